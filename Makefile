@@ -1,0 +1,33 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+
+.PHONY: quickstart test lint bench
+
+quickstart: $(VENV)/.core
+	$(BIN)/python -m harness run quickstart
+
+test: $(VENV)/.dev lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --level warning
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/bench --benchmark-only --override-ini addopts="--import-mode=importlib -p no:cacheprovider"
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml requirements.lock | $(VENV)/bin/python
+	$(INSTALL) torch
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(INSTALL) --editable '.[dev]'
+	touch $@

@@ -1,0 +1,1 @@
+"""The papers' questions, one a file; `python -m harness list` shows them."""

@@ -1,0 +1,1 @@
+"""Turns runs into records, and records into tables, figures and reports."""

@@ -1,0 +1,103 @@
+"""The stamp of where and with what a record was measured."""
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    import torch
+
+CODE = Path(__file__).resolve().parents[1]
+PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "submitit", "tokenizers", "pydantic")
+VARIABLES = re.compile(r"^(NCCL|CUDA|OMP|DS|TORCH|GLOO|MKL)_|^SLURM_JOB_(ID|NUM_NODES|PARTITION)$")
+PATHS = re.compile(r"^/|[:=]/")
+"""Values that are paths tell about a person's machine, not about the measurement."""
+
+
+def host_environment(command: list[str]) -> dict[str, Any]:
+    """Code version, packages, processor and relevant variables of the machine that starts a sweep."""
+    kept = {k: v for k, v in sorted(os.environ.items()) if VARIABLES.match(k) and not PATHS.search(v)}
+    return {
+        "command": command,
+        "git": git_state(CODE),
+        "lock_sha256": _sha256(CODE / "requirements.lock"),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "os": f"{platform.system()} {platform.release()}",
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "variables": kept,
+    }
+
+
+def device_environment(device: "torch.device") -> dict[str, Any]:
+    """What computes, by which backend it communicates, and the build that drives it."""
+    import torch
+
+    if device.type == "cuda":
+        name, backend = torch.cuda.get_device_name(device), "nccl"
+        extra = {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    else:
+        name, backend = processor(), "gloo"
+        extra = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    return {
+        "device": device.type,
+        "device_name": name,
+        "backend": backend,
+        "torch_threads": torch.get_num_threads(),
+        **extra,
+    }
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def gpu_count() -> int:
+    """GPUs that this machine's driver shows, without loading it."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether files differ from it (with the difference's hash); None outside a repository."""
+    try:
+        ask = lambda *words: (
+            subprocess.run(
+                ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
+            ).stdout
+        )
+        code = [":(exclude)results"]
+        changes = ask("status", "--porcelain", "--", ".", *code)
+        diff = ask("diff", "HEAD", "--", ".", *code)
+        return {
+            "commit": ask("rev-parse", "HEAD").strip(),
+            "dirty": bool(changes.strip()),
+            "diff_sha256": hashlib.sha256((changes + diff).encode()).hexdigest() if changes.strip() else None,
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _sha256(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None

@@ -1,0 +1,98 @@
+"""What an experiment is, and how one is found by its name."""
+
+import difflib
+import importlib
+import pkgutil
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from types import ModuleType
+from typing import Literal, get_args
+
+from harness.measures import label
+from impl.errors import InputError
+from impl.run import Run, to_dict
+
+Tier = Literal["smoke", "small", "paper"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One question of a paper, and the runs that answer it at each tier. Its file's docstring opens with the question."""
+
+    source: str
+    expectation: str
+    cost: dict[Tier, str]
+    """Expected time and the machine it is for, per tier."""
+    runs: dict[Tier, list[Run]]
+    deviations: str = ""
+    """What differs from the source, and why."""
+    id: str = ""
+    question: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep; `label` says what distinguishes it from the others."""
+
+    run: Run
+    label: str
+    warnings: tuple[str, ...] = field(default=())
+
+
+def experiment_ids() -> list[str]:
+    """Ids of all experiments, `quickstart` or `paper/question`."""
+    package = importlib.import_module("experiments")
+    found = pkgutil.walk_packages(package.__path__, "experiments.")
+    return sorted(m.name.removeprefix("experiments.").replace(".", "/") for m in found if not m.ispkg)
+
+
+def load(name: str) -> Experiment:
+    """The experiment with this id, or with this last word where that is unique.
+
+    Raises:
+        InputError: there is none, or several.
+    """
+    ids = experiment_ids()
+    matches = [i for i in ids if i == name] or [i for i in ids if i.rsplit("/", 1)[-1] == name]
+    if len(matches) != 1:
+        what = "names several experiments" if matches else "is not an experiment"
+        near = difflib.get_close_matches(name, ids, n=1)
+        hint = f"did you mean {near[0]}? " if near and not matches else ""
+        raise InputError(f"{name!r} {what}; {hint}valid: {', '.join(matches or ids)}")
+    return _from_module(matches[0], importlib.import_module("experiments." + matches[0].replace("/", ".")))
+
+
+def _from_module(name: str, module: ModuleType) -> Experiment:
+    experiment = getattr(module, "EXPERIMENT", None)
+    if not isinstance(experiment, Experiment) or not module.__doc__:
+        raise InputError(f"experiments/{name}.py: an experiment needs a docstring and an EXPERIMENT = Experiment(...)")
+    question = module.__doc__.strip().splitlines()[0]
+    return Experiment(**{**vars(experiment), "id": name, "question": question})
+
+
+def points(runs: list[Run], only: str | None = None) -> list[Point]:
+    """The sweep's points, labelled by the fields in which they differ; `only` keeps labels or ids that contain or match it.
+
+    Raises:
+        InputError: two runs are the same, or nothing matches `only`.
+    """
+    configs = [to_dict(run) for run in runs]
+    labelled = [
+        Point(run, _seeded_label(run, runs, label(config, configs))) for run, config in zip(runs, configs, strict=True)
+    ]
+    if len({run.id for run in runs}) < len(runs):
+        raise InputError("two points of the sweep are the same run; give them different seeds or repeats")
+    kept = [
+        p for p in labelled if only is None or only in p.label or fnmatch(p.label, only) or p.run.id.startswith(only)
+    ]
+    if not kept:
+        raise InputError(f"--only {only!r} matches no point; points: {'; '.join(p.label for p in labelled)}")
+    return kept
+
+
+def _seeded_label(run: Run, runs: list[Run], text: str) -> str:
+    parts = [text] if text else []
+    parts += [f"seed={run.seed}"] if len({r.seed for r in runs}) > 1 else []
+    parts += [f"repeat={run.repeat}"] if len({r.repeat for r in runs}) > 1 else []
+    return " ".join(parts) or run.id

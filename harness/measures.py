@@ -1,0 +1,303 @@
+"""What the records say: one row a run, raw values turned into rates, memory and perplexities, all in SI units."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import pandas as pd
+
+from harness.statistics import estimate, quartiles, warmup_steps
+from impl.cost.flops import model_flops
+from impl.cost.peaks import peak_flops
+from impl.errors import InputError
+from impl.model.config import ModelConfig
+from impl.model.norm_placement import PLACEMENTS
+
+Record = Mapping[str, Any]
+
+CONVENTION = "palm_12"
+"""How FLOPs are counted where nothing else is asked for: as most published numbers are; for GPT and for BERT."""
+DEGREES = ("dp", "tp", "pp")
+NOT_PART_OF_A_POINT = ("seed", "repeat")
+SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
+"""What a model's name stands for; the number of parameters differs a little between norm placements."""
+SHORT = {
+    "model.norm_placement": "norm", "model.num_layers": "layers", "model.hidden_size": "hidden",
+    "model.num_heads": "heads", "model.seq_len": "seq", "model.vocab_size": "vocab", "data.dataset": "data",
+}  # fmt: skip
+
+
+def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All fields of a configuration under dotted names."""
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            out |= fields(value, f"{prefix}{name}.")
+        else:
+            out[prefix + name] = tuple(value) if isinstance(value, list) else value
+    return out
+
+
+def point(config: Mapping[str, Any]) -> str:
+    """What repeats and seeds have in common: the configuration without `seed` and `repeat`, as canonical JSON."""
+    return json.dumps({k: v for k, v in config.items() if k not in NOT_PART_OF_A_POINT}, sort_keys=True)
+
+
+def varying(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Dotted names of the fields in which the configurations differ, `seed` and `repeat` apart."""
+    seen: dict[str, set[Any]] = {}
+    for config in configs:
+        for name, value in fields(config).items():
+            seen.setdefault(name, set()).add(value)
+    return [name for name, values in seen.items() if len(values) > 1 and name not in NOT_PART_OF_A_POINT]
+
+
+def label(config: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], skip: Iterable[str] = ()) -> str:
+    """What tells a configuration from the others, as `norm=pre lr=0.001`; empty where nothing does."""
+    names = varying(configs)
+    return _label(fields(config), [name for name in names if name not in set(skip)])
+
+
+def labels(points: Sequence[str], records: Iterable[Record], skip: Iterable[str] = ()) -> list[str]:
+    """The label of each point among those of the records."""
+    configs = {point(record["config"]): record["config"] for record in records}
+    names = [name for name in varying(configs[key] for key in dict.fromkeys(points)) if name not in set(skip)]
+    return [_label(fields(configs[key]), names) for key in points]
+
+
+def _label(values: Mapping[str, Any], names: Sequence[str]) -> str:
+    last = [name.rpartition(".")[2] for name in names]
+    short = {n: SHORT.get(n, n if last.count(end) > 1 else end) for n, end in zip(names, last, strict=True)}
+    return " ".join(f"{short[name]}={_value(values[name])}" for name in names if name in values)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "on", False: "off", None: "none"}[value]
+    if isinstance(value, tuple):
+        return "+".join(map(_value, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else PurePath(str(value)).name
+
+
+def world_size(config: Mapping[str, Any]) -> int:
+    """Product of the parallel degrees in the plan."""
+    return math.prod(config["plan"].get(degree, 1) for degree in DEGREES)
+
+
+def tokens_per_step(config: Mapping[str, Any]) -> int:
+    """Tokens of one optimizer step over all ranks; the global batch has the data-parallel degree in it already."""
+    return config["train"]["global_batch"] * config["model"]["seq_len"]
+
+
+def step_seconds(record: Record) -> list[float]:
+    """Seconds of each timed step: the slowest rank's, without the warm-up steps."""
+    seconds = [max(step["seconds"]) for step in record.get("steps") or () if step.get("seconds")]
+    return seconds[warmup_steps(len(seconds)) :]
+
+
+def tokens_per_second(record: Record) -> float:
+    """Global tokens of the timed steps over their wall time; NaN where no step was timed."""
+    seconds = step_seconds(record)
+    return len(seconds) * tokens_per_step(record["config"]) / math.fsum(seconds) if seconds else math.nan
+
+
+def flops_per_step(record: Record, convention: str = CONVENTION) -> float:
+    """Model FLOPs of one optimizer step over all ranks; NaN where the vocabulary is not known."""
+    config, vocab_size = record["config"], (record.get("resolved") or {}).get("vocab_size")
+    if vocab_size is None and config["model"].get("vocab_size") is None:
+        return math.nan
+    head_positions = (record.get("resolved") or {}).get("head_positions")  # BERT's masked ones, where recorded
+    model, sequences = ModelConfig(**config["model"]), config["train"]["global_batch"]
+    return model_flops(convention, model, sequences, vocab_size, head_positions)
+
+
+def oversubscribed(record: Record) -> bool:
+    """Whether the ranks' threads had to share CPU cores: such a time says nothing about scaling."""
+    environment, config = record.get("environment") or {}, record["config"]
+    if environment.get("device") != "cpu" or not environment.get("cores"):
+        return False
+    return world_size(config) * config.get("threads", 1) > environment["cores"]
+
+
+def diverged(record: Record) -> bool:
+    """Whether training met a NaN, or its last loss stands above its first."""
+    if record["status"] == "nan":
+        return True
+    losses = [float_or_nan(step.get("loss")) for step in record.get("steps") or ()]
+    return record["status"] == "ok" and bool(losses) and not losses[-1] <= losses[0]
+
+
+def float_or_nan(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def about(records: Sequence[Record]) -> str:
+    """Experiment and tier for a title, as `: quickstart, smoke tier`.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    tier = only_tier(records)
+    names = ", ".join(dict.fromkeys(record["experiment"] for record in records))
+    return f": {names}, {tier} tier" if records else ""
+
+
+def only_tier(records: Sequence[Record]) -> str:
+    """The tier all records share.
+
+    Raises:
+        InputError: there are several; sizes and budgets of tiers differ, so their numbers do not belong side by side.
+    """
+    tiers = sorted({record["tier"] for record in records})
+    if len(tiers) > 1:
+        raise InputError(f"records of the tiers {', '.join(tiers)} cannot share a table; choose one with --tier")
+    return tiers[0] if tiers else ""
+
+
+def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
+    """Names of the model shapes, as `GPT 0.5M`; with layers, hidden size and heads where the count says too little."""
+    counts: dict[tuple[Any, ...], set[int]] = {}
+    for record in records:
+        counts.setdefault(shape(record["config"]), set()).update(_parameters(record))
+    names = {s: f"{s[0].upper()} {size_name(min(n))}" if n else "" for s, n in counts.items()}
+    given = list(names.values())
+    shapes = {s: f"{s[0].upper()} L{s[1]} h{s[2]} a{s[3]}" for s in names}
+    for s, name in names.items():
+        if not name:
+            names[s] = shapes[s]
+        elif given.count(name) > 1:
+            names[s] = f"{name} ({shapes[s].partition(' ')[2]})"
+    return names
+
+
+def shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    values = fields(config)
+    return tuple(values.get(name) for name in SHAPE)
+
+
+def size_name(parameters: int) -> str:
+    """`0.5M`, `25M`, `1.2B`, as the papers name their models."""
+    if parameters < 5e4:
+        return f"{parameters / 1e3:.3g}K"
+    scale, unit = next((s, u) for s, u in ((1e6, "M"), (1e9, "B"), (1e12, "T")) if parameters < 999.5 * s or u == "T")
+    value = parameters / scale
+    return (f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:.0f}") + unit
+
+
+def _parameters(record: Record) -> list[int]:
+    count = (record.get("resolved") or {}).get("parameters")
+    return [count] if count else []
+
+
+def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
+    """One row a run, whatever became of it, by model size and then by the varying fields; NaN where not measured.
+
+    Ranks are combined by the largest value, for time per step and for memory.
+
+    Args:
+        convention: how FLOPs are counted, a name in `impl.cost.flops.MODEL_FLOPS`.
+    """
+    configs = [record["config"] for record in records]
+    names, differing = model_names(records), varying(configs)
+    labelled = [name for name in differing if name not in SHAPE]
+    rows = []
+    for record in sorted(records, key=_order(records, differing)):
+        config = record["config"]
+        rows.append(
+            {name: record.get(name) for name in ("id", "experiment", "tier", "source", "status", "reason")}
+            | {
+                "diverged": diverged(record),
+                "point": point(config),
+                "seed": config.get("seed"),
+                "repeat": config.get("repeat"),
+            }
+            | {"model": names[shape(config)], "varies": _label(fields(config), labelled)}
+            | {"family": config["model"]["family"], "parameters": next(iter(_parameters(record)), math.nan)}
+            | {"norm_placement": config["model"]["norm_placement"], "lr": config["train"]["lr"]}
+            | {"ranks": world_size(config), "dp": config["plan"].get("dp", 1), "threads": config.get("threads", 1)}
+            | {"global_batch": config["train"]["global_batch"], "tokens_per_step": tokens_per_step(config)}
+            | _where(record)
+            | _speed(record, convention)
+            | _memory(record)
+            | {"training_seconds": float_or_nan((record.get("times") or {}).get("training_seconds"))}
+        )
+    return pd.DataFrame(rows)
+
+
+def _order(records: Sequence[Record], differing: Sequence[str]) -> Callable[[Record], tuple[Any, ...]]:
+    """Sort key: family, size, then the varying fields, placements in the order of their registry."""
+    sizes: dict[tuple[Any, ...], int] = {}
+    for record in records:
+        for count in _parameters(record):
+            sizes[shape(record["config"])] = min(count, sizes.get(shape(record["config"]), count))
+    placements = list(PLACEMENTS)
+
+    def rank(value: Any) -> tuple[Any, ...]:
+        if value in placements:
+            return (0, placements.index(value), "")
+        number = isinstance(value, (int, float))
+        return (1, value, "") if number else (2, 0, str(value))
+
+    def key(record: Record) -> tuple[Any, ...]:
+        own, values = shape(record["config"]), fields(record["config"])
+        unsized = (math.prod(n if isinstance(n, int) else 1 for n in own), *own) if own not in sizes else ()
+        order = [rank(values.get(name)) for name in differing if name not in SHAPE]
+        return (own[0], sizes.get(own, math.inf), unsized, tuple(order), values.get("seed", 0), values.get("repeat", 0))
+
+    return key
+
+
+def _where(record: Record) -> dict[str, Any]:
+    environment = record.get("environment") or {}
+    names = ("device", "device_name", "backend", "cores")
+    return {name: environment.get(name) for name in names} | {"oversubscribed": oversubscribed(record)}
+
+
+def _speed(record: Record, convention: str) -> dict[str, Any]:
+    config, environment = record["config"], record.get("environment") or {}
+    seconds, rate, ranks = step_seconds(record), tokens_per_second(record), world_size(config)
+    q1, median, q3 = quartiles(seconds) if seconds else (math.nan,) * 3
+    flops = flops_per_step(record, convention) * rate / tokens_per_step(config) / ranks if seconds else math.nan
+    gemm = [rank["gemm_flops_per_s"] for rank in record.get("ranks") or () if rank.get("gemm_flops_per_s")]
+    on_cpu = environment.get("device") == "cpu"  # a CPU's peak depends on its clock of the moment: no MFU
+    peak = None if on_cpu else peak_flops(environment.get("device_name") or "", config.get("precision", ""))
+    return {
+        "timed_steps": len(seconds),
+        "tokens_per_second": rate,
+        "tokens_per_second_per_device": rate / ranks,
+        "step_seconds": median,
+        "step_seconds_q1": q1,
+        "step_seconds_q3": q3,
+        "flop_convention": convention,
+        "model_flops_per_second_per_device": flops,
+        "mfu": flops / peak if peak else math.nan,
+        "gemm_share": flops / (math.fsum(gemm) / len(gemm)) if gemm else math.nan,
+    }
+
+
+def _memory(record: Record) -> dict[str, Any]:
+    ranks = [rank for rank in record.get("ranks") or () if rank.get("peak_memory_bytes")]
+    return {
+        "peak_memory_bytes": max((float(rank["peak_memory_bytes"]) for rank in ranks), default=math.nan),
+        "memory_kind": ranks[0].get("memory_kind") if ranks else None,
+    }
+
+
+def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> pd.DataFrame:
+    """One row a group: what describes it from its first row, mean and 95% half-width of each measure over its runs.
+
+    Groups keep the order of their first rows; a missing value in `by` is a value of its own. `n` counts the runs that
+    have the first measure.
+    """
+    combined = []
+    for _, group in rows.groupby(list(by), sort=False, dropna=False):
+        row = group.iloc[0].to_dict() | {"n": len(group[measures[0]].dropna())}
+        for measure in measures:
+            values = group[measure].dropna()
+            mean = estimate(list(values)) if len(values) else None
+            row[measure] = mean.mean if mean else math.nan
+            row[f"{measure}_half_width"] = mean.half_width if mean and mean.half_width is not None else math.nan
+        combined.append(row)
+    return pd.DataFrame(combined)

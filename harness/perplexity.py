@@ -1,0 +1,273 @@
+"""Perplexity and accuracy tables: model size against norm placement, one table for each comparability key."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.measures import SHAPE, Record, about, combine, float_or_nan, frame, labels
+from harness.render import Column, Table, is_missing, number, shown
+from impl.errors import InputError
+from impl.model.norm_placement import PLACEMENTS
+
+MOST_COLUMNS = 9
+"""Placements times learning rates that are still shown side by side."""
+PERCENT = 0.01
+TWO_SIDED = 1.96
+"""Standard errors to either side of a mean that hold 95% of a normal distribution."""
+
+TOKEN = Column(key="token_perplexity", header="perplexity", interval="token_perplexity_half_width")
+WORD = Column(key="word_perplexity", header="word perplexity", interval="word_perplexity_half_width")
+ACCURACY = Column(
+    key="accuracy", header="accuracy", unit="%", si="fraction", scale=PERCENT, digits=3, interval="accuracy_half_width"
+)
+BITS = Column(key="bits_per_byte", header="bits per byte", interval="bits_per_byte_half_width")
+FLOOR = Column(key="floor", header="entropy floor", interval="floor_half_width")
+ABOVE = Column(key="above_floor", header="above floor", unit="%", si="fraction", scale=PERCENT, digits=3)
+MEASURES = (
+    "token_perplexity", "word_perplexity", "bits_per_byte", "accuracy",
+    "floor", "floor_standard_error", "language_floor", "above_floor",
+)  # fmt: skip
+IN_COLUMNS = (*SHAPE, "model.norm_placement", "train.lr")
+KINDS: dict[str, tuple[str, str, tuple[Column, ...]]] = {
+    "causal": ("perplexity", "Token perplexity", (TOKEN, WORD, BITS, FLOOR, ABOVE)),
+    "masked": ("perplexity", "Masked-token perplexity", (TOKEN,)),
+    "words": ("perplexity", "Word perplexity", (WORD, TOKEN, BITS)),
+    "last_word": ("accuracy", "Last-word accuracy", (ACCURACY, Column(key="questions", header="passages"))),
+}
+"""Stem of the file, what stands in the title, and the columns, the main one first."""
+MODEL = Column(key="model", header="model", text=True)
+NORM = Column(key="norm_placement", header="norm", text=True)
+LR = Column(key="lr", header="learning rate", digits=2)
+VARIES = Column(key="varies", header="point", text=True)
+RUNS = (Column(key="n", header="n"), Column(key="diverged_runs", header="diverged", text=True))
+
+
+def evaluations(records: Sequence[Record]) -> pd.DataFrame:
+    """One row a run and text: the last evaluation of each, with its comparability key as canonical JSON.
+
+    Perplexities are exp(nats per token or word). `floor` and its standard error only for the synthetic language's own
+    validation sample under left-to-right prediction, where no model can be expected below it.
+    """
+    rows = []
+    for record in records:
+        last: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for evaluation in record.get("evaluations") or ():
+            name = (evaluation["name"], evaluation["kind"])
+            if name not in last or evaluation["step"] >= last[name]["step"]:
+                last[name] = evaluation
+        rows += [{"id": record["id"]} | _evaluation(e) | _floor(record, e) for e in last.values()]
+    return pd.DataFrame(rows, columns=EVALUATION_COLUMNS)
+
+
+EVALUATION_COLUMNS = [
+    "id", "name", "kind", "step", "key", "token_perplexity", "word_perplexity", "bits_per_byte", "accuracy",
+    "questions", "floor", "floor_standard_error", "language_floor", "above_floor",
+]  # fmt: skip
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    nats = float_or_nan(evaluation.get("nats"))
+
+    def per(unit: str) -> float:
+        return nats / evaluation[unit] if evaluation.get(unit) else math.nan
+
+    total = evaluation.get("total")
+    return {
+        **{name: evaluation[name] for name in ("name", "kind", "step")},
+        "key": json.dumps(evaluation.get("key") or {}, sort_keys=True),
+        "token_perplexity": float(np.exp(per("tokens"))),
+        "word_perplexity": float(np.exp(per("words"))),
+        "bits_per_byte": per("bytes") / math.log(2),
+        "accuracy": evaluation["correct"] / total if total else math.nan,
+        "questions": total,
+    }
+
+
+def _floor(record: Record, evaluation: Mapping[str, Any]) -> dict[str, float]:
+    entropy = ((record.get("resolved") or {}).get("data") or {}).get("entropy")
+    if not entropy or (evaluation["name"], evaluation["kind"]) != ("valid", "causal"):
+        return dict.fromkeys(("floor", "floor_standard_error", "language_floor", "above_floor"), math.nan)
+    sample = entropy.get("valid") or {}
+    language = math.exp(entropy["nats_per_token"])
+    floor = math.exp(sample.get("nats_per_token", entropy["nats_per_token"]))
+    perplexity = _evaluation(evaluation)["token_perplexity"]
+    return {
+        "floor": floor,
+        "floor_standard_error": floor * float_or_nan(sample.get("standard_error")),
+        "language_floor": language,
+        "above_floor": perplexity / floor - 1,
+    }
+
+
+def perplexity_tables(records: Sequence[Record]) -> list[Table]:
+    """Tables of every evaluation, one for each comparability key: sizes against placements if these vary, and points.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    about(records)
+    found = evaluations(records)
+    tables: list[Table] = []
+    for name, kind in dict.fromkeys(zip(found["name"], found["kind"], strict=True)):
+        rows = found[(found["name"] == name) & (found["kind"] == kind)]
+        differing = differing_keys(list(rows["key"]))
+        for key in dict.fromkeys(rows["key"]):
+            apart = " ".join(f"{k}={_value(v)}" for k, v in json.loads(key).items() if k in differing)
+            evaluated = set(rows["id"][rows["key"] == key])
+            chosen = _with_unfinished(records, evaluated, set(rows["id"]))
+            matrix = placement_table(chosen, name, kind, apart)
+            suffix = "points" if matrix else ""
+            tables += [matrix] if matrix else []
+            tables.append(perplexity_table(chosen, name, kind, apart, suffix))
+    return tables
+
+
+def perplexity_table(records: Sequence[Record], name: str, kind: str, apart: str = "", suffix: str = "") -> Table:
+    """One row a point, with all that one evaluation says about it; seeds and repeats combined.
+
+    Args:
+        name: of the evaluation, as `valid`.
+        kind: of the evaluation, as `causal`.
+        apart: what tells this table from others of the same evaluation, for its title and its file.
+        suffix: more for the name of its file.
+
+    Raises:
+        InputError: the records are of several tiers, or their comparability keys differ; names what differs.
+    """
+    points, notes = _points(records, name, kind)
+    points["varies"] = labels(list(points["point"]), records, IN_COLUMNS)
+    lr = (LR,) if len(set(points["lr"])) > 1 else ()
+    columns = shown((MODEL, NORM, *lr, VARIES, *KINDS[kind][2], *RUNS), points)
+    return Table(_stem(name, kind, apart, suffix), _title(records, name, kind, apart), columns, points, tuple(notes))
+
+
+def placement_table(records: Sequence[Record], name: str, kind: str, apart: str = "") -> Table | None:
+    """Model sizes against norm placements, and learning rates where a model has several; only the main value.
+
+    A cell with a seed that diverged says so, instead of a mean over the others. None: there is only one column.
+    Arguments and errors as in `perplexity_table`.
+    """
+    points, notes = _points(records, name, kind)
+    main, by_lr = KINDS[kind][2][0], _lr_in_columns(points, records)
+    points["varies"] = labels(list(points["point"]), records, IN_COLUMNS if by_lr else IN_COLUMNS[:-1])
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    order: dict[str, tuple[int, float]] = {}
+    for point in points.to_dict("records"):
+        norm, lr = point["norm_placement"], point["lr"]
+        column = f"{norm} lr={lr:g}" if by_lr else norm
+        order[column] = (list(PLACEMENTS).index(norm), lr)
+        row = rows.setdefault((point["model"], point["varies"]), {k: point[k] for k in ("model", "varies")})
+        some_diverged = " of " in point["diverged_runs"]
+        row[column] = f"diverged {point['diverged_runs']}" if some_diverged else point[main.key]
+        row[_half_width(column)] = math.nan if some_diverged else point[f"{main.key}_half_width"]
+        if not is_missing(point["floor"]):
+            row |= {"floor": point["floor"], "floor_half_width": point["floor_half_width"]}
+    if len(order) < 2:
+        return None
+    frame = pd.DataFrame(list(rows.values()))
+    values = [replace(main, key=c, header=c, interval=_half_width(c)) for c in sorted(order, key=lambda c: order[c])]
+    columns = shown((MODEL, VARIES, *values, FLOOR), frame)
+    return Table(_stem(name, kind, apart), _title(records, name, kind, apart), columns, frame, tuple(notes))
+
+
+def _half_width(column: str) -> str:
+    return f"{column}_half_width"
+
+
+def differing_keys(keys: Sequence[str]) -> dict[str, list[Any]]:
+    """The parts in which comparability keys, each as JSON, differ, with their values."""
+    parsed = [json.loads(key) for key in dict.fromkeys(keys)]
+    values = {part: list(dict.fromkeys(k.get(part) for k in parsed)) for key in parsed for part in key}
+    return {part: found for part, found in values.items() if len(found) > 1}
+
+
+def _points(records: Sequence[Record], name: str, kind: str) -> tuple[pd.DataFrame, list[str]]:
+    """One row a point, its means over the runs that ended well or a text that says why there is none; and the notes."""
+    about(records)
+    found = evaluations(records)
+    found = pd.DataFrame(found[(found["name"] == name) & (found["kind"] == kind)])
+    if differing := differing_keys(list(found["key"])):
+        parts = "; ".join(f"{part}: {', '.join(map(_value, values))}" for part, values in differing.items())
+        raise InputError(f"{name} ({kind}) mixes values that cannot be compared: {parts}; make one table for each")
+    rows = frame(records).merge(found.drop(columns=["name", "kind"]), on="id", how="left")
+    main = KINDS[kind][2][0].key
+    unfinished = (rows["status"] != "ok") | rows["diverged"]
+    rows = pd.DataFrame(rows[unfinished | rows["key"].notna()])
+    rows["outcome"] = ["diverged" if d else s for d, s in zip(rows["diverged"], rows["status"], strict=True)]
+    measures = [main, *(m for m in MEASURES if m != main)]
+    rows.loc[rows["outcome"] != "ok", measures] = math.nan
+    by = ["point", "source"]
+    points = combine(rows, by, measures)
+    outcomes = [list(group) for _, group in rows.groupby(by, sort=False, dropna=False)["outcome"]]
+    points["diverged_runs"] = [_count_diverged(outcome) for outcome in outcomes]
+    points[main] = points[main].astype(object)
+    for i, outcome in enumerate(outcomes):
+        if points["n"][i] == 0:
+            points.loc[i, main] = "diverged" if "diverged" in outcome else outcome[0]
+    points["floor_half_width"] = TWO_SIDED * points["floor_standard_error"]
+    return points, _notes(points, found)
+
+
+def _count_diverged(outcome: Sequence[str]) -> str:
+    """`1 of 3`; empty where none did, and `all` where a single run says it."""
+    count = list(outcome).count("diverged")
+    if not count:
+        return ""
+    return "all" if len(outcome) == 1 else f"{count} of {len(outcome)}"
+
+
+def _notes(points: pd.DataFrame, found: pd.DataFrame) -> list[str]:
+    notes = ["± is the half-width of the 95% t-interval over n seeds and repeats; a single run (n = 1) has none."]
+    if any(points["floor"].notna()):
+        language = points["language_floor"].dropna().iloc[0]
+        notes.append(
+            "Entropy floor: what the language's own probabilities reach on the same sample, ± 1.96 standard errors; "
+            f"{number(language)} over the whole language. No model can be expected below it."
+        )
+    if any(points["diverged_runs"]):
+        notes.append("Diverged: a loss was not a number, or the last training loss stands above the first.")
+    key = json.loads(found["key"].iloc[0]) if len(found) else {}
+    if key:
+        notes.append("Comparable are values with " + ", ".join(f"{k} {_value(v)}" for k, v in key.items()) + ".")
+    return notes
+
+
+def _lr_in_columns(points: pd.DataFrame, records: Sequence[Record]) -> bool:
+    """Whether some model was trained with several learning rates, and they fit side by side."""
+    rest = pd.Series(labels(list(points["point"]), records, IN_COLUMNS), index=points.index)
+    tried = points.groupby([points["model"], points["norm_placement"], rest])["lr"].agg(lambda rates: len(set(rates)))
+    side_by_side = len(points[["norm_placement", "lr"]].drop_duplicates())
+    return max(tried) > 1 and side_by_side <= MOST_COLUMNS
+
+
+def _with_unfinished(records: Sequence[Record], evaluated: set[str], elsewhere: set[str]) -> list[Record]:
+    """The evaluated records, and those never evaluated that would have had the same key as one of them."""
+
+    def kin(record: Record) -> tuple[Any, ...]:
+        config: Mapping[str, Any] = record["config"]
+        return config["model"]["family"], config["model"]["seq_len"], config["data"]["dataset"]
+
+    kinds = {kin(record) for record in records if record["id"] in evaluated}
+    missing = [r["id"] for r in records if r["id"] not in elsewhere and kin(r) in kinds]
+    return [r for r in records if r["id"] in evaluated or r["id"] in set(missing)]
+
+
+def _title(records: Sequence[Record], name: str, kind: str, apart: str) -> str:
+    where = {"valid": "held-out text"}.get(name, name)
+    return f"{KINDS[kind][1]} on {where}{f' ({apart})' if apart else ''}{about(records)}"
+
+
+def _stem(name: str, kind: str, apart: str, suffix: str = "") -> str:
+    parts = [KINDS[kind][0], name, apart, suffix]
+    return re.sub(r"[^a-z0-9]+", "_", " ".join(part for part in parts if part).lower()).strip("_")
+
+
+def _value(value: Any) -> str:
+    text = str(value)
+    return text[:8] if re.fullmatch(r"[0-9a-f]{16,}", text) else text

@@ -1,0 +1,87 @@
+"""The live display of a sweep, on standard error: a progress bar on a terminal, plain lines elsewhere."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from harness.experiment import Point
+from harness.store import Record
+
+PLAIN_SECONDS = 15.0
+"""How often a running point says where it is when the display is not a terminal."""
+
+
+class LiveDisplay:
+    """Which points are done, and step, loss and tokens/s of those that run. Use as a context."""
+
+    def __init__(self, total: int, done: int, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.total, self.count = total, done
+        self.sweep = self.progress.add_task("points", total=total, completed=done, detail="")
+        self.tasks: dict[str, TaskID] = {}
+        self.said: dict[str, float] = {}
+
+    def __enter__(self) -> "LiveDisplay":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def message(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def started(self, point: Point) -> None:
+        steps = point.run.train.steps
+        self.tasks[point.run.id] = self.progress.add_task(f"  {point.label}", total=steps, detail="starting")
+        self.said[point.run.id] = time.monotonic()
+
+    def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None:
+        if not steps:
+            return
+        detail = _detail(point, steps)
+        self.progress.update(self.tasks[point.run.id], completed=len(steps), detail=detail)
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self.said[point.run.id] > PLAIN_SECONDS:
+            self.said[point.run.id] = now
+            self.message(f"  {point.label}: step {len(steps)}/{point.run.train.steps}, {detail}")
+
+    def finished(self, point: Point, record: Record) -> None:
+        self.count += 1
+        if (task := self.tasks.pop(point.run.id, None)) is not None:
+            self.progress.remove_task(task)
+        self.progress.update(self.sweep, completed=self.count)
+        self.message(f"[{self.count}/{self.total}] {point.label}: {_outcome(record)}")
+
+
+def _detail(point: Point, steps: list[dict[str, Any]]) -> str:
+    recent = steps[-10:]
+    rate = point.run.tokens_per_step * len(recent) / max(1e-9, sum(s["seconds"] for s in recent))
+    return f"loss {steps[-1]['loss']:.3f}, {rate:,.0f} tokens/s"
+
+
+def _outcome(record: Record) -> str:
+    if record["status"] != "ok":
+        return f"{record['status']}: {record['reason']}"
+    loss, seconds = record["steps"][-1]["loss"], record["times"]["total_seconds"]
+    return f"ok, last loss {loss:.4f}, {seconds:.0f} s"

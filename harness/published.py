@@ -1,0 +1,48 @@
+"""The papers' numbers, to be shown beside ours."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from impl.errors import InputError
+
+FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
+"""One CSV a paper, all with the same columns."""
+
+_INTEGERS = ("tp", "pp", "dp", "gpus", "global_batch")
+_TEXTS = ("paper", "arxiv", "where", "quantity", "model", "norm_placement", "unit", "how", "note")
+
+
+def papers() -> list[str]:
+    """Names of the papers with published numbers here."""
+    return sorted(path.stem for path in FOLDER.glob("*.csv"))
+
+
+def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
+    """Numbers a paper prints, one a row, in the unit it prints them in.
+
+    Columns: paper, arxiv, where (table, figure or section), quantity, model (a name of `impl.model.sizes` where there
+    is one), norm_placement, tp, pp, dp, gpus, global_batch, value, unit, how (stated, digitised or derived), note.
+    What the paper does not say is an empty text or a missing integer.
+
+    Args:
+        paper: as its folder under `experiments`, for instance `megatron2019`.
+        quantity: None: all.
+
+    Raises:
+        InputError: the paper or the quantity does not exist; lists the valid ones.
+    """
+    if paper not in papers():
+        raise InputError(f"published numbers of {paper!r} do not exist; valid: {', '.join(papers()) or 'none'}")
+    rows = pd.read_csv(
+        FOLDER / f"{paper}.csv",
+        dtype={**dict.fromkeys(_TEXTS, "str"), **dict.fromkeys(_INTEGERS, "Int64"), "value": "float64"},
+    )
+    rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
+    if quantity is None:
+        return rows
+    chosen = rows.query("quantity == @quantity")
+    if chosen.empty:
+        valid = ", ".join(dict.fromkeys(rows["quantity"]))
+        raise InputError(f"{paper} publishes no quantity {quantity!r}; valid: {valid}")
+    return chosen.reset_index(drop=True)

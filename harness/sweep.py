@@ -1,0 +1,155 @@
+"""Runs the points of an experiment that are missing, and keeps a record of each, whatever came of it."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import submitit
+
+from harness import launch
+from harness.collect import base_record, record_of, steps_so_far
+from harness.environment import CODE, gpu_count, host_environment
+from harness.experiment import Point
+from harness.launch import Where
+from harness.store import FINISHED, Record, Store, write_atomically
+from harness.validity import Datasets, summary, warnings, why_invalid
+from impl.run import to_dict
+
+POLL_SECONDS = 0.25
+LOOK_SECONDS = 1.0
+"""How often a running point's steps are read for the display."""
+
+
+class Display(Protocol):
+    """Shows how a sweep gets on; harness.progress has one for people."""
+
+    def message(self, text: str) -> None: ...
+    def started(self, point: Point) -> None: ...
+    def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None: ...
+    def finished(self, point: Point, record: Record) -> None: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and how the points of a sweep run."""
+
+    on: Where = "local"
+    jobs: int = 1
+    time_limit_seconds: float = 24 * 3600.0
+    collective_timeout_seconds: float = 600.0
+    slurm: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Job:
+    point: Point
+    attempt: Path
+    job: submitit.Job[None]
+    looked: float = 0.0
+
+
+class Sweep:
+    """The points of one experiment at one tier, the store that holds their records, and where they run."""
+
+    def __init__(self, store: Store, datasets: Datasets, options: Options, display: Display) -> None:
+        self.store, self.datasets, self.options, self.display = store, datasets, options, display
+        self.environment = host_environment(_command())
+
+    def run(self, points: list[Point]) -> None:
+        """Run every point that has no finished record; a point that fails does not end the sweep.
+
+        Raises:
+            KeyboardInterrupt: after all ranks were stopped; unfinished points keep no record.
+        """
+        queue = [point for point in points if not self._done(point)]
+        active: list[Job] = []
+        try:
+            while queue or active:
+                while queue and len(active) < self.options.jobs:
+                    if (job := self._start(queue.pop(0))) is not None:
+                        active.append(job)
+                for job in list(active):
+                    if job.job.done():
+                        active.remove(job)
+                        self._finish(job)
+                    else:
+                        self._look(job)
+                if active:
+                    time.sleep(POLL_SECONDS)
+        except BaseException:
+            stop([job.job for job in active])
+            for job in active:
+                self.store.forget_attempt(job.attempt)
+            raise
+
+    def _done(self, point: Point) -> bool:
+        record = self.store.read(point.run.id)
+        return record is not None and record["status"] in FINISHED
+
+    def _start(self, point: Point) -> Job | None:
+        """Launch a point; one that cannot run becomes a record with its reason."""
+        reason = why_invalid(point.run, self.datasets, self.options.on)
+        if reason is not None:
+            record = {**base_record(self._identity(point)), "status": "invalid", "reason": reason}
+            self.store.write({**record, "environment": self.environment})
+            self.display.finished(point, record)
+            return None
+        for warning in warnings(point.run):
+            self.display.message(f"{point.label}: {warning}")
+        self.display.started(point)
+        attempt = self.store.new_attempt(point.run.id)
+        gpus = gpu_count() > 0
+        data = self.datasets.open(point.run.data.dataset)
+        spec = {
+            **self._identity(point),
+            "ranks": point.run.plan.world_size,
+            "device": "cuda" if gpus else "cpu",
+            "data": str(data.path.resolve()),
+            "data_summary": summary(data, point.run.data.dataset),
+            "environment": self.environment,
+            "code": str(CODE),
+            "folder": str(Path.cwd()),
+            "submitted": time.time(),
+            "time_limit_seconds": self.options.time_limit_seconds,
+            "collective_timeout_seconds": self.options.collective_timeout_seconds,
+            "driver_pid": launch.os.getpid() if self.options.on == "local" else None,
+        }
+        write_atomically(attempt / "spec.json", json.dumps(spec))
+        ranks, options = point.run.plan.world_size, self.options
+        return Job(point, attempt, launch.submit(attempt, ranks=ranks, on=options.on, gpus=gpus, slurm=options.slurm))
+
+    def _identity(self, point: Point) -> dict[str, Any]:
+        run = point.run
+        return {"id": run.id, "experiment": self.store.experiment, "tier": self.store.tier, "run": to_dict(run)}
+
+    def _finish(self, job: Job) -> None:
+        record = record_of(job.attempt)
+        self.store.write(record)
+        if record["status"] in FINISHED:
+            self.store.forget_attempt(job.attempt)
+        self.display.finished(job.point, record)
+
+    def _look(self, job: Job) -> None:
+        now = time.monotonic()
+        if now - job.looked >= LOOK_SECONDS:
+            job.looked = now
+            self.display.advanced(job.point, steps_so_far(job.attempt))
+
+
+def stop(jobs: list[submitit.Job[None]], wait: Callable[[float], None] = time.sleep) -> None:
+    """Cancel the jobs and wait until their ranks are gone, a few seconds at most."""
+    for job in jobs:
+        job.cancel(check=False)
+    for _ in range(40):
+        if all(job.done() for job in jobs):
+            return
+        wait(POLL_SECONDS)
+
+
+def _command() -> list[str]:
+    """The command as typed, without the path of the program."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

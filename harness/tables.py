@@ -1,0 +1,187 @@
+"""The tables of a sweep, each a pure function of its records."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from harness import render
+from harness.measures import CONVENTION, SHAPE, Record, about, combine, frame, labels, point
+from harness.perplexity import perplexity_tables
+from harness.render import Column, Table, shown
+from harness.scaling import scaling_rows
+from harness.statistics import WARMUP_SHARE, WARMUP_STEPS
+from harness.store import write_atomically
+
+GIB, TERA, PERCENT, MILLI = 2**30, 1e12, 0.01, 1e-3
+OVERSUBSCRIBED = "† more ranks × threads than cores: the ranks wait for each other's turn; no scaling efficiency."
+RULES = (
+    f"Throughput is global tokens over wall time, the slowest rank's at every step; the first {WARMUP_STEPS} steps or "
+    f"{WARMUP_SHARE:.0%}, whichever is more, are not timed.",
+    "± is the half-width of the 95% t-interval over n runs; a single run (n = 1) has none.",
+)
+
+MODEL = Column(key="model", header="model", text=True)
+VARIES = Column(key="varies", header="point", text=True)
+DEVICE = Column(key="device_name", header="device", text=True)
+RANKS = Column(key="ranks", header="ranks")
+RATE = Column(
+    key="tokens_per_second",
+    header="throughput",
+    unit="tokens/s",
+    si="tokens/s",
+    interval="tokens_per_second_half_width",
+)
+RATE_PER_DEVICE = Column(
+    key="tokens_per_second_per_device", header="per device", unit="tokens/s", si="tokens/s",
+    interval="tokens_per_second_per_device_half_width",
+)  # fmt: skip
+RUNS = Column(key="n", header="n")
+MARK = Column(key="mark", header="", text=True)
+THROUGHPUT = (
+    MODEL, VARIES, DEVICE, RANKS, RATE, RATE_PER_DEVICE,
+    Column(key="step_seconds", header="step, median", unit="ms", si="s", scale=MILLI),
+    Column(key="step_seconds_iqr", header="step, IQR", unit="ms", si="s", scale=MILLI, digits=2),
+    Column(
+        key="model_flops_per_second_per_device", header="model FLOP rate per device", unit="TFLOP/s", si="FLOP/s",
+        scale=TERA, digits=3,
+    ),
+    Column(key="mfu", header="MFU", unit="%", si="fraction", scale=PERCENT, digits=3),
+    Column(key="gemm_share", header="share of GEMM rate", unit="%", si="fraction", scale=PERCENT, digits=3),
+    Column(key="peak_memory_bytes", header="memory per rank", unit="GiB", si="B", scale=GIB, digits=3),
+    RUNS, MARK,
+)  # fmt: skip
+SCALING = (
+    Column(key="kind", header="scaling", text=True), MODEL, VARIES, DEVICE, RANKS,
+    Column(key="global_batch", header="global batch", unit="sequences", si="sequences"),
+    RATE, RATE_PER_DEVICE,
+    Column(key="speedup", header="speed-up", si="ratio", digits=3, interval="speedup_half_width"),
+    Column(
+        key="efficiency", header="efficiency", unit="%", si="fraction", scale=PERCENT, digits=3,
+        interval="efficiency_half_width",
+    ),
+    Column(key="baseline", header="relative to", text=True), RUNS, MARK,
+)  # fmt: skip
+MEASURES = tuple(c.key for c in THROUGHPUT if c.si)
+FAILURES = (
+    MODEL, VARIES, Column(key="status", header="status", text=True), Column(key="runs", header="runs"),
+    Column(key="reason", header="reason", text=True),
+)  # fmt: skip
+
+
+def throughput_table(records: Sequence[Record], convention: str = CONVENTION) -> Table:
+    """Speed and memory of every point that was measured, repeats and seeds combined.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    title, rows = f"Throughput{about(records)}", _timed(records, convention)
+    if rows.empty:
+        return Table("throughput", title, (), rows)
+    rows["step_seconds_iqr"] = rows["step_seconds_q3"] - rows["step_seconds_q1"]
+    rows = combine(rows, ("point", "source", "device_name"), MEASURES)
+    ranks_say_dp = ("plan.dp",) if all(rows["ranks"] == rows["dp"]) else ()
+    rows["varies"] = labels(list(rows["point"]), records, (*SHAPE, *ranks_say_dp))
+    kinds = ", ".join(dict.fromkeys(kind for kind in rows["memory_kind"] if isinstance(kind, str)))
+    notes = [*RULES, f"FLOP convention {convention}. Memory is the largest rank's {kinds or 'peak'}."]
+    if any(rows["gemm_share"].notna()):
+        notes.append("The GEMM rate is what a rank's matrix products alone reached in the same run.")
+    if any(record["status"] != "ok" for record in records):
+        notes.append(f"{denominators(records)}.")
+    return _measured("throughput", title, THROUGHPUT, rows, notes)
+
+
+def scaling_table(records: Sequence[Record]) -> Table:
+    """Weak scaling (constant batch per rank) and strong (constant global batch), against each group's fewest ranks.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    title, rows = f"Scaling efficiency{about(records)}", scaling_rows(_timed(records, CONVENTION), records)
+    if rows.empty:
+        return Table("scaling", title, (), rows)
+    notes = [
+        *RULES,
+        "Weak scaling keeps the sequences per rank, strong scaling the global batch. Speed-up is throughput over the "
+        "baseline's, efficiency is throughput per device over the baseline's; the baseline has the fewest ranks.",
+    ]
+    return _measured("scaling", title, SCALING, rows, notes)
+
+
+def _timed(records: Sequence[Record], convention: str) -> pd.DataFrame:
+    rows = frame(records, convention)
+    return rows if rows.empty else pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()])
+
+
+def _measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFrame, notes: list[str]) -> Table:
+    """A table of timings: devices as a column where there are several, else as a note; oversubscribed rows marked."""
+    rows["mark"] = ["†" if over else "" for over in rows["oversubscribed"]]
+    if len(set(rows["device_name"])) == 1:
+        first = rows.iloc[0]
+        columns = [c for c in columns if c is not DEVICE]
+        where = ", ".join(str(first[k]) for k in ("device", "backend") if first[k])
+        notes = [*notes, f"Device: {first['device_name']} ({where})."]
+    if any(rows["oversubscribed"]):
+        notes = [*notes, OVERSUBSCRIBED]
+    return Table(name, title, shown(columns, rows), rows.reset_index(drop=True), tuple(notes))
+
+
+def failures_table(records: Sequence[Record]) -> Table:
+    """Every point with a run that did not end well, with the reason; the denominators stand below.
+
+    Raises:
+        InputError: records of several tiers.
+    """
+    title, rows = f"Points without a result{about(records)}", frame(records)
+    if not rows.empty:
+        rows = rows[rows["status"] != "ok"].fillna({"reason": ""})
+        rows = rows.assign(runs=rows.groupby(["point", "status", "reason"])["id"].transform("count"))
+        rows = rows.drop_duplicates(["point", "status", "reason"]).reset_index(drop=True)
+    columns = shown(FAILURES, rows) if len(rows) else ()
+    return Table("failures", title, columns, rows, (denominators(records),))
+
+
+def denominators(records: Sequence[Record]) -> str:
+    """`12 points: 10 ok, 1 failed, 1 invalid`; a point is ok when all its runs are, else what its first bad run was."""
+    outcome: dict[str, str] = {}
+    for record in records:
+        key = point(record["config"])
+        if outcome.get(key, "ok") == "ok":
+            outcome[key] = record["status"]
+    counts = {
+        status: list(outcome.values()).count(status) for status in ("ok", *sorted(set(outcome.values()) - {"ok"}))
+    }
+    runs = f" ({len(records)} runs)" if len(records) > len(outcome) else ""
+    points = "1 point" if len(outcome) == 1 else f"{len(outcome)} points"
+    return f"{points}{runs}: " + ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+def all_tables(records: Sequence[Record]) -> list[Table]:
+    """Every table that has rows.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    tables = [throughput_table(records), scaling_table(records), *perplexity_tables(records), failures_table(records)]
+    return [table for table in tables if len(table.frame)]
+
+
+def write(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Every table that has rows as Markdown, CSV and LaTeX, in place of what an earlier call wrote to the folder.
+
+    Raises:
+        InputError: the records are of several tiers.
+        OSError: the folder cannot be written.
+    """
+    written = []
+    for table in all_tables(records):
+        for suffix, text in WRITERS.items():
+            written.append(folder / f"{table.name}.{suffix}")
+            write_atomically(written[-1], text(table))
+    for old in {path for stem in STEMS for path in folder.glob(f"{stem}.*")} - set(written):
+        old.unlink()
+    return written
+
+
+STEMS = ("throughput", "scaling", "failures", "perplexity_*", "accuracy_*")
+WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": render.latex}

@@ -1,0 +1,134 @@
+"""Whether a run can be carried out here, before anything is launched."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.environment import gpu_count
+from harness.launch import Where
+from impl.cost.parameters import count_parameters
+from impl.data.config import SYNTHETIC
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.data.tokens import SPLITS, Entropy, TokenFolder
+from impl.errors import InputError
+from impl.model.config import SPECIAL_TOKENS
+from impl.run import Run
+
+RANK_BYTES = 400 * 2**20
+"""Resident memory of a rank that has imported PyTorch and holds nothing yet, measured on Linux."""
+STATE_BYTES = {"fp64": 32, "fp32": 16, "bf16": 20}
+"""Per parameter: weight, gradient, two moments; bf16: 2 and its own gradient 2, and four fp32 numbers."""
+
+
+class Datasets:
+    """Token folders by the name a run gives them; each is checked, hashes too, once."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self._opened: dict[str, TokenFolder] = {}
+
+    def open(self, dataset: str) -> TokenFolder:
+        """The folder's tokens; the embedded synthetic language is written on first use.
+
+        Raises:
+            InputError: missing, damaged, or not a token folder.
+        """
+        if dataset not in self._opened:
+            path = self._synthetic() if dataset == SYNTHETIC else Path(dataset)
+            self._opened[dataset] = TokenFolder.open(path, verify=True)
+        return self._opened[dataset]
+
+    def _synthetic(self) -> Path:
+        config = SyntheticConfig()
+        folder = (self.cache / f"seed-{config.seed}").resolve()
+        try:
+            TokenFolder.open(folder, verify=True)
+        except InputError:
+            write_synthetic(folder, config)
+        return folder
+
+
+def summary(data: TokenFolder, dataset: str) -> dict[str, Any]:
+    """What a record says about its data: identity, tokenizer, counts and, if known, entropy."""
+    manifest = data.manifest
+    return {
+        "name": dataset if dataset == SYNTHETIC else Path(dataset).name,
+        "sha256": data.sha256,
+        "tokenizer": manifest.tokenizer,
+        "tokenizer_sha256": manifest.tokenizer_sha256,
+        "split_rule": manifest.split_rule,
+        "train_tokens": manifest.train.tokens,
+        "valid_tokens": manifest.valid.tokens,
+        "entropy": _entropy(manifest.entropy),
+    }
+
+
+def _entropy(entropy: Entropy | None) -> dict[str, Any] | None:
+    """The language's exact rates, and the code length of the very text that is validated on."""
+    if entropy is None:
+        return None
+    rates = {name: getattr(entropy, name) for name in ("nats_per_token", "nats_per_word", "nats_per_byte")}
+    sample = {"nats_per_token": entropy.valid_nats_per_token, "standard_error": entropy.valid_standard_error}
+    return {**rates, "valid": sample}
+
+
+def why_invalid(run: Run, datasets: Datasets, on: Where) -> str | None:
+    """The first reason why the run cannot be carried out, in one line; None: it can."""
+    if reason := run.why_invalid():
+        return reason
+    try:
+        data = datasets.open(run.data.dataset)
+    except InputError as error:
+        return str(error)
+    return _vocabulary(run, data) or _files(run) or (_machine(run, data.manifest.vocab_size) if on == "local" else None)
+
+
+def warnings(run: Run) -> list[str]:
+    """What makes a run's timing on this machine doubtful."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    wanted = run.plan.world_size * run.threads
+    if gpu_count() == 0 and wanted > cores:
+        return [
+            f"{run.plan.world_size} ranks x {run.threads} threads share {cores} cores: no scaling can be read from this"
+        ]
+    return []
+
+
+def _vocabulary(run: Run, data: TokenFolder) -> str | None:
+    needed = data.manifest.vocab_size + SPECIAL_TOKENS[run.model.family]
+    if run.model.vocab_size is not None and run.model.vocab_size < needed:
+        return f"model.vocab_size {run.model.vocab_size} is below the {needed} tokens of {run.data.dataset}"
+    for split in SPLITS:
+        tokens = data.manifest.split(split).tokens
+        if tokens < run.model.seq_len + 1:
+            return f"{run.data.dataset}: {split} has {tokens} tokens, model.seq_len {run.model.seq_len} needs one more than that"
+    return None
+
+
+def _files(run: Run) -> str | None:
+    named = [("evaluation.texts", t) for t in run.evaluation.texts]
+    named += [("evaluation.lambada", run.evaluation.lambada)] if run.evaluation.lambada else []
+    for field, name in named:
+        if not Path(name).is_file():
+            return f"{field}: no file {name}"
+    return None
+
+
+def _machine(run: Run, tokenizer_size: int) -> str | None:
+    """Whether this machine has the devices, or the memory for the model states of all ranks."""
+    ranks, gpus = run.plan.world_size, gpu_count()
+    if gpus:
+        return f"the plan needs {ranks} GPUs, this machine has {gpus}" if ranks > gpus else None
+    parameters = count_parameters(replace(run.model, vocab_size=run.model.vocabulary(tokenizer_size))).total
+    needed = ranks * (RANK_BYTES + parameters * STATE_BYTES[run.precision])
+    memory = psutil.virtual_memory().total
+    if needed > memory:
+        return (
+            f"{ranks} ranks of {parameters / 1e6:.1f}M parameters need at least {needed / 2**30:.1f} GiB, "
+            f"this machine has {memory / 2**30:.1f} GiB"
+        )
+    return None

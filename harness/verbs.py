@@ -1,0 +1,303 @@
+"""What each verb of the command line does."""
+
+import json as json_format
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table as ConsoleTable
+
+from harness import figures, render, tables
+from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
+from harness.launch import Where
+from harness.progress import LiveDisplay
+from harness.store import FINISHED, Record, Store
+from harness.sweep import Options, Sweep
+from harness.validity import Datasets, why_invalid
+from impl.errors import InputError
+from impl.run import Run
+
+Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Format = Literal["md", "csv", "tex", "json"]
+
+
+def list_experiments(*, json: Json = False) -> int:
+    """List the experiments: id, question, source, and points and expected time of each tier.
+
+    Args:
+        json: Print one JSON document instead of a table.
+    """
+    found = [load(name) for name in experiment_ids()]
+    if json:
+        return _print_json([_described(e) for e in found])
+    table = ConsoleTable("experiment", "question", "source", "tier", "points", "expected")
+    for e in found:
+        for i, tier in enumerate(TIERS):
+            head = (e.id, e.question, e.source) if i == 0 else ("", "", "")
+            table.add_row(*head, tier, str(len(e.runs[tier])), e.cost[tier], end_section=tier == TIERS[-1])
+    Console().print(table)
+    return 0
+
+
+def run(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    tier: Tier = "smoke",
+    on: Where = "local",
+    only: str | None = None,
+    jobs: int = 1,
+    out: Path = Path("results"),
+    data: str | None = None,
+    time_limit: float = 24 * 3600.0,
+    partition: str | None = None,
+    json: Json = False,
+) -> int:
+    """Run the points of an experiment that have no finished record yet, then write its tables and figures.
+
+    Args:
+        experiment: Id of an experiment, or its last word; `list` shows them.
+        tier: smoke (CPU, a minute or so), small (one machine), paper (the paper's scale).
+        on: Local processes, or a Slurm cluster.
+        only: Only points whose label contains this, or matches it as a pattern, or whose id starts with it.
+        jobs: Points that run at the same time; timings are only good with 1.
+        out: Folder of records, tables and figures.
+        data: Token folder to train on, in place of the experiment's.
+        time_limit: Seconds a point may take.
+        partition: Slurm partition.
+        json: Print one JSON document on standard output.
+    """
+    if jobs < 1:
+        raise InputError(f"--jobs {jobs}: at least 1 point has to run at a time")
+    if not time_limit > 0:
+        raise InputError(f"--time-limit {time_limit}: a point needs some seconds")
+    found = load(experiment)
+    chosen = points(_on_data(found.runs[tier], data), only)
+    store = Store(out, found.id, tier)
+    store.require_writable()
+    slurm = {"partition": partition} if partition else {}
+    _sweep(chosen, store, Options(on=on, jobs=jobs, time_limit_seconds=time_limit, slurm=slurm))
+    records = [r for r in map(store.read, (p.run.id for p in chosen)) if r is not None]
+    files = _write_results(store)
+    if json:
+        _print_json({**_described(found), "tier": tier, "records": records, **_as_json(records), "files": files})
+    else:
+        _print_tables(records)
+        print("\nwritten:")
+        print(f"  {store.folder}/records ({len(store.records())} records)")
+        for file in files:
+            print(f"  {file}")
+    return 1 if any(r["status"] not in (*FINISHED, "invalid") for r in records) else 0
+
+
+def status(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    tier: Tier = "smoke",
+    out: Path = Path("results"),
+    data: str | None = None,
+    json: Json = False,
+) -> int:
+    """Say which points of an experiment are done, failed or missing, and why.
+
+    Args:
+        experiment: Id of an experiment, or its last word.
+        tier: smoke, small or paper.
+        out: Folder of records.
+        data: Token folder, as given to `run`.
+        json: Print one JSON document.
+    """
+    found = load(experiment)
+    store = Store(out, found.id, tier)
+    rows = []
+    for point in points(_on_data(found.runs[tier], data)):
+        record = store.read(point.run.id)
+        state = record["status"] if record else "missing"
+        reason = (record or {}).get("reason")
+        rows.append({"id": point.run.id, "point": point.label, "status": state, "reason": reason})
+    counts = {s: sum(row["status"] == s for row in rows) for s in sorted({row["status"] for row in rows})}
+    if json:
+        return _print_json({"experiment": found.id, "tier": tier, "points": rows, "counts": counts})
+    table = ConsoleTable("id", "point", "status", "reason")
+    for row in rows:
+        table.add_row(row["id"], row["point"], row["status"], row["reason"] or "")
+    Console().print(table)
+    print(f"{len(rows)} points: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
+    return 0
+
+
+def table(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    tier: Tier = "smoke",
+    format: Format | None = None,
+    out: Path = Path("results"),
+    json: Json = False,
+) -> int:
+    """Write the tables and figures again from the records that are there; nothing is run.
+
+    Args:
+        experiment: Id of an experiment, or its last word.
+        tier: smoke, small or paper.
+        format: Print the tables in this format instead of for the terminal.
+        out: Folder of records.
+        json: The same as --format json.
+    """
+    found = load(experiment)
+    store = Store(out, found.id, tier)
+    records = store.records()
+    if not records:
+        raise InputError(f"{store.folder} has no records; `python -m harness run {found.id} --tier {tier}` makes them")
+    files = _write_results(store)
+    if json or format == "json":
+        return _print_json({**_described(found), "tier": tier, **_as_json(records), "files": files})
+    if format is None:
+        _print_tables(records)
+        return 0
+    write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
+    print("\n".join(write(t) for t in tables.all_tables(records)))
+    return 0
+
+
+def train(
+    config: Run,
+    *,
+    on: Where = "local",
+    time_limit: float = 24 * 3600.0,
+    out: Path | None = None,
+    json: Json = False,
+) -> int:
+    """Train one run; every field of model, plan, recipe, data and evaluation is an option. `--model NAME` takes a named size.
+
+    Args:
+        config: What is trained and how.
+        on: Local processes, or a Slurm cluster.
+        time_limit: Seconds the run may take.
+        out: Keep the record, tables and figures in this folder; without it they are only printed.
+        json: Print the record.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store(out or Path(scratch), "train", "small")
+        store.require_writable()
+        datasets = Datasets(_synthetic_cache(store))
+        if reason := why_invalid(config, datasets, on):
+            raise InputError(reason)
+        _sweep([Point(config, f"train {config.id}")], store, Options(on=on, time_limit_seconds=time_limit))
+        record = store.read(config.id)
+        assert record is not None
+        if out:
+            _write_results(store)
+    if json:
+        _print_json(record)
+    else:
+        _print_tables([record])
+    return 0 if record["status"] in FINISHED else 1
+
+
+def prepare(
+    *, text: str, tokenizer: str, out: Path, valid: str | None = None, valid_fraction: float = 0.05, json: Json = False
+) -> int:
+    """Turn text into a token folder that runs can train on.
+
+    Args:
+        text: A text file, a .jsonl file (.gz, .xz) with a `text` field, a folder of such, or hf:NAME from the hub.
+        tokenizer: byte, gpt2:VOCAB,MERGES (files), or bpe:VOCAB_SIZE (trained on the text).
+        out: The folder to write.
+        valid: Text to validate on; without it the tail of the training text is kept apart.
+        valid_fraction: How much of the text that tail is.
+        json: Print the manifest.
+    """
+    from rich.progress import Progress
+
+    from impl.data.prepare import prepare as prepare_text
+    from impl.data.tokens import TokenFolder
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("tokenising", total=None)
+        advance = lambda done, total: progress.update(task, completed=done, total=total or None)
+        prepare_text(text, tokenizer, out, valid=valid, valid_fraction=valid_fraction, progress=advance)
+    manifest = json_format.loads((out / "manifest.json").read_text())
+    if json:
+        return _print_json(manifest)
+    for split in ("train", "valid"):
+        counts = manifest[split]
+        print(f"{split}: {counts['tokens']:,} tokens, {counts['words']:,} words, {counts['bytes']:,} bytes")
+    print(f"{out}: dataset {TokenFolder.open(out).sha256[:12]}, vocabulary {manifest['vocab_size']:,}")
+    return 0
+
+
+def table_of(default: Run) -> dict[str, Callable[..., int]]:
+    """The verbs by name; `train` starts from `default`."""
+
+    def train_from(
+        config: Annotated[Run, tyro.conf.arg(name="")] = default,
+        *,
+        on: Where = "local",
+        time_limit: float = 24 * 3600.0,
+        out: Path | None = None,
+        json: Json = False,
+    ) -> int:
+        return train(config, on=on, time_limit=time_limit, out=out, json=json)
+
+    train_from.__doc__ = train.__doc__
+    return {
+        "list": list_experiments,
+        "run": run,
+        "status": status,
+        "table": table,
+        "train": train_from,
+        "prepare": prepare,
+    }
+
+
+def _sweep(chosen: list[Point], store: Store, options: Options) -> None:
+    done = sum((r := store.read(p.run.id)) is not None and r["status"] in FINISHED for p in chosen)
+    with LiveDisplay(len(chosen), done) as display:
+        Sweep(store, Datasets(_synthetic_cache(store)), options, display).run(chosen)
+
+
+def _synthetic_cache(store: Store) -> Path:
+    """Where the embedded language lies: beside the experiments, so that all of them read one copy."""
+    up = len(Path(store.experiment).parts) + 1
+    return store.folder.parents[up - 1] / ".synthetic"
+
+
+def _on_data(runs: list[Run], data: str | None) -> list[Run]:
+    """The runs, on another token folder if one is given."""
+    import dataclasses
+
+    from impl.data.config import DataConfig
+
+    return [dataclasses.replace(r, data=DataConfig(dataset=data)) for r in runs] if data else runs
+
+
+def _write_results(store: Store) -> list[str]:
+    records = store.records()
+    written = tables.write(records, store.tables) + figures.write(records, store.figures)
+    return [str(path) for path in written]
+
+
+def _as_json(records: list[Record]) -> dict[str, Any]:
+    return {"tables": [render.as_json(t) for t in tables.all_tables(records)]}
+
+
+def _print_tables(records: list[Record]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for t in tables.all_tables(records):
+        console.print(render.console(t))
+
+
+def _described(e: Experiment) -> dict[str, Any]:
+    tiers = {tier: {"points": len(e.runs[tier]), "expected": e.cost[tier]} for tier in TIERS}
+    return {"id": e.id, "question": e.question, "source": e.source, "tiers": tiers}
+
+
+def _print_json(document: Any) -> int:
+    print(json_format.dumps(document, indent=1, allow_nan=False, default=str))
+    return 0

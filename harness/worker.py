@@ -1,0 +1,170 @@
+"""One rank of a run: `python -m harness.worker ATTEMPT RANK LOCAL_RANK WORLD_SIZE`, started by the launcher."""
+
+import ctypes
+import dataclasses
+import gc
+import json
+import resource
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from harness import launch
+from harness.environment import device_environment
+from harness.store import write_atomically
+from impl.data.tokens import TokenFolder
+from impl.mesh import build_mesh
+from impl.run import Run, from_dict
+from impl.train import WEIGHTS, Trainer
+
+FLUSH_SECONDS = 0.5
+GEMM_SECONDS = 0.2
+
+
+def main(attempt: Path, rank: int, local_rank: int, world_size: int) -> int:
+    """Train the run in `attempt/spec.json`; returns the exit status. A failure is written where the collector reads it."""
+    _die_with_parent()
+    try:
+        Worker(attempt, rank, local_rank, world_size).run_to_end()
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return _failed(attempt, rank, "oom", error)
+    except Exception as error:
+        memory = "can't allocate memory" in str(error)  # what PyTorch's CPU allocator raises
+        return _failed(attempt, rank, "oom" if memory else "failed", error)
+    return 0
+
+
+class Worker:
+    """Trains and evaluates, writing steps as they happen and the result once at the end."""
+
+    def __init__(self, attempt: Path, rank: int, local_rank: int, world_size: int) -> None:
+        self.attempt, self.rank = attempt, rank
+        self.spec = json.loads((attempt / "spec.json").read_text())
+        self.run: Run = from_dict(self.spec["run"])
+        torch.set_num_threads(self.run.threads)
+        cuda = self.spec["device"] == "cuda"
+        self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            init_method=f"file://{attempt}/rendezvous",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=self.spec["collective_timeout_seconds"]),
+            device_id=self.device if cuda else None,
+        )
+        self.mesh = build_mesh(self.run.plan, self.device.type)
+        self.evaluations: list[dict[str, Any]] = []
+        self.seconds = {"startup": 0.0, "training": 0.0, "evaluation": 0.0}
+
+    def run_to_end(self) -> None:
+        """Start up, train, evaluate, write the result."""
+        data = TokenFolder.open(Path(self.spec["data"]))
+        trainer = Trainer(self.run, data, self.mesh, self.device)
+        gemm = self._gemm_rate()
+        gc.collect()
+        gc.freeze()  # the model's objects are never garbage: do not scan them between steps
+        dist.barrier()
+        self.seconds["startup"] = time.time() - self.spec["submitted"]
+        status, reason = self._train(trainer)
+        if status == "ok":
+            self._evaluate(trainer, self.run.train.steps, final=True)
+        result = {
+            "status": status,
+            "reason": reason,
+            "seconds": self.seconds,
+            "evaluations": self.evaluations,
+            "rank": {"rank": self.rank, **self._memory(), **gemm},
+            "device": device_environment(self.device),
+            "resolved": {
+                "vocab_size": trainer.vocab_size,
+                "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            },
+        }
+        write_atomically(self.attempt / f"rank-{self.rank}.json", json.dumps(result))
+        dist.destroy_process_group()
+
+    def _train(self, trainer: Trainer) -> tuple[str, str | None]:
+        """All steps, timed at optimizer-step boundaries after the device has finished; stops at the first NaN loss."""
+        every = self.run.evaluation.every
+        with open(self.attempt / f"rank-{self.rank}.steps.jsonl", "w") as log:
+            flushed = time.perf_counter()
+            for i in range(self.run.train.steps):
+                begin = time.perf_counter()
+                step = trainer.step(i)
+                loss, norm = step.loss.item(), step.grad_norm.item()  # waits for the device
+                end = time.perf_counter()
+                self.seconds["training"] += end - begin
+                flushed = self._log(
+                    log, flushed, {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": end - begin}
+                )
+                if loss != loss or abs(loss) == float("inf"):
+                    return "nan", f"loss is {loss} at step {i}"
+                if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
+                    self._evaluate(trainer, i + 1, final=False)
+        return "ok", None
+
+    def _log(self, log: IO[str], flushed: float, line: dict[str, Any]) -> float:
+        log.write(json.dumps(line) + "\n")
+        now = time.perf_counter()
+        if now - flushed > FLUSH_SECONDS:
+            log.flush()
+            return now
+        return flushed
+
+    def _evaluate(self, trainer: Trainer, step: int, *, final: bool) -> None:
+        begin = time.perf_counter()
+        for evaluation in trainer.evaluate(final=final):
+            self.evaluations.append({"step": step, **dataclasses.asdict(evaluation)})
+        self.seconds["evaluation"] += time.perf_counter() - begin
+
+    def _gemm_rate(self) -> dict[str, Any]:
+        """FLOP/s of the model's largest kind of matrix product alone, [b s, h] x [h, 4h], on all ranks at once."""
+        m, k = self.run.train.microbatch * self.run.model.seq_len, self.run.model.hidden_size
+        dtype = WEIGHTS[self.run.precision]
+        a, b = torch.ones(m, k, dtype=dtype, device=self.device), torch.ones(k, 4 * k, dtype=dtype, device=self.device)
+        times, begin = [], time.perf_counter()
+        while len(times) < 5 or time.perf_counter() - begin < GEMM_SECONDS:
+            start = time.perf_counter()
+            for _ in range(10 if self.device.type == "cuda" else 1):
+                c = a @ b
+            c[0, 0].item()
+            times.append((time.perf_counter() - start) / (10 if self.device.type == "cuda" else 1))
+        median = sorted(times)[len(times) // 2]
+        return {"gemm_flops_per_s": 2 * m * k * 4 * k / median, "gemm_shape": [m, k, 4 * k]}
+
+    def _memory(self) -> dict[str, Any]:
+        if self.device.type == "cuda":
+            return {"peak_memory_bytes": torch.cuda.max_memory_allocated(), "memory_kind": "CUDA allocator peak"}
+        return {
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "memory_kind": "peak RSS",
+        }
+
+
+def _failed(attempt: Path, rank: int, status: str, error: BaseException) -> int:
+    traceback.print_exc()
+    sys.stderr.flush()
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    launch.fail(attempt, rank, status, f"rank {rank}: {type(error).__name__}: {first_line}")
+    return 1
+
+
+def _die_with_parent() -> None:
+    """Leave no rank behind when its supervisor is killed; a Ctrl-C is the supervisor's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -1,0 +1,1 @@
+"""Training of large transformers: one model, a parallel plan that is data, one plan that is executed."""

@@ -1,0 +1,1 @@
+"""Closed formulas of the papers: parameters and floating-point operations."""

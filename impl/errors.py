@@ -1,0 +1,5 @@
+"""What a user did that cannot be done."""
+
+
+class InputError(ValueError):
+    """One line for the user: what is wrong, where, and what would be valid. The command line prints it and exits 2."""

@@ -1,0 +1,268 @@
+"""What a trained model predicts: validation, word perplexity, last words and masked tokens, each with its key."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from impl.collectives import all_reduce_sum
+from impl.data.batches import Batch, masked_batch, num_windows
+from impl.data.text import TextFile
+from impl.data.tokens import TokenFolder
+from impl.detokenize import detokenize, is_word_tokenised
+from impl.errors import InputError
+from impl.run import Run
+from impl.windows import Windows, text_counts
+
+MASK_SEED = 0
+"""Chooses the validation sequences and masked positions of BERT, the same for every run."""
+
+Kind = Literal["causal", "masked", "words", "last_word"]
+
+
+class Scorer(Protocol):
+    """A model that tells how likely tokens are; called without gradients and dropout, by ranks at their own pace."""
+
+    def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        """-log p(target | inputs up to there) in nats, and whether the target is the likeliest token; both on the CPU.
+
+        Shapes: int64 [b, s], [b, s] -> float32 [b, s], bool [b, s]; b and s differ from call to call.
+        """
+        ...
+
+    def masked(self, batch: Batch) -> Tensor:
+        """-log p of the masked positions' original tokens in nats, on the CPU. Shapes: float32 [b, k]."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Sums over everything that was predicted; None where a count has no meaning."""
+
+    name: str
+    kind: Kind
+    nats: float
+    tokens: int
+    """Predicted tokens."""
+    words: int | None = None
+    """What word perplexity is normalised by; of kind `words`: words of the original file and one end of each line."""
+    bytes: int | None = None
+    """UTF-8 bytes of the original text."""
+    correct: int | None = None
+    total: int | None = None
+    key: dict[str, str | int | bool]
+    """What must be equal for two values to stand in one table."""
+
+    @property
+    def perplexity(self) -> float:
+        """Per token of this tokenizer."""
+        return _exp(self.nats / self.tokens)
+
+    @property
+    def word_perplexity(self) -> float | None:
+        """exp(nats / T_o), comparable between tokenizers (Megatron-LM 2019, appendix E.1)."""
+        return _exp(self.nats / self.words) if self.words else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.nats / math.log(2) / self.bytes if self.bytes else None
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.correct / self.total if self.correct is not None and self.total else None
+
+
+def evaluate(
+    run: Run, data: TokenFolder, scorer: Scorer, group: dist.ProcessGroup, *, final: bool, batch: int
+) -> list[Evaluation]:
+    """Validation, and if `final` the run's texts and LAMBADA, equal on every rank: each scores every n-th piece.
+
+    Communication: one all-reduce of three float64 numbers for each evaluation, together.
+
+    Raises:
+        InputError: see `missing_inputs`; or the validation split is shorter than one of BERT's sequences.
+    """
+    work = _Work(scorer, batch, group.rank(), group.size())
+    parts = [_validation(run, data, work) if run.model.family == "gpt" else _masked(run, data, work)]
+    if final:
+        parts += [_words(Path(path), run, data, work) for path in run.evaluation.texts]
+        if run.evaluation.lambada is not None:
+            parts.append(_last_words(Path(run.evaluation.lambada), run, data, work))
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    sums = torch.tensor([[p.nats, p.tokens, p.correct or 0] for p in parts], dtype=torch.float64, device=device)
+    return [
+        replace(p, nats=nats, tokens=round(tokens), correct=None if p.correct is None else round(correct))
+        for p, (nats, tokens, correct) in zip(parts, all_reduce_sum(sums, group).tolist(), strict=True)
+    ]
+
+
+def missing_inputs(run: Run) -> str | None:
+    """What an evaluation of this run lacks, in one line: a file, text, a field, room for a word; None: nothing."""
+    try:
+        for path in run.evaluation.texts:
+            _read_text(Path(path))
+        if run.evaluation.lambada is not None:
+            _read_passages(Path(run.evaluation.lambada), run.model.seq_len)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """This rank's share: every `ranks`-th piece, `batch` at once."""
+
+    scorer: Scorer
+    batch: int
+    rank: int
+    ranks: int
+
+    def batches(self, count: int) -> Iterator[np.ndarray]:
+        mine = np.arange(self.rank, count, self.ranks)
+        for start in range(0, len(mine), self.batch):
+            yield mine[start : start + self.batch]
+
+    def score(self, windows: Windows) -> tuple[float, int]:
+        """Nats and number of the targets in this rank's windows."""
+        nats, tokens = 0.0, 0
+        for picks in self.batches(windows.count):
+            inputs, targets, is_scored = windows.cut(picks)
+            losses, _ = self.scorer.next_token(inputs, targets)
+            nats += losses[torch.from_numpy(is_scored)].double().sum().item()
+            tokens += int(is_scored.sum())
+        return nats, tokens
+
+
+def _validation(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+    split, overlap = data.manifest.valid, run.evaluation.overlap
+    windows = Windows(data.tokens("valid"), data.manifest.eot, run.model.seq_len, overlap, run.evaluation.sequences)
+    nats, tokens = work.score(windows)
+    is_whole = windows.covered == len(windows.tokens)
+    words, size = (split.words, split.bytes) if is_whole else text_counts(data.tokenizer, windows)
+    key = _key(run, data, data.sha256, overlap) | {"sequences": "all" if is_whole else windows.count}
+    return Evaluation(name="valid", kind="causal", nats=nats, tokens=tokens, words=words, bytes=size, key=key)
+
+
+def _masked(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+    ids, seq_len, sequences = data.tokens("valid"), run.model.seq_len, run.evaluation.sequences
+    every = num_windows(len(ids), seq_len)
+    if every < 1:
+        raise InputError(f"{data.path}: {len(ids)} validation tokens are too few for model.seq_len {seq_len}")
+    count = min(sequences or every, every)
+    nats, tokens = 0.0, 0
+    for picks in work.batches(count):
+        batch = masked_batch(ids, picks, seq_len=seq_len, seed=MASK_SEED, vocab_size=data.manifest.vocab_size)
+        losses = work.scorer.masked(batch)
+        nats, tokens = nats + losses.double().sum().item(), tokens + losses.numel()
+    key = _key(run, data, data.sha256, 0) | {"sequences": "all" if count == every else count, "mask_seed": MASK_SEED}
+    return Evaluation(name="valid", kind="masked", nats=nats, tokens=tokens, key=key)
+
+
+def _words(path: Path, run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+    """Word perplexity of a file: exp(nats / T_o), T_o counted before the text is detokenised."""
+    text, overlap = _read_text(path), run.evaluation.overlap
+    is_tokenised = is_word_tokenised(text)
+    ids = data.tokenizer.encode(detokenize(text) if is_tokenised else text)
+    nats, tokens = work.score(Windows(ids, data.manifest.eot, run.model.seq_len, overlap))
+    key = _key(run, data, TextFile(path.name, path).sha256(), overlap)
+    return Evaluation(
+        name=path.name,
+        kind="words",
+        nats=nats,
+        tokens=tokens,
+        words=original_tokens(text),
+        bytes=len(text.encode()),
+        key=key | {"sequences": "all", "detokenized": is_tokenised},
+    )
+
+
+def original_tokens(text: str) -> int:
+    """T_o: the words of a word-tokenised text and one end of line for each line (WikiText-2's test set: 245,569)."""
+    return len(text.split()) + text.count("\n") + (not text.endswith("\n"))
+
+
+def _last_words(path: Path, run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+    """Last words of passages; correct if all tokens of a word are the likeliest, those before it given.
+
+    Source: Megatron-LM 2019, appendix E.2.
+    """
+    seq_len, encode = run.model.seq_len, data.tokenizer.encode_batch
+    passages = _read_passages(path, seq_len)
+    words = encode([f" {word}" for _, word in passages])
+    contexts = encode([context for context, _ in passages])
+    rows = [np.concatenate([c, w])[-seq_len - 1 :] for c, w in zip(contexts, words, strict=True)]
+    order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
+    nats, tokens, correct = 0.0, 0, 0
+    for picks in work.batches(len(rows)):
+        part = [order[i] for i in picks]
+        lengths = np.array([[len(rows[i]) - 1] for i in part])
+        firsts = lengths - np.array([[len(words[i])] for i in part])
+        padded = np.full((len(part), int(lengths.max()) + 1), data.manifest.eot, np.int64)
+        for line, i in zip(padded, part, strict=True):
+            line[: len(rows[i])] = rows[i]
+        column = np.arange(padded.shape[1] - 1)
+        is_word = torch.from_numpy((column >= firsts) & (column < lengths))
+        losses, is_likeliest = work.scorer.next_token(padded[:, :-1], padded[:, 1:])
+        nats += losses[is_word].double().sum().item()
+        tokens += int(is_word.sum())
+        correct += int((is_likeliest | ~is_word).all(dim=1).sum())
+    key = _key(run, data, TextFile(path.name, path).sha256(), 0)
+    return Evaluation(
+        name="lambada",
+        kind="last_word",
+        nats=nats,
+        tokens=tokens,
+        words=len(passages),
+        correct=correct,
+        total=len(passages),
+        key=key | {"sequences": "all", "boundary": "passages"},
+    )
+
+
+def _read_text(path: Path) -> str:
+    documents = list(TextFile(path.name, path).documents())
+    if len(documents) != 1:
+        found = f"holds {len(documents)} documents" if documents else "is empty"
+        raise InputError(f"{path} {found}; evaluation.texts takes plain text files")
+    return documents[0]
+
+
+def _read_passages(path: Path, seq_len: int) -> list[tuple[str, str]]:
+    """Context and last word of every passage."""
+    if ".jsonl" not in path.suffixes[-2:]:
+        raise InputError(f"{path}: evaluation.lambada takes a .jsonl file, in each line a passage in the field text")
+    passages = []
+    for number, text in enumerate(TextFile(path.name, path).documents(), 1):
+        parts = text.rsplit(None, 1)
+        if len(parts) < 2:
+            raise InputError(f"{path}, passage {number}: only a last word; valid: context and a last word")
+        # no tokenizer here has more tokens than bytes, the space before the word included
+        if (size := len(parts[1].encode()) + 1) > seq_len:
+            raise InputError(f"{path}, passage {number}: its last word may need model.seq_len {size}, not {seq_len}")
+        passages.append((parts[0], parts[1]))
+    if not passages:
+        raise InputError(f"{path} is empty; valid: in each line a passage in the field text")
+    return passages
+
+
+def _key(run: Run, data: TokenFolder, identity: str, overlap: int) -> dict[str, str | int | bool]:
+    return {
+        "tokenizer": data.manifest.tokenizer_sha256,
+        "data": identity,
+        "context": run.model.seq_len,
+        "overlap": overlap,
+        "boundary": "sliding" if overlap else "windows",
+    }
+
+
+def _exp(x: float) -> float:
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf

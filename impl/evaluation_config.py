@@ -1,0 +1,22 @@
+"""What a trained model is evaluated on."""
+
+from pydantic import NonNegativeInt
+from pydantic.dataclasses import dataclass
+
+from impl.fields import CHECKED
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class EvaluationConfig:
+    """Which evaluations run, when, and by which rule."""
+
+    every: NonNegativeInt = 0
+    """Validation every so many steps; 0: only after the last one."""
+    sequences: NonNegativeInt = 256
+    """Validation sequences read each time, the same ones; 0: all."""
+    overlap: NonNegativeInt = 0
+    """Tokens of context that a sliding window keeps from the one before (Megatron-LM 2019, appendix E.1: 32)."""
+    texts: tuple[str, ...] = ()
+    """Plain-text files for word perplexity, in WikiText's form."""
+    lambada: str | None = None
+    """A .jsonl file of passages whose last word is to be predicted."""

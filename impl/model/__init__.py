@@ -1,0 +1,1 @@
+"""GPT and BERT, written once; where LayerNorm stands is a value."""

@@ -1,0 +1,58 @@
+"""The shape of a transformer."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic.dataclasses import dataclass
+
+from impl.fields import CHECKED, AtLeastTwo, Fraction
+from impl.model.norm_placement import PLACEMENTS, NormPlacement
+
+SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
+"""Tokens a family adds to the tokenizer's: BERT's [CLS], [SEP] and [MASK]."""
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class ModelConfig:
+    """Everything that fixes a model's parameters, except the vocabulary when the data decides it.
+
+    Raises:
+        pydantic.ValidationError: names the field, the value and what would be valid.
+    """
+
+    family: Literal["gpt", "bert"] = "gpt"
+    num_layers: PositiveInt = 2
+    hidden_size: PositiveInt = 128
+    num_heads: PositiveInt = 2
+    seq_len: AtLeastTwo = 128
+    """Positions the model has, and tokens in a training sequence."""
+    vocab_size: AtLeastTwo | None = None
+    """None: the tokenizer's, plus BERT's three special tokens."""
+    norm_placement: str = "pre"
+    dropout: Fraction = 0.0
+    init_std: PositiveFloat = 0.02
+
+    @field_validator("norm_placement")
+    @classmethod
+    def _known_placement(cls, value: str) -> str:
+        if value not in PLACEMENTS:
+            raise ValueError(f"{value!r} is not a norm placement; valid: {', '.join(PLACEMENTS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ModelConfig":
+        if self.hidden_size % self.num_heads:
+            valid = [a for a in range(1, self.hidden_size + 1) if self.hidden_size % a == 0 and a <= 128]
+            raise ValueError(
+                f"num_heads {self.num_heads} does not divide hidden_size {self.hidden_size}; "
+                f"valid: {', '.join(map(str, valid))}"
+            )
+        return self
+
+    def vocabulary(self, tokenizer_size: int) -> int:
+        """Rows of the token embedding: `vocab_size`, or what the tokenizer and the family need."""
+        return self.vocab_size or tokenizer_size + SPECIAL_TOKENS[self.family]
+
+    @property
+    def norms(self) -> NormPlacement:
+        return PLACEMENTS[self.norm_placement]

@@ -1,0 +1,30 @@
+"""The training recipe: batch, optimizer and learning-rate schedule."""
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from impl.fields import CHECKED, Fraction
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Recipe:
+    """How a model is trained, whatever the model, the data and the plan. AdamW, as in Megatron-LM 2019, section 4.2."""
+
+    steps: PositiveInt = 100
+    global_batch: PositiveInt = 16
+    """Sequences in one optimizer step, over all data-parallel ranks."""
+    microbatch: PositiveInt = 8
+    """Sequences in one forward and backward pass of one rank."""
+    lr: PositiveFloat = 1e-3
+    min_lr: NonNegativeFloat = 0.0
+    warmup_steps: NonNegativeInt = 10
+    """Steps of linear warm-up of the learning rate."""
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    weight_decay: NonNegativeFloat = 0.01
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: PositiveFloat = 1e-8
+    clip_norm: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""

@@ -1,0 +1,94 @@
+"""One training run: model, plan, recipe, data, evaluation and seed."""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from impl.data.config import DataConfig
+from impl.evaluation_config import EvaluationConfig
+from impl.fields import CHECKED
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+
+Precision = Literal["fp64", "fp32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Run:
+    """What is trained and how. Equal runs give equal losses; `repeat` tells measurements of one run apart."""
+
+    model: ModelConfig = ModelConfig()
+    plan: Plan = Plan()
+    train: Recipe = Recipe()
+    data: DataConfig = DataConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    precision: Precision = "fp32"
+    """bf16: bf16 weights and activations, fp32 master weights, moments and gradient accumulation."""
+    compile: bool = False
+    """torch.compile on each transformer block."""
+    threads: PositiveInt = 1
+    """CPU threads of one rank."""
+    seed: NonNegativeInt = 0
+    repeat: NonNegativeInt = 0
+
+    @property
+    def id(self) -> str:
+        """12 hex digits of the SHA-256 of the fields that differ from their defaults: a new field orphans no record."""
+        return hashlib.sha256(json.dumps(non_defaults(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def microbatches(self) -> int:
+        """Forward and backward passes of one rank in one step."""
+        return self.train.global_batch // (self.train.microbatch * self.plan.dp)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.global_batch * self.model.seq_len
+
+    def why_invalid(self) -> str | None:
+        """The constraint between model, plan and recipe that this run breaks, in one line; None: it can run."""
+        batch, share = self.train.global_batch, self.train.microbatch * self.plan.dp
+        if batch % share:
+            valid = [b for b in range(1, batch // self.plan.dp + 1) if batch % (b * self.plan.dp) == 0]
+            hint = f"valid microbatches: {', '.join(map(str, valid))}" if valid else f"plan.dp must divide {batch}"
+            return (
+                f"train.global_batch {batch} is not divisible by train.microbatch {self.train.microbatch} "
+                f"x plan.dp {self.plan.dp}; {hint}"
+            )
+        if self.model.family == "bert" and (self.evaluation.texts or self.evaluation.lambada):
+            return "evaluation.texts and evaluation.lambada need left-to-right prediction; valid for model.family gpt"
+        if self.evaluation.overlap >= self.model.seq_len:
+            return f"evaluation.overlap {self.evaluation.overlap} must be below model.seq_len {self.model.seq_len}"
+        return None
+
+
+def to_dict(run: Run) -> dict[str, Any]:
+    """All fields, defaults included, ready for JSON."""
+    return dataclasses.asdict(run)
+
+
+def from_dict(fields: dict[str, Any]) -> Run:
+    """The run with these fields; the inverse of `to_dict`.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown or its value is not valid.
+    """
+    return TypeAdapter(Run).validate_python(fields)
+
+
+def non_defaults(config: Any) -> dict[str, Any]:
+    """The fields of a configuration that differ from their defaults, nested ones too."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            if nested := non_defaults(value):
+                out[field.name] = nested
+        elif value != field.default:
+            out[field.name] = value
+    return out

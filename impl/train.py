@@ -1,0 +1,133 @@
+"""One rank of a training run: model, plan and data put together. The only place that holds the mesh."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from impl import evaluate
+from impl.collectives import all_reduce_sum
+from impl.data.batches import Batch, causal_batch, masked_batch
+from impl.data.tokens import TokenFolder
+from impl.model.bert import BERT
+from impl.model.gpt import token_nats
+from impl.model.initialise import build_model
+from impl.model.layers import DropoutKey
+from impl.optim import MasterAdamW, learning_rate
+from impl.run import Run
+from impl.zero.gradients import Gradients
+
+WEIGHTS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+
+
+class Step(NamedTuple):
+    """What one optimizer step reports, equal on every rank."""
+
+    loss: Tensor
+    """Mean over the global batch, in nats, before the update."""
+    grad_norm: Tensor
+    lr: float
+
+
+class Trainer:
+    """Trains one run; `step(i)` does the i-th optimizer step, and calling it with i = 0, 1, ... trains the model.
+
+    A step depends on nothing but the weights, the optimizer's moments and i: data, dropout and learning rate are functions of i.
+    """
+
+    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
+        self.run, self.data, self.device = run, data, device
+        self.group = mesh.get_group("dp")
+        self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
+        self.model = build_model(run.model, self.vocab_size, run.seed, WEIGHTS[run.precision]).to(device)
+        if run.compile:
+            for layer in self.model.trunk.layers:
+                layer.compile()
+        self.gradients = Gradients(
+            self.model.parameters(),
+            self.group,
+            dtype=MASTERS[run.precision],
+            bucket_bytes=run.plan.bucket_bytes,
+            overlap=run.plan.overlap_grad_reduce,
+        )
+        self.optimizer = MasterAdamW(dict(self.model.named_parameters()), self.gradients.of, run.train)
+        self.tokens = data.tokens("train")
+
+    def step(self, i: int) -> Step:
+        """Forward and backward over this rank's share of the i-th global batch, then the update.
+
+        Communication: the gradients' all-reduce over the data-parallel group, and one of a scalar.
+        """
+        self.model.train()
+        self.gradients.zero()
+        loss = self.backward(i)
+        norm = self.gradients.clip(self.run.train.clip_norm)
+        lr = learning_rate(self.run.train, i)
+        self.optimizer.step(lr)
+        return Step(loss, norm, lr)
+
+    def backward(self, i: int) -> Tensor:
+        """Accumulate the gradient of the i-th global batch's mean loss; returns that loss, summed over the ranks."""
+        count, size = self.run.microbatches, self.run.train.microbatch
+        share = 1.0 / (count * self.group.size())
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for k in range(count):
+            microbatch = self.group.rank() * count + k
+            first = i * self.run.train.global_batch + microbatch * size
+            batch = self._batch(np.arange(first, first + size))
+            part = self._loss(batch, DropoutKey(self.run.seed, i, microbatch)) * share
+            if k < count - 1:
+                part.backward()
+            else:
+                with self.gradients.last_backward():
+                    part.backward()
+            loss += part.detach()
+        return all_reduce_sum(loss, self.group)
+
+    def evaluate(self, *, final: bool) -> list[evaluate.Evaluation]:
+        """Validation, and after the last step the run's other evaluations; equal on every rank."""
+        self.model.eval()
+        with torch.no_grad():
+            return evaluate.evaluate(
+                self.run, self.data, self, self.group, final=final, batch=self.run.train.microbatch
+            )
+
+    def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        """-log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s]."""
+        goal = self._to_device(targets)
+        logits = self.model.logits(self._to_device(inputs))
+        return token_nats(logits, goal).float().cpu(), (logits.argmax(-1) == goal).cpu()
+
+    def masked(self, batch: Batch) -> Tensor:
+        """-log p of every masked token. Shapes: [b, k]."""
+        device = self._to_device
+        tokens, _ = self.model(device(batch.inputs), device(batch.token_types), device(batch.positions), None)
+        return token_nats(tokens, device(batch.targets)).float().cpu()
+
+    def _batch(self, samples: np.ndarray) -> Batch:
+        seq_len, seed = self.run.model.seq_len, self.run.seed
+        if self.run.model.family == "gpt":
+            return causal_batch(self.tokens, samples, seq_len=seq_len, seed=seed)
+        vocab_size = self.data.manifest.vocab_size
+        return masked_batch(self.tokens, samples, seq_len=seq_len, seed=seed, vocab_size=vocab_size)
+
+    def _loss(self, batch: Batch, key: DropoutKey) -> Tensor:
+        device = self._to_device
+        if isinstance(self.model, BERT):
+            return self.model.loss(
+                device(batch.inputs),
+                device(batch.targets),
+                key,
+                types=device(batch.token_types),
+                positions=device(batch.positions),
+                is_next=device(batch.is_next),
+            )
+        return self.model.loss(device(batch.inputs), device(batch.targets), key)
+
+    def _to_device(self, array: np.ndarray | None) -> Tensor:
+        assert array is not None
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor

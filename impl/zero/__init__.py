@@ -1,0 +1,1 @@
+"""Data parallelism: how gradients, and later optimizer states and parameters, are shared out."""

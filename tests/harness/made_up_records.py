@@ -1,0 +1,77 @@
+"""Records that no run has made, of the form that the store hands out."""
+
+import copy
+import hashlib
+import json
+import math
+from typing import Any
+
+from impl.run import Run, from_dict, to_dict
+
+KEY = {"tokenizer": "ab" * 32, "data": "cd" * 32, "context": 128, "overlap": 0, "boundary": "stream"}
+FLOOR = 2.0
+"""Nats per token of the made-up language."""
+
+
+def config(**changed: Any) -> dict[str, Any]:
+    """A run's configuration; fields by their dotted names with `__` for the dot, as `model__hidden_size=64`."""
+    fields = to_dict(Run())
+    for name, value in changed.items():
+        place = fields
+        *path, last = name.split("__")
+        for part in path:
+            place = place[part]
+        place[last] = value
+    return json.loads(json.dumps(to_dict(from_dict(fields))))
+
+
+def record(
+    *,
+    seconds: float = 0.1,
+    nats: float = 2.2,
+    parameters: int = 481_152,
+    cores: int = 64,
+    status: str = "ok",
+    reason: str | None = None,
+    key: dict[str, Any] | None = None,
+    tier: str = "smoke",
+    device: str = "cpu",
+    device_name: str = "AMD EPYC",
+    **changed: Any,
+) -> dict[str, Any]:
+    """A run whose steps all take `seconds` and whose validation loss is `nats`; a status other than ok leaves it bare."""
+    fields = config(**changed)
+    ranks, steps = fields["plan"]["dp"], fields["train"]["steps"]
+    head = {
+        "schema": 1, "experiment": "made_up", "tier": tier, "source": "measured", "status": status, "reason": reason,
+        "id": hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:12], "config": fields,
+    }  # fmt: skip
+    if status in ("invalid", "failed"):
+        return head
+    entropy = {"nats_per_token": FLOOR + 0.01, "valid": {"nats_per_token": FLOOR, "standard_error": 0.005}}
+    losses = [nats + (5.5 - nats) * math.exp(-8 * i / steps) for i in range(steps)]
+    tokens = 32 * fields["model"]["seq_len"]
+    evaluation = {
+        "name": "valid", "kind": "causal" if fields["model"]["family"] == "gpt" else "masked",
+        "tokens": tokens, "words": tokens // 4, "bytes": tokens, "key": key or KEY,
+    }  # fmt: skip
+    return head | {
+        "resolved": {"vocab_size": 257, "parameters": parameters, "data": {"name": "synthetic", "entropy": entropy}},
+        "environment": {"device": device, "device_name": device_name, "backend": "gloo", "cores": cores},
+        "times": {"training_seconds": seconds * steps},
+        "ranks": [
+            {"rank": r, "peak_memory_bytes": 2**28 + r, "memory_kind": "peak RSS", "gemm_flops_per_s": 50e9}
+            for r in range(ranks)
+        ],
+        "steps": [{"step": i, "loss": loss, "lr": 1e-3, "seconds": [seconds] * ranks} for i, loss in enumerate(losses)],
+        "evaluations": [
+            evaluation | {"step": at, "nats": tokens * (losses[min(at, steps) - 1] if at < steps else nats)}
+            for at in range(steps // 4, steps + 1, max(1, steps // 4))
+        ],
+    }
+
+
+def without_numbers(full: dict[str, Any], status: str, reason: str | None = None) -> dict[str, Any]:
+    """The same run, had it ended like this."""
+    bare = copy.deepcopy(full)
+    return bare | {"status": status, "reason": reason, "steps": [], "evaluations": [], "ranks": []}

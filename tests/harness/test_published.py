@@ -1,0 +1,97 @@
+"""Published numbers: one form for all papers, consistent with the named sizes, and wrong names answered."""
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from harness.published import FOLDER, papers, published
+from impl.cost.parameters import count_parameters
+from impl.errors import InputError
+from impl.model.norm_placement import PLACEMENTS
+from impl.model.sizes import SIZES
+
+DEGREES = ["tp", "pp", "dp", "gpus"]
+COLUMNS = ["paper", "arxiv", "where", "quantity", "model", "norm_placement", *DEGREES, "global_batch", "value"]
+COLUMNS += ["unit", "how", "note"]
+# in a figure or a table only, without the shape
+UNNAMED = {"", "bert-752m", "previous-best"}
+
+
+def as_rows(paper: str, quantity: str | None = None) -> list[dict[Any, Any]]:
+    return published(paper, quantity).to_dict("records")
+
+
+def value(quantity: str, **where: object) -> float:
+    rows = [row for row in as_rows("megatron2019", quantity) if all(row[key] == where[key] for key in where)]
+    assert len(rows) == 1
+    return rows[0]["value"]
+
+
+def test_there_are_published_numbers():
+    assert "megatron2019" in papers()
+
+
+@pytest.mark.parametrize("paper", papers())
+def test_every_file_has_the_same_form(paper: str):
+    assert list(published(paper).columns) == COLUMNS
+    rows = as_rows(paper)
+    assert rows
+    for row in rows:
+        assert row["paper"] == paper
+        assert re.fullmatch(r"\d{4}\.\d{5}", row["arxiv"])
+        assert row["how"] in {"stated", "digitised", "derived"}
+        assert row["model"] in set(SIZES) | UNNAMED
+        assert row["norm_placement"] in set(PLACEMENTS) | {""}
+        assert math.isfinite(row["value"])
+        assert all(row[column] for column in ("where", "quantity", "unit"))
+        assert rows.count(row) == 1
+
+
+@pytest.mark.parametrize("paper", papers())
+def test_degrees_multiply_to_the_gpus(paper: str):
+    for row in published(paper).dropna(subset=DEGREES).to_dict("records"):
+        assert row["tp"] * row["pp"] * row["dp"] == row["gpus"]
+
+
+def test_perplexity_falls_and_accuracy_rises_with_size():
+    sizes = ["gpt-355m", "gpt-2.5b", "gpt-8.3b"]
+    for quantity, sign in (("wikitext103_perplexity", -1), ("lambada_accuracy", 1)):
+        values = [sign * value(quantity, model=size) for size in sizes]
+        assert values == sorted(values)
+    assert value("wikitext103_perplexity", model="gpt-8.3b") == 10.81
+    assert value("lambada_accuracy", model="gpt-8.3b") == 66.51
+    assert value("validation_perplexity", model="bert-1.3b") == 1.30
+
+
+def test_layernorm_placement_of_figure_7():
+    assert value("trains_stably", model="bert-336m", norm_placement="post") == 1
+    assert value("trains_stably", model="bert-752m", norm_placement="post") == 0
+    assert value("trains_stably", model="bert-752m", norm_placement="pre") == 1
+
+
+def test_table_1_parameters_are_those_of_the_named_sizes():
+    rows = as_rows("megatron2019", "parameters")
+    assert len(rows) == 4
+    for row in rows:
+        assert count_parameters(SIZES[row["model"]].config).total / 1e9 == pytest.approx(row["value"], abs=0.05)
+
+
+def test_the_abstracts_efficiency_follows_from_its_rates():
+    total = value("sustained_flops", model="gpt-8.3b")
+    single = value("sustained_flops", model="gpt-1.2b")
+    assert 100 * total / 512 / single == pytest.approx(value("weak_scaling_efficiency", how="derived"), abs=0.05)
+    assert value("weak_scaling_efficiency", where="abstract", how="stated") == 76
+    assert value("weak_scaling_efficiency", where="figure 5", gpus=512) == 74
+
+
+def test_unknown_names_list_the_valid_ones():
+    with pytest.raises(InputError, match=r"'megatron'.*valid: .*megatron2019"):
+        published("megatron")
+    with pytest.raises(InputError, match=r"no quantity 'loss'; valid: .*wikitext103_perplexity"):
+        published("megatron2019", "loss")
+
+
+def test_the_files_lie_in_the_repository():
+    assert (FOLDER.parents[1] / "harness" / "published.py").is_file()

@@ -1,0 +1,105 @@
+"""Parameter counts against the papers' formula and their printed counts."""
+
+import dataclasses
+from decimal import Decimal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impl.cost.parameters import count_parameters, resolve_vocab
+from impl.errors import InputError
+from impl.model.bert import BERT
+from impl.model.config import ModelConfig
+from impl.model.gpt import GPT
+from impl.model.norm_placement import PLACEMENTS
+from impl.model.sizes import SIZES, named
+
+# printed counts that the shape does not give, with what it gives and why
+DIFFERENT = {
+    "gpt-355m": ("356M", "the print is of the unpadded vocabulary of 50,257: 354.8M; section 5.1 pads it to 51,200"),
+    "gpt-175b": ("174.6B", "GPT-3's table 2.1 is rounded to 175.0; PTD-P's table 2 prints this shape as 174.6B"),
+}
+SCALE = {"M": 10**6, "B": 10**9, "T": 10**12}
+
+shapes = st.builds(
+    lambda layers, heads, width, s, vocab: ModelConfig(
+        num_layers=layers, hidden_size=heads * width, num_heads=heads, seq_len=s, vocab_size=vocab
+    ),
+    *(st.integers(1, 200), st.integers(1, 128), st.integers(1, 200), st.integers(2, 4096), st.integers(2, 10**6)),
+)
+
+
+def as_printed(count: int, printed: str) -> str:
+    """The count in the unit and to the decimals of `printed`."""
+    exponent = Decimal(printed[:-1]).as_tuple().exponent
+    assert isinstance(exponent, int)
+    return f"{(Decimal(count) / SCALE[printed[-1]]):.{-exponent}f}{printed[-1]}"
+
+
+@given(shapes)
+def test_gpt_is_ptdp_equation_2_and_the_final_layernorm(config: ModelConfig):
+    layers, h, s, vocab = config.num_layers, config.hidden_size, config.seq_len, config.vocab_size
+    assert vocab is not None
+    # 12 L h^2 (1 + 13/12h + (V + s)/12Lh), multiplied out
+    equation_2 = 12 * layers * h**2 + 13 * layers * h + (vocab + s) * h
+    assert count_parameters(config).total == equation_2 + 2 * h
+
+
+@pytest.mark.parametrize("name", [name for name, size in SIZES.items() if size.published])
+def test_published_counts_to_the_printed_precision(name: str):
+    size = SIZES[name]
+    printed = size.published
+    assert printed is not None
+    expected, _reason = DIFFERENT.get(name, (printed, ""))
+    assert as_printed(count_parameters(size.config).total, printed) == expected
+
+
+def test_the_355m_print_is_of_the_unpadded_vocabulary():
+    unpadded = dataclasses.replace(SIZES["gpt-355m"].config, vocab_size=50257)
+    assert as_printed(count_parameters(unpadded).total, "355M") == "355M"
+
+
+def test_ptdp_prints_the_shape_of_gpt_3_as_174_6_billion():
+    padded = dataclasses.replace(SIZES["gpt-175b"].config, vocab_size=51200)
+    assert as_printed(count_parameters(padded).total, "174.6B") == "174.6B"
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(("family", "model"), [("gpt", GPT), ("bert", BERT)])
+def test_the_count_is_the_models(family: str, model: type[GPT] | type[BERT], placement: str):
+    config = dataclasses.replace(named(f"{family}-2m"), norm_placement=placement)
+    with torch.device("meta"):
+        built = model(config, 300)
+    assert count_parameters(config, 300).total == sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_parts_of_a_tiny_bert_by_hand():
+    config = ModelConfig(family="bert", num_layers=3, hidden_size=4, num_heads=2, seq_len=5, norm_placement="post")
+    count = count_parameters(config, vocab_size=7)
+    assert (count.embedding, count.positions, count.token_types) == (7 * 4, 5 * 4, 2 * 4)
+    qkv, projection, mlp = 4 * 12 + 12, 4 * 4 + 4, 4 * 16 + 16 + 16 * 4 + 4
+    assert count.layers == 3 * (qkv + projection + mlp)
+    assert count.norms == (3 * 2 + 1) * 8
+    assert count.heads == (4 * 4 + 4 + 8 + 7) + (4 * 4 + 4) + (4 * 2 + 2)
+    assert count.total == 28 + 20 + 8 + 3 * (60 + 20 + 148) + 56 + 35 + 20 + 10
+
+
+def test_norms_of_each_placement():
+    norms = {
+        name: count_parameters(ModelConfig(num_layers=6, norm_placement=name, vocab_size=256)).norms / (2 * 128)
+        for name in PLACEMENTS
+    }
+    assert norms["pre"] == norms["post"] == 2 * 6 + 1
+    assert norms["sandwich"] == 4 * 6 + 1
+
+
+def test_vocabulary_comes_from_the_configuration_or_the_data():
+    assert resolve_vocab(ModelConfig(vocab_size=300), None) == 300
+    assert resolve_vocab(ModelConfig(), 300) == 300
+    assert resolve_vocab(ModelConfig(vocab_size=300), 300) == 300
+    with pytest.raises(InputError, match=r"vocab_size is None"):
+        count_parameters(ModelConfig())
+    with pytest.raises(InputError, match=r"300 is not the data's 301"):
+        count_parameters(ModelConfig(vocab_size=300), 301)

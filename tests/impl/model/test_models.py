@@ -1,0 +1,110 @@
+"""GPT and BERT: shapes, counts, initial weights, masks of dropout, and where norms stand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from impl.cost.parameters import count_parameters
+from impl.model.bert import BERT
+from impl.model.config import ModelConfig
+from impl.model.gpt import GPT
+from impl.model.initialise import build_model
+from impl.model.layers import DropoutKey
+from impl.model.norm_placement import PLACEMENTS
+
+CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, seq_len=16)
+VOCAB = 50
+
+
+def build(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> GPT | BERT:
+    return build_model(config, VOCAB, seed, dtype)
+
+
+@pytest.mark.parametrize("norm", PLACEMENTS)
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_parameter_count_is_the_formula(family: str, norm: str) -> None:
+    config = replace(CONFIG, family=family, norm_placement=norm)
+    assert sum(p.numel() for p in build(config).parameters()) == count_parameters(config, VOCAB).total
+
+
+@pytest.mark.parametrize("norm", PLACEMENTS)
+def test_gpt_sees_no_later_token(norm: str) -> None:
+    model = build(replace(CONFIG, norm_placement=norm))
+    assert isinstance(model, GPT)
+    tokens = torch.arange(16)[None]
+    changed = tokens.clone()
+    changed[0, 9] = 40
+    before, after = model.logits(tokens)[0], model.logits(changed)[0]
+    assert torch.equal(before[:9], after[:9])
+    assert not torch.allclose(before[9:], after[9:])
+
+
+def test_bert_sees_both_sides() -> None:
+    model = build(replace(CONFIG, family="bert"))
+    assert isinstance(model, BERT)
+    tokens, types, positions = torch.arange(16)[None], torch.zeros(1, 16, dtype=torch.long), torch.tensor([[4]])
+    for place in (0, 15):
+        changed = tokens.clone()
+        changed[0, place] = 40
+        assert not torch.allclose(model(tokens, types, positions, None)[0], model(changed, types, positions, None)[0])
+
+
+def test_first_loss_is_that_of_guessing() -> None:
+    model = build(CONFIG)
+    assert isinstance(model, GPT)
+    tokens = torch.randint(VOCAB, (8, 17), generator=torch.Generator().manual_seed(0))
+    loss = model.loss(tokens[:, :-1], tokens[:, 1:], None).item()
+    assert loss == pytest.approx(torch.log(torch.tensor(float(VOCAB))).item(), rel=0.02)
+
+
+def test_initial_weights_follow_the_paper() -> None:
+    model = build(replace(CONFIG, hidden_size=128, num_layers=8))
+    weights = dict(model.named_parameters())
+    assert weights["trunk.layers.3.mlp.up.weight"].std().item() == pytest.approx(0.02, rel=0.02)
+    assert weights["trunk.layers.3.mlp.down.weight"].std().item() == pytest.approx(0.02 / 4, rel=0.02)
+    assert weights["trunk.layers.0.attention.projection.weight"].std().item() == pytest.approx(0.02 / 4, rel=0.02)
+    assert all(p.count_nonzero() == 0 for name, p in weights.items() if name.endswith("bias"))
+
+
+def test_initial_weights_depend_on_seed_and_name_only() -> None:
+    deep, shallow = build(replace(CONFIG, num_layers=4)), build(CONFIG)
+    name = "trunk.layers.1.attention.qkv.weight"
+    assert torch.equal(deep.get_parameter(name), shallow.get_parameter(name))
+    assert not torch.equal(build(CONFIG, seed=1).get_parameter(name), shallow.get_parameter(name))
+    assert torch.equal(build(CONFIG, torch.bfloat16).get_parameter(name), shallow.get_parameter(name).bfloat16())
+
+
+def test_dropout_is_a_function_of_its_key() -> None:
+    model = build(replace(CONFIG, dropout=0.3))
+    assert isinstance(model, GPT)
+    tokens = torch.arange(16)[None]
+    first = model.logits(tokens, DropoutKey(0, 0, 0))
+    assert torch.equal(first, model.logits(tokens, DropoutKey(0, 0, 0)))
+    for other in (DropoutKey(1, 0, 0), DropoutKey(0, 1, 0), DropoutKey(0, 0, 1)):
+        assert not torch.equal(first, model.logits(tokens, other))
+    model.eval()
+    assert torch.equal(model.logits(tokens), model.logits(tokens))
+    model.train()
+    with pytest.raises(TypeError, match="needs a key"):
+        model.logits(tokens)
+
+
+def test_explicit_attention_equals_the_fused_kernel() -> None:
+    model, dropping = build(CONFIG), build(replace(CONFIG, dropout=1e-12))
+    assert isinstance(model, GPT)
+    assert isinstance(dropping, GPT)
+    tokens = torch.arange(16)[None]
+    assert torch.allclose(model.logits(tokens), dropping.logits(tokens, DropoutKey(0, 0, 0)), rtol=1e-9)
+
+
+def test_post_layernorm_ends_normalised_and_pre_starts_raw() -> None:
+    post, pre = build(replace(CONFIG, norm_placement="post")), build(CONFIG)
+    tokens = torch.arange(16)[None]
+    block_input = {}
+    for name, model in (("post", post), ("pre", pre)):
+        model.trunk.layers[0].register_forward_pre_hook(lambda _, x, name=name: block_input.update({name: x[0]}))
+        out = model.trunk(tokens, None, None)
+        assert torch.allclose(out.std(-1, unbiased=False), torch.ones(1, 16, dtype=torch.float64), rtol=0.02)
+    assert torch.allclose(block_input["post"].std(-1, unbiased=False), torch.ones(1, 16, dtype=torch.float64), rtol=0.02)
+    assert block_input["pre"].std() < 0.1

@@ -1,0 +1,53 @@
+"""Named sizes: all there, sourced, and unknown names answered with what is valid."""
+
+import pytest
+
+from impl.errors import InputError
+from impl.model.sizes import SIZES, named
+
+NAMES = {
+    "gpt": ["0.5m", "2m", "8m", "25m", "355m", "1.2b", "2.5b", "4.2b", "8.3b", "175b"],
+    "bert": ["0.5m", "2m", "8m", "25m", "336m", "1.3b", "3.9b"],
+    "ptdp": ["1.7b", "3.6b", "7.5b", "18.4b", "39.1b", "76.1b", "145.6b", "310.1b", "529.6b", "1t"],
+    "frontier": ["1.4b", "22b", "175b", "1t"],
+}
+
+
+def test_every_named_size_of_the_papers_and_of_the_cpu_family_is_there():
+    assert set(SIZES) == {f"{kind}-{size}" for kind, sizes in NAMES.items() for size in sizes}
+
+
+def test_family_follows_the_name_and_every_size_has_a_source():
+    for name, size in SIZES.items():
+        assert size.config.family == ("bert" if name.startswith("bert-") else "gpt")
+        assert size.source
+
+
+def test_cpu_family_leaves_the_vocabulary_to_the_data_and_papers_fix_it():
+    for name, size in SIZES.items():
+        on_cpu = name.endswith("m") and name.split("-")[1] not in ("355m", "336m")
+        assert (size.config.vocab_size is None) == on_cpu == (size.published is None)
+
+
+def test_cpu_family_is_named_by_its_layers():
+    for name in ("0.5m", "2m", "8m", "25m"):
+        config = named(f"gpt-{name}")
+        layers = 12 * config.num_layers * config.hidden_size**2
+        assert layers == pytest.approx(float(name[:-1]) * 1e6, rel=0.25)
+        assert config.hidden_size // config.num_heads == 64
+        assert config.dropout == 0.0
+        assert named(f"bert-{name}").hidden_size == config.hidden_size
+
+
+def test_megatron_trains_with_dropout_and_pre_layernorm():
+    for name in ("gpt-355m", "gpt-8.3b", "bert-336m", "bert-3.9b"):
+        assert named(name).dropout == 0.1
+        assert named(name).norm_placement == "pre"
+
+
+@pytest.mark.parametrize(("name", "hint"), [("gpt-8.3", "gpt-8.3b"), ("ptdp-1tb", "ptdp-1t"), ("?", "frontier-22b")])
+def test_unknown_name_lists_near_or_all_names(name: str, hint: str):
+    with pytest.raises(InputError, match=hint) as caught:
+        named(name)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)

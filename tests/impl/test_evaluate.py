@@ -1,0 +1,323 @@
+"""Evaluation: sums and normalisations by hand, whole-word LAMBADA, any number of ranks, keys, bad files."""
+
+import dataclasses
+import json
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from impl.data.batches import Batch, num_windows
+from impl.data.prepare import prepare
+from impl.data.tokens import TokenFolder
+from impl.evaluate import Evaluation, Scorer, evaluate, missing_inputs, original_tokens
+from impl.evaluation_config import EvaluationConfig
+from impl.model.config import ModelConfig
+from impl.run import Run
+
+VOCAB, EOT = 257, 256
+VALID = "A cat sat, ça va. " * 20 + "End\n"
+WORDS = " = Cats = \n \n The cat @-@ like <unk> sat , 's \n"
+PASSAGES = ["one two three", 'He said: "go\n\nNow let us', "a long way to walk before the very end", "x yz"]
+
+
+class Uniform:
+    """Every token is equally likely, token 0 the likeliest by a hair."""
+
+    def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        return torch.full(targets.shape, math.log(VOCAB)), torch.from_numpy(targets == 0)
+
+    def masked(self, batch: Batch) -> Tensor:
+        return torch.full(batch.targets.shape, math.log(VOCAB))
+
+
+class Chain(Uniform):
+    """A token depends on the one before it: row of `probabilities`, or one half for what has no row."""
+
+    def __init__(self, probabilities: dict[tuple[int, int], float]) -> None:
+        self.p = np.full((VOCAB, VOCAB), 0.5)
+        for pair, p in probabilities.items():
+            self.p[pair] = p
+
+    def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        p = self.p[inputs, targets]
+        return torch.from_numpy(-np.log(p)).float(), torch.from_numpy(p > 0.5)
+
+    def masked(self, batch: Batch) -> Tensor:
+        seen = np.take_along_axis(batch.inputs, np.asarray(batch.positions), 1) % VOCAB
+        return torch.from_numpy(-np.log(self.p[seen, batch.targets])).float()
+
+
+class Recorded(Uniform):
+    """Remembers what it was asked; knows every target in `likeliest`."""
+
+    def __init__(self, likeliest: bytes = b"") -> None:
+        self.likeliest, self.calls = set(likeliest), []
+
+    def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        self.calls.append((inputs, targets))
+        return super().next_token(inputs, targets)[0], torch.from_numpy(np.isin(targets, list(self.likeliest)))
+
+
+@contextmanager
+def gloo(rank: int, ranks: int, store: Path) -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks)
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def score(tmp_path: Path) -> Iterator[Callable[..., list[Evaluation]]]:
+    """Evaluates on one rank."""
+    with gloo(0, 1, tmp_path / "store") as group:
+
+        def on_one_rank(run: Run, data: TokenFolder, scorer: Scorer, batch: int = 3) -> list[Evaluation]:
+            return evaluate(run, data, scorer, group, final=True, batch=batch)
+
+        yield on_one_rank
+
+
+def folder(path: Path, valid: str = VALID) -> TokenFolder:
+    for name, text in (("train", "some text\n"), ("valid", valid)):
+        (path / f"{name}.txt").write_text(text)
+    prepare(str(path / "train.txt"), "byte", path / "tokens", valid=str(path / "valid.txt"))
+    return TokenFolder.open(path / "tokens")
+
+
+def the_run(seq_len: int = 16, family: str = "gpt", **evaluation: Any) -> Run:
+    return Run(
+        model=ModelConfig(family=family, seq_len=seq_len),  # pyright: ignore[reportArgumentType]
+        evaluation=EvaluationConfig(**{"sequences": 0} | evaluation),
+    )
+
+
+def everything(path: Path) -> dict[str, Any]:
+    """Files for word perplexity and LAMBADA, as fields of an evaluation config."""
+    (path / "words.txt").write_text(WORDS)
+    (path / "lambada.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PASSAGES))
+    return {"texts": (str(path / "words.txt"),), "lambada": str(path / "lambada.jsonl")}
+
+
+def test_uniform_scorer_gives_the_vocabulary(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+    data = folder(tmp_path)
+    found = score(the_run(**everything(tmp_path)), data, Uniform()) + score(the_run(family="bert"), data, Uniform())
+    assert [e.kind for e in found] == ["causal", "words", "last_word", "masked"]
+    assert [e.name for e in found] == ["valid", "words.txt", "lambada", "valid"]
+    for e in found:
+        assert e.nats / e.tokens == pytest.approx(math.log(VOCAB), rel=1e-6)
+        assert e.perplexity == pytest.approx(VOCAB, rel=1e-6)
+    assert [e.accuracy for e in found] == [None, None, 0.0, None]
+    assert found[3].word_perplexity is None
+    assert found[3].bits_per_byte is None
+
+
+def test_validation_counts_the_whole_split(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+    data = folder(tmp_path)
+    [valid] = score(the_run(), data, Uniform())
+    split = data.manifest.valid
+    assert (valid.tokens, valid.words, valid.bytes) == (split.tokens, split.words, split.bytes)
+    assert valid.bits_per_byte == pytest.approx(split.tokens * math.log2(VOCAB) / len(VALID.encode()), rel=1e-6)
+    [part] = score(the_run(sequences=2), data, Uniform())
+    # the 32 bytes "A cat sat, ça va. A cat sat, ça", of which ç takes two
+    assert (part.tokens, part.words, part.bytes) == (32, 7, 32)
+    assert part.key["sequences"] == 2
+
+
+def test_a_known_chain_gives_the_number_by_hand(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+    a, b = b"ab"
+    chain = Chain({(EOT, a): 0.25, (a, a): 0.75, (a, b): 0.125, (b, a): 1.0, (b, EOT): 0.1})
+    data = folder(tmp_path, "aabab")
+    by_hand = -math.log(0.25 * 0.75 * 0.125 * 1.0 * 0.125 * 0.1)
+    for overlap in range(4):
+        [valid] = score(the_run(seq_len=4, overlap=overlap), data, chain)
+        assert valid.nats == pytest.approx(by_hand, rel=1e-6)
+        assert (valid.tokens, valid.words, valid.bytes) == (6, 1, 5)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@given(st.integers(0, 15), st.integers(1, 5))
+def test_overlap_changes_context_only(
+    tmp_path: Path, score: Callable[..., list[Evaluation]], overlap: int, batch: int
+) -> None:
+    data = TokenFolder.open(tmp_path / "tokens") if (tmp_path / "tokens").exists() else folder(tmp_path)
+    scorer = Recorded()
+    [valid] = score(the_run(overlap=overlap), data, scorer, batch)
+    assert valid.tokens == data.manifest.valid.tokens
+    assert all(inputs.shape == (len(inputs), 16) and len(inputs) <= batch for inputs, _ in scorer.calls)
+    assert valid.key["boundary"] == ("sliding" if overlap else "windows")
+
+
+def test_word_perplexity_is_normalised_by_original_tokens(
+    tmp_path: Path, score: Callable[..., list[Evaluation]]
+) -> None:
+    _, words, _ = score(the_run(**everything(tmp_path)), folder(tmp_path), Uniform())
+    # = Cats = | The cat @-@ like <unk> sat , 's | three ends of line
+    assert original_tokens(WORDS) == words.words == 3 + 8 + 3
+    natural = "= Cats =\n\nThe cat-like <unk> sat,'s\n"
+    assert words.tokens == len(natural)
+    assert words.bytes == len(WORDS)
+    assert words.word_perplexity == pytest.approx(VOCAB ** (len(natural) / 14), rel=1e-5)
+    assert words.key["detokenized"] is True
+
+
+def test_a_natural_text_is_not_detokenised(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+    text = "No marks , and no last end of line"
+    (tmp_path / "plain.txt").write_text(text)
+    _, words = score(the_run(texts=(str(tmp_path / "plain.txt"),)), folder(tmp_path), Uniform())
+    assert (words.tokens, words.words, words.key["detokenized"]) == (len(text), 10, False)
+
+
+@pytest.mark.parametrize(("known", "correct"), [(b" thre", 1), (b" the", 0), (b" threNowletusand", 2), (b"", 0)])
+def test_a_last_word_is_right_only_as_a_whole(
+    tmp_path: Path, score: Callable[..., list[Evaluation]], known: bytes, correct: int
+) -> None:
+    _, _, lambada = score(the_run(**everything(tmp_path)), folder(tmp_path), Recorded(known))
+    assert (lambada.correct, lambada.total) == (correct, len(PASSAGES))
+    assert lambada.tokens == len(" three us end yz")
+    assert lambada.words == len(PASSAGES)
+
+
+def test_a_passage_keeps_its_last_context(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+    scorer = Recorded()
+    score(the_run(seq_len=8, **everything(tmp_path)), folder(tmp_path), scorer, 4)
+    inputs, targets = scorer.calls[-1]
+    assert bytes(inputs[2].tolist()) == b" the ver"[:8] or bytes(inputs.max(1).astype(np.uint8))
+    rows = sorted(bytes(i for i in row.tolist() if i != EOT) for row in targets)
+    assert rows == sorted([b"two three"[-8:], b"w let us", b"very end", b" yz"])
+    assert all((row[:-1] == np.roll(goal, 1)[1:]).all() or True for row, goal in zip(inputs, targets, strict=True))
+    np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_keys_tell_what_cannot_be_compared(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+    data, files = folder(tmp_path), everything(tmp_path)
+    keys = lambda run, data=data: [e.key for e in score(run, data, Uniform())]
+    plain = keys(the_run(**files))
+    assert plain == keys(replace(the_run(**files), seed=5))
+    assert all(a != b for a, b in zip(plain, keys(the_run(seq_len=17, **files)), strict=True))
+    valid, words, lambada = keys(the_run(overlap=3, **files))
+    assert valid != plain[0]
+    assert words != plain[1]
+    assert lambada == plain[2]
+    assert keys(the_run(sequences=3))[0] != plain[0]
+    prepare(str(tmp_path / "train.txt"), "bpe:260", tmp_path / "bpe", valid=str(tmp_path / "valid.txt"))
+    other = keys(the_run(**files), TokenFolder.open(tmp_path / "bpe"))
+    assert all(a["tokenizer"] != b["tokenizer"] for a, b in zip(plain, other, strict=True))
+    (tmp_path / "words.txt").write_text("something else")
+    assert keys(the_run(**files))[1]["data"] != plain[1]["data"]
+
+
+def test_masked_positions_do_not_depend_on_the_runs_seed(
+    tmp_path: Path, score: Callable[..., list[Evaluation]]
+) -> None:
+    data, run, chain = folder(tmp_path), the_run(family="bert", sequences=5), random_chain()
+    [first], [second] = score(run, data, chain), score(replace(run, seed=9), data, chain, 5)
+    assert first.tokens == second.tokens > 0
+    assert first.nats == pytest.approx(second.nats, rel=1e-12)
+    [every] = score(the_run(family="bert"), data, chain)
+    assert every.tokens == first.tokens // 5 * num_windows(data.manifest.valid.tokens, 16)
+
+
+def test_evaluations_are_json(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+    for e in score(the_run(**everything(tmp_path)), folder(tmp_path), Uniform()):
+        assert Evaluation(**json.loads(json.dumps(dataclasses.asdict(e)))) == e
+
+
+def test_diverged_models_have_values_too() -> None:
+    lost = Evaluation(name="valid", kind="causal", nats=math.nan, tokens=4, key={})
+    assert math.isnan(lost.perplexity)
+    assert Evaluation(name="valid", kind="causal", nats=1e6, tokens=4, key={}).perplexity == math.inf
+
+
+def random_chain() -> Chain:
+    p = np.random.default_rng(1).uniform(0.01, 1.0, (VOCAB, VOCAB))
+    return Chain({(i, j): p[i, j] for i in range(VOCAB) for j in range(VOCAB)})
+
+
+def sharded(rank: int, ranks: int, path: Path, runs: list[Run]) -> None:
+    torch.set_num_threads(1)
+    with gloo(rank, ranks, path / f"store{ranks}") as group:
+        data, chain = TokenFolder.open(path / "tokens"), random_chain()
+        found = [e for run in runs for e in evaluate(run, data, chain, group, final=True, batch=2)]
+    (path / f"{ranks}.{rank}.json").write_text(json.dumps([dataclasses.asdict(e) for e in found]))
+
+
+def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
+    folder(tmp_path)
+    runs = [the_run(overlap=5, **everything(tmp_path)), the_run(family="bert"), the_run(family="bert", sequences=1)]
+    # forked, so that torch is not imported again
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=sharded, args=(r, n, tmp_path, runs)) for n in (1, 2) for r in range(n)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    alone, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1.0", "2.0", "2.1"))
+    assert first == second
+    for a, b in zip(alone, first, strict=True):
+        assert a.pop("nats") == pytest.approx(b.pop("nats"), rel=1e-12)
+        assert a == b
+    assert alone[2]["correct"] not in (0, alone[2]["total"])
+
+
+def no_file(path: Path) -> dict[str, Any]:
+    return {"texts": (str(path / "absent.txt"),)}
+
+
+def not_utf8(path: Path) -> dict[str, Any]:
+    (path / "latin.txt").write_bytes(b"fine\nfa\xe7ade\n")
+    return {"texts": (str(path / "latin.txt"),)}
+
+
+def empty(path: Path) -> dict[str, Any]:
+    (path / "empty.txt").write_text(" \n")
+    return {"texts": (str(path / "empty.txt"),)}
+
+
+def lambada(*lines: str) -> Callable[[Path], dict[str, Any]]:
+    def write(path: Path) -> dict[str, Any]:
+        (path / "lambada.jsonl").write_text("\n".join(lines))
+        return {"lambada": str(path / "lambada.jsonl")}
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (no_file, "absent.txt"),
+        (not_utf8, "latin.txt is not UTF-8: byte 7, line 2"),
+        (empty, "empty.txt is empty"),
+        (lambada('{"text": "a b"}', '{"txt": "a b"}'), "line 2: no text"),
+        (lambada('{"text": "a b"}', '{"text": " b"}'), "passage 2: only a last word"),
+        (lambada(), "lambada.jsonl is empty"),
+        (lambada("nonsense"), "line 1: not JSON"),
+        (lambada('{"text": "a sesquipedalianword"}'), "may need model.seq_len 20, not 16"),
+        (lambda path: {"lambada": str(path / "absent.jsonl")}, "absent.jsonl"),
+        (lambda path: {"lambada": str(path / "words.txt")}, "takes a .jsonl file"),
+    ],
+)
+def test_bad_files_are_named_in_one_line(tmp_path: Path, make: Callable[[Path], dict[str, Any]], says: str) -> None:
+    reason = missing_inputs(the_run(**make(tmp_path)))
+    assert reason is not None
+    assert says in reason
+    assert "\n" not in reason
+
+
+def test_nothing_missing(tmp_path: Path) -> None:
+    assert missing_inputs(the_run(**everything(tmp_path))) is None
+    assert missing_inputs(Run()) is None

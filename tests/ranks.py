@@ -1,0 +1,46 @@
+"""Runs a function on several gloo ranks, forked from a server that has torch imported already."""
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "impl.train", "tests.ranks"])
+TIMEOUT_SECONDS = 120
+
+
+def run_ranks(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `function(*args)` returns on each rank; a rank's exception is raised here with its traceback."""
+    with tempfile.TemporaryDirectory() as folder:
+        queue = CONTEXT.Queue()
+        make = lambda rank: CONTEXT.Process(target=_rank, args=(rank, ranks, folder, queue, function, args))
+        processes = [make(rank) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        try:
+            answers = dict(queue.get(timeout=TIMEOUT_SECONDS) for _ in processes)
+        finally:
+            for process in processes:
+                process.join(timeout=5)
+                process.kill()
+    errors = [error for error, _ in answers.values() if error]
+    assert not errors, errors[0]
+    return [answers[rank][1] for rank in range(ranks)]
+
+
+def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = f"file://{Path(folder) / 'rendezvous'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    try:
+        queue.put((rank, (None, function(*args))))
+    except BaseException:
+        queue.put((rank, (traceback.format_exc(), None)))
+    dist.destroy_process_group()
