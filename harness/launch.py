@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import submitit
+import submitit.helpers
 
 from harness.store import write_atomically
 from impl.errors import InputError
@@ -20,27 +23,40 @@ GRACE_SECONDS = 2.0
 """How long the other ranks may take to say what they saw after one has failed."""
 
 
-def submit(
-    attempt: Path, *, ranks: int, on: Where, gpus: bool, slurm: dict[str, Any] | None = None
-) -> submitit.Job[None]:
-    """Start one supervised worker per rank for the run in `attempt`; returns at once.
+@dataclass(frozen=True)
+class Site:
+    """Where ranks run: local processes, or a Slurm cluster and what it has to be told."""
 
-    Raises:
-        InputError: the scheduler is not there.
-    """
-    try:
-        executor = submitit.AutoExecutor(folder=attempt / "submitit", cluster=on)
-    except RuntimeError as error:
-        raise InputError(f"--on {on}: {on} does not answer on this machine; valid here: local") from error
-    executor.update_parameters(
-        name=attempt.name,
-        tasks_per_node=ranks,
-        nodes=1,
-        gpus_per_node=ranks if gpus else 0,
-        timeout_min=60 * 24 * 365 if on == "local" else 60 * 24,  # the supervisor keeps the run's own limit
-        **{f"slurm_{key}": value for key, value in (slurm or {}).items() if on == "slurm"},
-    )
-    return executor.submit(supervise, str(attempt))
+    on: Where = "local"
+    partition: str | None = None
+    ranks_per_node: int = 8
+    gpus: bool = False
+    """One GPU for each rank; locally this is what the machine has."""
+
+    def require(self) -> None:
+        """Check that the scheduler is there.
+
+        Raises:
+            InputError: it is not.
+        """
+        if self.on == "slurm" and shutil.which("sbatch") is None:
+            raise InputError("--on slurm: no sbatch on this machine; valid here: local")
+
+    def submit(self, attempt: Path, ranks: int, time_limit_seconds: float) -> submitit.Job[None]:
+        """Start one supervised worker per rank for the run in `attempt`; returns at once."""
+        nodes = 1 if self.on == "local" else -(-ranks // self.ranks_per_node)
+        executor = submitit.AutoExecutor(folder=attempt / "submitit", cluster=self.on)
+        executor.update_parameters(
+            name=f"lmscale-{attempt.name}",
+            nodes=nodes,
+            tasks_per_node=ranks // nodes,
+            gpus_per_node=ranks // nodes if self.gpus else 0,
+            # the supervisor keeps the run's own limit; the scheduler's comes after it
+            timeout_min=int(time_limit_seconds / 60) + 5,
+        )
+        if self.on == "slurm" and self.partition:
+            executor.update_parameters(slurm_partition=self.partition)
+        return executor.submit(supervise, str(attempt))
 
 
 def supervise(folder: str) -> None:
@@ -52,7 +68,8 @@ def supervise(folder: str) -> None:
     task = submitit.JobEnvironment()
     attempt, rank = Path(folder), task.global_rank
     spec = json.loads((attempt / "spec.json").read_text())
-    command = [sys.executable, "-m", "harness.worker", folder, str(rank), str(task.local_rank), str(task.num_tasks)]
+    ranks = [str(rank), str(task.local_rank), str(task.num_tasks)]
+    command = [sys.executable, "-m", "harness.worker", folder, *ranks, _rendezvous(attempt, spec["on"])]
     deadline = time.monotonic() + spec["time_limit_seconds"]
     with open(attempt / f"rank-{rank}.log", "ab") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log, env=_environment(spec), cwd=spec["folder"])
@@ -79,6 +96,14 @@ def fail(attempt: Path, rank: int, status: str, reason: str) -> None:
     tail = log.read_text(errors="replace").splitlines()[-20:] if log.exists() else []
     failure = {"status": status, "reason": reason, "rank": rank, "time": time.time(), "log": tail}
     write_atomically(attempt / f"rank-{rank}.failure.json", json.dumps(failure))
+
+
+def _rendezvous(attempt: Path, on: Where) -> str:
+    """Where the ranks find each other: a file on one machine, the first node and a port from the job's id on a cluster."""
+    if on == "local":
+        return f"file://{attempt}/rendezvous"
+    first = submitit.helpers.TorchDistributedEnvironment()
+    return f"tcp://{first.master_addr}:{first.master_port}"
 
 
 def _another_failed(attempt: Path, rank: int) -> bool:

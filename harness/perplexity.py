@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,20 +112,25 @@ def perplexity_tables(records: Sequence[Record]) -> list[Table]:
         InputError: the records are of several tiers.
     """
     about(records)
-    found = evaluations(records)
     tables: list[Table] = []
+    for name, kind, apart, chosen in comparable(records):
+        matrix = placement_table(chosen, name, kind, apart)
+        suffix = "points" if matrix else ""
+        tables += [matrix] if matrix else []
+        tables.append(perplexity_table(chosen, name, kind, apart, suffix))
+    return tables
+
+
+def comparable(records: Sequence[Record]) -> Iterator[tuple[str, str, str, list[Record]]]:
+    """Name and kind of each evaluation, what tells its parts from one another, and each part's comparable records."""
+    found = evaluations(records)
     for name, kind in dict.fromkeys(zip(found["name"], found["kind"], strict=True)):
         rows = found[(found["name"] == name) & (found["kind"] == kind)]
         differing = differing_keys(list(rows["key"]))
         for key in dict.fromkeys(rows["key"]):
             apart = " ".join(f"{k}={_value(v)}" for k, v in json.loads(key).items() if k in differing)
             evaluated = set(rows["id"][rows["key"] == key])
-            chosen = _with_unfinished(records, evaluated, set(rows["id"]))
-            matrix = placement_table(chosen, name, kind, apart)
-            suffix = "points" if matrix else ""
-            tables += [matrix] if matrix else []
-            tables.append(perplexity_table(chosen, name, kind, apart, suffix))
-    return tables
+            yield name, kind, apart, _with_unfinished(records, evaluated, set(rows["id"]))
 
 
 def perplexity_table(records: Sequence[Record], name: str, kind: str, apart: str = "", suffix: str = "") -> Table:
@@ -140,11 +145,12 @@ def perplexity_table(records: Sequence[Record], name: str, kind: str, apart: str
     Raises:
         InputError: the records are of several tiers, or their comparability keys differ; names what differs.
     """
-    points, notes = _points(records, name, kind)
+    points, notes = scores(records, name, kind)
     points["varies"] = labels(list(points["point"]), records, IN_COLUMNS)
     lr = (LR,) if len(set(points["lr"])) > 1 else ()
     columns = shown((MODEL, NORM, *lr, VARIES, *KINDS[kind][2], *RUNS), points)
-    return Table(_stem(name, kind, apart, suffix), _title(records, name, kind, apart), columns, points, tuple(notes))
+    heading = title(records, name, kind, apart) + (f", by {suffix.removesuffix('s')}" if suffix else "")
+    return Table(stem(name, kind, apart, suffix), heading, columns, points, tuple(notes))
 
 
 def placement_table(records: Sequence[Record], name: str, kind: str, apart: str = "") -> Table | None:
@@ -153,7 +159,7 @@ def placement_table(records: Sequence[Record], name: str, kind: str, apart: str 
     A cell with a seed that diverged says so, instead of a mean over the others. None: there is only one column.
     Arguments and errors as in `perplexity_table`.
     """
-    points, notes = _points(records, name, kind)
+    points, notes = scores(records, name, kind)
     main, by_lr = KINDS[kind][2][0], _lr_in_columns(points, records)
     points["varies"] = labels(list(points["point"]), records, IN_COLUMNS if by_lr else IN_COLUMNS[:-1])
     rows: dict[tuple[str, str], dict[str, Any]] = {}
@@ -173,7 +179,7 @@ def placement_table(records: Sequence[Record], name: str, kind: str, apart: str 
     frame = pd.DataFrame(list(rows.values()))
     values = [replace(main, key=c, header=c, interval=_half_width(c)) for c in sorted(order, key=lambda c: order[c])]
     columns = shown((MODEL, VARIES, *values, FLOOR), frame)
-    return Table(_stem(name, kind, apart), _title(records, name, kind, apart), columns, frame, tuple(notes))
+    return Table(stem(name, kind, apart), title(records, name, kind, apart), columns, frame, tuple(notes))
 
 
 def _half_width(column: str) -> str:
@@ -187,11 +193,14 @@ def differing_keys(keys: Sequence[str]) -> dict[str, list[Any]]:
     return {part: found for part, found in values.items() if len(found) > 1}
 
 
-def _points(records: Sequence[Record], name: str, kind: str) -> tuple[pd.DataFrame, list[str]]:
+def scores(records: Sequence[Record], name: str, kind: str) -> tuple[pd.DataFrame, list[str]]:
     """One row a point, its means over the runs that ended well or a text that says why there is none; and the notes."""
     about(records)
     found = evaluations(records)
+    valid = ", ".join(dict.fromkeys(f"{n} ({k})" for n, k in zip(found["name"], found["kind"], strict=True)))
     found = pd.DataFrame(found[(found["name"] == name) & (found["kind"] == kind)])
+    if not len(found):
+        raise InputError(f"no record has the evaluation {name} ({kind}); valid: {valid or 'none'}")
     if differing := differing_keys(list(found["key"])):
         parts = "; ".join(f"{part}: {', '.join(map(_value, values))}" for part, values in differing.items())
         raise InputError(f"{name} ({kind}) mixes values that cannot be compared: {parts}; make one table for each")
@@ -206,10 +215,9 @@ def _points(records: Sequence[Record], name: str, kind: str) -> tuple[pd.DataFra
     points = combine(rows, by, measures)
     outcomes = [list(group) for _, group in rows.groupby(by, sort=False, dropna=False)["outcome"]]
     points["diverged_runs"] = [_count_diverged(outcome) for outcome in outcomes]
-    points[main] = points[main].astype(object)
-    for i, outcome in enumerate(outcomes):
-        if points["n"][i] == 0:
-            points.loc[i, main] = "diverged" if "diverged" in outcome else outcome[0]
+    texts = ["diverged" if "diverged" in outcome else outcome[0] for outcome in outcomes]
+    values = zip(points[main], points["n"], texts, strict=True)
+    points[main] = pd.Series([value if n else text for value, n, text in values], dtype=object)
     points["floor_half_width"] = TWO_SIDED * points["floor_standard_error"]
     return points, _notes(points, found)
 
@@ -240,10 +248,12 @@ def _notes(points: pd.DataFrame, found: pd.DataFrame) -> list[str]:
 
 def _lr_in_columns(points: pd.DataFrame, records: Sequence[Record]) -> bool:
     """Whether some model was trained with several learning rates, and they fit side by side."""
-    rest = pd.Series(labels(list(points["point"]), records, IN_COLUMNS), index=points.index)
-    tried = points.groupby([points["model"], points["norm_placement"], rest])["lr"].agg(lambda rates: len(set(rates)))
+    rest = labels(list(points["point"]), records, IN_COLUMNS)
+    tried: dict[tuple[Any, ...], set[float]] = {}
+    for model, norm, other, lr in zip(points["model"], points["norm_placement"], rest, points["lr"], strict=True):
+        tried.setdefault((model, norm, other), set()).add(lr)
     side_by_side = len(points[["norm_placement", "lr"]].drop_duplicates())
-    return max(tried) > 1 and side_by_side <= MOST_COLUMNS
+    return any(len(rates) > 1 for rates in tried.values()) and side_by_side <= MOST_COLUMNS
 
 
 def _with_unfinished(records: Sequence[Record], evaluated: set[str], elsewhere: set[str]) -> list[Record]:
@@ -258,12 +268,14 @@ def _with_unfinished(records: Sequence[Record], evaluated: set[str], elsewhere: 
     return [r for r in records if r["id"] in evaluated or r["id"] in set(missing)]
 
 
-def _title(records: Sequence[Record], name: str, kind: str, apart: str) -> str:
+def title(records: Sequence[Record], name: str, kind: str, apart: str) -> str:
+    """What is shown of which text, for a table or a figure."""
     where = {"valid": "held-out text"}.get(name, name)
     return f"{KINDS[kind][1]} on {where}{f' ({apart})' if apart else ''}{about(records)}"
 
 
-def _stem(name: str, kind: str, apart: str, suffix: str = "") -> str:
+def stem(name: str, kind: str, apart: str, suffix: str = "") -> str:
+    """Stem of the file of a table or a figure."""
     parts = [KINDS[kind][0], name, apart, suffix]
     return re.sub(r"[^a-z0-9]+", "_", " ".join(part for part in parts if part).lower()).strip("_")
 

@@ -97,7 +97,8 @@ def number_with_interval(value: float, half_width: float, digits: int = 4) -> st
     if not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{digits - 1}e} ± {half_width:.1e}"
     decimals = min(_decimals(half_width, 2), _decimals(value, digits + 2))
-    return f"{value:,.{decimals}f} ± {half_width:,.{decimals}f}"
+    width = f"{half_width:,.{decimals}f}"
+    return f"{value:,.{decimals}f} ± {width}" if width.strip("0.") else f"{number(value, digits)} ± 0"
 
 
 def is_missing(value: Any) -> bool:

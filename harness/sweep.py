@@ -1,20 +1,20 @@
 """Runs the points of an experiment that are missing, and keeps a record of each, whatever came of it."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import submitit
 
-from harness import launch
 from harness.collect import base_record, record_of, steps_so_far
-from harness.environment import CODE, gpu_count, host_environment
+from harness.environment import CODE, host_environment
 from harness.experiment import Point
-from harness.launch import Where
+from harness.launch import Site
 from harness.store import FINISHED, Record, Store, write_atomically
 from harness.validity import Datasets, summary, warnings, why_invalid
 from impl.run import to_dict
@@ -37,11 +37,10 @@ class Display(Protocol):
 class Options:
     """Where and how the points of a sweep run."""
 
-    on: Where = "local"
+    site: Site = Site()
     jobs: int = 1
     time_limit_seconds: float = 24 * 3600.0
     collective_timeout_seconds: float = 600.0
-    slurm: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,7 +91,7 @@ class Sweep:
 
     def _start(self, point: Point) -> Job | None:
         """Launch a point; one that cannot run becomes a record with its reason."""
-        reason = why_invalid(point.run, self.datasets, self.options.on)
+        reason = why_invalid(point.run, self.datasets, self.options.site.on)
         if reason is not None:
             record = {**base_record(self._identity(point)), "status": "invalid", "reason": reason}
             self.store.write({**record, "environment": self.environment})
@@ -102,12 +101,11 @@ class Sweep:
             self.display.message(f"{point.label}: {warning}")
         self.display.started(point)
         attempt = self.store.new_attempt(point.run.id)
-        gpus = gpu_count() > 0
         data = self.datasets.open(point.run.data.dataset)
         spec = {
             **self._identity(point),
             "ranks": point.run.plan.world_size,
-            "device": "cuda" if gpus else "cpu",
+            "on": self.options.site.on,
             "data": str(data.path.resolve()),
             "data_summary": summary(data, point.run.data.dataset),
             "environment": self.environment,
@@ -116,11 +114,11 @@ class Sweep:
             "submitted": time.time(),
             "time_limit_seconds": self.options.time_limit_seconds,
             "collective_timeout_seconds": self.options.collective_timeout_seconds,
-            "driver_pid": launch.os.getpid() if self.options.on == "local" else None,
+            "driver_pid": os.getpid() if self.options.site.on == "local" else None,
         }
         write_atomically(attempt / "spec.json", json.dumps(spec))
-        ranks, options = point.run.plan.world_size, self.options
-        return Job(point, attempt, launch.submit(attempt, ranks=ranks, on=options.on, gpus=gpus, slurm=options.slurm))
+        job = self.options.site.submit(attempt, point.run.plan.world_size, self.options.time_limit_seconds)
+        return Job(point, attempt, job)
 
     def _identity(self, point: Point) -> dict[str, Any]:
         run = point.run

@@ -37,7 +37,7 @@ RATE_PER_DEVICE = Column(
     interval="tokens_per_second_per_device_half_width",
 )  # fmt: skip
 RUNS = Column(key="n", header="n")
-MARK = Column(key="mark", header="", text=True)
+MARK = Column(key="mark", header="mark", text=True)
 THROUGHPUT = (
     MODEL, VARIES, DEVICE, RANKS, RATE, RATE_PER_DEVICE,
     Column(key="step_seconds", header="step, median", unit="ms", si="s", scale=MILLI),

@@ -13,7 +13,8 @@ from rich.table import Table as ConsoleTable
 
 from harness import figures, render, tables
 from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
-from harness.launch import Where
+from harness.environment import gpu_count
+from harness.launch import Site, Where
 from harness.progress import LiveDisplay
 from harness.store import FINISHED, Record, Store
 from harness.sweep import Options, Sweep
@@ -55,6 +56,8 @@ def run(
     data: str | None = None,
     time_limit: float = 24 * 3600.0,
     partition: str | None = None,
+    ranks_per_node: int = 8,
+    gpus: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     json: Json = False,
 ) -> int:
     """Run the points of an experiment that have no finished record yet, then write its tables and figures.
@@ -69,18 +72,17 @@ def run(
         data: Token folder to train on, in place of the experiment's.
         time_limit: Seconds a point may take.
         partition: Slurm partition.
+        ranks_per_node: Ranks on one node of the cluster.
+        gpus: Ask the cluster for one GPU per rank.
         json: Print one JSON document on standard output.
     """
-    if jobs < 1:
-        raise InputError(f"--jobs {jobs}: at least 1 point has to run at a time")
-    if not time_limit > 0:
-        raise InputError(f"--time-limit {time_limit}: a point needs some seconds")
+    _require_positive(jobs=jobs, time_limit=time_limit, ranks_per_node=ranks_per_node)
+    site = _site(on, partition, ranks_per_node, gpus)
     found = load(experiment)
     chosen = points(_on_data(found.runs[tier], data), only)
     store = Store(out, found.id, tier)
     store.require_writable()
-    slurm = {"partition": partition} if partition else {}
-    _sweep(chosen, store, Options(on=on, jobs=jobs, time_limit_seconds=time_limit, slurm=slurm))
+    _sweep(chosen, store, Options(site=site, jobs=jobs, time_limit_seconds=time_limit))
     records = [r for r in map(store.read, (p.run.id for p in chosen)) if r is not None]
     files = _write_results(store)
     if json:
@@ -182,13 +184,15 @@ def train(
         out: Keep the record, tables and figures in this folder; without it they are only printed.
         json: Print the record.
     """
+    _require_positive(time_limit=time_limit)
+    site = _site(on)
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(out or Path(scratch), "train", "small")
         store.require_writable()
         datasets = Datasets(_synthetic_cache(store))
         if reason := why_invalid(config, datasets, on):
             raise InputError(reason)
-        _sweep([Point(config, f"train {config.id}")], store, Options(on=on, time_limit_seconds=time_limit))
+        _sweep([Point(config, f"train {config.id}")], store, Options(site=site, time_limit_seconds=time_limit))
         record = store.read(config.id)
         assert record is not None
         if out:
@@ -254,6 +258,23 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
         "train": train_from,
         "prepare": prepare,
     }
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be more than 0")
+
+
+def _site(on: Where, partition: str | None = None, ranks_per_node: int = 8, gpus: bool = False) -> Site:
+    """The place to run at; locally ranks take the GPUs that are there.
+
+    Raises:
+        InputError: it is not there.
+    """
+    site = Site(on, partition, ranks_per_node, gpus or (on == "local" and gpu_count() > 0))
+    site.require()
+    return site
 
 
 def _sweep(chosen: list[Point], store: Store, options: Options) -> None:

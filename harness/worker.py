@@ -1,4 +1,4 @@
-"""One rank of a run: `python -m harness.worker ATTEMPT RANK LOCAL_RANK WORLD_SIZE`, started by the launcher."""
+"""One rank of a run: `python -m harness.worker ATTEMPT RANK LOCAL_RANK WORLD_SIZE RENDEZVOUS`, started by the launcher."""
 
 import ctypes
 import dataclasses
@@ -28,11 +28,11 @@ FLUSH_SECONDS = 0.5
 GEMM_SECONDS = 0.2
 
 
-def main(attempt: Path, rank: int, local_rank: int, world_size: int) -> int:
+def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
     """Train the run in `attempt/spec.json`; returns the exit status. A failure is written where the collector reads it."""
     _die_with_parent()
     try:
-        Worker(attempt, rank, local_rank, world_size).run_to_end()
+        Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()
     except (MemoryError, torch.OutOfMemoryError) as error:
         return _failed(attempt, rank, "oom", error)
     except Exception as error:
@@ -44,18 +44,18 @@ def main(attempt: Path, rank: int, local_rank: int, world_size: int) -> int:
 class Worker:
     """Trains and evaluates, writing steps as they happen and the result once at the end."""
 
-    def __init__(self, attempt: Path, rank: int, local_rank: int, world_size: int) -> None:
+    def __init__(self, attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> None:
         self.attempt, self.rank = attempt, rank
         self.spec = json.loads((attempt / "spec.json").read_text())
         self.run: Run = from_dict(self.spec["run"])
         torch.set_num_threads(self.run.threads)
-        cuda = self.spec["device"] == "cuda"
+        cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(self.device)
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            init_method=f"file://{attempt}/rendezvous",
+            init_method=rendezvous,
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=self.spec["collective_timeout_seconds"]),
@@ -87,6 +87,7 @@ class Worker:
             "resolved": {
                 "vocab_size": trainer.vocab_size,
                 "parameters": sum(p.numel() for p in trainer.model.parameters()),
+                "head_positions": trainer.head_positions,
             },
         }
         write_atomically(self.attempt / f"rank-{self.rank}.json", json.dumps(result))
@@ -167,4 +168,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5]))

@@ -86,7 +86,7 @@ def evaluate(
     Communication: one all-reduce of three float64 numbers for each evaluation, together.
 
     Raises:
-        InputError: see `missing_inputs`; or the validation split is shorter than one of BERT's sequences.
+        InputError: see `missing_inputs`; or the validation split is shorter than two of BERT's sequences.
     """
     work = _Work(scorer, batch, group.rank(), group.size())
     parts = [_validation(run, data, work) if run.model.family == "gpt" else _masked(run, data, work)]
@@ -151,9 +151,7 @@ def _validation(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
 
 def _masked(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
     ids, seq_len, sequences = data.tokens("valid"), run.model.seq_len, run.evaluation.sequences
-    every = num_windows(len(ids), seq_len)
-    if every < 1:
-        raise InputError(f"{data.path}: {len(ids)} validation tokens are too few for model.seq_len {seq_len}")
+    every = num_windows(ids, seq_len)
     count = min(sequences or every, every)
     nats, tokens = 0.0, 0
     for picks in work.batches(count):

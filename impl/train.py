@@ -95,6 +95,12 @@ class Trainer:
                 self.run, self.data, self, self.group, final=final, batch=self.run.train.microbatch
             )
 
+    @property
+    def head_positions(self) -> int:
+        """Positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's."""
+        first = self._batch(np.arange(1))
+        return first.targets.shape[1]
+
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         """-log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s]."""
         goal = self._to_device(targets)

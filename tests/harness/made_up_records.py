@@ -39,7 +39,7 @@ def record(
     device_name: str = "AMD EPYC",
     **changed: Any,
 ) -> dict[str, Any]:
-    """A run whose steps all take `seconds` and whose validation loss is `nats`; a status other than ok leaves it bare."""
+    """A run whose steps all take `seconds` and whose validation loss is `nats`; one that never ran is left bare."""
     fields = config(**changed)
     ranks, steps = fields["plan"]["dp"], fields["train"]["steps"]
     head = {

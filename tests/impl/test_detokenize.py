@@ -23,7 +23,7 @@ TOKENS = ["@-@", "@,@", "@.@", '"', "'", "'s", "=", "(", ")", ",", ".", ":", "�
         (" 90 km / h at 20 ° C , 30 ° slope — steep ", "90 km/h at 20°C, 30° slope—steep"),
         (" \n = Red @-@ ink = \n \n = = Early years = = \n", "\n= Red-ink =\n\n== Early years ==\n"),
         (" a = b and <unk> . ", "a = b and <unk>."),
-        ("Natural text, don't touch (it) \"at all\".\n", "Natural text, don't touch (it) \"at all\".\n"),
+        ('Natural text, don\'t touch (it) "at all".\n', 'Natural text, don\'t touch (it) "at all".\n'),
         ("", ""),
     ],
 )

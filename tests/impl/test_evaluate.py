@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -98,10 +98,10 @@ def folder(path: Path, valid: str = VALID) -> TokenFolder:
     return TokenFolder.open(path / "tokens")
 
 
-def the_run(seq_len: int = 16, family: str = "gpt", **evaluation: Any) -> Run:
+def the_run(seq_len: int = 16, family: Literal["gpt", "bert"] = "gpt", sequences: int = 0, **evaluation: Any) -> Run:
     return Run(
-        model=ModelConfig(family=family, seq_len=seq_len),  # pyright: ignore[reportArgumentType]
-        evaluation=EvaluationConfig(**{"sequences": 0} | evaluation),
+        model=ModelConfig(family=family, seq_len=seq_len),
+        evaluation=EvaluationConfig(sequences=sequences, **evaluation),
     )
 
 
@@ -132,8 +132,8 @@ def test_validation_counts_the_whole_split(tmp_path: Path, score: Callable[..., 
     assert (valid.tokens, valid.words, valid.bytes) == (split.tokens, split.words, split.bytes)
     assert valid.bits_per_byte == pytest.approx(split.tokens * math.log2(VOCAB) / len(VALID.encode()), rel=1e-6)
     [part] = score(the_run(sequences=2), data, Uniform())
-    # the 32 bytes "A cat sat, ça va. A cat sat, ça", of which ç takes two
-    assert (part.tokens, part.words, part.bytes) == (32, 7, 32)
+    # "A cat sat, ça va. A cat sat, ç": ç is two bytes, and the cut word counts
+    assert (part.tokens, part.words, part.bytes) == (32, 9, 32)
     assert part.key["sequences"] == 2
 
 
@@ -181,7 +181,7 @@ def test_a_natural_text_is_not_detokenised(tmp_path: Path, score: Callable[..., 
     assert (words.tokens, words.words, words.key["detokenized"]) == (len(text), 10, False)
 
 
-@pytest.mark.parametrize(("known", "correct"), [(b" thre", 1), (b" the", 0), (b" threNowletusand", 2), (b"", 0)])
+@pytest.mark.parametrize(("known", "correct"), [(b" thre", 1), (b" the", 0), (b" threus", 2), (b"", 0)])
 def test_a_last_word_is_right_only_as_a_whole(
     tmp_path: Path, score: Callable[..., list[Evaluation]], known: bytes, correct: int
 ) -> None:
@@ -195,10 +195,8 @@ def test_a_passage_keeps_its_last_context(tmp_path: Path, score: Callable[..., l
     scorer = Recorded()
     score(the_run(seq_len=8, **everything(tmp_path)), folder(tmp_path), scorer, 4)
     inputs, targets = scorer.calls[-1]
-    assert bytes(inputs[2].tolist()) == b" the ver"[:8] or bytes(inputs.max(1).astype(np.uint8))
     rows = sorted(bytes(i for i in row.tolist() if i != EOT) for row in targets)
-    assert rows == sorted([b"two three"[-8:], b"w let us", b"very end", b" yz"])
-    assert all((row[:-1] == np.roll(goal, 1)[1:]).all() or True for row, goal in zip(inputs, targets, strict=True))
+    assert rows == sorted([b"wo three", b"w let us", b"very end", b" yz"])
     np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
 
 
@@ -228,7 +226,7 @@ def test_masked_positions_do_not_depend_on_the_runs_seed(
     assert first.tokens == second.tokens > 0
     assert first.nats == pytest.approx(second.nats, rel=1e-12)
     [every] = score(the_run(family="bert"), data, chain)
-    assert every.tokens == first.tokens // 5 * num_windows(data.manifest.valid.tokens, 16)
+    assert every.tokens == first.tokens // 5 * num_windows(data.tokens("valid"), 16)
 
 
 def test_evaluations_are_json(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
@@ -243,7 +241,7 @@ def test_diverged_models_have_values_too() -> None:
 
 
 def random_chain() -> Chain:
-    p = np.random.default_rng(1).uniform(0.01, 1.0, (VOCAB, VOCAB))
+    p = np.random.default_rng(1).uniform(0.3, 1.0, (VOCAB, VOCAB))
     return Chain({(i, j): p[i, j] for i in range(VOCAB) for j in range(VOCAB)})
 
 
@@ -260,7 +258,9 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
     runs = [the_run(overlap=5, **everything(tmp_path)), the_run(family="bert"), the_run(family="bert", sequences=1)]
     # forked, so that torch is not imported again
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=sharded, args=(r, n, tmp_path, runs)) for n in (1, 2) for r in range(n)]
+    processes = [
+        fork.Process(target=sharded, args=(r, n, tmp_path, runs), daemon=True) for n in (1, 2) for r in range(n)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -306,7 +306,7 @@ def lambada(*lines: str) -> Callable[[Path], dict[str, Any]]:
         (lambada('{"text": "a b"}', '{"text": " b"}'), "passage 2: only a last word"),
         (lambada(), "lambada.jsonl is empty"),
         (lambada("nonsense"), "line 1: not JSON"),
-        (lambada('{"text": "a sesquipedalianword"}'), "may need model.seq_len 20, not 16"),
+        (lambada('{"text": "a sesquipedalianword"}'), "may need model.seq_len 19, not 16"),
         (lambda path: {"lambada": str(path / "absent.jsonl")}, "absent.jsonl"),
         (lambda path: {"lambada": str(path / "words.txt")}, "takes a .jsonl file"),
     ],

@@ -1,6 +1,5 @@
 """Sliding windows, and the text that a part of them scores."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,0 +1,271 @@
+"""The figures of a sweep, each a pure function of its records; the same records give the same bytes."""
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.measures import (
+    SHAPE,
+    Record,
+    about,
+    diverged,
+    float_or_nan,
+    frame,
+    labels,
+    model_names,
+    point,
+    shape,
+    size_name,
+)
+from harness.measures import tokens_per_step as tokens_of
+from harness.perplexity import KINDS, comparable, scores, stem, title
+from harness.render import Column, number
+from harness.scaling import scaling_rows
+from harness.statistics import running_mean
+from impl.model.norm_placement import PLACEMENTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#444444")
+"""Told apart with every kind of colour vision (Okabe and Ito 2008), then two more."""
+MARKERS = "os^Dv<>P"
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "lmscale", "font.size": 10, "axes.titlesize": 11, "axes.grid": True, "grid.alpha": 0.3,
+    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 9,
+    "lines.linewidth": 1.6, "axes.axisbelow": True,
+}  # fmt: skip
+SMOOTHED_SHARE = 0.02
+"""Share of the steps over which training loss is averaged for drawing."""
+MOST_PANELS = 9
+
+
+def write(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Every figure there is data for as PNG (150 dpi) and SVG, in place of what an earlier call wrote to the folder.
+
+    Raises:
+        InputError: the records are of several tiers.
+        OSError: the folder cannot be written.
+    """
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    with matplotlib.rc_context(STYLE):
+        figures = {"curves": curves(records), "scaling": scaling(records)}
+        for name, kind, apart, chosen in comparable(records):
+            figures[stem(name, kind, apart)] = sizes(chosen, name, kind, apart)
+        for name, figure in figures.items():
+            if figure is not None:
+                written += [_save(figure, folder / f"{name}.{suffix}") for suffix in ("png", "svg")]
+    stems = ("curves", "scaling", "perplexity_*", "accuracy_*")
+    for old in {path for s in stems for path in folder.glob(f"{s}.*")} - set(written):
+        old.unlink()
+    return written
+
+
+def _save(figure: "Figure", path: Path) -> Path:
+    """Whole or not at all, and without the date and version that would make equal figures differ."""
+    content = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
+    figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata, bbox_inches="tight")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content.getvalue())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def curves(records: Sequence[Record]) -> "Figure | None":
+    """Training loss (smoothed) and validation loss against tokens: a panel for each model, a colour for each point."""
+    heading = about(records)
+    trained = [r for r in records if len(r.get("steps") or ()) > 1]
+    if not trained:
+        return None
+    names, configs = model_names(records), [record["config"] for record in trained]
+    texts = labels([point(config) for config in configs], trained, SHAPE)
+    models = [names[shape(config)] for config in configs]
+    if len(set(texts)) == 1 or len(set(models)) > MOST_PANELS:
+        texts = [f"{m} {t}".strip() if len(set(texts)) > 1 else m for m, t in zip(models, texts, strict=True)]
+        models = [""] * len(texts)
+    order = sorted(range(len(trained)), key=lambda i: _size_and_placement(trained[i]))
+    panels, points = list(dict.fromkeys(models[i] for i in order)), list(dict.fromkeys(texts[i] for i in order))
+    figure, axes = _panels(len(panels))
+    for i in order:
+        _curve(axes[panels.index(models[i])], trained[i], COLOURS[points.index(texts[i]) % len(COLOURS)])
+    for ax, name in zip(axes, panels, strict=True):
+        ax.set(title=name, xlabel="tokens", ylabel="loss (nats per token)", xscale="log")
+        ax.sharey(axes[0]) if ax is not axes[0] else None
+    handles = [_line(COLOURS[i % len(COLOURS)], text) for i, text in enumerate(points) if text]
+    handles += [_line("#888888", f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
+    handles += [_line("#888888", "validation", marker="o")]
+    if any(diverged(record) for record in trained):
+        handles += [_line("#888888", "diverged", marker="x", linestyle="")]
+    if any(_floor(record) for record in trained):
+        handles += [_line("black", "entropy floor", linestyle="--")]
+    _legend(figure, handles)
+    figure.suptitle(f"Training and validation loss{heading}")
+    return figure
+
+
+def _curve(ax: "Axes", record: Record, colour: str) -> None:
+    tokens = tokens_of(record["config"])
+    steps = [(s["step"] + 1, float_or_nan(s.get("loss"))) for s in record["steps"]]
+    finite = [(step, loss) for step, loss in steps if math.isfinite(loss)]
+    smooth = running_mean([loss for _, loss in finite], max(1, round(SMOOTHED_SHARE * len(finite))))
+    ax.plot([step * tokens for step, _ in finite], smooth, color=colour, alpha=0.45, linewidth=1)
+    if diverged(record) and finite:
+        ax.plot(finite[-1][0] * tokens, smooth[-1], marker="x", markersize=8, markeredgewidth=2, color=colour)
+    held_out = [
+        (e["step"] * tokens, e["nats"] / e["tokens"])
+        for e in record.get("evaluations") or ()
+        if e["name"] == "valid" and e.get("tokens") and math.isfinite(float_or_nan(e.get("nats")))
+    ]
+    ax.plot(*zip(*held_out, strict=True), color=colour, marker="o", markersize=4, linewidth=1.2) if held_out else None
+    if floor := _floor(record):
+        ax.axhline(floor, color="black", linestyle="--", linewidth=1)
+
+
+def _floor(record: Record) -> float | None:
+    """Nats per token that no left-to-right model can be expected to beat; None where not known."""
+    entropy = ((record.get("resolved") or {}).get("data") or {}).get("entropy")
+    if not entropy or record["config"]["model"]["family"] != "gpt":
+        return None
+    return (entropy.get("valid") or entropy)["nats_per_token"]
+
+
+def scaling(records: Sequence[Record]) -> "Figure | None":
+    """Throughput and scaling efficiency against ranks; ideal is the baseline's throughput per device, kept."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    heading, rows = about(records), frame(records)
+    if rows.empty:
+        return None
+    rows = scaling_rows(pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()]), records)
+    if rows.empty:
+        return None
+    by = ["kind", "model", "varies", "device_name"]
+    groups = [group for _, group in rows.groupby(by, sort=False, dropna=False)]
+    figure, (left, right) = _panels(2)
+    several = {name for name in by if len(set(rows[name])) > 1}
+    for i, group in enumerate(groups):
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        text = " ".join(str(group.iloc[0][name]) for name in by if name in several or name == "kind")
+        ranks, rate = list(group["ranks"]), list(group["tokens_per_second"])
+        left.plot(ranks, [rate[0] * r / ranks[0] for r in ranks], color=colour, linestyle=":", linewidth=1)
+        _points(left, group, "tokens_per_second", 1.0, color=colour, marker=marker, label=text)
+        _points(right, group, "efficiency", 0.01, color=colour, marker=marker, label=text)
+        for r, value, over in zip(ranks, rate, group["oversubscribed"], strict=True):
+            left.plot(r, value, marker=marker, color=colour, markerfacecolor="white", zorder=3) if over else None
+    ticks = sorted(set(rows["ranks"]))
+    for ax in (left, right):
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+        ax.set(xlabel="ranks", xlim=(ticks[0] / 1.2, ticks[-1] * 1.2))
+    left.set_yscale("log")
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter(lambda value, _: number(value, 3))
+    left.yaxis.set_minor_locator(NullLocator())
+    left.set(ylabel="throughput (tokens/s)", title="Throughput")
+    right.axhline(100, color="black", linestyle=":", linewidth=1)
+    right.set(ylabel="efficiency (%)", title="Scaling efficiency", ylim=(0, None))
+    handles = [*left.get_legend_handles_labels()[0], _line("black", "ideal", linestyle=":")]
+    if any(rows["oversubscribed"]):
+        handles.append(
+            _line("#888888", "oversubscribed: no efficiency", marker="o", markerfacecolor="white", linestyle="")
+        )
+    _legend(figure, handles)
+    figure.suptitle(f"Scaling{heading}")
+    return figure
+
+
+def _points(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, **style: Any) -> None:
+    """A line through the means, with 95% intervals where there are any."""
+    values, widths = rows[measure] / scale, rows[f"{measure}_half_width"].fillna(0.0) / scale
+    ax.errorbar(list(rows["ranks"]), list(values), yerr=list(widths), capsize=3, **style)
+
+
+def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "Figure | None":
+    """Perplexity or accuracy against parameters, a line for each norm placement; None: fewer than two sizes.
+
+    Raises:
+        InputError: as `harness.perplexity.perplexity_table`.
+    """
+    points, _ = scores(records, name, kind)
+    known = pd.DataFrame(points[points["parameters"].notna()])
+    if len(set(known["model"])) < 2:
+        return None
+    known["line"] = labels(list(known["point"]), records, SHAPE)
+    lines = list(dict.fromkeys(known["line"]))
+    main, (figure, (ax,)) = KINDS[kind][2][0], _panels(1)
+    for i, line in enumerate(lines):
+        _sizes_line(ax, pd.DataFrame(known[known["line"] == line]), main, i)
+    handles = [_line(COLOURS[i % 8], line, marker=MARKERS[i % 8]) for i, line in enumerate(lines) if line]
+    if any(known["diverged_runs"]):
+        handles.append(_line("#888888", "diverged (runs)", marker="x", linestyle=""))
+    if any(known["floor"].notna()):
+        floor = known["floor"].dropna().iloc[0]
+        ax.axhline(floor, color="black", linestyle="--", linewidth=1)
+        ax.set_ylim(bottom=floor - 0.05 * (ax.get_ylim()[1] - floor))
+        handles.append(_line("black", "entropy floor", linestyle="--"))
+    ax.set(xscale="log", xlabel="parameters", ylabel=main.heading)
+    ticks = sorted(dict(zip(known["model"], known["parameters"], strict=True)).values())
+    ax.set_xticks(ticks, [size_name(round(tick)) for tick in ticks])
+    ax.minorticks_off()
+    _legend(figure, handles)
+    figure.suptitle(title(records, name, kind, apart))
+    return figure
+
+
+def _sizes_line(ax: "Axes", points: pd.DataFrame, main: Column, i: int) -> None:
+    colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+    means = pd.DataFrame(points[[isinstance(v, float) and math.isfinite(v) for v in points[main.key]]])
+    values = [value / main.scale for value in means[main.key]]
+    widths = list(means[f"{main.key}_half_width"].fillna(0.0).astype(float) / main.scale)
+    ax.errorbar(list(means["parameters"]), values, widths, color=colour, marker=marker, capsize=3)
+    top = ax.get_xaxis_transform()  # what diverged has no place on the axis of values
+    for x, runs in zip(points["parameters"], points["diverged_runs"], strict=True):
+        if runs:
+            y = 0.97 - 0.06 * i
+            ax.plot(x, y, marker="x", markersize=7, markeredgewidth=2, color=colour, transform=top, clip_on=False)
+            ax.annotate(
+                runs, (x, y), (-8, 0), xycoords=top, textcoords="offset points", ha="right", va="center", size=8
+            )
+
+
+def _panels(count: int) -> tuple["Figure", list["Axes"]]:
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+
+    columns = min(count, 3) if count != 4 else 2
+    rows = math.ceil(count / columns)
+    width, height = (7.0, 4.2) if count == 1 else (4.4 * columns, 3.3 * rows)
+    figure = Figure(figsize=(width, height + 0.8), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return figure, axes[:count]
+
+
+def _line(colour: str, text: str, **style: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, label=text, **style)
+
+
+def _legend(figure: "Figure", handles: list[Any]) -> None:
+    """Below the panels, where it hides nothing."""
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4))
+
+
+def _size_and_placement(record: Record) -> tuple[float, int]:
+    count = (record.get("resolved") or {}).get("parameters") or math.inf
+    return count, list(PLACEMENTS).index(record["config"]["model"]["norm_placement"])

@@ -1,0 +1,219 @@
+"""A synthetic language whose entropy rate is known exactly: the floor of every perplexity on it.
+
+Classes of words form a Markov chain; a class emits a word of its own lexicon, most often its first ones (Zipf).
+A word belongs to one class, which its last letter marks, and is ended by one space. So the letters tell words and
+classes without doubt, and the entropy of a letter is the entropy of a word over its mean length.
+"""
+
+import dataclasses
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from impl.data.tokenizer import ByteTokenizer
+from impl.data.tokens import Entropy, Manifest, Split, SplitName
+from impl.data.writing import SplitWriter, new_token_folder, token_dtype, write_manifest
+from impl.fields import CHECKED
+from impl.seeding import derive
+
+LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+SPACE = ord(" ")
+BLOCK_WORDS = 512
+SHORTEST, LONGEST = 2, 5
+SUCCESSION_DECAY, SUCCESSION_FLOOR = 0.5, 0.02
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class SyntheticConfig:
+    """A language and how much of it is written."""
+
+    seed: int = 0
+    classes: int = Field(default=8, ge=2, le=26)
+    words_per_class: int = Field(default=8, ge=1, le=256)
+    train_tokens: int = Field(default=4_000_000, ge=1000)
+    """About; a text ends with a whole word."""
+    valid_tokens: int = Field(default=200_000, ge=1000)
+
+
+@plain_dataclass(frozen=True)
+class Source:
+    """A Markov chain of word classes, each with a lexicon. Words are numbered class by class.
+
+    Shapes: transitions [classes, classes], rows are the class before; emissions [classes, words per class].
+    """
+
+    transitions: np.ndarray
+    emissions: np.ndarray
+    words: tuple[bytes, ...]
+
+    @property
+    def stationary(self) -> np.ndarray:
+        """Share of each class in a long text: the left eigenvector of the transitions for eigenvalue 1."""
+        classes = len(self.transitions)
+        equations = np.vstack([self.transitions.T - np.eye(classes), np.ones(classes)])
+        return np.linalg.lstsq(equations, np.append(np.zeros(classes), 1.0), rcond=None)[0]
+
+    @property
+    def nats_per_word(self) -> float:
+        """Entropy rate: of the next class given this one, plus of the word given its class."""
+        return float(self.stationary @ (_entropy(self.transitions) + _entropy(self.emissions)))
+
+    @property
+    def letters_per_word(self) -> float:
+        """Mean length of a word and its space."""
+        lengths = np.array([len(word) + 1 for word in self.words]).reshape(self.emissions.shape)
+        return float(self.stationary @ (self.emissions * lengths).sum(1))
+
+    @property
+    def nats_per_letter(self) -> float:
+        return self.nats_per_word / self.letters_per_word
+
+    def sample(self, seed: int, words: int) -> np.ndarray:
+        """One stationary chain of word numbers."""
+        draw = _uniforms(seed, 2 * words)
+        first, moves, choices = draw[:1], draw[1:words], draw[words:]
+        start = int(_inverse_cdf(self.stationary, first)[0])
+        classes = _walk(start, np.stack([_inverse_cdf(row, moves) for row in self.transitions], axis=1))
+        numbers = np.empty(words, np.int64)
+        for index, row in enumerate(self.emissions):
+            here = classes == index
+            numbers[here] = index * len(row) + _inverse_cdf(row, choices[here])
+        return numbers
+
+    def spell(self, numbers: np.ndarray) -> np.ndarray:
+        """The letters of a chain of words, each word ended by a space, uint8."""
+        lengths = np.array([len(word) + 1 for word in self.words])
+        lexicon = np.frombuffer(b" ".join(self.words) + b" ", np.uint8)
+        starts, sizes = (np.cumsum(lengths) - lengths)[numbers], lengths[numbers]
+        ends = np.cumsum(sizes)
+        return lexicon[np.repeat(starts - (ends - sizes), sizes) + np.arange(ends[-1])]
+
+    def code_lengths(self, numbers: np.ndarray) -> np.ndarray:
+        """Nats of each word of a chain, given those before it: minus the log of its probability."""
+        per_class = self.emissions.shape[1]
+        classes = numbers // per_class
+        moves = self.transitions[classes[:-1], classes[1:]]
+        return -np.log(np.append(self.stationary[classes[0]], moves) * self.emissions.ravel()[numbers])
+
+
+def make_source(config: SyntheticConfig) -> Source:
+    """The language of a configuration; its seed fixes transitions and spelling."""
+    classes, per_class = config.classes, config.words_per_class
+    # A few likely successors for each class, in its own order, but never none
+    weights = SUCCESSION_DECAY ** np.arange(classes) + SUCCESSION_FLOOR
+    order = _uniforms(derive(config.seed, "language", "order"), classes**2).reshape(classes, classes).argsort(1)
+    zipf = 1.0 / np.arange(1, per_class + 1)
+    return Source(
+        transitions=weights[order] / weights.sum(),
+        emissions=np.tile(zipf / zipf.sum(), (classes, 1)),
+        words=_spelling(derive(config.seed, "language", "spelling"), classes, per_class),
+    )
+
+
+def code_length(source: Source, numbers: np.ndarray) -> tuple[float, float]:
+    """Nats per letter of a chain of words under its source, and its standard error around `nats_per_letter`.
+
+    The error is that of a ratio estimator with means over batches, since neighbouring words depend on each other.
+    """
+    nats = source.code_lengths(numbers)
+    letters = np.array([len(word) + 1 for word in source.words])[numbers]
+    rate = nats.sum() / letters.sum()
+    batches = max(2, int(len(numbers) ** 0.5))
+    sums = np.array([part.sum() for part in np.array_split(nats - rate * letters, batches)])
+    return float(rate), float(sums.std(ddof=1) * batches**0.5 / letters.sum())
+
+
+def write_synthetic(folder: Path, config: SyntheticConfig) -> Manifest:
+    """Writes a token folder of bytes in the language, one chain a split, and its entropy into the manifest.
+
+    Raises:
+        InputError: `folder` holds something else, or cannot be written.
+    """
+    source, tokenizer = make_source(config), ByteTokenizer()
+    with new_token_folder(folder) as building:
+        train, _ = _write_split(building, "train", source, config)
+        valid, (valid_nats, valid_error) = _write_split(building, "valid", source, config)
+        tokenizer.save(building)
+        manifest = Manifest(
+            tokenizer=tokenizer.name,
+            tokenizer_sha256=tokenizer.sha256,
+            vocab_size=tokenizer.vocab_size,
+            eot=tokenizer.eot,
+            dtype="uint16",
+            train=train,
+            valid=valid,
+            split_rule="synthetic",
+            entropy=Entropy(
+                language=dataclasses.asdict(config),
+                # Rounded: the last bits are the linear algebra library's, and the manifest is the data's identity
+                nats_per_token=round(source.nats_per_letter, 10),
+                nats_per_word=round(source.nats_per_word, 10),
+                nats_per_byte=round(source.nats_per_letter, 10),
+                valid_nats_per_token=round(valid_nats, 10),
+                valid_standard_error=round(valid_error, 10),
+            ),
+        )
+        write_manifest(building, manifest)
+    return manifest
+
+
+def _write_split(
+    building: Path, name: SplitName, source: Source, config: SyntheticConfig
+) -> tuple[Split, tuple[float, float]]:
+    tokens = config.train_tokens if name == "train" else config.valid_tokens
+    numbers = source.sample(derive(config.seed, name), max(2, round(tokens / source.letters_per_word)))
+    writer = SplitWriter(building, name, token_dtype(ByteTokenizer.vocab_size))
+    letters = source.spell(numbers)
+    writer.add_tokens(letters)
+    writer.count_text(bytes=len(letters), words=len(numbers), documents=1)
+    return writer.close(), code_length(source, numbers)
+
+
+def _entropy(rows: np.ndarray) -> np.ndarray:
+    """Nats of each row of probabilities."""
+    return -(rows * np.log(rows, where=rows > 0, out=np.zeros_like(rows))).sum(1)
+
+
+def _uniforms(seed: int, count: int) -> np.ndarray:
+    """Numbers in [0, 1), the same in every NumPy version: raw 53 bits of PCG64."""
+    return (np.random.PCG64(seed).random_raw(count) >> np.uint64(11)) * 2.0**-53
+
+
+def _inverse_cdf(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms, side="right")
+
+
+def _walk(start: int, successors: np.ndarray) -> np.ndarray:
+    """States of a chain of which `successors[step, state]` is the next one; exact, in blocks side by side.
+
+    Every block is walked from every state at once; then only the blocks' ends are followed one after another.
+    """
+    steps, states = successors.shape
+    blocks = -(-steps // BLOCK_WORDS)
+    padded = np.zeros((blocks * BLOCK_WORDS, states), np.int64)
+    padded[:steps] = successors
+    padded = padded.reshape(blocks, BLOCK_WORDS, states)
+    trails = np.empty_like(padded)
+    now = np.tile(np.arange(states), (blocks, 1))
+    for step in range(BLOCK_WORDS):
+        now = np.take_along_axis(padded[:, step], now, axis=1)
+        trails[:, step] = now
+    walk = [np.array([start])]
+    for block in range(blocks):
+        walk.append(trails[block, :, walk[-1][-1]])
+    return np.concatenate(walk)[: steps + 1]
+
+
+def _spelling(seed: int, classes: int, per_class: int) -> tuple[bytes, ...]:
+    """Different words of a random stem and their class's own last letter."""
+    words: dict[bytes, None] = {}
+    attempt = 0
+    while len(words) < classes * per_class:
+        length, *letters = _uniforms(derive(seed, attempt), LONGEST)
+        stem = [int(u * len(LETTERS)) for u in letters[: SHORTEST - 1 + int(length * (LONGEST - SHORTEST + 1))]]
+        words[bytes(LETTERS[i] for i in (*stem, len(words) // per_class))] = None
+        attempt += 1
+    return tuple(words)

@@ -1,0 +1,162 @@
+"""Documents read from files, folders and the hub."""
+
+import gzip
+import hashlib
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from impl.errors import InputError
+
+HUB_PREFIX = "hf:"
+FOLDER_PATTERNS = ("*.txt", "*.txt.gz", "*.txt.xz", "*.jsonl", "*.jsonl.gz", "*.jsonl.xz")
+
+
+Readable = IO[bytes] | gzip.GzipFile | lzma.LZMAFile
+
+
+class Text(Protocol):
+    """Something that holds documents."""
+
+    @property
+    def name(self) -> str:
+        """Its name, without the folders above it."""
+        ...
+
+    def sha256(self) -> str: ...
+
+    def documents(self) -> Iterator[str]:
+        """Its documents, from the first, those of whitespace only left out."""
+        ...
+
+
+def open_texts(spec: str) -> list[Text]:
+    """The texts meant by a file, a folder (its .txt and .jsonl files, packed ones too, sorted) or `hf:NAME[:CONFIG]`.
+
+    Raises:
+        InputError: missing, without such files, or on the hub when `datasets` is not installed or cannot reach it.
+    """
+    if spec.startswith(HUB_PREFIX):
+        return [HubText(spec, _load_hub(spec))]
+    path = Path(spec)
+    if path.is_dir():
+        files = sorted(file for pattern in FOLDER_PATTERNS for file in path.rglob(pattern) if file.is_file())
+        if not files:
+            raise InputError(f"{path} holds no .txt or .jsonl file (.gz and .xz are read too)")
+        return [TextFile(file.relative_to(path).as_posix(), file) for file in files]
+    if not path.is_file():
+        raise InputError(f"no file or folder {path}; valid: a text file, a .jsonl file, a folder of them, hf:NAME")
+    return [TextFile(path.name, path)]
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A plain text file (one document), or a .jsonl file (one document a line, in its field `text`); .gz or .xz too.
+
+    Raises:
+        InputError: while reading: not UTF-8, a line without text, a damaged archive; names file and line.
+    """
+
+    name: str
+    path: Path
+
+    def sha256(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        is_jsonl = ".jsonl" in self.path.suffixes[-2:]
+        try:
+            with self._open() as file:
+                documents = self._lines(file) if is_jsonl else self._whole(file)
+                yield from (document for document in documents if document and not document.isspace())
+        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(f"{self.path} is a damaged archive: {error}") from None
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error.strerror or error}") from None
+
+    def _open(self) -> Readable:
+        if self.path.suffix == ".gz":
+            return gzip.open(self.path, "rb")
+        if self.path.suffix == ".xz":
+            return lzma.open(self.path, "rb")
+        return self.path.open("rb")
+
+    def _whole(self, file: Readable) -> Iterator[str]:
+        content = file.read()
+        try:
+            yield content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise InputError(f"{self.path} is not UTF-8: byte {error.start}, line {line}") from None
+
+    def _lines(self, file: Readable) -> Iterator[str]:
+        offset = 0
+        for number, line in enumerate(file, 1):
+            where = f"{self.path}, line {number}"
+            try:
+                if line.strip():
+                    yield _text_field(line.decode("utf-8"), where)
+            except UnicodeDecodeError as error:
+                raise InputError(f"{self.path} is not UTF-8: byte {offset + error.start}, line {number}") from None
+            offset += len(line)
+
+
+@dataclass(frozen=True)
+class HubText:
+    """The training split of a dataset on the hub, a row a document."""
+
+    name: str
+    rows: Any
+
+    def sha256(self) -> str:
+        """Hash of the documents, each ended by a zero byte."""
+        digest = hashlib.sha256()
+        for document in self.documents():
+            digest.update(document.encode() + b"\0")
+        return digest.hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        for number, row in enumerate(self.rows, 1):
+            document = _checked(row, f"{self.name}, row {number}")
+            if document and not document.isspace():
+                yield document
+
+
+def _text_field(line: str, where: str) -> str:
+    try:
+        return _checked(json.loads(line), where)
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{where}: not JSON: {error}") from None
+
+
+def _checked(row: Any, where: str) -> str:
+    text = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise InputError(f'{where}: no text; valid: {{"text": "..."}}')
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: the text holds half a surrogate pair, which UTF-8 cannot hold") from None
+    return text
+
+
+def _load_hub(spec: str) -> Any:
+    name, _, config = spec.removeprefix(HUB_PREFIX).partition(":")
+    if not name:
+        raise InputError(f"{spec}: no dataset is named; valid: hf:NAME or hf:NAME:CONFIG")
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError(f"{spec} needs the package datasets; install the extra: pip install 'lmscale[hub]'") from None
+    try:
+        return datasets.load_dataset(name, config or None, split="train")
+    except Exception as error:  # whatever the client raises: offline, unknown name, no such configuration
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{spec} could not be loaded from the hub (offline, or no such dataset?): {reason}") from None

@@ -1,0 +1,173 @@
+"""The token folder: token files of a training and a validation text, their tokenizer, and a manifest of it all."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from impl.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from impl.errors import InputError
+from impl.fields import CHECKED
+
+FORMAT = 1
+MANIFEST_FILE = "manifest.json"
+HOW_TO_MAKE = "make one: python -m harness prepare --text FILE|DIR|hf:NAME --tokenizer byte|gpt2:...|bpe:N --out DIR"
+
+SplitName = Literal["train", "valid"]
+SPLITS: tuple[SplitName, ...] = ("train", "valid")
+FOLDER_FILES = frozenset({MANIFEST_FILE, TOKENIZER_FILE, *(f"{split}.bin" for split in SPLITS)})
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Split:
+    """A token file and what it was made from."""
+
+    file: str = Field(pattern=r"^[\w.-]+$")
+    sha256: str
+    tokens: int = Field(ge=1)
+    """Each document's and the end of text after it."""
+    bytes: int
+    """UTF-8 bytes of the original text."""
+    words: int
+    """Words of the original text, separated by whitespace."""
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class SourceText:
+    """A text that was read, by name and content."""
+
+    split: Literal["train", "valid", "both"]
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Entropy:
+    """The least cross-entropy that any model can reach on a synthetic text, in nats."""
+
+    language: dict[str, Any]
+    nats_per_token: float
+    """Exact entropy rate of the source."""
+    nats_per_word: float
+    nats_per_byte: float
+    valid_nats_per_token: float
+    """Code length of the validation text itself under its true source."""
+    valid_standard_error: float
+    """Of `valid_nats_per_token` as an estimate of `nats_per_token`."""
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Manifest:
+    """What a token folder holds. Equal manifests mean equal data; no path and no date enters."""
+
+    format: int = FORMAT
+    tokenizer: str
+    tokenizer_sha256: str
+    vocab_size: int
+    eot: int
+    dtype: Literal["uint16", "uint32"]
+    train: Split
+    valid: Split
+    split_rule: str
+    """`file`: a validation text was given; `tail:FRACTION`: the last part of the text; `synthetic`: two samples."""
+    sources: tuple[SourceText, ...] = field(default=())
+    entropy: Entropy | None = None
+
+    def split(self, name: SplitName) -> Split:
+        return self.train if name == "train" else self.valid
+
+    def to_bytes(self) -> bytes:
+        """The manifest file."""
+        return (json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a token folder.
+
+    Raises:
+        InputError: no folder, no manifest in it (unfinished or something else), or a format of another version.
+    """
+    path = folder / MANIFEST_FILE
+    if not folder.is_dir():
+        raise InputError(f"no token folder {folder}; {HOW_TO_MAKE}")
+    if not path.is_file():
+        raise InputError(f"{folder} is not a token folder, or an unfinished one: no {MANIFEST_FILE}; {HOW_TO_MAKE}")
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        raise InputError(f"{path} is not JSON; {HOW_TO_MAKE}") from None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise InputError(f"{path}: format {found!r} is unknown; valid: {FORMAT}; {HOW_TO_MAKE}")
+    try:
+        return TypeAdapter(Manifest).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path}: field {where}: {first['msg'].lower()}; {HOW_TO_MAKE}") from None
+
+
+class TokenFolder:
+    """An opened token folder; `open` checks it."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+
+    @staticmethod
+    def open(path: str | Path, verify: bool = False) -> "TokenFolder":
+        """The folder, after checking that its files are there and whole; `verify` reads them and checks hashes too.
+
+        Raises:
+            InputError: a file is missing, truncated, or not the one that the manifest names.
+        """
+        folder = TokenFolder(Path(path), read_manifest(Path(path)))
+        for name in SPLITS:
+            folder._check(name, verify)
+        if not (folder.path / TOKENIZER_FILE).is_file():
+            raise InputError(f"{folder.path / TOKENIZER_FILE} is missing; {HOW_TO_MAKE}")
+        if verify:
+            folder.tokenizer  # noqa: B018  (checks its hash)
+        return folder
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the data: the hash of the manifest, which holds the hashes of the files."""
+        return hashlib.sha256(self.manifest.to_bytes()).hexdigest()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = Tokenizer.load(self.path)
+        if tokenizer.sha256 != self.manifest.tokenizer_sha256:
+            raise _wrong_hash(self.path / TOKENIZER_FILE, self.manifest.tokenizer_sha256, tokenizer.sha256)
+        return tokenizer
+
+    def tokens(self, split: SplitName) -> np.memmap:
+        """The token ids of a split, one array in order, read only, not loaded."""
+        return np.memmap(self.path / self.manifest.split(split).file, np.dtype(self.manifest.dtype), "r")
+
+    def _check(self, name: SplitName, verify: bool) -> None:
+        split = self.manifest.split(name)
+        path = self.path / split.file
+        expected = split.tokens * np.dtype(self.manifest.dtype).itemsize
+        if not path.is_file():
+            raise InputError(f"{path} is missing; {HOW_TO_MAKE}")
+        if (found := path.stat().st_size) != expected:
+            state = "truncated" if found < expected else "too long"
+            raise InputError(f"{path} is {state}: {found} bytes, expected {expected}; {HOW_TO_MAKE}")
+        if verify:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != split.sha256:
+                raise _wrong_hash(path, split.sha256, digest)
+
+
+def _wrong_hash(path: Path, expected: str, found: str) -> InputError:
+    return InputError(f"{path} has sha256 {found[:12]}..., the manifest says {expected[:12]}...; {HOW_TO_MAKE}")

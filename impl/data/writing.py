@@ -1,0 +1,135 @@
+"""Writing a token folder: whole or not at all."""
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from impl.data.tokens import FOLDER_FILES, MANIFEST_FILE, Manifest, Split, SplitName, TokenFolder, read_manifest
+from impl.errors import InputError
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest of uint16 and uint32 that holds every id."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
+class SplitWriter:
+    """The token file of one split, written piece by piece, hashed and counted on the way."""
+
+    def __init__(self, folder: Path, split: SplitName, dtype: np.dtype) -> None:
+        self._path = folder / f"{split}.bin"
+        self._file = self._path.open("wb")
+        self._dtype = dtype
+        self._digest = hashlib.sha256()
+        self._tokens = self._bytes = self._words = self._documents = 0
+
+    def add_tokens(self, ids: np.ndarray) -> None:
+        content = ids.astype(self._dtype).tobytes()
+        self._file.write(content)
+        self._digest.update(content)
+        self._tokens += len(ids)
+
+    def count_text(self, *, bytes: int, words: int, documents: int) -> None:
+        """Counts the original text that the tokens stand for."""
+        self._bytes, self._words, self._documents = (
+            self._bytes + bytes,
+            self._words + words,
+            self._documents + documents,
+        )
+
+    def close(self) -> Split:
+        self._file.close()
+        return Split(
+            file=self._path.name,
+            sha256=self._digest.hexdigest(),
+            tokens=self._tokens,
+            bytes=self._bytes,
+            words=self._words,
+            documents=self._documents,
+        )
+
+
+def check_replaceable(out: Path) -> None:
+    """Accepts a path where a token folder may be put: new, empty, or holding a token folder and nothing else.
+
+    Raises:
+        InputError: anything else is there; it would be lost.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"output {out} is a file; valid: a new or empty folder, or a token folder to replace")
+    content = sorted(path.name for path in out.iterdir())
+    if not content:
+        return
+    if foreign := [name for name in content if name not in FOLDER_FILES]:
+        raise InputError(f"output {out} is not empty and holds {foreign[0]}; valid: a new, empty or token folder")
+    try:
+        read_manifest(out)
+    except InputError:
+        raise InputError(
+            f"output {out} is not empty and no token folder; valid: a new, empty or token folder"
+        ) from None
+
+
+@contextmanager
+def new_token_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place when the block ends, and vanishes when it raises.
+
+    An equal and intact folder that is already there stays as it is.
+
+    Raises:
+        InputError: something else is at `out`, or the place cannot be written.
+    """
+    out = out.resolve()
+    check_replaceable(out)
+    building = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
+    try:
+        building.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"output {out} cannot be written: {error.strerror}") from None
+    try:
+        yield building
+        _put_in_place(building, out)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise InputError(f"output {out} cannot be written: {error.strerror}") from None
+        raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes the manifest, which makes a folder a token folder: the last file written."""
+    (folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
+
+
+def _put_in_place(building: Path, out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        if _is_intact_copy(out, building):
+            return
+        check_replaceable(out)
+        old = building.with_suffix(".old")
+        os.rename(out, old)
+        try:
+            os.rename(building, out)
+        except OSError:
+            os.rename(old, out)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(building, out)
+
+
+def _is_intact_copy(out: Path, building: Path) -> bool:
+    try:
+        return TokenFolder.open(out, verify=True).sha256 == TokenFolder.open(building).sha256
+    except InputError:
+        return False

@@ -1,0 +1,128 @@
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_records import config, record, without_numbers
+
+from harness import measures
+from harness.measures import frame, label
+from impl.errors import InputError
+
+
+@given(
+    dp=st.sampled_from([1, 2, 4, 8]),
+    microbatch=st.sampled_from([1, 2, 4]),
+    accumulation=st.integers(1, 4),
+    steps=st.integers(2, 40),
+    seconds_per_token=st.floats(1e-7, 1e-2),
+)
+def test_throughput_is_one_over_the_wall_time_of_a_token(
+    dp: int, microbatch: int, accumulation: int, steps: int, seconds_per_token: float
+) -> None:
+    batch = dp * microbatch * accumulation
+    layout = {"plan__dp": dp, "train__microbatch": microbatch, "train__global_batch": batch, "train__steps": steps}
+    run = record(seconds=seconds_per_token * batch * 128, **layout)
+    assert measures.tokens_per_second(run) == pytest.approx(1 / seconds_per_token)
+    row = frame([run]).iloc[0]
+    assert row["tokens_per_second_per_device"] * dp == pytest.approx(row["tokens_per_second"])
+
+
+def test_slowest_rank_and_largest_memory_count_and_warmup_does_not() -> None:
+    run = record(plan__dp=2, train__steps=8)
+    for step in run["steps"]:
+        step["seconds"] = [9.0, 9.0] if step["step"] < 3 else [0.1, 0.2]
+    run["ranks"][0]["peak_memory_bytes"] = 7e9
+    row = frame([run]).iloc[0]
+    assert measures.step_seconds(run) == [0.2] * 5
+    assert row["tokens_per_second"] == pytest.approx(16 * 128 / 0.2)
+    assert row["peak_memory_bytes"] == 7e9
+
+
+def test_mfu_only_where_the_peak_is_known_and_never_on_a_cpu() -> None:
+    known = record(device="cuda", device_name="NVIDIA H200", precision="bf16")
+    unknown = record(device="cuda", device_name="Some GPU", precision="bf16")
+    cpu = record(device="cpu", device_name="NVIDIA H200", precision="bf16")
+    shares = {name: frame([r]).iloc[0] for name, r in (("known", known), ("unknown", unknown), ("cpu", cpu))}
+    rate = shares["known"]["model_flops_per_second_per_device"]
+    assert shares["known"]["mfu"] == pytest.approx(rate / 989e12)
+    assert math.isnan(shares["unknown"]["mfu"]) and math.isnan(shares["cpu"]["mfu"])
+
+
+def test_flop_rate_is_palm_12_per_device_and_its_share_of_the_gemm_rate() -> None:
+    run = record(plan__dp=2, seconds=0.5)
+    run["ranks"][0]["gemm_flops_per_s"], run["ranks"][1]["gemm_flops_per_s"] = 10e9, 30e9
+    row = frame([run]).iloc[0]
+    layers, h, s, vocab = 2, 128, 128, 257
+    flops = 16 * s * (6 * (12 * layers * h * h + vocab * h) + 12 * layers * h * s)
+    assert row["flop_convention"] == "palm_12"
+    assert row["model_flops_per_second_per_device"] == pytest.approx(flops / 0.5 / 2)
+    assert row["gemm_share"] == pytest.approx(flops / 0.5 / 2 / 20e9)
+
+
+def test_label_names_what_differs_but_seed_and_repeat() -> None:
+    configs = [
+        config(model__norm_placement="post", train__lr=1e-3, seed=1, data__dataset="/a/books"),
+        config(model__norm_placement="pre", train__lr=2e-3, plan__overlap_grad_reduce=False, repeat=2),
+    ]
+    assert label(configs[0], configs) == "norm=post overlap_grad_reduce=on lr=0.001 data=books"
+    assert label(configs[1], configs, skip=["train.lr"]) == "norm=pre overlap_grad_reduce=off data=synthetic"
+    assert label(configs[0], configs[:1]) == ""
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["pre", "post"])), min_size=1, max_size=8, unique=True))
+def test_labels_tell_points_apart(points: list[tuple[int, str]]) -> None:
+    configs = [config(train__steps=steps, model__norm_placement=norm) for steps, norm in points]
+    assert len({label(c, configs) for c in configs}) == len(points)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        (481_152, "0.5M"),
+        (25_300_000, "25M"),
+        (999_700_000, "1B"),
+        (1_240_000_000, "1.2B"),
+        (1.008e12, "1T"),
+        (9e3, "9K"),
+    ],
+)
+def test_sizes_are_named_as_in_the_papers(parameters: float, name: str) -> None:
+    assert measures.size_name(int(parameters)) == name
+
+
+def test_models_of_one_size_are_told_apart_by_their_shape() -> None:
+    deep, wide = record(model__num_layers=8), record(model__hidden_size=256)
+    assert set(frame([deep, wide])["model"]) == {"GPT 0.5M (L8 h128 a2)", "GPT 0.5M (L2 h256 a2)"}
+
+
+def test_a_run_without_numbers_is_a_row() -> None:
+    rows = frame([record(status="invalid", reason="heads"), without_numbers(record(seed=1), "timeout"), record(seed=2)])
+    assert list(rows["status"]) == ["invalid", "timeout", "ok"]
+    assert list(rows["tokens_per_second"].isna()) == [True, True, False]
+    assert frame([]).empty
+
+
+def test_diverged_is_nan_or_a_loss_above_the_first() -> None:
+    risen = record(nats=6.0)
+    assert measures.diverged(risen) and measures.diverged(without_numbers(record(), "nan"))
+    assert not measures.diverged(record()) and not measures.diverged(record(status="failed"))
+
+
+def test_more_threads_than_cores_is_oversubscribed() -> None:
+    assert measures.oversubscribed(record(plan__dp=2, threads=2, cores=3))
+    assert not measures.oversubscribed(record(plan__dp=2, threads=2, cores=4))
+    assert not measures.oversubscribed(record(plan__dp=8, device="cuda", cores=4))
+
+
+def test_tiers_do_not_mix() -> None:
+    with pytest.raises(InputError, match="smoke, small"):
+        measures.only_tier([record(tier="small"), record()])
+
+
+def test_import_needs_neither_torch_nor_scipy_nor_matplotlib() -> None:
+    code = "import harness.figures, harness.tables, sys; print({'torch', 'scipy', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

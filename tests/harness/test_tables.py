@@ -1,0 +1,147 @@
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from made_up_records import KEY, record, without_numbers
+
+from harness import perplexity, tables
+from harness.render import Table
+from impl.errors import InputError
+
+
+def rows(table: Table) -> list[dict]:
+    return table.frame.to_dict("records")
+
+
+def weak_and_strong(**more: object) -> list[dict]:
+    one = [record(seconds=s, repeat=i, train__microbatch=1, **more) for i, s in enumerate((0.1, 0.1, 0.1))]
+    strong = [record(seconds=0.0625, plan__dp=2, train__microbatch=1, **more)]
+    weak = [record(seconds=0.125, plan__dp=2, train__microbatch=1, train__global_batch=32, **more)]
+    return [*weak, *one, *strong]
+
+
+def test_repeats_are_one_row_and_a_single_run_has_no_interval() -> None:
+    table = tables.throughput_table([record(seconds=s, repeat=i) for i, s in enumerate((0.1, 0.11, 0.12))])
+    assert [(r["n"], r["tokens_per_second_half_width"] > 0) for r in rows(table)] == [(3, True)]
+    single = tables.throughput_table([record()])
+    assert rows(single)[0]["n"] == 1 and math.isnan(rows(single)[0]["tokens_per_second_half_width"])
+    assert "±" not in single.cells()[0][single.columns.index(tables.RATE)]
+
+
+def test_scaling_efficiency_and_its_baseline() -> None:
+    found = {(r["kind"], r["ranks"]): r for r in rows(tables.scaling_table(weak_and_strong()))}
+    assert found["weak", 2]["efficiency"] == pytest.approx(0.8)
+    assert found["strong", 2]["efficiency"] == pytest.approx(0.8)
+    assert found["strong", 2]["speedup"] == pytest.approx(1.6)
+    assert found["weak", 1]["baseline"] == "baseline" and found["weak", 2]["baseline"] == "1 rank"
+    assert len(found) == 4
+
+
+def test_the_baseline_is_the_fewest_ranks_that_ran() -> None:
+    runs = [record(plan__dp=dp, train__microbatch=1, seconds=0.8 / dp) for dp in (8, 4, 2)]
+    table = tables.scaling_table([*runs, record(status="failed", reason="killed", train__microbatch=1)])
+    assert [r["baseline"] for r in rows(table)] == ["baseline", "2 ranks", "2 ranks"]
+
+
+def test_oversubscribed_rows_are_marked_and_have_no_efficiency() -> None:
+    table = tables.scaling_table(weak_and_strong(cores=1))
+    assert all(math.isnan(r["efficiency"]) and r["mark"] == "†" for r in rows(table) if r["ranks"] == 2)
+    assert tables.OVERSUBSCRIBED in table.notes
+
+
+def test_different_devices_are_not_compared() -> None:
+    mixed = [record(train__microbatch=1), record(plan__dp=2, train__microbatch=1, device_name="another")]
+    assert tables.scaling_table(mixed).frame.empty
+
+
+def test_perplexity_with_floor_and_share_above_it() -> None:
+    (table,) = perplexity.perplexity_tables([record(nats=2.2)])
+    row = rows(table)[0]
+    assert row["token_perplexity"] == pytest.approx(math.exp(2.2))
+    assert row["word_perplexity"] == pytest.approx(math.exp(2.2 * 4))
+    assert row["bits_per_byte"] == pytest.approx(2.2 / math.log(2))
+    assert row["floor"] == pytest.approx(math.exp(2.0)) and row["floor_half_width"] > 0
+    assert row["above_floor"] == pytest.approx(math.exp(0.2) - 1)
+
+
+def test_sizes_against_placements_with_what_diverged() -> None:
+    big = {"parameters": 2_000_000, "model__hidden_size": 256}
+    runs = [record(model__norm_placement=norm) for norm in ("sandwich", "post", "pre")]
+    runs += [record(model__norm_placement="pre", **big), record(model__norm_placement="post", **big)]
+    runs[-1] = without_numbers(runs[-1], "nan", "loss is nan")
+    seeds = [record(model__norm_placement="sandwich", seed=s, nats=n, **big) for s, n in ((0, 2.1), (1, 6.0))]
+    matrix, points = perplexity.perplexity_tables([*runs, *seeds])
+    assert [c.key for c in matrix.columns] == ["model", "pre", "post", "sandwich", "floor"]
+    assert [r["model"] for r in rows(matrix)] == ["GPT 0.5M", "GPT 2M"]
+    assert matrix.cells()[1][2:4] == ["diverged", "diverged 1 of 2"]
+    assert (points.name, len(points.frame)) == ("perplexity_valid_points", 6)
+
+
+def test_learning_rates_get_columns_where_a_model_has_several() -> None:
+    matrix, _ = perplexity.perplexity_tables([record(train__lr=lr) for lr in (1e-3, 1e-4)])
+    assert [c.key for c in matrix.columns][1:3] == ["pre lr=0.0001", "pre lr=0.001"]
+
+
+def test_keys_are_never_mixed_but_split_into_tables() -> None:
+    runs = [record(seed=0), record(seed=1, key=KEY | {"context": 256})]
+    with pytest.raises(InputError, match="context: 128, 256"):
+        perplexity.perplexity_table(runs, "valid", "causal")
+    assert [t.name for t in perplexity.perplexity_tables(runs)] == [
+        "perplexity_valid_context_128",
+        "perplexity_valid_context_256",
+    ]
+
+
+def test_an_unknown_evaluation_is_refused() -> None:
+    with pytest.raises(InputError, match=r"valid: valid \(causal\)"):
+        perplexity.perplexity_table([record()], "wikitext2.test", "words")
+
+
+def test_accuracy_and_word_perplexity_have_tables_of_their_own() -> None:
+    run = record()
+    run["evaluations"] += [
+        {"step": 100, "name": "lambada", "kind": "last_word", "correct": 3, "total": 12, "key": KEY},
+        {"step": 100, "name": "wikitext2.test", "kind": "words", "nats": 40.0, "tokens": 20, "words": 10, "key": KEY},
+    ]
+    found = {t.name: t for t in perplexity.perplexity_tables([run])}
+    assert rows(found["accuracy_lambada"])[0]["accuracy"] == 0.25
+    assert rows(found["perplexity_wikitext2_test"])[0]["word_perplexity"] == pytest.approx(math.exp(4))
+
+
+def test_masked_perplexity_has_no_floor() -> None:
+    (table,) = perplexity.perplexity_tables([record(model__family="bert")])
+    assert "floor" not in [c.key for c in table.columns]
+
+
+def test_failures_with_denominators() -> None:
+    bad = [record(status="invalid", reason="heads", plan__dp=3), record(status="failed", reason="SIGKILL", seed=7)]
+    table = tables.failures_table([record(), *bad, record(train__lr=1e-2)])
+    assert [(r["status"], r["reason"]) for r in rows(table)] == [("failed", "SIGKILL"), ("invalid", "heads")]
+    assert table.notes == ("3 points (4 runs): 1 ok, 1 failed, 1 invalid",)
+    assert tables.denominators([record()]) == "1 point: 1 ok"
+
+
+def test_every_table_refuses_mixed_tiers() -> None:
+    mixed = [record(), record(tier="paper", seed=1)]
+    makers = (tables.throughput_table, tables.scaling_table, perplexity.perplexity_tables, tables.failures_table)
+    for make in makers:
+        with pytest.raises(InputError, match="tiers"):
+            make(mixed)
+
+
+@pytest.mark.parametrize("status", ["nan", "invalid", "oom", "failed", "timeout", "cancelled"])
+def test_only_bad_runs_still_give_a_table(status: str, tmp_path: Path) -> None:
+    written = tables.write([record(status="invalid", reason="no"), without_numbers(record(seed=1), status)], tmp_path)
+    assert {path.stem for path in written} == {"failures"}
+    assert tables.all_tables([]) == []
+
+
+def test_write_replaces_what_an_earlier_call_left(tmp_path: Path) -> None:
+    tables.write([*weak_and_strong(), record(status="failed", reason="x")], tmp_path)
+    (tmp_path / "kept.md").write_text("a reader's own notes")
+    written = tables.write([record()], tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in written} | {"kept.md"}
+    header, row = csv.reader((tmp_path / "throughput.csv").read_text().splitlines())
+    assert float(row[header.index("step, median (s)")]) == pytest.approx(0.1)
+    assert float(row[header.index("memory per rank (B)")]) == 2**28
