@@ -27,7 +27,9 @@ class MasterAdamW:
     Biases and norms are not decayed. Memory: 8 bytes per fp32 parameter, 12 per bf16 one, besides weight and gradient.
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], gradients: Mapping[nn.Parameter, Tensor], recipe: Recipe) -> None:
+    def __init__(
+        self, named: Mapping[str, nn.Parameter], gradients: Mapping[nn.Parameter, Tensor], recipe: Recipe
+    ) -> None:
         self.recipe = recipe
         self.rounded: list[tuple[Tensor, Tensor]] = []
         decayed, kept = [], []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "impl.train", "tests.ranks"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "impl.train", "pytest"])
 TIMEOUT_SECONDS = 120
 
 

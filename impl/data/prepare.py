@@ -15,6 +15,8 @@ from impl.errors import InputError
 
 PIECE_CHARS = 2**15
 BATCH_CHARS = 2**21
+PIECE_COST = 64
+"""Characters that take as much memory as a piece without any, so that many short documents stay bounded too."""
 
 # Between a character that is not whitespace and a space or newline, no word of GPT-2's splitting goes on:
 # all of them stop before whitespace, and none looks behind. So pieces encode as the whole text does.
@@ -48,7 +50,7 @@ def prepare(
         rule, documents = "file", _given_split(texts, valid_texts)
         sources = [*_sources(texts, "train"), *_sources(valid_texts, "valid")]
     else:
-        rule, documents = f"tail:{valid_fraction:g}", _tail_split(texts, valid_fraction)
+        rule, documents = f"tail:{valid_fraction}", _tail_split(texts, valid_fraction)
         sources = _sources(texts, "both")
     sizes = _check_sizes(documents, text, valid)
     tally = _Tally(progress, sizes["train"] * (1 + spec.is_trained) + sizes["valid"])
@@ -115,7 +117,7 @@ def _encode(
     """Encodes and writes document after document; encodes some megabytes of pieces at a time, on all cores."""
     end = np.array([encoder.eot], np.uint32)
     batch: list[tuple[SplitName, str | None]] = []  # None: the end of a document
-    chars = 0
+    weight = 0
 
     def flush() -> None:
         encoded = iter(encoder.encode_batch([piece for _, piece in batch if piece is not None]))
@@ -128,10 +130,10 @@ def _encode(
         writers[split].count_text(bytes=size, words=len(document.split()), documents=1)
         for piece in pieces(document):
             batch.append((split, piece))
-            chars += len(piece)
-            if chars >= BATCH_CHARS:
+            weight += len(piece) + PIECE_COST
+            if weight >= BATCH_CHARS:
                 flush()
-                chars = 0
+                weight = 0
         batch.append((split, None))
         tally.add(size)
     flush()

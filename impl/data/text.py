@@ -69,10 +69,10 @@ class TextFile:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def documents(self) -> Iterator[str]:
-        is_jsonl = ".jsonl" in self.path.suffixes[-2:]
+        unpacked = self.path.name.removesuffix(".gz").removesuffix(".xz")
         try:
             with self._open() as file:
-                documents = self._lines(file) if is_jsonl else self._whole(file)
+                documents = self._lines(file) if unpacked.endswith(".jsonl") else self._whole(file)
                 yield from (document for document in documents if document and not document.isspace())
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(f"{self.path} is a damaged archive: {error}") from None

@@ -10,6 +10,7 @@ from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
 from impl.seeding import derive
 
+
 def build_model(config: ModelConfig, vocab_size: int, seed: int, dtype: torch.dtype) -> GPT | BERT:
     """The model with Megatron's initial weights: normal(0, 0.02), residual projections scaled by 1/sqrt(2L).
 

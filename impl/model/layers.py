@@ -32,7 +32,9 @@ class Dropout(nn.Module):
             return x
         if key is None:
             raise TypeError(f"dropout at {self.place} needs a key while training")
-        random = torch.Generator(x.device).manual_seed(derive(key.seed, "dropout", key.step, key.microbatch, self.place))
+        random = torch.Generator(x.device).manual_seed(
+            derive(key.seed, "dropout", key.step, key.microbatch, self.place)
+        )
         kept = torch.empty_like(x).bernoulli_(1.0 - self.rate, generator=random)
         return x * kept / (1.0 - self.rate)
 

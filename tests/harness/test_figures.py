@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from made_up_records import record, without_numbers
 
 from harness import figures
 from impl.errors import InputError
+from tests.harness.made_up_records import record, without_numbers
 
 
 def sweep() -> list[dict]:

@@ -1,15 +1,16 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_records import config, record, without_numbers
 
 from harness import measures
 from harness.measures import frame, label
 from impl.errors import InputError
+from tests.harness.made_up_records import config, record, without_numbers
 
 
 @given(
@@ -23,7 +24,12 @@ def test_throughput_is_one_over_the_wall_time_of_a_token(
     dp: int, microbatch: int, accumulation: int, steps: int, seconds_per_token: float
 ) -> None:
     batch = dp * microbatch * accumulation
-    layout = {"plan__dp": dp, "train__microbatch": microbatch, "train__global_batch": batch, "train__steps": steps}
+    layout: dict[str, Any] = {
+        "plan__dp": dp,
+        "train__microbatch": microbatch,
+        "train__global_batch": batch,
+        "train__steps": steps,
+    }
     run = record(seconds=seconds_per_token * batch * 128, **layout)
     assert measures.tokens_per_second(run) == pytest.approx(1 / seconds_per_token)
     row = frame([run]).iloc[0]
@@ -48,7 +54,8 @@ def test_mfu_only_where_the_peak_is_known_and_never_on_a_cpu() -> None:
     shares = {name: frame([r]).iloc[0] for name, r in (("known", known), ("unknown", unknown), ("cpu", cpu))}
     rate = shares["known"]["model_flops_per_second_per_device"]
     assert shares["known"]["mfu"] == pytest.approx(rate / 989e12)
-    assert math.isnan(shares["unknown"]["mfu"]) and math.isnan(shares["cpu"]["mfu"])
+    assert math.isnan(shares["unknown"]["mfu"])
+    assert math.isnan(shares["cpu"]["mfu"])
 
 
 def test_flop_rate_is_palm_12_per_device_and_its_share_of_the_gemm_rate() -> None:
@@ -107,8 +114,10 @@ def test_a_run_without_numbers_is_a_row() -> None:
 
 def test_diverged_is_nan_or_a_loss_above_the_first() -> None:
     risen = record(nats=6.0)
-    assert measures.diverged(risen) and measures.diverged(without_numbers(record(), "nan"))
-    assert not measures.diverged(record()) and not measures.diverged(record(status="failed"))
+    assert measures.diverged(risen)
+    assert measures.diverged(without_numbers(record(), "nan"))
+    assert not measures.diverged(record())
+    assert not measures.diverged(record(status="failed"))
 
 
 def test_more_threads_than_cores_is_oversubscribed() -> None:
@@ -118,7 +127,7 @@ def test_more_threads_than_cores_is_oversubscribed() -> None:
 
 
 def test_tiers_do_not_mix() -> None:
-    with pytest.raises(InputError, match="smoke, small"):
+    with pytest.raises(InputError, match="small, smoke"):
         measures.only_tier([record(tier="small"), record()])
 
 

@@ -58,8 +58,11 @@ def test_markdown_is_aligned_and_escaped() -> None:
     lines = render.markdown(TABLE).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len({len(line) for line in table}) == 1
-    assert r"c\|d" in table[2] and "1,500 ± 56" in table[2] and "–" in table[3]
-    assert lines[0] == "### Time & space" and lines[-1] == "- n_1 < 2"
+    assert r"c\|d" in table[2]
+    assert "1,500 ± 56" in table[2]
+    assert "–" in table[3]
+    assert lines[0] == "### Time & space"
+    assert lines[-1] == "- n_1 < 2"
 
 
 def test_csv_is_raw_with_units_in_the_header() -> None:

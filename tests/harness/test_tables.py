@@ -1,20 +1,21 @@
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from made_up_records import KEY, record, without_numbers
 
 from harness import perplexity, tables
 from harness.render import Table
 from impl.errors import InputError
+from tests.harness.made_up_records import KEY, record, without_numbers
 
 
 def rows(table: Table) -> list[dict]:
     return table.frame.to_dict("records")
 
 
-def weak_and_strong(**more: object) -> list[dict]:
+def weak_and_strong(**more: Any) -> list[dict]:
     one = [record(seconds=s, repeat=i, train__microbatch=1, **more) for i, s in enumerate((0.1, 0.1, 0.1))]
     strong = [record(seconds=0.0625, plan__dp=2, train__microbatch=1, **more)]
     weak = [record(seconds=0.125, plan__dp=2, train__microbatch=1, train__global_batch=32, **more)]
@@ -25,7 +26,8 @@ def test_repeats_are_one_row_and_a_single_run_has_no_interval() -> None:
     table = tables.throughput_table([record(seconds=s, repeat=i) for i, s in enumerate((0.1, 0.11, 0.12))])
     assert [(r["n"], r["tokens_per_second_half_width"] > 0) for r in rows(table)] == [(3, True)]
     single = tables.throughput_table([record()])
-    assert rows(single)[0]["n"] == 1 and math.isnan(rows(single)[0]["tokens_per_second_half_width"])
+    assert rows(single)[0]["n"] == 1
+    assert math.isnan(rows(single)[0]["tokens_per_second_half_width"])
     assert "±" not in single.cells()[0][single.columns.index(tables.RATE)]
 
 
@@ -34,7 +36,8 @@ def test_scaling_efficiency_and_its_baseline() -> None:
     assert found["weak", 2]["efficiency"] == pytest.approx(0.8)
     assert found["strong", 2]["efficiency"] == pytest.approx(0.8)
     assert found["strong", 2]["speedup"] == pytest.approx(1.6)
-    assert found["weak", 1]["baseline"] == "baseline" and found["weak", 2]["baseline"] == "1 rank"
+    assert found["weak", 1]["baseline"] == "baseline"
+    assert found["weak", 2]["baseline"] == "1 rank"
     assert len(found) == 4
 
 
@@ -61,12 +64,13 @@ def test_perplexity_with_floor_and_share_above_it() -> None:
     assert row["token_perplexity"] == pytest.approx(math.exp(2.2))
     assert row["word_perplexity"] == pytest.approx(math.exp(2.2 * 4))
     assert row["bits_per_byte"] == pytest.approx(2.2 / math.log(2))
-    assert row["floor"] == pytest.approx(math.exp(2.0)) and row["floor_half_width"] > 0
+    assert row["floor"] == pytest.approx(math.exp(2.0))
+    assert row["floor_half_width"] > 0
     assert row["above_floor"] == pytest.approx(math.exp(0.2) - 1)
 
 
 def test_sizes_against_placements_with_what_diverged() -> None:
-    big = {"parameters": 2_000_000, "model__hidden_size": 256}
+    big: dict[str, Any] = {"parameters": 2_000_000, "model__hidden_size": 256}
     runs = [record(model__norm_placement=norm) for norm in ("sandwich", "post", "pre")]
     runs += [record(model__norm_placement="pre", **big), record(model__norm_placement="post", **big)]
     runs[-1] = without_numbers(runs[-1], "nan", "loss is nan")

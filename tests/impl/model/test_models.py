@@ -106,5 +106,7 @@ def test_post_layernorm_ends_normalised_and_pre_starts_raw() -> None:
         model.trunk.layers[0].register_forward_pre_hook(lambda _, x, name=name: block_input.update({name: x[0]}))
         out = model.trunk(tokens, None, None)
         assert torch.allclose(out.std(-1, unbiased=False), torch.ones(1, 16, dtype=torch.float64), rtol=0.02)
-    assert torch.allclose(block_input["post"].std(-1, unbiased=False), torch.ones(1, 16, dtype=torch.float64), rtol=0.02)
+    assert torch.allclose(
+        block_input["post"].std(-1, unbiased=False), torch.ones(1, 16, dtype=torch.float64), rtol=0.02
+    )
     assert block_input["pre"].std() < 0.1
