@@ -42,10 +42,11 @@ def host_environment(command: list[str]) -> dict[str, Any]:
 def device_environment(device: "torch.device") -> dict[str, Any]:
     """What computes, by which backend it communicates, and the build that drives it."""
     import torch
+    from torch.cuda import nccl
 
     if device.type == "cuda":
         name, backend = torch.cuda.get_device_name(device), "nccl"
-        extra = {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        extra = {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl.version()))}
     else:
         name, backend = processor(), "gloo"
         extra = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}

@@ -18,7 +18,7 @@ TIERS: tuple[Tier, ...] = get_args(Tier)
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One question of a paper, and the runs that answer it at each tier. Its file's docstring opens with the question."""
+    """One question of a paper, and the runs that answer it at each tier; its file's docstring opens with the question."""
 
     source: str
     expectation: str
@@ -72,7 +72,7 @@ def _from_module(name: str, module: ModuleType) -> Experiment:
 
 
 def points(runs: list[Run], only: str | None = None) -> list[Point]:
-    """The sweep's points, labelled by the fields in which they differ; `only` keeps labels or ids that contain or match it.
+    """The sweep's points, labelled by the fields in which they differ; `only` keeps those whose label or id it matches.
 
     Raises:
         InputError: two runs are the same, or nothing matches `only`.

@@ -45,6 +45,9 @@ SMOOTHED_SHARE = 0.02
 """Share of the steps over which training loss is averaged for drawing."""
 MOST_PANELS = 9
 
+WIDE = 20
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
+
 
 def write(records: Sequence[Record], folder: Path) -> list[Path]:
     """Every figure there is data for as PNG (150 dpi) and SVG, in place of what an earlier call wrote to the folder.
@@ -85,9 +88,12 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 
 def curves(records: Sequence[Record]) -> "Figure | None":
-    """Training loss (smoothed) and validation loss against tokens: a panel for each model, a colour for each point."""
+    """Training loss (smoothed) and validation loss against tokens: a panel for each model, a colour for each point.
+
+    Runs that were not validated, which are there for their speed, are left out.
+    """
     heading = about(records)
-    trained = [r for r in records if len(r.get("steps") or ()) > 1]
+    trained = [r for r in records if len(r.get("steps") or ()) > 1 and (r.get("evaluations") or diverged(r))]
     if not trained:
         return None
     names, configs = model_names(records), [record["config"] for record in trained]
@@ -170,10 +176,13 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
         ax.set_xscale("log", base=2)
         ax.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
         ax.set(xlabel="ranks", xlim=(ticks[0] / 1.2, ticks[-1] * 1.2))
-    left.set_yscale("log")
-    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if rows["tokens_per_second"].max() > WIDE * rows["tokens_per_second"].min():
+        left.set_yscale("log")
+        left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        left.yaxis.set_minor_locator(NullLocator())
+    else:
+        left.set_ylim(bottom=0)
     left.yaxis.set_major_formatter(lambda value, _: number(value, 3))
-    left.yaxis.set_minor_locator(NullLocator())
     left.set(ylabel="throughput (tokens/s)", title="Throughput")
     right.axhline(100, color="black", linestyle=":", linewidth=1)
     right.set(ylabel="efficiency (%)", title="Scaling efficiency", ylim=(0, None))

@@ -99,7 +99,7 @@ def fail(attempt: Path, rank: int, status: str, reason: str) -> None:
 
 
 def _rendezvous(attempt: Path, on: Where) -> str:
-    """Where the ranks find each other: a file on one machine, the first node and a port from the job's id on a cluster."""
+    """Where the ranks meet: a file on one machine, the first node and a port from the job's id on a cluster."""
     if on == "local":
         return f"file://{attempt}/rendezvous"
     first = submitit.helpers.TorchDistributedEnvironment()
@@ -128,7 +128,7 @@ def _orphaned(spec: dict[str, Any]) -> bool:
 
 
 def _environment(spec: dict[str, Any]) -> dict[str, str]:
-    """The worker's environment: threads pinned to what the run says, and the packages found where the driver found them."""
+    """The worker's environment: threads pinned to what the run says, packages found where the driver found them."""
     environment = dict(os.environ)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[name] = str(spec["run"]["threads"])

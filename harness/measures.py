@@ -23,6 +23,8 @@ DEGREES = ("dp", "tp", "pp")
 NOT_PART_OF_A_POINT = ("seed", "repeat")
 SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
 """What a model's name stands for; the number of parameters differs a little between norm placements."""
+TELLING = ("model.norm_placement", "train.lr", "plan.dp", "train.global_batch", "precision")
+"""Fields that name a point best, of several that tell the same points apart."""
 SHORT = {
     "model.norm_placement": "norm", "model.num_layers": "layers", "model.hidden_size": "hidden",
     "model.num_heads": "heads", "model.seq_len": "seq", "model.vocab_size": "vocab", "data.dataset": "data",
@@ -45,25 +47,34 @@ def point(config: Mapping[str, Any]) -> str:
     return json.dumps({k: v for k, v in config.items() if k not in NOT_PART_OF_A_POINT}, sort_keys=True)
 
 
-def varying(configs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Dotted names of the fields in which the configurations differ, `seed` and `repeat` apart."""
-    seen: dict[str, set[Any]] = {}
-    for config in configs:
-        for name, value in fields(config).items():
-            seen.setdefault(name, set()).add(value)
-    return [name for name, values in seen.items() if len(values) > 1 and name not in NOT_PART_OF_A_POINT]
+def varying(configs: Iterable[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
+    """Dotted names of the fewest fields, the telling ones first, that tell the configurations apart.
+
+    `seed` and `repeat` are not among them, nor the fields that are `shown` beside; a field that only follows from those
+    named before it says nothing new.
+    """
+    rows = [fields(config) for config in configs]
+    order = [*SHAPE, *TELLING, *(name for name in dict.fromkeys(name for row in rows for name in row))]
+    shown, kept, groups = set(shown), [], [()] * len(rows)
+    for name in sorted(dict.fromkeys(order), key=lambda name: name not in shown):
+        if name in NOT_PART_OF_A_POINT:
+            continue
+        finer = [(*group, row.get(name)) for group, row in zip(groups, rows, strict=True)]
+        if len(set(finer)) > len(set(groups)):
+            groups = finer
+            kept += [] if name in shown else [name]
+    return kept
 
 
 def label(config: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], skip: Iterable[str] = ()) -> str:
     """What tells a configuration from the others, as `norm=pre lr=0.001`; empty where nothing does."""
-    names = varying(configs)
-    return _label(fields(config), [name for name in names if name not in set(skip)])
+    return _label(fields(config), varying(configs, skip))
 
 
 def labels(points: Sequence[str], records: Iterable[Record], skip: Iterable[str] = ()) -> list[str]:
     """The label of each point among those of the records."""
     configs = {point(record["config"]): record["config"] for record in records}
-    names = [name for name in varying(configs[key] for key in dict.fromkeys(points)) if name not in set(skip)]
+    names = varying((configs[key] for key in dict.fromkeys(points)), skip)
     return [_label(fields(configs[key]), names) for key in points]
 
 

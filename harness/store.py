@@ -73,8 +73,10 @@ class Store:
     def read(self, run_id: str) -> Record | None:
         """The record of a run; None if there is none, or what is there is no whole record of it."""
         record = read_json(self.path(run_id))
-        whole = isinstance(record, dict) and record.get("schema") == SCHEMA and record.get("id") == run_id
-        return record if whole and record.get("tier") == self.tier else None
+        if not isinstance(record, dict):
+            return None
+        expected = {"schema": SCHEMA, "id": run_id, "tier": self.tier}
+        return record if all(record.get(key) == value for key, value in expected.items()) else None
 
     def records(self) -> list[Record]:
         """All whole records, in the order of their ids."""

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ class Display(Protocol):
 class Options:
     """Where and how the points of a sweep run."""
 
-    site: Site = Site()
+    site: Site = field(default_factory=Site)
     jobs: int = 1
     time_limit_seconds: float = 24 * 3600.0
     collective_timeout_seconds: float = 600.0

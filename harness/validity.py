@@ -24,6 +24,10 @@ STATE_BYTES = {"fp64": 32, "fp32": 16, "bf16": 20}
 """Per parameter: weight, gradient, two moments; bf16: 2 and its own gradient 2, and four fp32 numbers."""
 
 
+SEGMENTS = {"gpt": 1, "bert": 2}
+"""Stretches of text that a training sequence can be made of."""
+
+
 class Datasets:
     """Token folders by the name a run gives them; each is checked, hashes too, once."""
 
@@ -103,19 +107,20 @@ def _vocabulary(run: Run, data: TokenFolder) -> str | None:
     if run.model.vocab_size is not None and run.model.vocab_size < needed:
         return f"model.vocab_size {run.model.vocab_size} is below the {needed} tokens of {run.data.dataset}"
     for split in SPLITS:
-        tokens = data.manifest.split(split).tokens
-        if tokens < run.model.seq_len + 1:
-            return f"{run.data.dataset}: {split} has {tokens} tokens, model.seq_len {run.model.seq_len} needs one more than that"
+        # BERT draws its second segment from elsewhere in the text
+        tokens, least = data.manifest.split(split).tokens, SEGMENTS[run.model.family] * run.model.seq_len + 1
+        if tokens < least:
+            return f"{run.data.dataset}: {split} has {tokens} tokens, model.seq_len {run.model.seq_len} needs {least}"
     return None
 
 
 def _files(run: Run) -> str | None:
-    named = [("evaluation.texts", t) for t in run.evaluation.texts]
-    named += [("evaluation.lambada", run.evaluation.lambada)] if run.evaluation.lambada else []
-    for field, name in named:
-        if not Path(name).is_file():
-            return f"{field}: no file {name}"
-    return None
+    """What the texts to be evaluated on lack; only a run that has any pays for PyTorch's import."""
+    if not (run.evaluation.texts or run.evaluation.lambada):
+        return None
+    from impl.evaluate import missing_inputs
+
+    return missing_inputs(run)
 
 
 def _machine(run: Run, tokenizer_size: int) -> str | None:

@@ -1,5 +1,6 @@
 """What each verb of the command line does."""
 
+import dataclasses
 import json as json_format
 import sys
 import tempfile
@@ -12,13 +13,14 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 
 from harness import figures, render, tables
-from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
 from harness.environment import gpu_count
+from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
 from harness.launch import Site, Where
 from harness.progress import LiveDisplay
 from harness.store import FINISHED, Record, Store
 from harness.sweep import Options, Sweep
 from harness.validity import Datasets, why_invalid
+from impl.data.config import DataConfig
 from impl.errors import InputError
 from impl.run import Run
 
@@ -175,7 +177,7 @@ def train(
     out: Path | None = None,
     json: Json = False,
 ) -> int:
-    """Train one run; every field of model, plan, recipe, data and evaluation is an option. `--model NAME` takes a named size.
+    """Train one run; every field is an option, and `--model NAME` starts from a named size.
 
     Args:
         config: What is trained and how.
@@ -291,10 +293,6 @@ def _synthetic_cache(store: Store) -> Path:
 
 def _on_data(runs: list[Run], data: str | None) -> list[Run]:
     """The runs, on another token folder if one is given."""
-    import dataclasses
-
-    from impl.data.config import DataConfig
-
     return [dataclasses.replace(r, data=DataConfig(dataset=data)) for r in runs] if data else runs
 
 

@@ -1,4 +1,4 @@
-"""One rank of a run: `python -m harness.worker ATTEMPT RANK LOCAL_RANK WORLD_SIZE RENDEZVOUS`, started by the launcher."""
+"""One rank of a run: `python -m harness.worker ATTEMPT RANK LOCAL_RANK RANKS RENDEZVOUS`, started by the launcher."""
 
 import ctypes
 import dataclasses
@@ -29,7 +29,7 @@ GEMM_SECONDS = 0.2
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
-    """Train the run in `attempt/spec.json`; returns the exit status. A failure is written where the collector reads it."""
+    """Train the run in `attempt/spec.json`; returns the exit status and leaves a failure where the collector reads it."""
     _die_with_parent()
     try:
         Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()

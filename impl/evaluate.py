@@ -89,11 +89,15 @@ def evaluate(
         InputError: see `missing_inputs`; or the validation split is shorter than two of BERT's sequences.
     """
     work = _Work(scorer, batch, group.rank(), group.size())
-    parts = [_validation(run, data, work) if run.model.family == "gpt" else _masked(run, data, work)]
+    parts: list[Evaluation] = []
+    if run.evaluation.sequences is not None:
+        parts.append(_validation(run, data, work) if run.model.family == "gpt" else _masked(run, data, work))
     if final:
         parts += [_words(Path(path), run, data, work) for path in run.evaluation.texts]
         if run.evaluation.lambada is not None:
             parts.append(_last_words(Path(run.evaluation.lambada), run, data, work))
+    if not parts:
+        return []
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     sums = torch.tensor([[p.nats, p.tokens, p.correct or 0] for p in parts], dtype=torch.float64, device=device)
     return [
@@ -141,7 +145,9 @@ class _Work:
 
 def _validation(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
     split, overlap = data.manifest.valid, run.evaluation.overlap
-    windows = Windows(data.tokens("valid"), data.manifest.eot, run.model.seq_len, overlap, run.evaluation.sequences)
+    windows = Windows(
+        data.tokens("valid"), data.manifest.eot, run.model.seq_len, overlap, run.evaluation.sequences or 0
+    )
     nats, tokens = work.score(windows)
     is_whole = windows.covered == len(windows.tokens)
     words, size = (split.words, split.bytes) if is_whole else text_counts(data.tokenizer, windows)

@@ -12,7 +12,7 @@ from impl.collectives import all_reduce_sum
 from impl.data.batches import Batch, causal_batch, masked_batch
 from impl.data.tokens import TokenFolder
 from impl.model.bert import BERT
-from impl.model.gpt import token_nats
+from impl.model.gpt import GPT, token_nats
 from impl.model.initialise import build_model
 from impl.model.layers import DropoutKey
 from impl.optim import MasterAdamW, learning_rate
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 class Trainer:
     """Trains one run; `step(i)` does the i-th optimizer step, and calling it with i = 0, 1, ... trains the model.
 
-    A step depends on nothing but the weights, the optimizer's moments and i: data, dropout and learning rate are functions of i.
+    A step depends on the weights, the optimizer's moments and i only: data, dropout and learning rate are functions of i.
     """
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
@@ -104,6 +104,7 @@ class Trainer:
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         """-log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s]."""
         goal = self._to_device(targets)
+        assert isinstance(self.model, GPT)
         logits = self.model.logits(self._to_device(inputs))
         return token_nats(logits, goal).float().cpu(), (logits.argmax(-1) == goal).cpu()
 

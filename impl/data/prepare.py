@@ -20,7 +20,8 @@ PIECE_COST = 64
 
 # Between a character that is not whitespace and a space or newline, no word of GPT-2's splitting goes on:
 # all of them stop before whitespace, and none looks behind. So pieces encode as the whole text does.
-_CUT = re.compile(r"(?<=\S)(?=[ \n])")
+# Whitespace at the end stays where it is: each piece has a word.
+_CUT = re.compile(r"(?<=\S)(?=[ \n]\s*\S)")
 
 Documents = Callable[[], Iterator[tuple[SplitName, str]]]
 
@@ -178,7 +179,7 @@ def whitespace_cut(document: str, at: int) -> int:
         return 0 if at <= 0 else len(document)
     if after := _CUT.search(document, at):
         return after.start()
-    before = [cut.start() for cut in _CUT.finditer(document, 0, at)]
+    before = [cut.start() for cut in _CUT.finditer(document)]
     return before[-1] if before else len(document)
 
 

@@ -20,10 +20,11 @@ from impl.fields import CHECKED
 from impl.seeding import derive
 
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
-SPACE = ord(" ")
-BLOCK_WORDS = 512
 SHORTEST, LONGEST = 2, 5
+"""Letters of a word."""
 SUCCESSION_DECAY, SUCCESSION_FLOOR = 0.5, 0.02
+"""Weight of a class's i-th successor: decay to the i, plus the floor."""
+BLOCK_WORDS = 512
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

@@ -8,7 +8,7 @@ from impl.model.layers import DropoutKey, Trunk
 
 
 class GPT(nn.Module):
-    """Left-to-right transformer with learned positions and the token embedding as output matrix (Radford et al. 2019)."""
+    """Left-to-right transformer, learned positions, token embedding as output matrix (Radford et al. 2019)."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()

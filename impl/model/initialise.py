@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from impl.model.bert import BERT
 from impl.model.config import ModelConfig
@@ -28,7 +28,7 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int, dtype: torch.dt
     return model
 
 
-def _normal(weight: nn.Parameter, std: float, seed: int) -> None:
+def _normal(weight: Tensor, std: float, seed: int) -> None:
     # drawn in fp32 whatever the weight's precision: bf16 starts at the rounded fp32 weights
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():

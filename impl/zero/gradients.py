@@ -25,8 +25,8 @@ class Bucket:
 class Gradients:
     """The sum over microbatches and data-parallel ranks of every parameter's gradient.
 
-    Gradients accumulate in `dtype`. Parameters are laid out from the last to the first, in the order in which the backward
-    pass finishes them, so that a bucket's reduction overlaps the rest of it.
+    Gradients accumulate in `dtype`. Parameters are laid out from the last to the first, in the order in which the
+    backward pass finishes them, so that a bucket's reduction overlaps the rest of it.
 
     Communication: one all-reduce of each bucket per step, the parameter count times the size of `dtype` in all.
     """

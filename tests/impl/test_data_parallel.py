@@ -13,7 +13,7 @@ from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run
+from impl.run import Precision, Run
 from impl.train import Trainer
 from tests.ranks import run_ranks
 
@@ -53,7 +53,8 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.mark.parametrize("dp", [2, 4])
 def test_every_gradient_equals_serial(family: str, norm: str, dp: int, data: Path) -> None:
     model = replace(MODEL, family=family, norm_placement=norm, dropout=0.1)
-    for precision, tolerance in (("fp64", 1e-12), ("fp32", 1e-5)):
+    tolerances: dict[Precision, float] = {"fp64": 1e-12, "fp32": 1e-5}
+    for precision, tolerance in tolerances.items():
         serial = Run(model=model, train=RECIPE, precision=precision)
         parallel = replace(serial, plan=Plan(dp=dp, bucket_bytes=20_000))
         [(loss, gradients)] = run_ranks(1, first_gradients, serial, data)
@@ -66,7 +67,7 @@ def test_every_gradient_equals_serial(family: str, norm: str, dp: int, data: Pat
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-12), ("fp32", 1e-5)])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_losses_equal_serial_over_20_steps(precision: str, tolerance: float, overlap: bool, data: Path) -> None:
+def test_losses_equal_serial_over_20_steps(precision: Precision, tolerance: float, overlap: bool, data: Path) -> None:
     serial = Run(model=MODEL, train=RECIPE, precision=precision)
     parallel = replace(serial, plan=Plan(dp=2, bucket_bytes=20_000, overlap_grad_reduce=overlap))
     [expected] = run_ranks(1, losses, serial, data)

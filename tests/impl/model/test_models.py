@@ -103,7 +103,7 @@ def test_post_layernorm_ends_normalised_and_pre_starts_raw() -> None:
     tokens = torch.arange(16)[None]
     block_input = {}
     for name, model in (("post", post), ("pre", pre)):
-        model.trunk.layers[0].register_forward_pre_hook(lambda _, x, name=name: block_input.update({name: x[0]}))
+        model.trunk.layers[0].register_forward_pre_hook(lambda _, x, name=name: block_input.__setitem__(name, x[0]))
         out = model.trunk(tokens, None, None)
         assert torch.allclose(out.std(-1, unbiased=False), torch.ones(1, 16, dtype=torch.float64), rtol=0.02)
     assert torch.allclose(

@@ -1,0 +1,200 @@
+"""Preparing: the folder holds the text, split by its rule; bad input writes nothing."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impl.data import prepare as prepare_module
+from impl.data.prepare import pieces, prepare, whitespace_cut
+from impl.data.tokenizer import parse
+from impl.data.tokens import SplitName, TokenFolder
+from impl.errors import InputError
+
+TRAINED = parse("bpe:400").build(["it's the cat's  mat\n\n they're 12 34, ça va 日本語\t\n"] * 50)
+spaced_text = st.lists(
+    st.sampled_from(["it's", " cat", " ", "\n", "\t", "\u00a0", "\u2028", "'re", "1", " 日", "ab", ","])
+)
+
+
+def write_jsonl(path: Path, texts: list[str]) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def write_text(path: Path, text: str) -> str:
+    path.write_bytes(text.encode())
+    return str(path)
+
+
+def documents(folder: TokenFolder, split: SplitName) -> list[str]:
+    """The documents as decoded from the tokens; each must be ended."""
+    tokens = np.asarray(folder.tokens(split))
+    ends = np.flatnonzero(tokens == folder.manifest.eot)
+    assert ends[-1] == len(tokens) - 1
+    return [folder.tokenizer.decode(part[part != folder.manifest.eot]) for part in np.split(tokens, ends)[:-1]]
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe:300"])
+def test_documents_come_back_with_their_counts(tmp_path: Path, tokenizer: str):
+    train, valid = ["a cat ça va ", "two\nlines <|endoftext|> here"], ["the mat"]
+    told: list[tuple[int, int]] = []
+    manifest = prepare(
+        write_jsonl(tmp_path / "t.jsonl", train),
+        tokenizer,
+        tmp_path / "out",
+        valid=write_text(tmp_path / "v.txt", valid[0]),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    folder = TokenFolder.open(tmp_path / "out", verify=True)
+    assert folder.manifest == manifest
+    assert documents(folder, "train") == train
+    assert documents(folder, "valid") == valid
+    assert (manifest.train.documents, manifest.train.words, manifest.train.bytes) == (2, 8, 13 + 28)
+    assert manifest.train.tokens == len(folder.tokens("train"))
+    assert (manifest.split_rule, manifest.dtype, manifest.entropy) == ("file", "uint16", None)
+    assert [(s.split, s.name) for s in manifest.sources] == [("train", "t.jsonl"), ("valid", "v.txt")]
+    assert told[-1][0] == told[-1][1] > 0
+    assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()
+
+
+def test_the_same_text_gives_the_same_folder(tmp_path: Path):
+    text = write_text(tmp_path / "t.txt", "one two three four " * 50)
+    for name in ("a", "b"):
+        prepare(text, "bpe:280", tmp_path / name)
+    assert TokenFolder.open(tmp_path / "a").sha256 == TokenFolder.open(tmp_path / "b").sha256
+
+
+def test_the_last_documents_validate_where_there_are_many(tmp_path: Path):
+    texts = [f"document {i}" for i in range(40)]
+    manifest = prepare(write_jsonl(tmp_path / "t.jsonl", texts), "byte", tmp_path / "out")
+    assert manifest.split_rule == "tail:0.05"
+    folder = TokenFolder.open(tmp_path / "out")
+    assert documents(folder, "train") == texts[:38]
+    assert documents(folder, "valid") == texts[38:]
+
+
+def test_the_tail_of_the_text_validates_where_there_are_few(tmp_path: Path):
+    texts = ["one two three four five six seven eight", "nine ten"]
+    prepare(write_jsonl(tmp_path / "t.jsonl", texts), "byte", tmp_path / "out", valid_fraction=0.4)
+    folder = TokenFolder.open(tmp_path / "out")
+    assert documents(folder, "train") == ["one two three four five six seven"]
+    assert documents(folder, "valid") == [" eight", "nine ten"]
+
+
+@given(st.lists(spaced_text.map("".join).filter(str.strip), min_size=1, max_size=5), st.floats(0.05, 0.5))
+def test_both_splits_together_are_the_text(tmp_path_factory: pytest.TempPathFactory, texts: list[str], fraction: float):
+    home = tmp_path_factory.mktemp("split")
+    try:
+        manifest = prepare(write_jsonl(home / "t.jsonl", texts), "byte", home / "out", valid_fraction=fraction)
+    except InputError:
+        assert len("".join(texts).split()) < 2 / fraction  # too little text
+        assert not (home / "out").exists()
+        return
+    folder = TokenFolder.open(home / "out", verify=True)
+    assert "".join(documents(folder, "train") + documents(folder, "valid")) == "".join(texts)
+    assert manifest.train.words + manifest.valid.words == sum(len(text.split()) for text in texts)
+    assert manifest.train.bytes + manifest.valid.bytes == sum(len(text.encode()) for text in texts)
+
+
+@given(spaced_text.map("".join), st.integers(1, 20))
+def test_pieces_encode_as_the_whole(text: str, chars: int):
+    parts = list(pieces(text, chars))
+    assert "".join(parts) == text
+    encoded = [token for ids in TRAINED.encode_batch(parts) for token in ids.tolist()]
+    assert encoded == TRAINED.encode(text).tolist()
+
+
+def test_long_text_is_cut():
+    parts = list(pieces("ab " * 1000, 100))
+    assert len(parts) > 20
+    assert max(map(len, parts)) < 105
+
+
+@pytest.mark.parametrize(("at", "cut"), [(-1, 0), (0, 0), (1, 2), (2, 2), (3, 5), (6, 5), (8, 8)])
+def test_a_cut_lies_before_whitespace(at: int, cut: int):
+    assert whitespace_cut("ab cd ef", at) == cut
+
+
+def test_batches_of_any_size_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = write_jsonl(tmp_path / "t.jsonl", ["some words of text " * 40, "b c", "d e f " * 30])
+    whole = prepare(text, "bpe:300", tmp_path / "a")
+    monkeypatch.setattr(prepare_module, "BATCH_CHARS", 1)
+    monkeypatch.setattr(pieces, "__defaults__", (7,))
+    assert prepare(text, "bpe:300", tmp_path / "b") == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "t.txt is empty"),
+        (" \n\n", "t.txt is empty"),
+        ("word", "t.txt has too little text .4 bytes. to leave some for validation"),
+        ("word    ", "t.txt has too little text .8 bytes. to leave some for validation"),
+    ],
+)
+def test_too_little_text_is_told(tmp_path: Path, content: str, message: str):
+    text = write_text(tmp_path / "t.txt", content)
+    with pytest.raises(InputError, match=message):
+        prepare(text, "bpe:300", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
+
+
+def test_an_empty_validation_text_is_named(tmp_path: Path):
+    text, empty = write_text(tmp_path / "t.txt", "some text"), write_text(tmp_path / "v.txt", "")
+    with pytest.raises(InputError, match=r"v\.txt is empty"):
+        prepare(text, "byte", tmp_path / "out", valid=empty)
+    with pytest.raises(InputError, match=r"v\.txt is empty"):
+        prepare(empty, "byte", tmp_path / "out", valid=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokenizer", "valid", "fraction"),
+    [
+        ("missing.txt", "byte", None, 0.05),
+        ("bad.jsonl", "bpe:300", None, 0.05),
+        ("good.txt", "byte", "missing.txt", 0.05),
+        ("good.txt", "byte", "bad.jsonl", 0.05),
+        ("good.txt", "words", None, 0.05),
+        ("good.txt", "byte", None, 0.0),
+        ("good.txt", "byte", None, 0.6),
+        ("good.txt", "byte", None, float("nan")),
+    ],
+)
+def test_bad_input_writes_nothing(tmp_path: Path, text: str, tokenizer: str, valid: str | None, fraction: float):
+    write_text(tmp_path / "good.txt", "some good text " * 10)
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "fine here"}\n' * 9 + b'{"text": "\xff"}\n')
+    with pytest.raises(InputError) as error:
+        prepare(
+            str(tmp_path / text),
+            tokenizer,
+            tmp_path / "deep" / "out",
+            valid=None if valid is None else str(tmp_path / valid),
+            valid_fraction=fraction,
+        )
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "good.txt"]
+
+
+def test_only_a_token_folder_is_replaced(tmp_path: Path):
+    text = write_text(tmp_path / "t.txt", "some words to be tokens " * 5)
+    prepare(text, "byte", tmp_path / "out")
+    assert prepare(text, "bpe:280", tmp_path / "out").tokenizer == "bpe:280"
+    assert TokenFolder.open(tmp_path / "out", verify=True).manifest.tokenizer == "bpe:280"
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match=r"not empty and holds letter\.txt"):
+        prepare(text, "byte", tmp_path / "home")
+
+
+def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert prepare_module.token_dtype(2**16) == np.uint16
+    assert prepare_module.token_dtype(2**16 + 1) == np.uint32
+    monkeypatch.setattr(prepare_module, "token_dtype", lambda _: np.dtype(np.uint32))
+    manifest = prepare(write_text(tmp_path / "t.txt", "ab cd ef gh " * 9), "byte", tmp_path / "out")
+    folder = TokenFolder.open(tmp_path / "out", verify=True)
+    assert manifest.dtype == "uint32"
+    assert folder.tokens("train")[:3].tolist() == [97, 98, 32]

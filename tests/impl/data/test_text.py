@@ -1,0 +1,140 @@
+"""Reading documents: every form, and every fault with its place."""
+
+import gzip
+import json
+import lzma
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impl.data.text import TextFile, open_texts
+from impl.errors import InputError
+
+LINES = [{"text": "one\ntwo"}, {"text": "drei ä", "title": "t"}]
+JSONL = "\n".join(json.dumps(line) for line in LINES)
+
+
+def documents(spec: Path | str) -> list[str]:
+    return [document for text in open_texts(str(spec)) for document in text.documents()]
+
+
+def test_a_plain_file_is_one_document_byte_for_byte(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes("é\r\n b\n".encode())
+    assert documents(tmp_path / "a.txt") == ["é\r\n b\n"]
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_jsonl_has_a_document_a_line(tmp_path: Path, suffix: str, pack: Any):
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(pack((JSONL + "\n\n" + '{"text": " "}\n').encode()))
+    assert documents(path) == ["one\ntwo", "drei ä"]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)))
+def test_jsonl_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, texts: list[str]):
+    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), "utf-8", newline=""
+    )
+    assert documents(path) == texts
+
+
+def test_a_folder_is_its_text_files_sorted(tmp_path: Path):
+    (tmp_path / "b.txt").write_text("B")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "z.jsonl").write_text(JSONL)
+    (tmp_path / "notes.md").write_text("no")
+    assert documents(tmp_path) == ["one\ntwo", "drei ä", "B"]
+    assert [text.name for text in open_texts(str(tmp_path))] == ["a/z.jsonl", "b.txt"]
+
+
+def test_a_text_is_named_by_its_last_part_and_content(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("abc")
+    (text,) = open_texts(str(tmp_path / "a.txt"))
+    assert text.name == "a.txt"
+    assert text.sha256() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_only_the_last_suffix_counts(tmp_path: Path):
+    (tmp_path / "a.jsonl.txt").write_text("not json")
+    assert documents(tmp_path / "a.jsonl.txt") == ["not json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"ab\ncd\xff", "is not UTF-8: byte 5, line 2"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}', "is not UTF-8: byte 24, line 2"),
+        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}', "line 2: no text"),
+        ("a.jsonl", b'{"text": 3}', "line 1: no text"),
+        ("a.jsonl", b'"text"', "line 1: no text"),
+        ("a.jsonl", b'\n{"text": "a"', "line 2: not JSON"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1: the text holds half a surrogate pair"),
+        ("a.jsonl.gz", gzip.compress(JSONL.encode())[:-9], "is a damaged archive"),
+        ("a.jsonl.gz", b"plain", "is a damaged archive"),
+        ("a.jsonl.xz", lzma.compress(JSONL.encode())[:-9], "is a damaged archive"),
+        ("a.txt.xz", b"plain", "is a damaged archive"),
+    ],
+)
+def test_faults_are_told_with_their_place(tmp_path: Path, name: str, content: bytes, message: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        documents(tmp_path / name)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_missing_is_told(tmp_path: Path):
+    with pytest.raises(InputError, match=r"no file or folder .*nowhere\.txt"):
+        open_texts(str(tmp_path / "nowhere.txt"))
+    with pytest.raises(InputError, match=r"holds no \.txt or \.jsonl file"):
+        open_texts(str(tmp_path))
+
+
+def test_a_file_that_vanishes_is_told(tmp_path: Path):
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        list(TextFile("a.txt", tmp_path / "a.txt").documents())
+
+
+def test_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"hf:some/name needs the package datasets; .*lmscale\[hub\]"):
+        open_texts("hf:some/name")
+
+
+def test_the_hub_offline_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route\n  to host")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(InputError, match=r"hf:name could not be loaded .*offline.*: no route to host$"):
+        open_texts("hf:name")
+
+
+def test_the_hub_gives_rows(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+
+    def load_dataset(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        asked.append((args, kwargs))
+        return [*LINES, {"text": ""}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    (text,) = open_texts("hf:some/name:config")
+    assert asked == [(("some/name", "config"), {"split": "train"})]
+    assert list(text.documents()) == list(text.documents()) == ["one\ntwo", "drei ä"]
+    assert text.name == "hf:some/name:config"
+    assert len(text.sha256()) == 64
+    with pytest.raises(InputError, match="no dataset is named"):
+        open_texts("hf:")
+
+
+def test_a_hub_row_without_text_is_numbered(monkeypatch: pytest.MonkeyPatch):
+    rows = SimpleNamespace(load_dataset=lambda *_, **__: [{"text": "a"}, {"label": 1}])
+    monkeypatch.setitem(sys.modules, "datasets", rows)
+    with pytest.raises(InputError, match="hf:name, row 2: no text"):
+        documents("hf:name")

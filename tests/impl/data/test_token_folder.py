@@ -1,0 +1,155 @@
+"""Token folders: whole or not at all, and what is told of one that is damaged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.data.tokens import TokenFolder
+from impl.data.writing import new_token_folder
+from impl.errors import InputError
+
+SMALL = SyntheticConfig(train_tokens=3000, valid_tokens=1000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_synthetic(tmp_path / "tokens", SMALL)
+    return tmp_path / "tokens"
+
+
+def change_manifest(folder: Path, **fields: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_an_opened_folder_gives_tokens_tokenizer_and_identity(folder: Path, tmp_path: Path):
+    opened = TokenFolder.open(folder, verify=True)
+    train = opened.tokens("train")
+    assert train.dtype == np.uint16
+    assert len(train) == opened.manifest.train.tokens
+    assert not train.flags.writeable
+    assert len(opened.tokenizer.decode(train).split()) == opened.manifest.train.words
+    write_synthetic(tmp_path / "again", SMALL)
+    write_synthetic(tmp_path / "other", SyntheticConfig(seed=1, train_tokens=3000, valid_tokens=1000))
+    assert TokenFolder.open(tmp_path / "again").sha256 == opened.sha256
+    assert TokenFolder.open(str(tmp_path / "other")).sha256 != opened.sha256
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "train.bin"
+    path.write_bytes(path.read_bytes()[:-6])
+
+
+def lengthen(folder: Path) -> None:
+    with (folder / "valid.bin").open("ab") as file:
+        file.write(b"xy")
+
+
+def flip(folder: Path) -> None:
+    path = folder / "valid.bin"
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, r"train\.bin is truncated: \d+ bytes, expected \d+"),
+        (lengthen, r"valid\.bin is too long: \d+ bytes, expected \d+"),
+        (lambda f: (f / "train.bin").unlink(), r"train\.bin is missing"),
+        (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
+        (lambda f: (f / "manifest.json").unlink(), r"not a token folder, or an unfinished one: no manifest\.json"),
+        (lambda f: (f / "manifest.json").write_text("{"), r"manifest\.json is not JSON"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "format None is unknown; valid: 1"),
+        (lambda f: change_manifest(f, format=2), "format 2 is unknown; valid: 1"),
+        (lambda f: change_manifest(f, dtype="int8"), "field dtype"),
+        (lambda f: change_manifest(f, extra=1), "field extra"),
+    ],
+)
+def test_damage_is_told_at_opening(folder: Path, damage: Callable[[Path], object], message: str):
+    damage(folder)
+    with pytest.raises(InputError, match=message) as error:
+        TokenFolder.open(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_hashes_are_told_when_verifying(folder: Path):
+    flip(folder)
+    TokenFolder.open(folder)
+    with pytest.raises(InputError, match=r"valid\.bin has sha256 .*the manifest says"):
+        TokenFolder.open(folder, verify=True)
+
+
+def test_another_tokenizer_is_told(folder: Path):
+    change_manifest(folder, tokenizer_sha256="0" * 64)
+    opened = TokenFolder.open(folder)
+    with pytest.raises(InputError, match=r"tokenizer\.json has sha256 .*the manifest says 0000"):
+        _ = opened.tokenizer
+
+
+def test_no_folder_says_how_to_make_one(tmp_path: Path):
+    with pytest.raises(
+        InputError, match=r"no token folder .*; make one: python -m harness prepare --text .* --out DIR"
+    ):
+        TokenFolder.open(tmp_path / "nowhere")
+
+
+def test_nothing_is_left_when_writing_fails(tmp_path: Path):
+    def interrupted() -> None:
+        with new_token_folder(tmp_path / "out") as building:
+            (building / "train.bin").write_bytes(b"half")
+            with pytest.raises(InputError, match="unfinished"):
+                TokenFolder.open(building)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_old_folder_stays_when_writing_fails(folder: Path):
+    before = TokenFolder.open(folder).sha256
+    with pytest.raises(KeyboardInterrupt), new_token_folder(folder):
+        raise KeyboardInterrupt
+    assert TokenFolder.open(folder, verify=True).sha256 == before
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_token_folder_is_replaced_a_damaged_one_too(folder: Path):
+    truncate(folder)
+    write_synthetic(folder, SMALL)
+    assert TokenFolder.open(folder, verify=True).manifest.entropy is not None
+    other = write_synthetic(folder, SyntheticConfig(seed=3, train_tokens=3000, valid_tokens=1000))
+    assert TokenFolder.open(folder, verify=True).manifest == other
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_an_equal_folder_stays_as_it_is(folder: Path):
+    before = (folder / "train.bin").stat().st_ino
+    write_synthetic(folder, SMALL)
+    assert (folder / "train.bin").stat().st_ino == before
+
+
+def test_other_peoples_files_are_never_replaced(folder: Path, tmp_path: Path):
+    (folder / "thesis.tex").write_text("precious")
+    with pytest.raises(InputError, match=r"holds thesis\.tex"):
+        write_synthetic(folder, SMALL)
+    assert (folder / "thesis.tex").read_text() == "precious"
+    web = tmp_path / "web"
+    web.mkdir()
+    (web / "manifest.json").write_text('{"name": "a web page"}')
+    with pytest.raises(InputError, match="no token folder"):
+        write_synthetic(web, SMALL)
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="is a file"):
+        write_synthetic(tmp_path / "file", SMALL)
+    with pytest.raises(InputError, match="cannot be written: Not a directory"):
+        write_synthetic(tmp_path / "file" / "out", SMALL)

@@ -1,0 +1,148 @@
+"""Tokenizers: round trips, identity, and files that do not fit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from impl.data.tokenizer import END_OF_TEXT, Tokenizer, TokenizerSpec, parse
+from impl.errors import InputError
+
+TEXTS = ["the cat sat on the mat; it's the cat's mat\n\n", "ça va, 日本語 日本語 😀\n"] * 20
+TRAINED = parse("bpe:320").build(TEXTS)
+BYTES = parse("byte").build()
+any_text = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("the cat\n  '\u00a0\u2028日"))
+
+
+def gpt2_files(folder: Path, tokenizer: Tokenizer = TRAINED) -> tuple[Path, Path]:
+    """A tokenizer's vocabulary and merges in GPT-2's two files."""
+    tokenizer.save(folder)
+    content = json.loads((folder / "tokenizer.json").read_bytes())
+    vocab, merges = folder / "encoder.json", folder / "vocab.bpe"
+    vocab.write_text(json.dumps(content["vocab"]))
+    merges.write_text("#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in content["merges"]), "utf-8")
+    return vocab, merges
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["byte", "bpe"])
+@given(any_text)
+@example(f"a{END_OF_TEXT}b")
+@example("\r\n\x00  \n")
+def test_text_comes_back(tokenizer: Tokenizer, text: str):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eot not in ids
+    assert all(ids < tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["byte", "bpe"])
+def test_the_end_of_text_is_told(tokenizer: Tokenizer):
+    ids = [*tokenizer.encode("é"), tokenizer.eot, *tokenizer.encode("b")]
+    assert tokenizer.decode(ids) == f"é{END_OF_TEXT}b"
+    assert tokenizer.decode([]) == ""
+
+
+def test_bytes_are_the_ids_of_the_byte_tokenizer():
+    assert (BYTES.vocab_size, BYTES.eot) == (257, 256)
+    assert BYTES.encode("aé").tolist() == [97, 195, 169]
+    assert BYTES.decode([97, 195]) == "a\ufffd"
+
+
+def test_a_batch_is_each_text_alone():
+    texts = ["", "the cat", " 日本"]
+    for tokenizer in (BYTES, TRAINED):
+        for ids, text in zip(tokenizer.encode_batch(texts), texts, strict=True):
+            assert ids.tolist() == tokenizer.encode(text).tolist()
+
+
+def test_training_merges_what_is_frequent():
+    assert 257 < TRAINED.vocab_size <= 320
+    assert len(TRAINED.encode(" the")) == 1
+    assert len(TRAINED.encode(" 日本語")) < len(" 日本語".encode())
+
+
+def test_training_gives_the_same_in_any_order_and_process():
+    program = "import sys\nfrom impl.data.tokenizer import parse\nprint(parse('bpe:320').build(sys.argv[1:]).sha256)"
+    done = subprocess.run([sys.executable, "-c", program, *reversed(TEXTS)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == TRAINED.sha256
+
+
+def test_a_small_text_gives_a_small_vocabulary():
+    assert 257 < parse("bpe:5000").build(["abc abc"]).vocab_size < 300
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["byte", "bpe"])
+def test_saved_is_loaded(tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.name, loaded.sha256) == (tokenizer.name, tokenizer.sha256)
+    assert (loaded.vocab_size, loaded.eot) == (tokenizer.vocab_size, tokenizer.eot)
+    assert np.array_equal(loaded.encode("the cat's 日"), tokenizer.encode("the cat's 日"))
+
+
+def test_gpt2_files_give_their_tokenizer(tmp_path: Path):
+    vocab, merges = gpt2_files(tmp_path)
+    tokenizer = parse(f"gpt2:{vocab},{merges}").build()
+    assert tokenizer.name == "gpt2"
+    assert tokenizer.eot == TRAINED.eot
+    assert tokenizer.encode(TEXTS[0]).tolist() == TRAINED.encode(TEXTS[0]).tolist()
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "bytes", "byte:1", "gpt2", "gpt2:a", "gpt2:a,b,c", "bpe", "bpe:", "bpe:1k", "bpe:-1"]
+)
+def test_an_unknown_kind_lists_the_valid_ones(spec: str):
+    with pytest.raises(InputError, match=r"unknown; valid: byte, gpt2:VOCAB,MERGES .*, bpe:VOCAB_SIZE"):
+        parse(spec)
+
+
+@pytest.mark.parametrize("spec", ["bpe:256", "bpe:99999999"])
+def test_a_vocabulary_size_out_of_range(spec: str):
+    with pytest.raises(InputError, match="from 257 to 1048576 are valid"):
+        parse(spec)
+
+
+def test_a_missing_gpt2_file_is_named(tmp_path: Path):
+    vocab, _ = gpt2_files(tmp_path)
+    with pytest.raises(InputError, match=r"no file .*missing\.bpe"):
+        parse(f"gpt2:{vocab},{tmp_path / 'missing.bpe'}")
+
+
+def test_damaged_gpt2_files_are_named(tmp_path: Path):
+    vocab, merges = gpt2_files(tmp_path)
+    spec: TokenizerSpec = parse(f"gpt2:{vocab},{merges}")
+    good_vocab, good_merges = vocab.read_text(), merges.read_text("utf-8")
+    lacking = {token: i for token, i in json.loads(good_vocab).items() if token != END_OF_TEXT}
+    gap = {token: i + (i > 270) for token, i in json.loads(good_vocab).items()}
+    cases = [
+        ("{", good_merges, "encoder.json is not a JSON vocabulary"),
+        ('{"a": "b"}', good_merges, "does not map tokens to ids"),
+        (json.dumps(lacking), good_merges, "endoftext"),
+        (json.dumps(gap), good_merges, f"not 0..{TRAINED.vocab_size - 1}"),
+        (good_vocab, "#version\na\n", "vocab.bpe, line 2"),
+        (good_vocab, "q x\n", "merges do not fit the vocabulary"),
+    ]
+    for vocab_text, merges_text, message in cases:
+        vocab.write_text(vocab_text)
+        merges.write_text(merges_text, "utf-8")
+        with pytest.raises(InputError, match=message.replace(".", r"\.")):
+            spec.build()
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"{}", b"[]", b"\xff", b'{"kind": "x", "name": "x", "vocab": {}, "merges": []}']
+)
+def test_a_damaged_tokenizer_file_is_named(tmp_path: Path, content: bytes):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_missing_tokenizer_file_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"tokenizer\.json is missing"):
+        Tokenizer.load(tmp_path)
