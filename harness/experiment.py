@@ -18,7 +18,7 @@ TIERS: tuple[Tier, ...] = get_args(Tier)
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One question of a paper, and the runs that answer it at each tier; its file's docstring opens with the question."""
+    """One question of a paper and the runs that answer it; its file's docstring opens with the question."""
 
     source: str
     expectation: str

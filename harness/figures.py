@@ -176,7 +176,8 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
         ax.set_xscale("log", base=2)
         ax.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
         ax.set(xlabel="ranks", xlim=(ticks[0] / 1.2, ticks[-1] * 1.2))
-    if rows["tokens_per_second"].max() > WIDE * rows["tokens_per_second"].min():
+    rates = list(rows["tokens_per_second"])
+    if max(rates) > WIDE * min(rates):
         left.set_yscale("log")
         left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         left.yaxis.set_minor_locator(NullLocator())

@@ -12,7 +12,7 @@ from harness.environment import gpu_count
 from harness.launch import Where
 from impl.cost.parameters import count_parameters
 from impl.data.config import SYNTHETIC
-from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
 from impl.data.tokens import SPLITS, Entropy, TokenFolder
 from impl.errors import InputError
 from impl.model.config import SPECIAL_TOKENS
@@ -50,8 +50,10 @@ class Datasets:
         config = SyntheticConfig()
         folder = (self.cache / f"seed-{config.seed}").resolve()
         try:
-            TokenFolder.open(folder, verify=True)
+            written = TokenFolder.open(folder, verify=True).manifest.entropy
         except InputError:
+            written = None
+        if written is None or written.nats_per_token != make_source(config).nats_per_letter:
             write_synthetic(folder, config)
         return folder
 

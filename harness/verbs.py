@@ -38,11 +38,12 @@ def list_experiments(*, json: Json = False) -> int:
     if json:
         return _print_json([_described(e) for e in found])
     table = ConsoleTable("experiment", "question", "source", "tier", "points", "expected")
+    table.columns[0].no_wrap = table.columns[3].no_wrap = True
     for e in found:
         for i, tier in enumerate(TIERS):
             head = (e.id, e.question, e.source) if i == 0 else ("", "", "")
             table.add_row(*head, tier, str(len(e.runs[tier])), e.cost[tier], end_section=tier == TIERS[-1])
-    Console().print(table)
+    _console().print(table)
     return 0
 
 
@@ -130,7 +131,7 @@ def status(
     table = ConsoleTable("id", "point", "status", "reason")
     for row in rows:
         table.add_row(row["id"], row["point"], row["status"], row["reason"] or "")
-    Console().print(table)
+    _console().print(table)
     print(f"{len(rows)} points: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
     return 0
 
@@ -307,9 +308,13 @@ def _as_json(records: list[Record]) -> dict[str, Any]:
 
 
 def _print_tables(records: list[Record]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 160)
     for t in tables.all_tables(records):
-        console.print(render.console(t))
+        _console().print(render.console(t))
+
+
+def _console() -> Console:
+    """Standard output, wide enough for a table when it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def _described(e: Experiment) -> dict[str, Any]:

@@ -29,7 +29,7 @@ GEMM_SECONDS = 0.2
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
-    """Train the run in `attempt/spec.json`; returns the exit status and leaves a failure where the collector reads it."""
+    """Train the run in `attempt/spec.json`; returns the exit status, and leaves a failure for the collector."""
     _die_with_parent()
     try:
         Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()

@@ -15,8 +15,8 @@ class EvaluationConfig:
     sequences: NonNegativeInt | None = 256
     """Validation sequences read each time, the same ones; 0: all, None: no validation, for runs that measure speed."""
     overlap: NonNegativeInt = 0
-    """Tokens of context that a sliding window keeps from the one before, unscored. Megatron-LM 2019, appendix E.1, moves
-    its window on by 32 tokens: there the overlap is seq_len - 32."""
+    """Tokens of context that a sliding window keeps from the one before, unscored. Megatron-LM 2019, appendix E.1,
+    moves its window on by 32 tokens: there the overlap is seq_len - 32."""
     texts: tuple[str, ...] = ()
     """Plain-text files for word perplexity, in WikiText's form."""
     lambada: str | None = None

@@ -35,7 +35,7 @@ class Step(NamedTuple):
 class Trainer:
     """Trains one run; `step(i)` does the i-th optimizer step, and calling it with i = 0, 1, ... trains the model.
 
-    A step depends on the weights, the optimizer's moments and i only: data, dropout and learning rate are functions of i.
+    A step depends on weights, moments and i only: data, dropout and learning rate are functions of i.
     """
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:

@@ -163,24 +163,24 @@ def _tail_split(texts: list[Text], fraction: float) -> Documents:
             if by_document:
                 yield "train" if index < kept else "valid", document
                 continue
-            cut = whitespace_cut(document, cut_at - start)
-            if cut > 0:
-                yield "train", document[:cut]
-            if cut < len(document):
-                yield "valid", document[cut:]
+            at, is_first = cut_at - start, start == 0
             start += len(document)
+            cut = whitespace_cut(document, at) if 0 < at < len(document) else None
+            if cut is not None:
+                yield "train", document[:cut]
+                yield "valid", document[cut:]
+            else:
+                yield "train" if is_first or at >= len(document) else "valid", document
 
     return documents
 
 
-def whitespace_cut(document: str, at: int) -> int:
-    """The place nearest after `at`, else before it, where a document may be cut; outside of it: the nearer end."""
-    if at <= 0 or at >= len(document):
-        return 0 if at <= 0 else len(document)
+def whitespace_cut(document: str, at: int) -> int | None:
+    """The first place from `at` on, else the last before it, where a document may be cut; None: it is one word."""
     if after := _CUT.search(document, at):
         return after.start()
     before = [cut.start() for cut in _CUT.finditer(document)]
-    return before[-1] if before else len(document)
+    return before[-1] if before else None
 
 
 def _check_sizes(documents: Documents, text: str, valid: str | None) -> dict[SplitName, int]:

@@ -25,7 +25,7 @@ def chain_probability(source: Source, chain: tuple[int, ...]) -> float:
     per_class = source.emissions.shape[1]
     p = float(source.stationary[chain[0] // per_class])
     for word, following in itertools.pairwise(chain):
-        p *= source.transitions[word // per_class, following // per_class]
+        p *= float(source.transitions[word // per_class, following // per_class])
     return p * math.prod(float(source.emissions[word // per_class, word % per_class]) for word in chain)
 
 
