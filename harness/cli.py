@@ -1,6 +1,7 @@
 """The command line: `python -m harness VERB ...`, or `lmscale VERB ...`."""
 
 import contextlib
+import functools
 import io
 import re
 import signal
@@ -23,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        default = Run(model=named(_take(argv, "--model"))) if "--model" in argv else Run()
-        return _parse(verbs.table_of(default), argv)()
+        size = _take(argv, "--model") if argv[:1] == ["train"] else None
+        return _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)()
     except InputError as error:
         return _complain(str(error))
     except ValidationError as error:
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return 0
+    except OSError as error:  # a disk that is full or read-only, a name too long: the machine's, not a bug's
+        return _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
 
 
 def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[[], int]:
@@ -41,21 +44,27 @@ def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[[]
 
     Raises:
         InputError: the command line is off; tyro's own explanation, in one line.
+        ValidationError: a field's value is not valid.
     """
+    if not argv:
+        raise InputError(f"no verb; valid: {', '.join(table)} (--help explains them)")
     problem = io.StringIO()
     app = {name: _deferred(verb) for name, verb in table.items()}
     try:
         with contextlib.redirect_stderr(problem):
-            return tyro.extras.subcommand_cli_from_dict(app, prog="harness", args=argv or ["--help"])
+            return tyro.extras.subcommand_cli_from_dict(app, prog="harness", args=argv)
     except SystemExit as stop:
-        if stop.code:
-            raise InputError(_one_line(problem.getvalue())) from None
-        raise
+        if not stop.code:
+            raise
+        text = _one_line(problem.getvalue())
+        if (cause := _validation_error(stop)) is not None:
+            part = re.search(r"\.config\.([\w.]+):", text)
+            text = _first_problem(cause, part[1] if part else "")
+        raise InputError(text) from None
 
 
 def _deferred(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
     """A function with the verb's signature that does nothing yet: its errors are not the parser's."""
-    import functools
 
     @functools.wraps(verb)
     def hold(*args: object, **kwargs: object) -> Callable[[], int]:
@@ -64,30 +73,52 @@ def _deferred(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
     return hold
 
 
-def _take(argv: list[str], flag: str) -> str:
-    """Remove a flag and its value from the command line."""
-    at = argv.index(flag)
-    if at + 1 >= len(argv):
-        raise InputError(f"{flag} needs a value: the name of a model size")
-    value = argv[at + 1]
-    del argv[at : at + 2]
-    return value
+def _take(argv: list[str], flag: str) -> str | None:
+    """Remove a flag and its value, `--flag VALUE` or `--flag=VALUE`, from the command line; None: it is not there."""
+    for at, word in enumerate(argv):
+        if word.startswith(f"{flag}="):
+            return argv.pop(at).removeprefix(f"{flag}=")
+        if word == flag:
+            if at + 1 >= len(argv):
+                raise InputError(f"{flag} needs a value: the name of a model size")
+            del argv[at]
+            return argv.pop(at)
+    return None
 
 
 def _one_line(panel: str) -> str:
-    """The text of tyro's framed message without the frame, up to its pointer to the help."""
-    words = re.sub(r"[╭╮╰╯│─]+", " ", panel)
-    words = re.sub(r"\s+", " ", words).strip()
-    return re.sub(r"\s*For full helptext.*$", "", words)
+    """The message in tyro's frame, with what is valid or was probably meant; its title and pointers are left out."""
+    rows = [row.strip("│ ") for row in panel.splitlines()][1:]
+    parts = [""]
+    for row in rows:
+        if not re.fullmatch("[─-]{8,}|╰─*╯", row):
+            parts[-1] += f"{row} "
+        elif parts[-1]:
+            parts.append("")
+    text = parts[0].strip().removesuffix(".")
+    for part in map(str.strip, parts[1:]):
+        if part.startswith("Available subcommands:"):
+            text += f"; valid:{part.removeprefix('Available subcommands:')}"
+        elif part.startswith("Perhaps you meant:") and "misplaced" not in text:
+            text += f"; did you mean {part.split()[3]}?"
+    return text
 
 
-def _first_problem(error: ValidationError) -> str:
+def _validation_error(error: BaseException) -> ValidationError | None:
+    """The refusal by pydantic that led to an error, if one did."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ValidationError):
+        cause = cause.__context__
+    return cause
+
+
+def _first_problem(error: ValidationError, prefix: str = "") -> str:
     """Field, value and what would be valid, of the first thing pydantic refuses."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(filter(None, [prefix, *map(str, first["loc"])]))
     message = first["msg"].removeprefix("Value error, ")
-    shown = isinstance(first["input"], str | int | float | bool | None)
-    value = f" (got {first['input']!r})" if where and shown else ""
+    shown = first["loc"] and isinstance(first["input"], str | int | float | bool | None)
+    value = f" (got {first['input']!r})" if shown else ""
     return f"{where}: {message}{value}" if where else message
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.store import SCHEMA, Record, read_json
+from harness.store import SCHEMA, Record, loads, read_json
 
 
 def record_of(attempt: Path, *, cancelled: bool = False) -> Record:
@@ -74,12 +74,12 @@ def first_failure(attempt: Path) -> dict[str, Any] | None:
 
 
 def steps_so_far(attempt: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """The whole lines of a rank's step log."""
+    """The whole lines of a rank's step log; a loss that is not finite is None."""
     try:
         lines = (attempt / f"rank-{rank}.steps.jsonl").read_text().splitlines(keepends=True)
     except OSError:
         return []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [loads(line) for line in lines if line.endswith("\n")]
 
 
 def _steps(attempt: Path, ranks: int) -> list[dict[str, Any]]:

@@ -27,8 +27,12 @@ class Experiment:
     runs: dict[Tier, list[Run]]
     deviations: str = ""
     """What differs from the source, and why."""
+    found: str = ""
+    """What the committed records say, in the words of whoever looked at them; EXPERIMENTS.md shows it."""
     id: str = ""
     question: str = ""
+    about: str = ""
+    """The docstring after the question."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,8 @@ def _from_module(name: str, module: ModuleType) -> Experiment:
     experiment = getattr(module, "EXPERIMENT", None)
     if not isinstance(experiment, Experiment) or not module.__doc__:
         raise InputError(f"experiments/{name}.py: an experiment needs a docstring and an EXPERIMENT = Experiment(...)")
-    question = module.__doc__.strip().splitlines()[0]
-    return Experiment(**{**vars(experiment), "id": name, "question": question})
+    question, _, about = module.__doc__.strip().partition("\n")
+    return Experiment(**{**vars(experiment), "id": name, "question": question, "about": about.strip()})
 
 
 def points(runs: list[Run], only: str | None = None) -> list[Point]:

@@ -1,5 +1,7 @@
 """Starts the ranks of a run, here or on Slurm, and watches over each: the only code that touches the environment."""
 
+import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -7,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import submitit
 import submitit.helpers
+from submitit.core.utils import FailedJobError
 
 from harness.store import write_atomically
 from impl.errors import InputError
@@ -39,11 +44,21 @@ class Site:
         Raises:
             InputError: it is not.
         """
-        if self.on == "slurm" and shutil.which("sbatch") is None:
+        if self.on == "local":
+            return
+        if shutil.which("sbatch") is None:
             raise InputError("--on slurm: no sbatch on this machine; valid here: local")
+        asked = subprocess.run(["sinfo", "--noheader"], capture_output=True, text=True, check=False)
+        if asked.returncode:
+            reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise InputError(f"--on slurm: no cluster answers ({reason}); valid here: local")
 
     def submit(self, attempt: Path, ranks: int, time_limit_seconds: float) -> submitit.Job[None]:
-        """Start one supervised worker per rank for the run in `attempt`; returns at once."""
+        """Start one supervised worker per rank for the run in `attempt`; returns at once.
+
+        Raises:
+            InputError: the scheduler refuses it.
+        """
         nodes = 1 if self.on == "local" else -(-ranks // self.ranks_per_node)
         executor = submitit.AutoExecutor(folder=attempt / "submitit", cluster=self.on)
         executor.update_parameters(
@@ -56,7 +71,24 @@ class Site:
         )
         if self.on == "slurm" and self.partition:
             executor.update_parameters(slurm_partition=self.partition)
-        return executor.submit(supervise, str(attempt))
+        try:
+            with _stderr_into(attempt / "launcher.log"):
+                return executor.submit(supervise, str(attempt))
+        except FailedJobError as error:
+            raise InputError(f"--on slurm: the cluster refuses the job: {error}") from None
+
+
+@contextlib.contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """Programs started inside write their standard error to a file: what they say on a Ctrl-C is not for the user."""
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def supervise(folder: str) -> None:
@@ -72,7 +104,9 @@ def supervise(folder: str) -> None:
     command = [sys.executable, "-m", "harness.worker", folder, *ranks, _rendezvous(attempt, spec["on"])]
     deadline = time.monotonic() + spec["time_limit_seconds"]
     with open(attempt / f"rank-{rank}.log", "ab") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log, env=_environment(spec), cwd=spec["folder"])
+        child = subprocess.Popen(
+            command, stdout=log, stderr=log, env=_environment(spec), cwd=spec["folder"], preexec_fn=_die_with_parent()
+        )
         try:
             while (code := child.poll()) is None:
                 if time.monotonic() > deadline:
@@ -121,10 +155,22 @@ def _orphaned(spec: dict[str, Any]) -> bool:
     if driver is None:
         return False
     try:
-        os.kill(driver, 0)
-    except ProcessLookupError:
+        return psutil.Process(driver).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
-    return False
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """What a rank does before its program starts: it leaves a Ctrl-C to the supervisor, and does not outlive it."""
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: a forked child must not search
+    pr_set_pdeathsig = 1
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if prctl is not None:
+            prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+    return prepare
 
 
 def _environment(spec: dict[str, Any]) -> dict[str, str]:

@@ -77,7 +77,8 @@ class LiveDisplay:
 def _detail(point: Point, steps: list[dict[str, Any]]) -> str:
     recent = steps[-10:]
     rate = point.run.tokens_per_step * len(recent) / max(1e-9, sum(s["seconds"] for s in recent))
-    return f"loss {steps[-1]['loss']:.3f}, {rate:,.0f} tokens/s"
+    loss = steps[-1]["loss"]
+    return f"loss {'not finite' if loss is None else format(loss, '.3f')}, {rate:,.0f} tokens/s"
 
 
 def _outcome(record: Record) -> str:

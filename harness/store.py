@@ -36,11 +36,16 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def loads(text: str) -> Any:
+    """The document in a text. What JSON has no word for and Python writes all the same, NaN and infinity, is None."""
+    return json.loads(text, parse_constant=lambda _: None)
+
+
 def read_json(path: Path) -> Any | None:
     """The document in a file; None if the file is missing or not a whole JSON document."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -75,8 +80,9 @@ class Store:
         record = read_json(self.path(run_id))
         if not isinstance(record, dict):
             return None
-        expected = {"schema": SCHEMA, "id": run_id, "tier": self.tier}
-        return record if all(record.get(key) == value for key, value in expected.items()) else None
+        expected = {"schema": SCHEMA, "id": run_id, "experiment": self.experiment, "tier": self.tier}
+        whole = isinstance(record.get("status"), str) and isinstance(record.get("config"), dict)
+        return record if whole and all(record.get(key) == value for key, value in expected.items()) else None
 
     def records(self) -> list[Record]:
         """All whole records, in the order of their ids."""
@@ -105,8 +111,8 @@ def _one_line_per_item(record: Record) -> str:
     fields = []
     for key, value in record.items():
         if isinstance(value, list) and value:
-            items = ",\n".join(f"  {json.dumps(item)}" for item in value)
+            items = ",\n".join(f"  {json.dumps(item, allow_nan=False)}" for item in value)
             fields.append(f" {json.dumps(key)}: [\n{items}\n ]")
         else:
-            fields.append(f" {json.dumps(key)}: {json.dumps(value)}")
+            fields.append(f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}")
     return "{\n" + ",\n".join(fields) + "\n}"

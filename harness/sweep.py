@@ -73,8 +73,8 @@ class Sweep:
                         active.append(job)
                 for job in list(active):
                     if job.job.done():
-                        active.remove(job)
                         self._finish(job)
+                        active.remove(job)
                     else:
                         self._look(job)
                 if active:
@@ -101,6 +101,14 @@ class Sweep:
             self.display.message(f"{point.label}: {warning}")
         self.display.started(point)
         attempt = self.store.new_attempt(point.run.id)
+        try:
+            return Job(point, attempt, self._launch(point, attempt))
+        except BaseException:
+            self.store.forget_attempt(attempt)
+            raise
+
+    def _launch(self, point: Point, attempt: Path) -> submitit.Job[None]:
+        """Write down what the ranks are to do, and start them."""
         data = self.datasets.open(point.run.data.dataset)
         spec = {
             **self._identity(point),
@@ -117,8 +125,7 @@ class Sweep:
             "driver_pid": os.getpid() if self.options.site.on == "local" else None,
         }
         write_atomically(attempt / "spec.json", json.dumps(spec))
-        job = self.options.site.submit(attempt, point.run.plan.world_size, self.options.time_limit_seconds)
-        return Job(point, attempt, job)
+        return self.options.site.submit(attempt, point.run.plan.world_size, self.options.time_limit_seconds)
 
     def _identity(self, point: Point) -> dict[str, Any]:
         run = point.run

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json as json_format
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table as ConsoleTable
 
-from harness import figures, render, tables
+from harness import document, figures, render, tables
 from harness.environment import gpu_count
 from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
 from harness.launch import Site, Where
@@ -28,12 +29,22 @@ Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 Format = Literal["md", "csv", "tex", "json"]
 
 
-def list_experiments(*, json: Json = False) -> int:
+def list_experiments(
+    *,
+    markdown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    out: Path = Path("results"),
+    json: Json = False,
+) -> int:
     """List the experiments: id, question, source, and points and expected time of each tier.
 
     Args:
+        markdown: Print EXPERIMENTS.md: all of each experiment, and what its committed records say.
+        out: Folder of the records that --markdown shows.
         json: Print one JSON document instead of a table.
     """
+    if markdown:
+        print(document.experiments_markdown(out), end="")
+        return 0
     found = [load(name) for name in experiment_ids()]
     if json:
         return _print_json([_described(e) for e in found])
@@ -84,8 +95,11 @@ def run(
     found = load(experiment)
     chosen = points(_on_data(found.runs[tier], data), only)
     store = Store(out, found.id, tier)
+    datasets = Datasets(_synthetic_cache(store))
+    if data:
+        datasets.open(data)
     store.require_writable()
-    _sweep(chosen, store, Options(site=site, jobs=jobs, time_limit_seconds=time_limit))
+    _sweep(chosen, store, datasets, Options(site=site, jobs=jobs, time_limit_seconds=time_limit))
     records = [r for r in map(store.read, (p.run.id for p in chosen)) if r is not None]
     files = _write_results(store)
     if json:
@@ -191,11 +205,13 @@ def train(
     site = _site(on)
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(out or Path(scratch), "train", "small")
-        store.require_writable()
-        datasets = Datasets(_synthetic_cache(store))
-        if reason := why_invalid(config, datasets, on):
+        cache = _synthetic_cache(store)
+        # what is refused leaves nothing in --out, the synthetic language neither
+        if reason := why_invalid(config, Datasets(cache if cache.exists() else Path(scratch) / ".synthetic"), on):
             raise InputError(reason)
-        _sweep([Point(config, f"train {config.id}")], store, Options(site=site, time_limit_seconds=time_limit))
+        store.require_writable()
+        options = Options(site=site, time_limit_seconds=time_limit)
+        _sweep([Point(config, f"train {config.id}")], store, Datasets(cache), options)
         record = store.read(config.id)
         assert record is not None
         if out:
@@ -225,7 +241,8 @@ def prepare(
     from impl.data.prepare import prepare as prepare_text
     from impl.data.tokens import TokenFolder
 
-    with Progress(console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("tokenising", total=None)
         advance = lambda done, total: progress.update(task, completed=done, total=total or None)
         prepare_text(text, tokenizer, out, valid=valid, valid_fraction=valid_fraction, progress=advance)
@@ -265,8 +282,8 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
 
 def _require_positive(**values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be more than 0")
+        if not 0 < value < math.inf:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be more than 0, and finite")
 
 
 def _site(on: Where, partition: str | None = None, ranks_per_node: int = 8, gpus: bool = False) -> Site:
@@ -280,10 +297,10 @@ def _site(on: Where, partition: str | None = None, ranks_per_node: int = 8, gpus
     return site
 
 
-def _sweep(chosen: list[Point], store: Store, options: Options) -> None:
+def _sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
     done = sum((r := store.read(p.run.id)) is not None and r["status"] in FINISHED for p in chosen)
     with LiveDisplay(len(chosen), done) as display:
-        Sweep(store, Datasets(_synthetic_cache(store)), options, display).run(chosen)
+        Sweep(store, datasets, options, display).run(chosen)
 
 
 def _synthetic_cache(store: Store) -> Path:

@@ -1,11 +1,10 @@
 """One rank of a run: `python -m harness.worker ATTEMPT RANK LOCAL_RANK RANKS RENDEZVOUS`, started by the launcher."""
 
-import ctypes
 import dataclasses
 import gc
 import json
+import math
 import resource
-import signal
 import sys
 import time
 import traceback
@@ -30,7 +29,6 @@ GEMM_SECONDS = 0.2
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
     """Train the run in `attempt/spec.json`; returns the exit status, and leaves a failure for the collector."""
-    _die_with_parent()
     try:
         Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -77,6 +75,8 @@ class Worker:
         status, reason = self._train(trainer)
         if status == "ok":
             self._evaluate(trainer, self.run.train.steps, final=True)
+            if not all(math.isfinite(evaluation["nats"]) for evaluation in self.evaluations):
+                status, reason = "nan", "an evaluation's loss is not finite"
         result = {
             "status": status,
             "reason": reason,
@@ -107,7 +107,7 @@ class Worker:
                 flushed = self._log(
                     log, flushed, {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": end - begin}
                 )
-                if loss != loss or abs(loss) == float("inf"):
+                if not math.isfinite(loss):
                     return "nan", f"loss is {loss} at step {i}"
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
                     self._evaluate(trainer, i + 1, final=False)
@@ -157,14 +157,6 @@ def _failed(attempt: Path, rank: int, status: str, error: BaseException) -> int:
     first_line = (str(error).strip().splitlines() or [""])[0]
     launch.fail(attempt, rank, status, f"rank {rank}: {type(error).__name__}: {first_line}")
     return 1
-
-
-def _die_with_parent() -> None:
-    """Leave no rank behind when its supervisor is killed; a Ctrl-C is the supervisor's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 if __name__ == "__main__":

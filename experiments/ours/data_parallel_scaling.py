@@ -39,7 +39,7 @@ def with_and_without_overlap(
 ) -> list[Run]:
     """The sweep, reduced during and after the backward pass, measured `repeats` times in turn."""
     during = sweep(size, degrees, recipe, precision)
-    after = sweep(size, degrees[1:], recipe, precision, overlap=False)
+    after = sweep(size, degrees, recipe, precision, overlap=False)
     return [replace(run, repeat=repeat) for repeat in range(repeats) for run in (*during, *after)]
 
 

@@ -111,7 +111,7 @@ def _split(parameters: list[nn.Parameter], elements: int) -> list[list[nn.Parame
     """Neighbours together, each part closed by the parameter that makes it reach `elements`."""
     parts: list[list[nn.Parameter]] = [[]]
     for p in parameters:
-        if sum(q.numel() for q in parts[-1]) >= elements:
+        if parts[-1] and sum(q.numel() for q in parts[-1]) >= elements:
             parts.append([])
         parts[-1].append(p)
     return parts

@@ -69,13 +69,19 @@ def test_flop_rate_is_palm_12_per_device_and_its_share_of_the_gemm_rate() -> Non
     assert row["gemm_share"] == pytest.approx(flops / 0.5 / 2 / 20e9)
 
 
-def test_label_names_what_differs_but_seed_and_repeat() -> None:
+def test_label_names_the_fewest_telling_fields() -> None:
     configs = [
         config(model__norm_placement="post", train__lr=1e-3, seed=1, data__dataset="/a/books"),
-        config(model__norm_placement="pre", train__lr=2e-3, plan__overlap_grad_reduce=False, repeat=2),
+        config(model__norm_placement="post", train__lr=2e-3, repeat=2, data__dataset="/a/books"),
+        config(model__norm_placement="pre", train__lr=2e-3, plan__overlap_grad_reduce=False),
     ]
-    assert label(configs[0], configs) == "norm=post overlap_grad_reduce=on lr=0.001 data=books"
-    assert label(configs[1], configs, skip=["train.lr"]) == "norm=pre overlap_grad_reduce=off data=synthetic"
+    assert label(configs[0], configs) == "norm=post lr=0.001"
+    assert label(configs[2], configs) == "norm=pre lr=0.002"
+    assert label(configs[1], configs[1:]) == "norm=post"
+    assert label(configs[1], configs[1:], skip=["model.norm_placement"]) == ""
+    assert label(configs[0], configs, skip=["train.lr"]) == "norm=post"
+    plans = [config(), config(plan__overlap_grad_reduce=False)]
+    assert [label(c, plans) for c in plans] == ["overlap_grad_reduce=on", "overlap_grad_reduce=off"]
     assert label(configs[0], configs[:1]) == ""
 
 

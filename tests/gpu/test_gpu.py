@@ -1,0 +1,125 @@
+"""One rank on a CUDA device with NCCL: equal to the CPU, without waiting for the device, in bf16 and compiled too."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.data.tokens import TokenFolder
+from impl.mesh import build_mesh
+from impl.model.config import ModelConfig
+from impl.model.norm_placement import PLACEMENTS
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.train import Trainer
+from tests.ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: torch.cuda.is_available() is False"),
+]
+every_model = pytest.mark.parametrize(("family", "norm"), [(f, n) for f in ("gpt", "bert") for n in PLACEMENTS])
+
+Family = Literal["gpt", "bert"]
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ModelConfig(num_layers=2, hidden_size=128, num_heads=2, seq_len=64)
+RECIPE = Recipe(steps=20, global_batch=16, microbatch=8, lr=3e-3, warmup_steps=5)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
+    write_synthetic(folder, SyntheticConfig(train_tokens=100_000, valid_tokens=10_000))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
+    """One NCCL rank in this process."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    place = tmp_path_factory.mktemp("group") / "rendezvous"
+    dist.init_process_group("nccl", init_method=f"file://{place}", rank=0, world_size=1, device_id=device)
+    yield build_mesh(Plan(), "cuda")
+    dist.destroy_process_group()
+
+
+def trainer(run: Run, data: Path, mesh: DeviceMesh) -> Trainer:
+    return Trainer(run, TokenFolder.open(data), mesh, torch.device(mesh.device_type))
+
+
+def first_step(run: Run, data: Path, mesh: DeviceMesh | None = None) -> tuple[float, dict[str, np.ndarray]]:
+    """Loss and every gradient of step 0; on the CPU without a mesh."""
+    one = trainer(run, data, mesh or build_mesh(run.plan, "cpu"))
+    loss = one.backward(0).item()
+    gradients = {name: one.gradients.of[p].cpu().numpy().copy() for name, p in one.model.named_parameters()}
+    assert one.step(0).loss.item() == pytest.approx(loss, rel=1e-6)
+    return loss, gradients
+
+
+@every_model
+def test_loss_and_every_gradient_equal_the_cpu(family: Family, norm: str, data: Path, mesh: DeviceMesh) -> None:
+    run = Run(model=replace(MODEL, family=family, norm_placement=norm), train=RECIPE)
+    loss, gradients = first_step(run, data, mesh)
+    [(expected, cpu_gradients)] = run_ranks(1, first_step, run, data)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert gradients.keys() == cpu_gradients.keys()
+    for name, gradient in cpu_gradients.items():
+        distance = np.linalg.norm(gradients[name] - gradient) / np.linalg.norm(gradient)
+        assert distance < 1e-4, name
+
+
+@every_model
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_step_does_not_wait_for_the_device(
+    family: Family, norm: str, dropout: float, data: Path, mesh: DeviceMesh
+) -> None:
+    model = replace(MODEL, family=family, norm_placement=norm, dropout=dropout)
+    one = trainer(Run(model=model, train=RECIPE, precision="bf16"), data, mesh)
+    for i in range(2):  # the first steps allocate, and load kernels
+        one.step(i)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step = one.step(2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(step.loss)
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bf16_learns(family: Family, compiled: bool, data: Path, mesh: DeviceMesh) -> None:
+    run = Run(model=replace(MODEL, family=family), train=RECIPE, precision="bf16", compile=compiled)
+    one = trainer(run, data, mesh)
+    losses = [one.step(i).loss.item() for i in range(RECIPE.steps)]
+    assert np.mean(losses[-5:]) < losses[0] - 0.5
+    evaluation, *_ = one.evaluate(final=True)
+    assert evaluation.nats / evaluation.tokens < losses[0]
+
+
+def test_a_run_through_the_harness_reports_the_device_and_its_memory(tmp_path: Path) -> None:
+    options = ["--model", "gpt-0.5m", "--train.steps", "20", "--precision", "bf16", "--compile", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "harness", "train", *options, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    environment, [rank] = record["environment"], record["ranks"]
+    assert (environment["device"], environment["backend"]) == ("cuda", "nccl")
+    assert environment["device_name"] == torch.cuda.get_device_name(0)
+    assert rank["memory_kind"] == "CUDA allocator peak"
+    # bf16 weights, fp32 master weights, gradients and two moments, and activations besides
+    assert rank["peak_memory_bytes"] > 18 * record["resolved"]["parameters"]
+    assert rank["gemm_flops_per_s"] > 0
+    losses = [step["loss"] for step in record["steps"]]
+    assert losses[-1] < losses[0]

@@ -1,0 +1,108 @@
+"""Runs whose start takes longer than their training, what shows them, and the processes that carry them out."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.experiment import Point
+from harness.launch import Site
+from harness.store import Record, Store
+from harness.sweep import Options, Sweep
+from harness.validity import Datasets
+from impl.data.config import DataConfig
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.evaluation_config import EvaluationConfig
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+
+ENDLESS = 10**9
+"""Steps of a run that only a fault can end."""
+
+
+def write_tokens(folder: Path) -> Path:
+    write_synthetic(folder, SyntheticConfig(train_tokens=3000, valid_tokens=1000))
+    return folder
+
+
+def small(data: Path, *, dp: int = 1, steps: int = 3, seed: int = 0, **recipe: Any) -> Run:
+    return Run(
+        model=ModelConfig(num_layers=1, hidden_size=16, num_heads=1, seq_len=16),
+        plan=Plan(dp=dp),
+        train=replace(Recipe(steps=steps, global_batch=2, microbatch=1, warmup_steps=0), **recipe),
+        data=DataConfig(dataset=str(data)),
+        evaluation=EvaluationConfig(sequences=4),
+        seed=seed,
+    )
+
+
+def point(run: Run) -> Point:
+    return Point(run, f"seed={run.seed}")
+
+
+class Told:
+    """A display that remembers; `on_look` is called whenever a point that runs is looked at."""
+
+    def __init__(self, on_look: Callable[[Point, list[dict[str, Any]]], None] | None = None) -> None:
+        self.messages: list[str] = []
+        self.starts: list[str] = []
+        self.ends: list[tuple[str, str]] = []
+        self.on_look = on_look
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def started(self, point: Point) -> None:
+        self.starts.append(point.run.id)
+
+    def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None:
+        if self.on_look is not None:
+            self.on_look(point, steps)
+
+    def finished(self, point: Point, record: Record) -> None:
+        self.ends.append((point.run.id, record["status"]))
+
+
+def sweep(
+    store: Store, runs: list[Run], *, site: Site | None = None, told: Told | None = None, **options: Any
+) -> Told:
+    """Runs what is missing and returns what the display was told."""
+    told = told or Told()
+    chosen = Options(site=site or Site(), **options)
+    Sweep(store, Datasets(store.folder / "cache"), chosen, told).run([point(run) for run in runs])
+    return told
+
+
+def processes(folder: Path, program: str = "") -> list[psutil.Process]:
+    """Live processes that were told of a path below this folder, of a program if one is named."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        mine = any(word.removeprefix("file://").startswith(f"{folder}/") for word in words)
+        if mine and program in " ".join(words) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def worker(folder: Path, rank: int) -> psutil.Process:
+    """The process that trains this rank."""
+    [found] = [p for p in processes(folder, "harness.worker") if p.cmdline()[-4] == str(rank)]
+    return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 90.0) -> None:
+    """Waits for something that must come; long, since machines that run tests are shared."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def trains(folder: Path, ranks: int) -> bool:
+    """Whether this many ranks of a run below the folder have written steps."""
+    return sum(log.stat().st_size > 0 for log in folder.rglob("rank-*.steps.jsonl")) == ranks

@@ -1,0 +1,187 @@
+"""What becomes of the files that ranks leave, whole or torn, of runs that ended well or not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.collect import first_failure, record_of, steps_so_far
+from harness.store import Store
+from impl.run import Run, to_dict
+
+RUN = Run()
+REASONS = (
+    "rank {}: RuntimeError: [enforce fail at pair.cc] Connection closed by peer",
+    "rank {}: DistBackendError: remote process exited or there was a network error",
+    "rank {} exited with status 1",
+)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    return started(tmp_path / "attempt", ranks=2)
+
+
+def started(folder: Path, ranks: int) -> Path:
+    """An attempt's folder as the sweep makes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    spec = {
+        "id": RUN.id,
+        "experiment": "made_up",
+        "tier": "smoke",
+        "run": to_dict(RUN),
+        "ranks": ranks,
+        "data_summary": {"name": "synthetic"},
+        "environment": {"cores": 2},
+        "submitted": 1e9,
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    return folder
+
+
+def lines(steps: int, rank: int = 0) -> list[dict[str, Any]]:
+    return [{"step": i, "loss": 5.0 - i, "grad_norm": 1.0, "lr": 1e-3, "seconds": 0.1 + rank} for i in range(steps)]
+
+
+def log_steps(attempt: Path, rank: int, steps: list[dict[str, Any]]) -> None:
+    (attempt / f"rank-{rank}.steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+
+
+def finish(attempt: Path, rank: int, status: str = "ok", reason: str | None = None) -> None:
+    result = {
+        "status": status,
+        "reason": reason,
+        "seconds": {"startup": 1.0 + rank, "training": 3.0 - rank, "evaluation": 0.5},
+        "evaluations": [{"step": 3, "name": "valid", "nats": 2.0, "tokens": 1}],
+        "rank": {"rank": rank, "peak_memory_bytes": 100 + rank},
+        "device": {"device": "cpu"},
+        "resolved": {"vocab_size": 257, "parameters": 10},
+    }
+    (attempt / f"rank-{rank}.json").write_text(json.dumps(result))
+
+
+def fail(attempt: Path, rank: int, reason: str, time: float, status: str = "failed") -> None:
+    failure = {"status": status, "reason": reason, "rank": rank, "time": time, "log": [f"end of rank {rank}"]}
+    (attempt / f"rank-{rank}.failure.json").write_text(json.dumps(failure))
+
+
+@given(steps=st.integers(0, 5), cut=st.integers(0, 1000))
+def test_a_torn_last_line_is_no_step(tmp_path_factory: pytest.TempPathFactory, steps: int, cut: int):
+    attempt = started(tmp_path_factory.getbasetemp() / "torn", ranks=1)
+    log_steps(attempt, 0, lines(steps))
+    log = attempt / "rank-0.steps.jsonl"
+    content = log.read_bytes()[:cut]
+    log.write_bytes(content)
+    assert steps_so_far(attempt) == lines(steps)[: content.count(b"\n")]
+
+
+def test_no_log_is_no_step(attempt: Path):
+    assert steps_so_far(attempt, rank=1) == []
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
+def test_a_loss_that_is_not_finite_is_none_so_that_the_record_is_json(tmp_path: Path, loss: float):
+    attempt = started(tmp_path / "attempt", ranks=1)
+    log_steps(attempt, 0, [*lines(2), lines(3)[2] | {"loss": loss, "grad_norm": float("nan")}])
+    finish(attempt, 0, "nan", f"loss is {loss} at step 2")
+    record = record_of(attempt)
+    assert (record["status"], record["reason"]) == ("nan", f"loss is {loss} at step 2")
+    assert [step["loss"] for step in record["steps"]] == [5.0, 4.0, None]
+    json.dumps(record, allow_nan=False)
+    store = Store(tmp_path, "made_up", "smoke")
+    store.write(record)
+    assert store.read(RUN.id) == record
+
+
+def test_a_run_that_ended_well_has_the_values_of_every_rank(attempt: Path):
+    for rank in range(2):
+        log_steps(attempt, rank, lines(3, rank))
+        finish(attempt, rank)
+    record = record_of(attempt)
+    assert (record["status"], record["reason"], record["log"]) == ("ok", None, [])
+    assert [step["loss"] for step in record["steps"]] == [5.0, 4.0, 3.0]
+    assert [step["seconds"] for step in record["steps"]] == [[0.1, 1.1]] * 3
+    assert record["ranks"] == [{"rank": 0, "peak_memory_bytes": 100}, {"rank": 1, "peak_memory_bytes": 101}]
+    assert record["times"]["startup_seconds"] == 2.0
+    assert record["times"]["training_seconds"] == 3.0
+    assert record["environment"] == {"cores": 2, "device": "cpu"}
+    assert record["resolved"] == {"vocab_size": 257, "parameters": 10, "data": {"name": "synthetic"}}
+    assert record["config"] == json.loads(json.dumps(to_dict(RUN)))
+
+
+@given(done=st.tuples(st.integers(0, 4), st.integers(0, 4)))
+def test_only_steps_that_every_rank_finished_count(tmp_path_factory: pytest.TempPathFactory, done: tuple[int, int]):
+    attempt = started(tmp_path_factory.getbasetemp() / "uneven", ranks=2)
+    for rank, steps in enumerate(done):
+        log_steps(attempt, rank, lines(steps, rank))
+    fail(attempt, 1, "rank 1: ValueError: no", 1.0)
+    record = record_of(attempt)
+    assert [step["step"] for step in record["steps"]] == list(range(min(done)))
+    assert (record["status"], record["log"]) == ("failed", ["end of rank 1"])
+
+
+@given(
+    order=st.permutations(range(4)),
+    killed=st.integers(0, 3),
+    reasons=st.lists(st.sampled_from(REASONS), min_size=4, max_size=4),
+    wrote=st.sets(st.integers(0, 3)),
+)
+def test_a_rank_that_was_killed_is_the_cause_whoever_wrote_first(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], killed: int, reasons: list[str], wrote: set[int]
+):
+    attempt = started(tmp_path_factory.getbasetemp() / "killed", ranks=4)
+    for time, rank in enumerate(order):
+        if rank == killed:
+            fail(attempt, rank, f"rank {rank} was killed by SIGKILL", time)
+        elif rank in wrote:
+            fail(attempt, rank, reasons[rank].format(rank), time)
+    record = record_of(attempt)
+    assert (record["status"], record["reason"]) == ("failed", f"rank {killed} was killed by SIGKILL")
+    assert record["log"] == [f"end of rank {killed}"]
+
+
+@given(order=st.permutations(range(4)), status=st.sampled_from(["failed", "oom", "timeout"]))
+def test_else_the_earliest_failure_is_the_cause(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], status: str
+):
+    attempt = started(tmp_path_factory.getbasetemp() / "earliest", ranks=4)
+    for time, rank in enumerate(order):
+        fail(attempt, rank, REASONS[0].format(rank), time, status if time == 0 else "failed")
+    record = record_of(attempt)
+    assert (record["status"], record["reason"]) == (status, REASONS[0].format(order[0]))
+
+
+def test_one_failed_rank_is_a_failed_run_whatever_the_others_wrote(attempt: Path):
+    finish(attempt, 0)
+    fail(attempt, 1, "rank 1: RuntimeError: late", 1.0)
+    assert record_of(attempt)["status"] == "failed"
+
+
+def test_a_rank_that_left_nothing_is_named_with_the_end_of_its_log(attempt: Path):
+    finish(attempt, 0)
+    (attempt / "rank-1.log").write_bytes(b"one\ntwo\xff\n")
+    record = record_of(attempt)
+    assert record["status"] == "failed"
+    assert "rank 1 vanished" in record["reason"]
+    assert record["log"] == ["one", "two\N{REPLACEMENT CHARACTER}"]
+
+
+def test_an_attempt_that_never_came_to_anything_is_a_failure_too(attempt: Path):
+    record = record_of(attempt)
+    assert record["status"] == "failed"
+    assert (record["steps"], record["ranks"], record["evaluations"]) == ([], [], [])
+
+
+def test_a_half_written_result_or_failure_does_not_count(attempt: Path):
+    finish(attempt, 0)
+    finish(attempt, 1)
+    (attempt / "rank-0.failure.json").write_text('{"status": "fai')
+    assert first_failure(attempt) is None
+    assert record_of(attempt)["status"] == "ok"
+    (attempt / "rank-1.json").write_text('{"status": "ok"')
+    assert "rank 1 vanished" in record_of(attempt)["reason"]

@@ -1,0 +1,80 @@
+"""EXPERIMENTS.md shows the committed records of the highest tier, and does without."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from harness.document import anchor, experiments_markdown
+from harness.store import Store
+from tests.harness.made_up_records import record, without_numbers
+
+NAME = "ours/data_parallel_scaling"
+
+
+def keep(out: Path, full: dict[str, Any], tier: str = "smoke", name: str = NAME, commit: str = "a" * 40) -> Path:
+    git = {"commit": commit, "dirty": False}
+    place = {"experiment": name, "tier": tier, "environment": full.get("environment", {}) | {"git": git}}
+    return Store(out, name, tier).write(full | place)
+
+
+def section(text: str, name: str = NAME) -> str:
+    return text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+
+
+def test_without_records_there_are_no_tables(tmp_path: Path) -> None:
+    text = experiments_markdown(tmp_path / "missing")
+    assert "No records yet." in section(text)
+    assert "####" not in text
+    assert f"[{NAME}](#{anchor(NAME)})" in text
+
+
+def test_tables_device_commit_and_denominators(tmp_path: Path) -> None:
+    one = record(train__microbatch=1)
+    two = record(train__microbatch=1, plan__dp=2, seconds=0.0625)
+    keep(tmp_path, one)
+    keep(tmp_path, two, commit="b" * 40)
+    keep(tmp_path, without_numbers(record(train__microbatch=1, plan__dp=4), "oom", "rank 3: MemoryError"))
+    shown = section(experiments_markdown(tmp_path))
+    assert "Tier `smoke`, measured on AMD EPYC (cpu, gloo) at commit `aaaaaaaaaaaa`, `bbbbbbbbbbbb`." in shown
+    assert "3 points: 2 ok, 1 oom." in shown
+    assert "#### Scaling efficiency" in shown
+    assert "1.60" in shown  # two ranks over one
+    assert shown.count("#### Token perplexity") == 1
+    assert f"{NAME}/smoke)" in shown
+
+
+def test_sizes_and_placements_are_one_table_without_its_points(tmp_path: Path) -> None:
+    for norm in ("pre", "post"):
+        keep(tmp_path, record(model__norm_placement=norm))
+    shown = section(experiments_markdown(tmp_path))
+    assert shown.count("#### ") == 1
+    assert "by point" not in shown
+
+
+def test_the_highest_tier_is_shown_alone(tmp_path: Path) -> None:
+    keep(tmp_path, record())
+    keep(tmp_path, record(tier="small"), tier="small")
+    shown = section(experiments_markdown(tmp_path))
+    assert "Tier `small`" in shown
+    assert "smoke tier" not in shown
+
+
+def test_only_runs_that_failed_are_said_to(tmp_path: Path) -> None:
+    keep(tmp_path, record(status="failed", reason="rank 0 was killed by SIGKILL"))
+    shown = section(experiments_markdown(tmp_path))
+    assert "no run ended well" in shown
+    assert "1 point: 0 ok, 1 failed" in shown
+
+
+def test_in_a_repository_only_tracked_records_count(tmp_path: Path) -> None:
+    git = lambda *words: subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+    git("init")
+    out = tmp_path / "results"
+    tracked = keep(out, record(model__norm_placement="pre"))
+    keep(out, record(model__norm_placement="post"))
+    keep(out, record(tier="small"), tier="small")
+    assert "No records yet." in section(experiments_markdown(out))
+    git("add", str(tracked))
+    shown = section(experiments_markdown(out))
+    assert "1 point: 1 ok" in shown
+    assert "Tier `smoke`" in shown

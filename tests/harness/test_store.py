@@ -1,0 +1,167 @@
+"""Records are whole or not there, whatever stops the writer and whatever lies in the folder."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import store as store_module
+from harness.store import SCHEMA, Store, read_json, write_atomically
+from impl.errors import InputError
+
+ID = "0123456789ab"
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+documents = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, "made_up", "smoke")
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    head = {"schema": SCHEMA, "id": ID, "experiment": "made_up", "tier": "smoke", "status": "ok", "reason": None}
+    return head | {"config": {}, "steps": [{"step": 0, "loss": 2.5}, {"step": 1, "loss": 2.25}]} | fields
+
+
+def put(store: Store, content: bytes | str) -> Path:
+    path = store.path(ID)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@given(fields=st.dictionaries(st.sampled_from(["log", "steps", "times", "ranks"]), documents))
+def test_a_record_reads_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]):
+    store = Store(tmp_path_factory.getbasetemp() / "same", "made_up", "smoke")
+    store.write(record(**fields))
+    assert store.read(ID) == record(**fields)
+    assert store.records() == [record(**fields)]
+
+
+def test_items_of_a_list_take_a_line_each(store: Store):
+    lines = store.write(record()).read_text().splitlines()
+    assert sum("loss" in line for line in lines) == 2
+    assert max(map(len, lines)) < 60
+
+
+def test_no_beginning_of_a_record_is_read_as_one(store: Store):
+    whole = store.write(record()).read_bytes()
+    for length in range(len(whole.rstrip())):
+        put(store, whole[:length])
+        assert store.read(ID) is None, whole[:length]
+        assert store.records() == []
+
+
+@given(content=st.binary(max_size=60) | documents.map(lambda document: json.dumps(document).encode()))
+def test_other_bytes_are_no_record(tmp_path_factory: pytest.TempPathFactory, content: bytes):
+    store = Store(tmp_path_factory.getbasetemp() / "other", "made_up", "smoke")
+    put(store, content)
+    assert store.read(ID) is None
+    assert store.records() == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tier": "small"},
+        {"experiment": "another"},
+        {"id": "ba9876543210"},
+        {"schema": SCHEMA + 1},
+        {"status": None},
+        {"status": ["ok"]},
+        {"config": None},
+    ],
+)
+def test_a_record_of_something_else_is_not_read(store: Store, fields: dict[str, Any]):
+    put(store, json.dumps(record(**fields)))
+    assert store.read(ID) is None
+    assert store.records() == []
+
+
+def test_json_nested_beyond_reason_is_no_record(store: Store):
+    put(store, "[" * 100_000)
+    assert store.records() == []
+
+
+def test_what_json_cannot_hold_is_read_as_none_and_never_written(store: Store):
+    path = put(store, json.dumps(record(steps=[{"loss": float("nan")}, {"loss": float("-inf")}])))
+    kept = path.read_bytes()
+    read = store.read(ID)
+    assert read is not None
+    assert [step["loss"] for step in read["steps"]] == [None, None]
+    with pytest.raises(ValueError, match="JSON"):
+        store.write(record(steps=[{"loss": float("nan")}]))
+    assert path.read_bytes() == kept
+
+
+def test_records_come_in_the_order_of_their_ids_and_tiers_stay_apart(tmp_path: Path):
+    ids = ["ffffffffffff", "000000000000", "888888888888"]
+    for tier in ("smoke", "small"):
+        for run_id in ids:
+            Store(tmp_path, "made_up", tier).write(record(id=run_id, tier=tier))
+    for tier in ("smoke", "small"):
+        found = Store(tmp_path, "made_up", tier).records()
+        assert [(r["tier"], r["id"]) for r in found] == [(tier, run_id) for run_id in sorted(ids)]
+    assert Store(tmp_path, "made_up", "paper").records() == []
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
+@pytest.mark.parametrize("fault", [full, interrupted])
+def test_a_write_that_stops_leaves_the_old_record_and_nothing_else(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str, fault: Callable[..., None]
+):
+    store.write(record(status="failed"))
+    monkeypatch.setattr(store_module.os, call, fault)
+    with pytest.raises((OSError, KeyboardInterrupt)):
+        store.write(record(status="ok"))
+    monkeypatch.undo()
+    assert store.read(ID) == record(status="failed")
+    assert [path.name for path in (store.folder / "records").iterdir()] == [f"{ID}.json"]
+
+
+@given(texts=st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))
+def test_the_last_text_written_is_the_one_there(tmp_path_factory: pytest.TempPathFactory, texts: list[str]):
+    path = tmp_path_factory.getbasetemp() / "written" / "file"
+    for text in texts:
+        write_atomically(path, text)
+    assert path.read_bytes().decode() == texts[-1].replace("\n", os.linesep)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_in_the_way_is_told(tmp_path: Path):
+    (tmp_path / "results").write_text("")
+    with pytest.raises(InputError, match="results.*cannot be written"):
+        Store(tmp_path / "results", "made_up", "smoke").require_writable()
+
+
+def test_attempts_of_one_run_do_not_share_a_folder(store: Store):
+    first, second = store.new_attempt(ID), store.new_attempt(ID)
+    assert first != second
+    assert first.is_absolute()
+    store.forget_attempt(first)
+    store.forget_attempt(first)
+    assert list((store.folder / "attempts").iterdir()) == [second]
+
+
+def test_a_missing_file_is_no_document(tmp_path: Path):
+    assert read_json(tmp_path / "none.json") is None
+    assert read_json(tmp_path) is None
