@@ -5,9 +5,13 @@ model can beat; and the same model on one and two data-parallel ranks, with the 
 and growing with the ranks (weak scaling).
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+from experiments.megatron2019.layernorm_placement import PRE_BEATS_POST
 from experiments.ours.data_parallel_scaling import sweep
+from harness.claims import Claim, Evidence, Row, mean_by
 from harness.experiment import Experiment
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -37,9 +41,39 @@ def perplexity(sizes: list[ModelConfig], recipe: Recipe, precision: Precision = 
     ]
 
 
+def near_floor(rows: Sequence[Row]) -> Evidence | None:
+    above = mean_by(rows, "above_floor", lambda row: (row["parameters"], row["id"]))
+    if not above:
+        return None
+    largest = max(parameters for parameters, _ in above)
+    best = min(value for (parameters, _), value in above.items() if parameters == largest)
+    return Evidence(best < 0.10, f"{best:.1%} above the floor")
+
+
+def none_below_floor(rows: Sequence[Row]) -> Evidence | None:
+    known = [row for row in rows if not math.isnan(row["above_floor"])]
+    if not known:
+        return None
+    lowest = min((row["token_perplexity"] - row["floor"]) / row["floor_standard_error"] for row in known)
+    return Evidence(lowest > -2, f"lowest: {lowest:+.1f} standard errors from the floor")
+
+
 EXPERIMENT = Experiment(
     source="Megatron-LM 2019, figures 5 and 7, table 3, in miniature",
     expectation="perplexity falls with size towards the floor; two ranks are nearly twice as fast as one",
+    claims=(
+        Claim(
+            text="the largest model comes within 10% of the perplexity floor",
+            source="our own",
+            check=near_floor,
+        ),
+        Claim(
+            text="no perplexity is below the floor by more than its sampling error",
+            source="our own",
+            check=none_below_floor,
+        ),
+        PRE_BEATS_POST,
+    ),
     cost={
         "smoke": "3 min, 2 CPU cores",
         "small": "25 min, 2 CPU cores, or 2 min, one GPU",

@@ -79,7 +79,7 @@ def _take(argv: list[str], flag: str) -> str | None:
         if word.startswith(f"{flag}="):
             return argv.pop(at).removeprefix(f"{flag}=")
         if word == flag:
-            if at + 1 >= len(argv):
+            if at + 1 >= len(argv) or argv[at + 1].startswith("--"):
                 raise InputError(f"{flag} needs a value: the name of a model size")
             del argv[at]
             return argv.pop(at)

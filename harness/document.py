@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from harness import render
+from harness.claims import claims_table
 from harness.environment import CODE
 from harness.experiment import TIERS, Experiment, Tier, experiment_ids, load
 from harness.perplexity import comparable, perplexity_table, placement_table
@@ -78,7 +79,8 @@ def _section(e: Experiment, tier: Tier | None, store: Store | None, records: Seq
     else:
         link = Path(os.path.relpath(store.folder.resolve(), CODE)).as_posix()
         parts.append(f"Tier `{tier}`, {_measured_on(records)}. {denominators(records)}. Records: [{link}]({link}).")
-        parts += [render.markdown(table).replace("### ", "#### ", 1).strip() for table in _main_tables(records)]
+        tables = [*_main_tables(records), claims_table(e.claims, records)]
+        parts += [render.markdown(t).replace("### ", "#### ", 1).strip() for t in tables if len(t.frame)]
     return "\n\n".join(parts) + "\n"
 
 

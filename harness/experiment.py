@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from types import ModuleType
 from typing import Literal, get_args
 
+from harness.claims import Claim
 from harness.measures import label
 from impl.errors import InputError
 from impl.run import Run, to_dict
@@ -25,6 +26,7 @@ class Experiment:
     cost: dict[Tier, str]
     """Expected time and the machine it is for, per tier."""
     runs: dict[Tier, list[Run]]
+    claims: tuple[Claim, ...] = ()
     deviations: str = ""
     """What differs from the source, and why."""
     found: str = ""

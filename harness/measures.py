@@ -28,6 +28,7 @@ TELLING = ("model.norm_placement", "train.lr", "plan.dp", "train.global_batch", 
 SHORT = {
     "model.norm_placement": "norm", "model.num_layers": "layers", "model.hidden_size": "hidden",
     "model.num_heads": "heads", "model.seq_len": "seq", "model.vocab_size": "vocab", "data.dataset": "data",
+    "train.global_batch": "batch", "plan.overlap_grad_reduce": "overlap",
 }  # fmt: skip
 
 
@@ -226,7 +227,8 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
             }
             | {"model": names[shape(config)], "varies": _label(fields(config), labelled)}
             | {"family": config["model"]["family"], "parameters": next(iter(_parameters(record)), math.nan)}
-            | {"norm_placement": config["model"]["norm_placement"], "lr": config["train"]["lr"]}
+            | {"layers": config["model"]["num_layers"], "norm_placement": config["model"]["norm_placement"]}
+            | {"lr": config["train"]["lr"]}
             | {"ranks": world_size(config), "dp": config["plan"].get("dp", 1), "threads": config.get("threads", 1)}
             | {"global_batch": config["train"]["global_batch"], "tokens_per_step": tokens_per_step(config)}
             | _where(record)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 if TYPE_CHECKING:
-    import rich.table
+    import rich.console
 
 MISSING = "–"
 
@@ -190,22 +190,21 @@ def latex(table: Table) -> str:
     ])  # fmt: skip
 
 
-def console(table: Table) -> "rich.table.Table":
-    """For a terminal: the title above, the notes below."""
+def console(table: Table) -> "rich.console.Group":
+    """For a terminal: the title above, the notes below, cells folded where the terminal is narrow."""
     import rich.box
+    import rich.console
     import rich.table
     from rich.text import Text
 
-    notes = Text("\n".join(table.notes)) if table.notes else None
-    out = rich.table.Table(
-        title=Text(table.title, style="bold"),
-        caption=notes,
-        box=rich.box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-    )
-    for column in table.columns:
-        out.add_column(Text(column.heading), justify="left" if column.text else "right", vertical="bottom")
-    for row in table.cells():
+    out = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    rows = table.cells()
+    for column, cells in zip(table.columns, [*zip(*rows, strict=True)] or [()] * len(table.columns), strict=True):
+        heading = f"{column.header}\n({column.unit})" if column.unit else column.header
+        least = max(len(word) for text in (heading, *cells) for word in (text.split() or [""]))
+        justify = "left" if column.text else "right"
+        out.add_column(Text(heading), justify=justify, vertical="bottom", overflow="fold", min_width=least)
+    for row in rows:
         out.add_row(*map(Text, row))
-    return out
+    notes = [Text(f"  {note}") for note in table.notes]
+    return rich.console.Group("", Text(table.title, style="bold"), out, *notes)

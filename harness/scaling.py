@@ -24,7 +24,6 @@ def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
     if rows.empty:
         return rows
     points = combine(rows, ("point", "source", "device_name"), RATES)
-    points["varies"] = labels(list(points["point"]), records, SHOWN_ELSEWHERE)
     configs = {point(record["config"]): record["config"] for record in records}
     out: list[dict[str, Any]] = []
     for kind in ("weak", "strong"):
@@ -33,7 +32,10 @@ def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
         for _, group in points.groupby([pd.Series(keys, index=points.index), *where], sort=False, dropna=False):
             if len(set(group["ranks"])) > 1:
                 out += _against_fewest(kind, group.sort_values("ranks", kind="stable").to_dict("records"))
-    return pd.DataFrame(out)
+    scaled = pd.DataFrame(out)
+    if out:
+        scaled["varies"] = labels(list(scaled["point"]), records, SHOWN_ELSEWHERE)
+    return scaled
 
 
 def _group(config: Any, kind: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness import render
+from harness.claims import Claim, claims_table
 from harness.measures import CONVENTION, SHAPE, Record, about, combine, frame, labels, point
 from harness.perplexity import perplexity_tables
 from harness.render import Column, Table, shown
@@ -156,17 +157,18 @@ def denominators(records: Sequence[Record]) -> str:
     return f"{points}{runs}: " + ", ".join(f"{count} {status}" for status, count in counts.items())
 
 
-def all_tables(records: Sequence[Record]) -> list[Table]:
-    """Every table that has rows.
+def all_tables(records: Sequence[Record], claims: Sequence[Claim] = ()) -> list[Table]:
+    """Every table that has rows, and the verdicts on the claims.
 
     Raises:
         InputError: the records are of several tiers.
     """
     tables = [throughput_table(records), scaling_table(records), *perplexity_tables(records), failures_table(records)]
+    tables += [claims_table(claims, records)]
     return [table for table in tables if len(table.frame)]
 
 
-def write(records: Sequence[Record], folder: Path) -> list[Path]:
+def write(records: Sequence[Record], folder: Path, claims: Sequence[Claim] = ()) -> list[Path]:
     """Every table that has rows as Markdown, CSV and LaTeX, in place of what an earlier call wrote to the folder.
 
     Raises:
@@ -174,7 +176,7 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     written = []
-    for table in all_tables(records):
+    for table in all_tables(records, claims):
         for suffix, text in WRITERS.items():
             written.append(folder / f"{table.name}.{suffix}")
             write_atomically(written[-1], text(table))
@@ -183,5 +185,5 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
     return written
 
 
-STEMS = ("throughput", "scaling", "failures", "perplexity_*", "accuracy_*")
+STEMS = ("throughput", "scaling", "failures", "claims", "perplexity_*", "accuracy_*")
 WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": render.latex}

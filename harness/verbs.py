@@ -5,15 +5,16 @@ import json as json_format
 import math
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table as ConsoleTable
 
 from harness import document, figures, render, tables
+from harness.claims import Claim
 from harness.environment import gpu_count
 from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
 from harness.launch import Site, Where
@@ -24,6 +25,9 @@ from harness.validity import Datasets, why_invalid
 from impl.data.config import DataConfig
 from impl.errors import InputError
 from impl.run import Run
+
+WIDEST = 1000
+"""Columns of a terminal on which any table has room."""
 
 Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 Format = Literal["md", "csv", "tex", "json"]
@@ -101,11 +105,12 @@ def run(
     store.require_writable()
     _sweep(chosen, store, datasets, Options(site=site, jobs=jobs, time_limit_seconds=time_limit))
     records = [r for r in map(store.read, (p.run.id for p in chosen)) if r is not None]
-    files = _write_results(store)
+    files = _write_results(store, found.claims)
     if json:
-        _print_json({**_described(found), "tier": tier, "records": records, **_as_json(records), "files": files})
+        shown = _as_json(records, found.claims)
+        _print_json({**_described(found), "tier": tier, "records": records, **shown, "files": files})
     else:
-        _print_tables(records)
+        _print_tables(records, found.claims)
         print("\nwritten:")
         print(f"  {store.folder}/records ({len(store.records())} records)")
         for file in files:
@@ -173,14 +178,14 @@ def table(
     records = store.records()
     if not records:
         raise InputError(f"{store.folder} has no records; `python -m harness run {found.id} --tier {tier}` makes them")
-    files = _write_results(store)
+    files = _write_results(store, found.claims)
     if json or format == "json":
-        return _print_json({**_described(found), "tier": tier, **_as_json(records), "files": files})
+        return _print_json({**_described(found), "tier": tier, **_as_json(records, found.claims), "files": files})
     if format is None:
-        _print_tables(records)
+        _print_tables(records, found.claims)
         return 0
     write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
-    print("\n".join(write(t) for t in tables.all_tables(records)))
+    print("\n".join(write(t) for t in tables.all_tables(records, found.claims)))
     return 0
 
 
@@ -314,24 +319,26 @@ def _on_data(runs: list[Run], data: str | None) -> list[Run]:
     return [dataclasses.replace(r, data=DataConfig(dataset=data)) for r in runs] if data else runs
 
 
-def _write_results(store: Store) -> list[str]:
+def _write_results(store: Store, claims: Sequence[Claim] = ()) -> list[str]:
     records = store.records()
-    written = tables.write(records, store.tables) + figures.write(records, store.figures)
+    written = tables.write(records, store.tables, claims) + figures.write(records, store.figures)
     return [str(path) for path in written]
 
 
-def _as_json(records: list[Record]) -> dict[str, Any]:
-    return {"tables": [render.as_json(t) for t in tables.all_tables(records)]}
+def _as_json(records: list[Record], claims: Sequence[Claim]) -> dict[str, Any]:
+    return {"tables": [render.as_json(t) for t in tables.all_tables(records, claims)]}
 
 
-def _print_tables(records: list[Record]) -> None:
-    for t in tables.all_tables(records):
-        _console().print(render.console(t))
+def _print_tables(records: list[Record], claims: Sequence[Claim] = ()) -> None:
+    for t in tables.all_tables(records, claims):
+        shown = render.console(t)
+        _console(shown).print(shown)
 
 
-def _console() -> Console:
-    """Standard output, wide enough for a table when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 160)
+def _console(table: RenderableType = "") -> Console:
+    """Standard output, wide enough for the table: a narrow terminal wraps its lines, nothing is cut off."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    return Console(width=max(console.width, Console(width=WIDEST).measure(table).minimum))
 
 
 def _described(e: Experiment) -> dict[str, Any]:

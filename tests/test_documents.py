@@ -182,7 +182,7 @@ def test_the_experiment_in_the_readme_is_complete() -> None:
     assert module.__doc__
     assert module.__doc__.splitlines()[0].endswith("?")
     for tier in TIERS:
-        assert [p.label for p in points(experiment.runs[tier])] == [f"global_batch={b}" for b in (8, 16, 32)]
+        assert [p.label for p in points(experiment.runs[tier])] == [f"batch={b}" for b in (8, 16, 32)]
         assert not [run.why_invalid() for run in experiment.runs[tier] if run.why_invalid()]
 
 

@@ -7,6 +7,7 @@ question at a scale that fits: sizes differ, and data, order of data, batch, ste
 
 from dataclasses import replace
 
+from harness.claims import Claim, with_size
 from harness.experiment import Experiment
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
@@ -28,6 +29,23 @@ EXPERIMENT = Experiment(
         "small": "30 min, 2 CPU cores (needs text, see README)",
         "paper": "weeks, 512 GPUs with 80 GB; 8.3B needs tensor parallelism",
     },
+    claims=(
+        Claim(
+            text="validation perplexity falls strictly with model size",
+            source="section 5.3, figure 6",
+            check=with_size("token_perplexity", "valid", falls=True),
+        ),
+        Claim(
+            text="WikiText word perplexity falls strictly with model size",
+            source="table 3",
+            check=with_size("word_perplexity", "wikitext2.test.txt", falls=True),
+        ),
+        Claim(
+            text="LAMBADA accuracy rises strictly with model size",
+            source="table 3",
+            check=with_size("accuracy", "lambada", falls=False),
+        ),
+    ),
     deviations="The text is books, not OpenWebText and others; at `small`, models are 1000 times smaller and trained "
     "on 3M tokens, and WikiText-2's test articles, which are WikiText103's, are read with half a window of context "
     "kept, where the paper keeps all but 32 tokens.",

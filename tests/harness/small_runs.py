@@ -46,31 +46,37 @@ def point(run: Run) -> Point:
 
 
 class Told:
-    """A display that remembers; `on_look` is called whenever a point that runs is looked at."""
+    """A display that remembers; it calls `on_start` with a point's id, and `on_look` while a point runs."""
 
-    def __init__(self, on_look: Callable[[Point, list[dict[str, Any]]], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_look: Callable[[Point], None] | None = None,
+        on_start: Callable[[str], None] | None = None,
+    ) -> None:
         self.messages: list[str] = []
         self.starts: list[str] = []
         self.ends: list[tuple[str, str]] = []
-        self.on_look = on_look
+        self.end_times: dict[str, float] = {}
+        self.on_look, self.on_start = on_look, on_start
 
     def message(self, text: str) -> None:
         self.messages.append(text)
 
     def started(self, point: Point) -> None:
         self.starts.append(point.run.id)
+        if self.on_start is not None:
+            self.on_start(point.run.id)
 
     def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None:
         if self.on_look is not None:
-            self.on_look(point, steps)
+            self.on_look(point)
 
     def finished(self, point: Point, record: Record) -> None:
         self.ends.append((point.run.id, record["status"]))
+        self.end_times[point.run.id] = time.monotonic()
 
 
-def sweep(
-    store: Store, runs: list[Run], *, site: Site | None = None, told: Told | None = None, **options: Any
-) -> Told:
+def sweep(store: Store, runs: list[Run], *, site: Any = None, told: Told | None = None, **options: Any) -> Told:
     """Runs what is missing and returns what the display was told."""
     told = told or Told()
     chosen = Options(site=site or Site(), **options)

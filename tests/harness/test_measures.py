@@ -81,7 +81,7 @@ def test_label_names_the_fewest_telling_fields() -> None:
     assert label(configs[1], configs[1:], skip=["model.norm_placement"]) == ""
     assert label(configs[0], configs, skip=["train.lr"]) == "norm=post"
     plans = [config(), config(plan__overlap_grad_reduce=False)]
-    assert [label(c, plans) for c in plans] == ["overlap_grad_reduce=on", "overlap_grad_reduce=off"]
+    assert [label(c, plans) for c in plans] == ["overlap=on", "overlap=off"]
     assert label(configs[0], configs[:1]) == ""
 
 

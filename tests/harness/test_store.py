@@ -149,7 +149,7 @@ def test_the_last_text_written_is_the_one_there(tmp_path_factory: pytest.TempPat
 
 def test_a_file_in_the_way_is_told(tmp_path: Path):
     (tmp_path / "results").write_text("")
-    with pytest.raises(InputError, match="results.*cannot be written"):
+    with pytest.raises(InputError, match=r"results.*cannot be written"):
         Store(tmp_path / "results", "made_up", "smoke").require_writable()
 
 

@@ -42,7 +42,7 @@ def test_cosine_is_half_way_in_the_middle() -> None:
     assert learning_rate(Recipe(steps=100, warmup_steps=0, lr=1.0), 50) == pytest.approx(0.5)
 
 
-def model(dtype: torch.dtype) -> nn.Sequential:
+def model(dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)).to(dtype)
 
@@ -94,7 +94,7 @@ def test_bf16_weights_follow_fp32_masters(group: dist.ProcessGroup) -> None:
 
 
 def test_bf16_microbatches_accumulate_in_fp32(group: dist.ProcessGroup) -> None:
-    net = nn.Linear(1, 1, bias=False).bfloat16()
+    net: Any = nn.Linear(1, 1, bias=False).bfloat16()
     gradients = gradients_of(net, group, torch.float32)
     parts = [256.0] + [0.5] * 64  # bf16 has 8 bits: 256 + 0.5 is 256 there
     for part in parts[:-1]:

@@ -1,0 +1,89 @@
+"""Claims of a source, held against records: reproduced, not reproduced, or not run here."""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import pandas as pd
+
+from harness.measures import Record, about, frame, size_name
+from harness.perplexity import evaluations
+from harness.render import Column, Table
+
+Verdict = Literal["reproduced", "not reproduced", "not run here"]
+
+
+class Evidence(NamedTuple):
+    """Whether a claim holds, and the numbers that say so."""
+
+    holds: bool
+    numbers: str
+
+
+Row = Mapping[str, Any]
+"""A run and one of its evaluations; NaN: not measured."""
+Check = Callable[[Sequence[Row]], Evidence | None]
+"""None: these runs cannot tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A statement that records can bear out or refute."""
+
+    text: str
+    source: str
+    check: Check
+
+
+def measured(records: Sequence[Record]) -> list[Row]:
+    """One row per run and evaluation, one for a run without any: `measures.frame` beside `perplexity.evaluations`."""
+    if not records:
+        return []
+    rows = frame(records).merge(evaluations(records), on="id", how="left")
+    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
+
+
+def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
+    """The verdict on every claim, with the numbers it rests on."""
+    rows = measured(records)
+    judged = [(claim, claim.check(rows)) for claim in claims]
+    columns = ["claim", "source", "verdict", "numbers"]
+    shown = pd.DataFrame(
+        [(c.text, c.source, verdict(e), e.numbers if e else "") for c, e in judged], columns=pd.Index(columns)
+    )
+    return Table("claims", f"Claims{about(records)}", tuple(Column(key=c, header=c, text=True) for c in columns), shown)
+
+
+def verdict(evidence: Evidence | None) -> Verdict:
+    if evidence is None:
+        return "not run here"
+    return "reproduced" if evidence.holds else "not reproduced"
+
+
+def with_size(measure: str, name: str, *, falls: bool) -> Check:
+    """A check that the mean of an evaluation's measure falls, or rises, strictly with the number of parameters.
+
+    A run that diverged refutes the claim.
+    """
+
+    def check(rows: Sequence[Row]) -> Evidence | None:
+        means = mean_by(rows, measure, lambda row: row["parameters"] if row["name"] == name else None)
+        if len(means) < 2:
+            return None
+        ordered = sorted(means.items())
+        holds = all((b < a) if falls else (b > a) for (_, a), (_, b) in pairwise(ordered))
+        numbers = ", ".join(f"{value:.4g} ({size_name(round(size))})" for size, value in ordered)
+        return Evidence(holds and not any(row["diverged"] for row in rows), numbers)
+
+    return check
+
+
+def mean_by(rows: Sequence[Row], measure: str, key: Callable[[Row], Hashable | None]) -> dict[Any, float]:
+    """The mean of a measure over the rows of equal key; rows without key or measure are left out."""
+    groups: dict[Any, list[float]] = {}
+    for row in rows:
+        if (at := key(row)) is not None and not math.isnan(row[measure]):
+            groups.setdefault(at, []).append(row[measure])
+    return {at: math.fsum(values) / len(values) for at, values in groups.items()}

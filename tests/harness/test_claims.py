@@ -1,0 +1,92 @@
+"""Verdicts turn with the data."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from harness.claims import claims_table
+from harness.experiment import Tier, experiment_ids, load
+from tests.harness.made_up_records import record
+
+
+def trained(perplexity_by: dict[tuple[str, str, int, float], float]) -> list[dict[str, Any]]:
+    """A record for each (family, norm, layers, lr), with its nats per token on held-out text."""
+    made = []
+    for (family, norm, layers, lr), nats in perplexity_by.items():
+        changes: dict[str, Any] = {
+            "model__family": family, "model__norm_placement": norm, "model__num_layers": layers, "train__lr": lr,
+        }  # fmt: skip
+        one = record(**changes)
+        kind = "causal" if family == "gpt" else "masked"
+        one["evaluations"] = [
+            {"step": 9, "name": "valid", "kind": kind, "nats": 1000 * nats, "tokens": 1000, "key": {"sequences": 9}}
+        ]
+        one["resolved"] = {**(one.get("resolved") or {}), "parameters": 1_000_000 * layers}
+        made.append(one)
+    return made
+
+
+def verdicts(experiment: str, records: list[dict[str, Any]]) -> list[str]:
+    return list(claims_table(load(experiment).claims, records).frame["verdict"])
+
+
+@pytest.mark.parametrize("name", experiment_ids())
+def test_without_records_nothing_is_reproduced(name: str) -> None:
+    assert set(verdicts(name, [])) <= {"not run here"}
+
+
+def test_perplexity_by_size_flips() -> None:
+    def sizes(*nats: float) -> list[dict[str, Any]]:
+        made = trained({("gpt", "pre", layers, 1e-3): n for layers, n in enumerate(nats, 1)})
+        for r, n in zip(copy.deepcopy(made), nats, strict=True):
+            for name, kind in (("wikitext2.test.txt", "words"), ("lambada", "last_word")):
+                extra = {
+                    "step": 9,
+                    "name": name,
+                    "kind": kind,
+                    "nats": 1000 * n,
+                    "tokens": 1000,
+                    "words": 500,
+                    "key": {},
+                }
+                extra |= {"correct": int(100 / n), "total": 100} if kind == "last_word" else {}
+                made[[m["id"] for m in made].index(r["id"])]["evaluations"].append(extra)
+        return made
+
+    assert verdicts("model_size_perplexity", sizes(3.0, 2.5, 2.0)) == ["reproduced"] * 3
+    assert verdicts("model_size_perplexity", sizes(3.0, 2.0, 2.5)) == ["not reproduced"] * 3
+    assert verdicts("model_size_perplexity", sizes(3.0)) == ["not run here"] * 3
+
+
+def test_placement_claims_flip() -> None:
+    good = {("bert", norm, layers, 1e-3): nats for norm, layers, nats in
+            (("pre", 2, 3.0), ("pre", 12, 2.5), ("post", 2, 3.1), ("post", 12, 3.5))}  # fmt: skip
+    assert verdicts("layernorm_placement", trained(good)) == ["reproduced"] * 3
+    better_post = good | {("bert", "post", 12, 1e-3): 2.0}
+    assert verdicts("layernorm_placement", trained(better_post)) == ["not reproduced", "reproduced", "not reproduced"]
+    diverging = trained(good)
+    for one in diverging:
+        if one["config"]["model"]["norm_placement"] == "pre":
+            one["steps"][-1]["loss"] = 1e9
+    assert verdicts("layernorm_placement", diverging)[1] == "not reproduced"
+
+
+def test_floor_claims_flip() -> None:
+    def floor(nats: float) -> list[dict[str, Any]]:
+        made = trained({("gpt", "pre", 2, 1e-3): nats})
+        entropy = {"nats_per_token": 0.7, "valid": {"nats_per_token": 0.7, "standard_error": 0.001}}
+        made[0]["resolved"]["data"] = {"entropy": entropy}
+        return made
+
+    assert verdicts("quickstart", floor(0.75))[:2] == ["reproduced", "reproduced"]
+    assert verdicts("quickstart", floor(0.95))[:2] == ["not reproduced", "reproduced"]
+    assert verdicts("quickstart", floor(0.60))[1] == "not reproduced"
+
+
+def test_every_claim_names_its_source() -> None:
+    tiers: tuple[Tier, ...] = ("smoke", "small", "paper")
+    for name in experiment_ids():
+        experiment = load(name)
+        assert all(claim.text and claim.source for claim in experiment.claims)
+        assert all(experiment.runs[tier] for tier in tiers)

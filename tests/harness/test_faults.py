@@ -1,0 +1,192 @@
+"""Faults for real: processes are killed, interrupted and broken, and what is left of them is looked at."""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.environment import gpu_count
+from harness.experiment import Point
+from harness.store import Record, Store
+from impl.model.config import ModelConfig
+from impl.run import Run
+from tests.harness.made_up_records import record
+from tests.harness.small_runs import ENDLESS, Told, processes, small, sweep, trains, wait_until, worker, write_tokens
+
+ROOT = Path(__file__).resolve().parents[2]
+REACTION_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr("harness.validity.gpu_count", lambda: 0)
+    yield Store(tmp_path, "made_up", "smoke")
+    for process in processes(tmp_path):
+        process.kill()
+
+
+def kept(store: Store, run: Run) -> Record:
+    found = store.read(run.id)
+    assert found is not None
+    return found
+
+
+def dead(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+# Ranks and their supervisors ----------------------------------------------------------------------------------------
+
+
+def test_a_killed_rank_or_supervisor_fails_its_point_and_the_sweep_goes_on(tokens: Path, store: Store):
+    hit, orphaned = small(tokens, dp=2, steps=ENDLESS), small(tokens, seed=1, steps=ENDLESS)
+    other = small(tokens, seed=2)
+    killed: dict[str, float] = {}
+    ranks: list[psutil.Process] = []
+
+    def kill(point: Point) -> None:
+        """SIGKILL to the last rank of one point, and to what watches over the only rank of the other."""
+        [attempt] = (store.folder / "attempts").glob(f"{point.run.id}-*")
+        size = point.run.plan.world_size
+        if point.run == other or point.run.id in killed or not trains(attempt, size):
+            return
+        killed[point.run.id] = time.monotonic()
+        ranks.extend(processes(attempt, "harness.worker"))
+        victim = worker(attempt, rank=size - 1)
+        (victim if point.run == hit else psutil.Process(victim.ppid())).kill()
+
+    told = sweep(store, [hit, orphaned, other], told=Told(on_look=kill), jobs=2)
+    found = kept(store, hit)
+    assert (found["status"], found["reason"]) == ("failed", "rank 1 was killed by SIGKILL")
+    assert found["steps"]
+    found = kept(store, orphaned)
+    assert found["status"] == "failed"
+    assert "rank 0 vanished" in found["reason"]
+    assert kept(store, other)["status"] == "ok"
+    assert max(told.end_times[run_id] - at for run_id, at in killed.items()) < REACTION_SECONDS
+    assert len(ranks) == 3
+    assert all(map(dead, ranks))
+    assert processes(store.folder) == []
+
+    again = sweep(store, [hit, orphaned, other], time_limit_seconds=1.0, jobs=2)
+    assert again.starts == [hit.id, orphaned.id]
+    for run in (hit, orphaned):
+        found = kept(store, run)
+        assert (found["status"], found["reason"]) == ("timeout", "time limit of 1 s reached")
+    assert processes(store.folder) == []
+
+
+def test_a_rank_that_raises_or_needs_too_much_memory_says_so(tokens: Path, store: Store, tmp_path: Path):
+    lost = tmp_path / "lost"
+    shutil.copytree(tokens, lost)
+    raises = small(lost)
+    model = ModelConfig(num_layers=1, hidden_size=16, num_heads=1, seq_len=512, vocab_size=1_000_000)
+    too_much = replace(small(tokens, seed=1, global_batch=64, microbatch=64), model=model)
+    told = Told(on_start=lambda _: shutil.rmtree(lost, ignore_errors=True))  # after it was found valid
+    most, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**36, hard))  # so that nothing but this run is refused memory
+    try:
+        sweep(store, [raises, too_much], told=told)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    found = kept(store, raises)
+    assert found["status"] == "failed"
+    assert found["reason"].startswith("rank 0: InputError: no token folder")
+    assert "\n" not in found["reason"]
+    assert found["log"][0].startswith(("Traceback", "  File"))
+    assert "no token folder" in found["log"][-1]
+    found = kept(store, too_much)
+    assert found["status"] == "oom", found["log"]
+    assert "\n" not in found["reason"]
+
+
+# The driver ---------------------------------------------------------------------------------------------------------
+
+WAYS = {"SIGINT to the group": 2, "SIGINT": 1, "SIGTERM to the group": 1, "SIGTERM": 2, "SIGKILL": 2}
+"""How a driver is ended, and the ranks that it has."""
+
+
+def start(tokens: Path, out: Path, ranks: int) -> "subprocess.Popen[str]":
+    """`train` of a run that never ends, in a session of its own as in a terminal of its own."""
+    shape = "--model.num-layers 1 --model.hidden-size 16 --model.num-heads 1 --model.seq-len 16"
+    length = f"--train.global-batch 2 --train.microbatch 1 --train.steps {ENDLESS} --plan.dp {ranks}"
+    command = f"-m harness train {shape} {length} --data.dataset".split()
+    return subprocess.Popen(
+        [sys.executable, *command, tokens, "--out", out],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=ROOT,
+    )
+
+
+@pytest.fixture(scope="module")
+def drivers(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, "subprocess.Popen[str]"]]:
+    """A driver for each way to end one, all training; started together, since importing PyTorch takes its time."""
+    if 0 < gpu_count() < max(WAYS.values()):
+        pytest.skip("ranks take a GPU each where there are any")
+    folder = tmp_path_factory.mktemp("drivers")
+    for way in WAYS:
+        Store(folder / way, "train", "small").write(record(tier="small"))
+    found = {way: start(tokens, folder / way, ranks) for way, ranks in WAYS.items()}
+    ready = lambda way: trains(folder / way, WAYS[way]) or found[way].poll() is not None
+    try:
+        wait_until(lambda: all(map(ready, WAYS)), 180)
+        yield found
+    finally:
+        for process in processes(folder):
+            process.kill()
+        for driver in found.values():
+            driver.kill()
+            driver.communicate()
+
+
+def folder_of(driver: "subprocess.Popen[str]") -> Path:
+    assert isinstance(driver.args, list)
+    return Path(str(driver.args[driver.args.index("--out") + 1]))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "SIGKILL"])
+def test_an_interrupted_driver_stops_all_ranks_and_keeps_what_is_finished(
+    drivers: dict[str, "subprocess.Popen[str]"], way: str
+):
+    driver, out = drivers[way], folder_of(drivers[way])
+    records = out / "train" / "small" / "records"
+    [finished] = records.iterdir()
+    before = finished.read_bytes()
+    assert len(processes(out, "harness.worker")) == WAYS[way]
+    number = signal.Signals[way.split()[0]]
+    (os.killpg if way.endswith("group") else os.kill)(driver.pid, number)
+    output, errors = driver.communicate(timeout=60)
+    assert driver.returncode == 130
+    assert output == ""
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1].startswith("interrupted")
+    wait_until(lambda: not processes(out), REACTION_SECONDS)
+    assert list(records.iterdir()) == [finished]
+    assert finished.read_bytes() == before
+    assert list((out / "train" / "small" / "attempts").iterdir()) == []
+
+
+def test_no_rank_outlives_a_driver_that_was_killed(drivers: dict[str, "subprocess.Popen[str]"]):
+    driver, out = drivers["SIGKILL"], folder_of(drivers["SIGKILL"])
+    assert len(processes(out, "harness.worker")) == 2
+    driver.kill()  # not waited for yet: a dead driver that nobody has buried is dead too
+    wait_until(lambda: not processes(out, "harness.worker"), REACTION_SECONDS)
+    wait_until(lambda: not processes(out), REACTION_SECONDS)
+    assert len(list((out / "train" / "small" / "records").iterdir())) == 1
