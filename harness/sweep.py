@@ -1,10 +1,12 @@
 """Runs the points of an experiment that are missing, and keeps a record of each, whatever came of it."""
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,9 +82,10 @@ class Sweep:
                 if active:
                     time.sleep(POLL_SECONDS)
         except BaseException:
-            stop([job.job for job in active])
-            for job in active:
-                self.store.forget_attempt(job.attempt)
+            with _undisturbed():
+                stop([job.job for job in active])
+                for job in active:
+                    self.store.forget_attempt(job.attempt)
             raise
 
     def _done(self, point: Point) -> bool:
@@ -143,6 +146,17 @@ class Sweep:
         if now - job.looked >= LOOK_SECONDS:
             job.looked = now
             self.display.advanced(job.point, steps_so_far(job.attempt))
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C while the ranks are being stopped changes nothing."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop(jobs: list[submitit.Job[None]], wait: Callable[[float], None] = time.sleep) -> None:

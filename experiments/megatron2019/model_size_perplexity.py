@@ -18,7 +18,8 @@ from impl.recipe import Recipe
 from impl.run import Run
 
 SMOKE_SIZES = [*(ModelConfig(hidden_size=h, num_heads=1) for h in (32, 64)), named("gpt-0.5m")]
-SMALL_SIZES = [replace(named(name), seq_len=256) for name in ("gpt-0.5m", "gpt-2m", "gpt-8m")]
+TINY = replace(named("gpt-0.5m"), hidden_size=64, num_heads=1)
+SMALL_SIZES = [replace(size, seq_len=256) for size in (TINY, named("gpt-0.5m"), named("gpt-2m"))]
 PAPER_SIZES = [named(name) for name in ("gpt-355m", "gpt-2.5b", "gpt-8.3b")]
 
 EXPERIMENT = Experiment(
@@ -26,7 +27,7 @@ EXPERIMENT = Experiment(
     expectation="validation and word perplexity fall strictly with size, LAMBADA accuracy rises",
     cost={
         "smoke": "1 min, 2 CPU cores",
-        "small": "30 min, 2 CPU cores (needs text, see README)",
+        "small": "15 min, 2 CPU cores (needs text, see README)",
         "paper": "weeks, 512 GPUs with 80 GB; 8.3B needs tensor parallelism",
     },
     claims=(

@@ -1,9 +1,5 @@
-"""The command line as users and scripts see it: results on standard output, one line for what is wrong."""
+"""The command line as a user sees it who does not get everything right: one line for what is wrong, nothing written."""
 
-import contextlib
-import dataclasses
-import io
-import json
 import os
 import shutil
 import signal
@@ -11,68 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness import verbs
-from harness.cli import main
-from harness.experiment import TIERS, Experiment, experiment_ids, load
-from harness.store import SCHEMA
-from impl.run import Run
-from tests.harness.small_runs import small, write_tokens
+from harness.experiment import load
+from tests.harness.calls import Started, call, put_record, refused, stop_before_training, the_error
+from tests.harness.small_runs import write_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = ("list", "run", "status", "table", "train", "prepare")
-
-
-class Answer(NamedTuple):
-    status: int
-    output: str
-    errors: str
-
-
-class Started(Exception):  # noqa: N818  (nothing went wrong)
-    """Training would have begun."""
-
-
-def call(*arguments: str | Path) -> Answer:
-    """The command line in this process."""
-    output, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else 0
-    return Answer(status, output.getvalue(), errors.getvalue())
-
-
-def refused(*arguments: str | Path) -> str:
-    """What is wrong with a command, after checking how it is said."""
-    answer = call(*arguments)
-    assert answer.status == 2, answer
-    assert answer.output == ""
-    return the_error(answer.errors)
-
-
-def the_error(errors: str) -> str:
-    assert errors.count("\n") == 1, errors
-    assert errors.startswith("error: "), errors
-    assert errors.endswith("\n")
-    assert len(errors) > len("error: \n")
-    assert "Traceback" not in errors
-    return errors.strip()
-
-
-def document(text: str) -> Any:
-    """The one JSON document in a text; NaN and the like are not JSON."""
-
-    def no_json(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
-
-    return json.loads(text, parse_constant=no_json)
 
 
 @pytest.fixture(autouse=True)
@@ -90,12 +35,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.validity.gpu_count", lambda: 0)
-
-    def start(*_: object) -> None:
-        raise Started
-
-    monkeypatch.setattr(verbs, "_sweep", start)
+    stop_before_training(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -329,176 +269,3 @@ def test_any_command_is_done_or_refused_in_one_line(
         assert answer.output == ""
     else:
         assert "error" not in answer.errors
-
-
-# Results for scripts ------------------------------------------------------------------------------------------------
-
-
-def put_record(out: Path, experiment: str, run: Run, **fields: Any) -> Path:
-    record = {"schema": SCHEMA, "id": run.id, "experiment": experiment, "tier": "smoke", "source": "measured"}
-    record |= {"config": json.loads(json.dumps(dataclasses.asdict(run))), "status": "ok", "reason": None}
-    path = out / experiment / "smoke" / "records" / f"{run.id}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record | fields))
-    return path
-
-
-def test_list_tells_every_experiment_with_its_tiers():
-    found = document(call("list", "--json").output)
-    assert [e["id"] for e in found] == experiment_ids()
-    for e in found:
-        assert e["question"].endswith("?")
-        assert e["source"]
-        assert all(e["tiers"][tier]["points"] > 0 and e["tiers"][tier]["expected"] for tier in TIERS)
-    shown = call("list").output
-    assert all(e["id"] in shown for e in found)
-
-
-def test_status_tells_of_every_point_what_became_of_it(out: Path):
-    first, second, third, *rest = load("quickstart").runs["smoke"]
-    put_record(out, "quickstart", first)
-    put_record(out, "quickstart", second, status="failed", reason="rank 1 was killed by SIGKILL")
-    put_record(out, "quickstart", third).write_text('{"schema": 1, "status": "ok"')
-    put_record(out, "quickstart", rest[0], tier="small")
-    found = document(call("status", "quickstart", "--json", "--out", out).output)
-    assert [p["status"] for p in found["points"]] == ["ok", "failed", *["missing"] * (1 + len(rest))]
-    assert found["points"][1]["reason"] == "rank 1 was killed by SIGKILL"
-    assert found["counts"] == {"ok": 1, "failed": 1, "missing": 1 + len(rest)}
-    shown = call("status", "quickstart", "--out", out).output
-    assert "rank 1 was killed by SIGKILL" in shown
-    assert f"1 failed, {1 + len(rest)} missing, 1 ok" in shown
-
-
-nonsense = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=10,
-)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    content=st.binary(max_size=80) | nonsense.map(lambda value: json.dumps(value).encode()), cut=st.integers(0, 3000)
-)
-def test_whatever_lies_where_a_record_should_be_is_none(content: bytes, cut: int, out: Path):
-    first, second, *_ = runs = load("quickstart").runs["smoke"]
-    put_record(out, "quickstart", first).write_bytes(content)
-    path = put_record(out, "quickstart", second)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: min(cut, len(whole) - 1)])
-    (path.parent / "notes.json").write_bytes(content)
-    found = document(call("status", "quickstart", "--json", "--out", out).output)
-    assert found["counts"] == {"missing": len(runs)}
-    assert "no records" in refused("table", "quickstart", "--out", out)
-
-
-def test_prepare_tells_the_manifest_and_the_folder_can_be_trained_on(tmp_path: Path, no_start: None):
-    (tmp_path / "text.txt").write_text("some words to be read " * 200)
-    command = ["prepare", "--text", "text.txt", "--tokenizer", "byte", "--out", "tokens"]
-    answer = call(*command, "--json")
-    assert answer.errors == ""
-    manifest = document(answer.output)
-    assert manifest == json.loads((tmp_path / "tokens" / "manifest.json").read_text())
-    assert "dataset" in call(*command).output
-    with pytest.raises(Started):
-        call("train", "--data.dataset", "tokens")
-    with pytest.raises(Started):
-        call("train", "--model=gpt-0.5m", "--data.dataset", "tokens", "--out", "out")
-
-
-# Whole runs, with processes -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def runs(tokens: Path) -> list[Run]:
-    return [
-        small(tokens, dp=2),
-        small(tokens, seed=1, lr=1e30, steps=20),
-        small(tokens, seed=2, microbatch=3),
-    ]
-
-
-@pytest.fixture(scope="module")
-def ran(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Answer]]:
-    """`run --json` of a point that is well, one whose loss is not a number, and one that cannot be."""
-    made_up = Experiment(
-        id="made_up",
-        question="Does it run?",
-        source="none",
-        expectation="none",
-        cost=dict.fromkeys(TIERS, "a moment"),
-        runs=dict.fromkeys(TIERS, runs),
-    )
-    out = tmp_path_factory.mktemp("run") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verbs, "load", lambda name: made_up)
-        patch.setattr(verbs, "gpu_count", lambda: 0)
-        patch.setattr("harness.validity.gpu_count", lambda: 0)
-        yield out, call("run", "made_up", "--jobs", "3", "--json", "--out", out)
-
-
-def test_run_answers_with_one_document_and_says_how_it_goes_elsewhere(ran: tuple[Path, Answer], runs: list[Run]):
-    out, answer = ran
-    found = document(answer.output)
-    assert answer.status == 0, answer.errors
-    assert [r["id"] for r in found["records"]] == [run.id for run in runs]
-    assert [r["status"] for r in found["records"]] == ["ok", "nan", "invalid"]
-    assert (found["id"], found["tier"]) == ("made_up", "smoke")
-    assert {t["name"] for t in found["tables"]} >= {"throughput"}
-    assert all(Path(file).stat().st_size > 0 for file in found["files"])
-    assert "[3/3]" in answer.errors
-    assert "Traceback" not in answer.errors
-    assert list((out / "made_up" / "smoke" / "attempts").iterdir()) == []
-
-
-def test_an_invalid_point_is_a_row_with_its_reason(ran: tuple[Path, Answer], runs: list[Run]):
-    out, answer = ran
-    invalid = document(answer.output)["records"][2]
-    assert "not divisible" in invalid["reason"]
-    written = (out / "made_up" / "smoke" / "tables").glob("*.md")
-    assert any("not divisible" in path.read_text() for path in written)
-
-
-def test_a_loss_that_is_not_a_number_ends_the_run_with_a_record(ran: tuple[Path, Answer], runs: list[Run]):
-    out, answer = ran
-    record = document(answer.output)["records"][1]
-    assert "loss is" in record["reason"]
-    assert 1 <= len(record["steps"]) < 20
-    assert record["steps"][0]["loss"] > 0
-    assert record["steps"][-1]["loss"] is None
-    path = out / "made_up" / "smoke" / "records" / f"{runs[1].id}.json"
-    assert document(path.read_text()) == record
-
-
-def test_a_second_run_and_table_and_status_only_read(ran: tuple[Path, Answer], runs: list[Run], monkeypatch: Any):
-    out, answer = ran
-    monkeypatch.setattr("harness.launch.Site.submit", None)
-    again = call("run", "made_up", "--json", "--out", out)
-    assert again.status == 0, again.errors
-    assert document(again.output)["tables"] == document(answer.output)["tables"]
-    table = document(call("table", "made_up", "--json", "--out", out).output)
-    assert table["tables"] == document(answer.output)["tables"]
-    assert document(call("table", "made_up", "--format", "json", "--out", out).output) == table
-    for kind, sign in {"md": "|", "csv": ",", "tex": "\\toprule"}.items():
-        assert sign in call("table", "made_up", "--format", kind, "--out", out).output
-    counts = document(call("status", "made_up", "--json", "--out", out).output)["counts"]
-    assert counts == {"ok": 1, "nan": 1, "invalid": 1}
-    for verb in ("status", "table"):
-        assert call(verb, "made_up", "--out", out).output
-
-
-def test_train_prints_the_record_with_the_loss_of_every_step(tokens: Path, tmp_path: Path):
-    command = [sys.executable, "-m", "harness", "train", "--json", "--data.dataset", str(tokens)]
-    shape = "--model.num-layers 1 --model.hidden-size 16 --model.num-heads 1 --model.seq-len 16 --train.steps 4"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, *shape.split()], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    record = document(done.stdout)
-    assert record["status"] == "ok"
-    assert [step["step"] for step in record["steps"]] == [0, 1, 2, 3]
-    assert all(0 < step["loss"] < 10 for step in record["steps"])
-    assert record["config"]["model"]["hidden_size"] == 16
-    assert "[1/1]" in done.stderr
-    assert list(tmp_path.iterdir()) == []

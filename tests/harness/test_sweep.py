@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,16 @@ class FakeJob:
 
     def cancel(self, check: bool = True) -> None:
         self.cancelled = True
+        if self.site.impatient:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 class FakeSite:
     """Ends every run as told, by what a worker would have written."""
 
     on = "local"
+    impatient = False
+    """Whether the user presses Ctrl-C again for every job that is being cancelled."""
 
     def __init__(self, outcomes: dict[str, str] | None = None, looks: int = 0) -> None:
         self.outcomes, self.looks = outcomes or {}, looks
@@ -237,11 +243,13 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_interrupt_cancels_what_runs_and_leaves_no_record_of_it(tokens: Path, store: Store):
+@pytest.mark.parametrize("impatient", [False, True])
+def test_an_interrupt_cancels_what_runs_and_leaves_no_record_of_it(tokens: Path, store: Store, impatient: bool):
     first, second, third = (small(tokens, seed=seed) for seed in range(3))
     sweep(store, [first], site=FakeSite())
     kept = store.path(first.id).read_bytes()
     site = FakeSite(looks=10**9)
+    site.impatient = impatient
     with pytest.raises(KeyboardInterrupt):
         sweep(store, [first, second, third], site=site, told=Told(on_look=interrupt), jobs=2)
     assert site.submitted == [second.id, third.id]

@@ -1,0 +1,81 @@
+"""Calls of the command line in this process, and what must hold of every answer."""
+
+import contextlib
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from harness import verbs
+from harness.cli import main
+from harness.store import SCHEMA
+from impl.run import Run
+
+
+class Answer(NamedTuple):
+    status: int
+    output: str
+    errors: str
+
+
+class Started(Exception):  # noqa: N818  (nothing went wrong)
+    """Training would have begun."""
+
+
+def stop_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a command that would train raise `Started`, on a machine without GPUs."""
+
+    def start(*_: object) -> None:
+        raise Started
+
+    monkeypatch.setattr(verbs, "_sweep", start)
+    monkeypatch.setattr("harness.validity.gpu_count", lambda: 0)
+
+
+def call(*arguments: str | Path) -> Answer:
+    """The command line in this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 0
+    return Answer(status, output.getvalue(), errors.getvalue())
+
+
+def refused(*arguments: str | Path) -> str:
+    """What is wrong with a command, after checking how it is said."""
+    answer = call(*arguments)
+    assert answer.status == 2, answer
+    assert answer.output == ""
+    return the_error(answer.errors)
+
+
+def the_error(errors: str) -> str:
+    assert errors.count("\n") == 1, errors
+    assert errors.startswith("error: "), errors
+    assert errors.endswith("\n")
+    assert len(errors) > len("error: \n")
+    assert "Traceback" not in errors
+    return errors.strip()
+
+
+def document(text: str) -> Any:
+    """The one JSON document in a text; NaN and the like are not JSON."""
+
+    def no_json(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=no_json)
+
+
+def put_record(out: Path, experiment: str, run: Run, **fields: Any) -> Path:
+    record = {"schema": SCHEMA, "id": run.id, "experiment": experiment, "tier": "smoke", "source": "measured"}
+    record |= {"config": json.loads(json.dumps(dataclasses.asdict(run))), "status": "ok", "reason": None}
+    path = out / experiment / "smoke" / "records" / f"{run.id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record | fields))
+    return path
