@@ -8,12 +8,12 @@ from typing import Any
 from harness.store import SCHEMA, Record, loads, read_json
 
 
-def record_of(attempt: Path, *, cancelled: bool = False) -> Record:
+def record_of(attempt: Path) -> Record:
     """The record of an attempt that has ended: per-step values of every rank, or why it failed."""
     spec = json.loads((attempt / "spec.json").read_text())
     ranks = range(spec["ranks"])
     results = [read_json(attempt / f"rank-{r}.json") for r in ranks]
-    status, reason = _status(attempt, results, cancelled)
+    status, reason = _status(attempt, results)
     whole = [r for r in results if r is not None]
     first = whole[0] if whole else {}
     ended = datetime.now(UTC)
@@ -50,13 +50,11 @@ def base_record(spec: dict[str, Any]) -> Record:
     }
 
 
-def _status(attempt: Path, results: list[dict[str, Any] | None], cancelled: bool) -> tuple[str, str | None]:
+def _status(attempt: Path, results: list[dict[str, Any] | None]) -> tuple[str, str | None]:
     """Failures come before results: one rank that failed is a run that failed, whatever the others wrote."""
     failure = first_failure(attempt)
     if failure is not None:
         return failure["status"], failure["reason"]
-    if cancelled:
-        return "cancelled", "stopped by the user"
     missing = [rank for rank, result in enumerate(results) if result is None]
     if missing:
         return "failed", f"rank {missing[0]} vanished without an exit status: it, or what watched it, was killed"

@@ -19,11 +19,15 @@ import submitit
 import submitit.helpers
 from submitit.core.utils import FailedJobError
 
+from harness.environment import gpu_count
 from harness.store import write_atomically
 from impl.errors import InputError
 
 Where = Literal["local", "slurm"]
+Device = Literal["cpu", "cuda"]
 POLL_SECONDS = 0.2
+STOP = "stop"
+"""A file of this name in an attempt's folder ends its ranks: a signal may be ignored where the sweep was started."""
 GRACE_SECONDS = 2.0
 """How long the other ranks may take to say what they saw after one has failed."""
 
@@ -35,8 +39,8 @@ class Site:
     on: Where = "local"
     partition: str | None = None
     ranks_per_node: int = 8
-    gpus: bool = False
-    """One GPU for each rank; locally this is what the machine has."""
+    device: Device = "cpu"
+    """cuda: one GPU for each rank."""
 
     def require(self) -> None:
         """Check that the scheduler is there.
@@ -53,19 +57,33 @@ class Site:
             reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise InputError(f"--on slurm: no cluster answers ({reason}); valid here: local")
 
+    def nodes(self, ranks: int) -> int:
+        return 1 if self.on == "local" else -(-ranks // self.ranks_per_node)
+
+    def why_invalid(self, ranks: int) -> str | None:
+        """Why this many ranks cannot be laid out here, in one line; None: they can."""
+        if self.on == "slurm":
+            uneven = ranks % self.nodes(ranks)
+            return (
+                f"{ranks} ranks do not fill nodes of --ranks-per-node {self.ranks_per_node} evenly" if uneven else None
+            )
+        if self.device == "cuda" and ranks > gpu_count():
+            return f"the plan needs {ranks} GPUs, this machine has {gpu_count()}; --device cpu runs it on processors"
+        return None
+
     def submit(self, attempt: Path, ranks: int, time_limit_seconds: float) -> submitit.Job[None]:
         """Start one supervised worker per rank for the run in `attempt`; returns at once.
 
         Raises:
             InputError: the scheduler refuses it.
         """
-        nodes = 1 if self.on == "local" else -(-ranks // self.ranks_per_node)
+        nodes = self.nodes(ranks)
         executor = submitit.AutoExecutor(folder=attempt / "submitit", cluster=self.on)
         executor.update_parameters(
             name=f"lmscale-{attempt.name}",
             nodes=nodes,
             tasks_per_node=ranks // nodes,
-            gpus_per_node=ranks // nodes if self.gpus else 0,
+            gpus_per_node=ranks // nodes if self.device == "cuda" else 0,
             # the supervisor keeps the run's own limit; the scheduler's comes after it
             timeout_min=int(time_limit_seconds / 60) + 5,
         )
@@ -112,7 +130,7 @@ def supervise(folder: str) -> None:
                 if time.monotonic() > deadline:
                     fail(attempt, rank, "timeout", f"time limit of {spec['time_limit_seconds']:.0f} s reached")
                     return
-                if _orphaned(spec) or _another_failed(attempt, rank):
+                if (attempt / STOP).exists() or _orphaned(spec) or _another_failed(attempt, rank):
                     return
                 time.sleep(POLL_SECONDS)
         finally:

@@ -102,8 +102,13 @@ class Store:
         return Path(tempfile.mkdtemp(prefix=f"{run_id}-", dir=root)).resolve()
 
     def forget_attempt(self, attempt: Path) -> None:
-        """Remove a try whose record is written."""
+        """Remove a try that nothing is to be read from any more."""
         shutil.rmtree(attempt, ignore_errors=True)
+
+    def forget_attempts(self, run_id: str) -> None:
+        """Remove all tries at a run that has a finished record."""
+        for attempt in (self.folder / "attempts").glob(f"{run_id}-*"):
+            self.forget_attempt(attempt)
 
 
 def _one_line_per_item(record: Record) -> str:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ import submitit
 from harness.collect import base_record, record_of, steps_so_far
 from harness.environment import CODE, host_environment
 from harness.experiment import Point
-from harness.launch import Site
+from harness.launch import STOP, Site
 from harness.store import FINISHED, Record, Store, write_atomically
 from harness.validity import Datasets, summary, warnings, why_invalid
 from impl.run import to_dict
@@ -83,7 +83,7 @@ class Sweep:
                     time.sleep(POLL_SECONDS)
         except BaseException:
             with _undisturbed():
-                stop([job.job for job in active])
+                stop(active)
                 for job in active:
                     self.store.forget_attempt(job.attempt)
             raise
@@ -94,13 +94,13 @@ class Sweep:
 
     def _start(self, point: Point) -> Job | None:
         """Launch a point; one that cannot run becomes a record with its reason."""
-        reason = why_invalid(point.run, self.datasets, self.options.site.on)
+        reason = why_invalid(point.run, self.datasets, self.options.site)
         if reason is not None:
             record = {**base_record(self._identity(point)), "status": "invalid", "reason": reason}
             self.store.write({**record, "environment": self.environment})
             self.display.finished(point, record)
             return None
-        for warning in warnings(point.run):
+        for warning in warnings(point.run, self.options.site):
             self.display.message(f"{point.label}: {warning}")
         self.display.started(point)
         attempt = self.store.new_attempt(point.run.id)
@@ -117,6 +117,7 @@ class Sweep:
             **self._identity(point),
             "ranks": point.run.plan.world_size,
             "on": self.options.site.on,
+            "device": self.options.site.device,
             "data": str(data.path.resolve()),
             "data_summary": summary(data, point.run.data.dataset),
             "environment": self.environment,
@@ -138,7 +139,7 @@ class Sweep:
         record = record_of(job.attempt)
         self.store.write(record)
         if record["status"] in FINISHED:
-            self.store.forget_attempt(job.attempt)
+            self.store.forget_attempts(record["id"])
         self.display.finished(job.point, record)
 
     def _look(self, job: Job) -> None:
@@ -159,14 +160,15 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop(jobs: list[submitit.Job[None]], wait: Callable[[float], None] = time.sleep) -> None:
+def stop(jobs: list[Job]) -> None:
     """Cancel the jobs and wait until their ranks are gone, a few seconds at most."""
     for job in jobs:
-        job.cancel(check=False)
+        (job.attempt / STOP).touch()
+        job.job.cancel(check=False)
     for _ in range(40):
-        if all(job.done() for job in jobs):
+        if all(job.job.done() for job in jobs):
             return
-        wait(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _command() -> list[str]:

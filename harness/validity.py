@@ -8,8 +8,7 @@ from typing import Any
 
 import psutil
 
-from harness.environment import gpu_count
-from harness.launch import Where
+from harness.launch import Site
 from impl.cost.parameters import count_parameters
 from impl.data.config import SYNTHETIC
 from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
@@ -83,7 +82,7 @@ def _entropy(entropy: Entropy | None) -> dict[str, Any] | None:
     return {**rates, "valid": sample}
 
 
-def why_invalid(run: Run, datasets: Datasets, on: Where) -> str | None:
+def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
     """The first reason why the run cannot be carried out, in one line; None: it can."""
     if reason := run.why_invalid():
         return reason
@@ -91,14 +90,15 @@ def why_invalid(run: Run, datasets: Datasets, on: Where) -> str | None:
         data = datasets.open(run.data.dataset)
     except InputError as error:
         return str(error)
-    return _vocabulary(run, data) or _files(run) or (_machine(run, data.manifest.vocab_size) if on == "local" else None)
+    reason = _vocabulary(run, data) or _files(run) or site.why_invalid(run.plan.world_size)
+    return reason or (_memory(run, data.manifest.vocab_size) if (site.on, site.device) == ("local", "cpu") else None)
 
 
-def warnings(run: Run) -> list[str]:
+def warnings(run: Run, site: Site) -> list[str]:
     """What makes a run's timing on this machine doubtful."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     wanted = run.plan.world_size * run.threads
-    if gpu_count() == 0 and wanted > cores:
+    if (site.on, site.device) == ("local", "cpu") and wanted > cores:
         return [
             f"{run.plan.world_size} ranks x {run.threads} threads share {cores} cores: no scaling can be read from this"
         ]
@@ -126,11 +126,9 @@ def _files(run: Run) -> str | None:
     return missing_inputs(run)
 
 
-def _machine(run: Run, tokenizer_size: int) -> str | None:
-    """Whether this machine has the devices, or the memory for the model states of all ranks."""
-    ranks, gpus = run.plan.world_size, gpu_count()
-    if gpus:
-        return f"the plan needs {ranks} GPUs, this machine has {gpus}" if ranks > gpus else None
+def _memory(run: Run, tokenizer_size: int) -> str | None:
+    """Whether this machine has the memory for the model states of all ranks."""
+    ranks = run.plan.world_size
     parameters = count_parameters(replace(run.model, vocab_size=run.model.vocabulary(tokenizer_size))).total
     needed = ranks * (RANK_BYTES + parameters * STATE_BYTES[run.precision])
     memory = psutil.virtual_memory().total

@@ -30,6 +30,7 @@ WIDEST = 1000
 """Columns of a terminal on which any table has room."""
 
 Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 Format = Literal["md", "csv", "tex", "json"]
 
 
@@ -75,7 +76,7 @@ def run(
     time_limit: float = 24 * 3600.0,
     partition: str | None = None,
     ranks_per_node: int = 8,
-    gpus: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    device: DeviceChoice = "auto",
     json: Json = False,
 ) -> int:
     """Run the points of an experiment that have no finished record yet, then write its tables and figures.
@@ -91,13 +92,13 @@ def run(
         time_limit: Seconds a point may take.
         partition: Slurm partition.
         ranks_per_node: Ranks on one node of the cluster.
-        gpus: Ask the cluster for one GPU per rank.
+        device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank.
         json: Print one JSON document on standard output.
     """
     _require_positive(jobs=jobs, time_limit=time_limit, ranks_per_node=ranks_per_node)
-    site = _site(on, partition, ranks_per_node, gpus)
     found = load(experiment)
     chosen = points(_on_data(found.runs[tier], data), only)
+    site = _site(on, device, [p.run for p in chosen], partition, ranks_per_node)
     store = Store(out, found.id, tier)
     datasets = Datasets(_synthetic_cache(store))
     if data:
@@ -193,6 +194,7 @@ def train(
     config: Run,
     *,
     on: Where = "local",
+    device: DeviceChoice = "auto",
     time_limit: float = 24 * 3600.0,
     out: Path | None = None,
     json: Json = False,
@@ -202,17 +204,18 @@ def train(
     Args:
         config: What is trained and how.
         on: Local processes, or a Slurm cluster.
+        device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank.
         time_limit: Seconds the run may take.
         out: Keep the record, tables and figures in this folder; without it they are only printed.
         json: Print the record.
     """
     _require_positive(time_limit=time_limit)
-    site = _site(on)
+    site = _site(on, device, [config])
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(out or Path(scratch), "train", "small")
         cache = _synthetic_cache(store)
         # what is refused leaves nothing in --out, the synthetic language neither
-        if reason := why_invalid(config, Datasets(cache if cache.exists() else Path(scratch) / ".synthetic"), on):
+        if reason := why_invalid(config, Datasets(cache if cache.exists() else Path(scratch) / ".synthetic"), site):
             raise InputError(reason)
         store.require_writable()
         options = Options(site=site, time_limit_seconds=time_limit)
@@ -268,11 +271,12 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
         config: Annotated[Run, tyro.conf.arg(name="")] = default,
         *,
         on: Where = "local",
+        device: DeviceChoice = "auto",
         time_limit: float = 24 * 3600.0,
         out: Path | None = None,
         json: Json = False,
     ) -> int:
-        return train(config, on=on, time_limit=time_limit, out=out, json=json)
+        return train(config, on=on, device=device, time_limit=time_limit, out=out, json=json)
 
     train_from.__doc__ = train.__doc__
     return {
@@ -291,13 +295,18 @@ def _require_positive(**values: float) -> None:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be more than 0, and finite")
 
 
-def _site(on: Where, partition: str | None = None, ranks_per_node: int = 8, gpus: bool = False) -> Site:
-    """The place to run at; locally ranks take the GPUs that are there.
+def _site(
+    on: Where, device: DeviceChoice, runs: Sequence[Run], partition: str | None = None, ranks_per_node: int = 8
+) -> Site:
+    """The place to run at; `auto` takes GPUs if they are enough for every run, so that all run on the same device.
 
     Raises:
         InputError: it is not there.
     """
-    site = Site(on, partition, ranks_per_node, gpus or (on == "local" and gpu_count() > 0))
+    if device == "auto":
+        enough = on == "local" and gpu_count() >= max(run.plan.world_size for run in runs)
+        device = "cuda" if enough else "cpu"
+    site = Site(on, partition, ranks_per_node, device)
     site.require()
     return site
 

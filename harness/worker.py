@@ -47,7 +47,7 @@ class Worker:
         self.spec = json.loads((attempt / "spec.json").read_text())
         self.run: Run = from_dict(self.spec["run"])
         torch.set_num_threads(self.run.threads)
-        cuda = torch.cuda.is_available()
+        cuda = self.spec["device"] == "cuda"
         self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(self.device)

@@ -33,7 +33,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.validity.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
     yield Store(tmp_path, "made_up", "smoke")
     for process in processes(tmp_path):
         process.kill()

@@ -140,7 +140,7 @@ def ran(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verbs, "load", lambda name: made_up)
         patch.setattr(verbs, "gpu_count", lambda: 0)
-        patch.setattr("harness.validity.gpu_count", lambda: 0)
+        patch.setattr("harness.launch.gpu_count", lambda: 0)
         yield out, call("run", "made_up", "--jobs", "3", "--json", "--out", out)
 
 

@@ -44,7 +44,7 @@ class FakeJob:
 class FakeSite:
     """Ends every run as told, by what a worker would have written."""
 
-    on = "local"
+    on, device = "local", "cpu"
     impatient = False
     """Whether the user presses Ctrl-C again for every job that is being cancelled."""
 
@@ -54,6 +54,9 @@ class FakeSite:
         self.jobs: list[FakeJob] = []
         self.active: set[FakeJob] = set()
         self.most = 0
+
+    def why_invalid(self, ranks: int) -> str | None:
+        return None
 
     def submit(self, attempt: Path, ranks: int, time_limit_seconds: float) -> FakeJob:
         run_id = json.loads((attempt / "spec.json").read_text())["id"]
@@ -79,7 +82,7 @@ def end_rank(attempt: Path, rank: int, outcome: str) -> None:
 
 @pytest.fixture(autouse=True)
 def no_waiting_and_no_gpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.validity.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
     monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.001)
     monkeypatch.setattr("harness.sweep.LOOK_SECONDS", 0.0)
 
