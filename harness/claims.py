@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.measures import Record, about, frame, size_name
 from harness.perplexity import evaluations
-from harness.render import Column, Table
+from harness.render import Column, Table, number
 
 Verdict = Literal["reproduced", "not reproduced", "not run here"]
 
@@ -74,7 +74,7 @@ def with_size(measure: str, name: str, *, falls: bool) -> Check:
             return None
         ordered = sorted(means.items())
         holds = all((b < a) if falls else (b > a) for (_, a), (_, b) in pairwise(ordered))
-        numbers = ", ".join(f"{value:.4g} ({size_name(round(size))})" for size, value in ordered)
+        numbers = ", ".join(f"{number(value)} ({size_name(round(size))})" for size, value in ordered)
         return Evidence(holds and not any(row["diverged"] for row in rows), numbers)
 
     return check

@@ -3,6 +3,7 @@
 import csv as csv_format
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import rich.console
 
 MISSING = "–"
+HEADING_CHARS, CELL_CHARS, NOTE_CHARS = 8, 36, 110
+"""Width that a heading, a cell and a note take on a terminal before they are broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,20 +194,24 @@ def latex(table: Table) -> str:
 
 
 def console(table: Table) -> "rich.console.Group":
-    """For a terminal: the title above, the notes below, cells folded where the terminal is narrow."""
+    """For a terminal: the title above, the notes below; headings and long cells are broken between words."""
     import rich.box
     import rich.console
     import rich.table
     from rich.text import Text
 
-    out = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    rows = table.cells()
-    for column, cells in zip(table.columns, [*zip(*rows, strict=True)] or [()] * len(table.columns), strict=True):
-        heading = f"{column.header}\n({column.unit})" if column.unit else column.header
-        least = max(len(word) for text in (heading, *cells) for word in (text.split() or [""]))
+    out = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = [[_broken(text, CELL_CHARS) for text in row] for row in table.cells()]
+    for i, column in enumerate(table.columns):
+        widest = max((len(line) for row in cells for line in row[i].split("\n")), default=0)
+        heading = _broken(column.header, max(widest, HEADING_CHARS)) + (f"\n({column.unit})" if column.unit else "")
         justify = "left" if column.text else "right"
-        out.add_column(Text(heading), justify=justify, vertical="bottom", overflow="fold", min_width=least)
-    for row in rows:
+        out.add_column(Text(heading), justify=justify, vertical="bottom", no_wrap=True)
+    for row in cells:
         out.add_row(*map(Text, row))
-    notes = [Text(f"  {note}") for note in table.notes]
+    notes = [Text(_broken(note, NOTE_CHARS)) for note in table.notes]
     return rich.console.Group("", Text(table.title, style="bold"), out, *notes)
+
+
+def _broken(text: str, chars: int) -> str:
+    return "\n".join(textwrap.wrap(text, chars, break_long_words=False, break_on_hyphens=False))

@@ -347,7 +347,7 @@ def _print_tables(records: list[Record], claims: Sequence[Claim] = ()) -> None:
 def _console(table: RenderableType = "") -> Console:
     """Standard output, wide enough for the table: a narrow terminal wraps its lines, nothing is cut off."""
     console = Console(width=None if sys.stdout.isatty() else 120)
-    return Console(width=max(console.width, Console(width=WIDEST).measure(table).minimum))
+    return Console(width=max(console.width, Console(width=WIDEST).measure(table).maximum))
 
 
 def _described(e: Experiment) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from itertools import product
 
 from harness.claims import Claim, Evidence, Row, mean_by
 from harness.experiment import Experiment
+from harness.render import number
 from harness.store import FINISHED
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
@@ -29,6 +30,8 @@ SHALLOW = ModelConfig(num_layers=2, hidden_size=128, num_heads=2)
 DEEP = replace(SHALLOW, num_layers=12)
 LARGE = named("bert-336m")
 LARGER = replace(LARGE, num_layers=36, hidden_size=1280, num_heads=20)  # assumed: the paper says 752M, not its shape
+WORSE = 1.05
+"""Ratio of perplexities that is not noise between seeds."""
 
 
 def by_point(rows: Sequence[Row], norm: str) -> dict[tuple[str, int, int, float], float]:
@@ -64,8 +67,8 @@ def deep_post_fails(rows: Sequence[Row]) -> Evidence | None:
     ]
     if not pairs:
         return None
-    numbers = [f"{s[0]} lr {s[3]:g}: {post[d]:.3g} deep, {post[s]:.3g} shallow" for s, d in pairs]
-    return Evidence(any(post[deep] > post[shallow] for shallow, deep in pairs), "; ".join(numbers))
+    numbers = [f"{s[0]} lr {s[3]:g}: {number(post[d])} deep, {number(post[s])} shallow" for s, d in pairs]
+    return Evidence(any(post[deep] > WORSE * post[shallow] for shallow, deep in pairs), "; ".join(numbers))
 
 
 PRE_BEATS_POST = Claim(
@@ -81,7 +84,7 @@ EXPERIMENT = Experiment(
         PRE_BEATS_POST,
         Claim(text="with LayerNorm before each block no run diverges", source="figure 7", check=pre_is_stable),
         Claim(
-            text="with LayerNorm after each block the deeper model diverges, or ends worse than the shallower one",
+            text="with LayerNorm after each block a deeper model diverges, or ends over 5% worse than the shallower one",
             source="figure 7",
             check=deep_post_fails,
         ),
@@ -93,6 +96,15 @@ EXPERIMENT = Experiment(
     },
     deviations="GPT and sandwich placement are additions. The shape of the paper's 752M model is not stated: 36 layers "
     "of hidden size 1280 are assumed. The second head predicts the next sentence, not sentence order.",
+    found="GPT: placement matters at once. After the same 400,000 tokens pre reaches a perplexity of 441 (2 layers) "
+    "and 450 (12 layers) at its better learning rate, sandwich 534 and 749, and post stays at 942 to 946 at every depth "
+    "and learning rate, which is about what the frequencies of single tokens give: it has not begun to use its context. "
+    "BERT: after 60,000 predicted tokens all placements are still near the frequencies of tokens (1,008 to 1,105). Pre "
+    "is ahead of post in 3 of 4 pairs, by at most 5%, and behind by 5% in the smallest model at the lower learning "
+    "rate. With depth, post loses there (1,008 to 1,087) what pre does not (1,056 to 1,060), as in the paper; at the "
+    "higher rate neither changes much. No run diverged, by the rule used here. One seed: the differences between "
+    "BERT's runs may be smaller than what another seed changes, and longer training would be needed to tell. The "
+    "machine had other work during a part of these runs; their throughput says little.",
     runs={
         "smoke": [
             Run(
