@@ -190,45 +190,50 @@ def table(
     return 0
 
 
-def train(
-    config: Run,
-    *,
-    on: Where = "local",
-    device: DeviceChoice = "auto",
-    time_limit: float = 24 * 3600.0,
-    out: Path | None = None,
-    json: Json = False,
-) -> int:
-    """Train one run; every field is an option, and `--model NAME` starts from a named size.
+def train_from(default: Run) -> Callable[..., int]:
+    """The verb `train`, with options that start from `default`."""
 
-    Args:
-        config: What is trained and how.
-        on: Local processes, or a Slurm cluster.
-        device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank.
-        time_limit: Seconds the run may take.
-        out: Keep the record, tables and figures in this folder; without it they are only printed.
-        json: Print the record.
-    """
-    _require_positive(time_limit=time_limit)
-    site = _site(on, device, [config])
-    with tempfile.TemporaryDirectory() as scratch:
-        store = Store(out or Path(scratch), "train", "small")
-        cache = _synthetic_cache(store)
-        # what is refused leaves nothing in --out, the synthetic language neither
-        if reason := why_invalid(config, Datasets(cache if cache.exists() else Path(scratch) / ".synthetic"), site):
-            raise InputError(reason)
-        store.require_writable()
-        options = Options(site=site, time_limit_seconds=time_limit)
-        _sweep([Point(config, f"train {config.id}")], store, Datasets(cache), options)
-        record = store.read(config.id)
-        assert record is not None
-        if out:
-            _write_results(store)
-    if json:
-        _print_json(record)
-    else:
-        _print_tables([record])
-    return 0 if record["status"] in FINISHED else 1
+    def train(
+        config: Annotated[Run, tyro.conf.arg(name="")] = default,
+        *,
+        on: Where = "local",
+        device: DeviceChoice = "auto",
+        time_limit: float = 24 * 3600.0,
+        out: Path | None = None,
+        json: Json = False,
+    ) -> int:
+        """Train one run; every field is an option, and `--model NAME` starts from a named size.
+
+        Args:
+            config: What is trained and how.
+            on: Local processes, or a Slurm cluster.
+            device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank.
+            time_limit: Seconds the run may take.
+            out: Keep the record, tables and figures in this folder; without it they are only printed.
+            json: Print the record.
+        """
+        _require_positive(time_limit=time_limit)
+        site = _site(on, device, [config])
+        with tempfile.TemporaryDirectory() as scratch:
+            store = Store(out or Path(scratch), "train", "small")
+            cache = _synthetic_cache(store)
+            # what is refused leaves nothing in --out, the synthetic language neither
+            if reason := why_invalid(config, Datasets(cache if cache.exists() else Path(scratch) / ".synthetic"), site):
+                raise InputError(reason)
+            store.require_writable()
+            options = Options(site=site, time_limit_seconds=time_limit)
+            _sweep([Point(config, f"train {config.id}")], store, Datasets(cache), options)
+            record = store.read(config.id)
+            assert record is not None
+            if out:
+                _write_results(store)
+        if json:
+            _print_json(record)
+        else:
+            _print_tables([record])
+        return 0 if record["status"] in FINISHED else 1
+
+    return train
 
 
 def prepare(
@@ -266,25 +271,12 @@ def prepare(
 
 def table_of(default: Run) -> dict[str, Callable[..., int]]:
     """The verbs by name; `train` starts from `default`."""
-
-    def train_from(
-        config: Annotated[Run, tyro.conf.arg(name="")] = default,
-        *,
-        on: Where = "local",
-        device: DeviceChoice = "auto",
-        time_limit: float = 24 * 3600.0,
-        out: Path | None = None,
-        json: Json = False,
-    ) -> int:
-        return train(config, on=on, device=device, time_limit=time_limit, out=out, json=json)
-
-    train_from.__doc__ = train.__doc__
     return {
         "list": list_experiments,
         "run": run,
         "status": status,
         "table": table,
-        "train": train_from,
+        "train": train_from(default),
         "prepare": prepare,
     }
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from impl.errors import InputError
+from impl.model.config import SPECIAL_TOKENS
 from impl.seeding import derive
 
 MASKED_SHARE = 0.15
-SPECIAL_TOKENS = 3
-"""BERT's own tokens, with the ids after the tokenizer's: CLS, SEP, MASK."""
 FEISTEL_ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -71,9 +70,9 @@ def masked_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed:
     Raises:
         InputError: seq_len is below 5, or the text shorter than two windows.
     """
-    if seq_len < SPECIAL_TOKENS + 2:
+    if seq_len < SPECIAL_TOKENS["bert"] + 2:
         raise InputError(f"sequence length {seq_len} is too short for BERT's sentence pairs; valid: 5 and more")
-    indices, length = np.asarray(indices, np.int64), seq_len - SPECIAL_TOKENS
+    indices, length = np.asarray(indices, np.int64), seq_len - SPECIAL_TOKENS["bert"]
     count = num_windows(tokens, seq_len)
     if count < 2:
         raise InputError(f"the text has {len(tokens)} tokens; sentence pairs of {seq_len} need {2 * seq_len + 1}")

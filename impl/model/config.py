@@ -9,7 +9,7 @@ from impl.fields import CHECKED, AtLeastTwo, Fraction
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
 
 SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
-"""Tokens a family adds to the tokenizer's: BERT's [CLS], [SEP] and [MASK]."""
+"""Tokens a family adds to the tokenizer's, with the ids after them: BERT's [CLS], [SEP] and [MASK]."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
