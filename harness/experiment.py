@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import pkgutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from types import ModuleType
 from typing import Literal, get_args
@@ -43,7 +43,6 @@ class Point:
 
     run: Run
     label: str
-    warnings: tuple[str, ...] = field(default=())
 
 
 def experiment_ids() -> list[str]:
