@@ -31,7 +31,7 @@ DEEP = replace(SHALLOW, num_layers=12)
 LARGE = named("bert-336m")
 LARGER = replace(LARGE, num_layers=36, hidden_size=1280, num_heads=20)  # assumed: the paper says 752M, not its shape
 WORSE = 1.05
-"""Ratio of perplexities that is not noise between seeds."""
+"""Ratio of perplexities that counts as worse; assumed, as the spread between seeds has not been measured."""
 
 
 def by_point(rows: Sequence[Row], norm: str) -> dict[tuple[str, int, int, float], float]:
@@ -68,7 +68,7 @@ def deep_post_fails(rows: Sequence[Row]) -> Evidence | None:
     if not pairs:
         return None
     numbers = [f"{s[0]} lr {s[3]:g}: {number(post[d])} deep, {number(post[s])} shallow" for s, d in pairs]
-    return Evidence(any(post[deep] > WORSE * post[shallow] for shallow, deep in pairs), "; ".join(numbers))
+    return Evidence(all(post[deep] > WORSE * post[shallow] for shallow, deep in pairs), "; ".join(numbers))
 
 
 PRE_BEATS_POST = Claim(
@@ -84,7 +84,7 @@ EXPERIMENT = Experiment(
         PRE_BEATS_POST,
         Claim(text="with LayerNorm before each block no run diverges", source="figure 7", check=pre_is_stable),
         Claim(
-            text="with LayerNorm after each block a deeper model diverges, or ends over 5% worse than a shallow one",
+            text="with LayerNorm after each block every deeper model diverges, or ends over 5% worse than shallow ones",
             source="figure 7",
             check=deep_post_fails,
         ),
@@ -102,7 +102,8 @@ EXPERIMENT = Experiment(
     "to use its context. BERT: after 60,000 predicted tokens all placements are still near the frequencies of "
     "tokens (1,008 to 1,105). Pre is ahead of post in 3 of 4 pairs, by at most 5%, and behind by 5% in the "
     "smallest model at the lower learning rate. With depth, post loses there (1,008 to 1,087) what pre does not "
-    "(1,056 to 1,060), as in the paper; at the higher rate neither changes much. No run diverged, by the rule "
+    "(1,056 to 1,060), as in the paper; at the higher rate, and for GPT, post does not change with depth, so "
+    "one pair of four bears the third claim out and it counts as not reproduced. No run diverged, by the rule "
     "used here, but the figure shows losses that jump for one to six steps and come back: BERT of 12 layers "
     "with pre and sandwich (up to 13 nats), sandwich at the higher rate at the end of its warm-up. One seed: "
     "the differences between BERT's runs may be smaller than what another seed changes, and longer training "

@@ -65,6 +65,8 @@ def test_placement_claims_flip() -> None:
     assert verdicts("layernorm_placement", trained(good)) == ["reproduced"] * 3
     better_post = good | {("bert", "post", 12, 1e-3): 2.0}
     assert verdicts("layernorm_placement", trained(better_post)) == ["not reproduced", "reproduced", "not reproduced"]
+    one_pair_of_two = good | {("bert", "post", 2, 4e-3): 3.1, ("bert", "post", 12, 4e-3): 3.1}
+    assert verdicts("layernorm_placement", trained(one_pair_of_two))[2] == "not reproduced"
     diverging = trained(good)
     for one in diverging:
         if one["config"]["model"]["norm_placement"] == "pre":
