@@ -1,27 +1,90 @@
-"""Collectives over a group that is passed in; over one rank they return at once."""
+"""Collectives over a group that is passed in; over one rank they return at once. What they move can be counted."""
 
-import torch
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
 import torch.distributed as dist
 from torch import Tensor
 
+from impl.cost.traffic import Count, Op
+
+
+class Pending(NamedTuple):
+    """A collective that is under way; nobody may touch its tensors before `wait` returns its result."""
+
+    tensor: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        if self.work is not None:
+            self.work.wait()
+        return self.tensor
+
+
+Start = Callable[[Tensor, dist.ProcessGroup], Pending]
+
+_counting: list[dict[tuple[str, Op], Count]] = []
+
+
+@contextmanager
+def counted() -> Iterator[dict[tuple[str, Op], Count]]:
+    """What this rank's collectives move inside, by name of the group and kind; `impl.cost.traffic` predicts it."""
+    counts: dict[tuple[str, Op], Count] = {}
+    _counting.append(counts)
+    try:
+        yield counts
+    finally:
+        _counting.remove(counts)
+
+
+def _count(op: Op, whole: Tensor, group: dist.ProcessGroup) -> None:
+    for counts in _counting:
+        key = group.group_name, op
+        counts[key] = counts.get(key, Count()) + Count(1, whole.numel() * whole.element_size())
+
+
+def identity_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
+    """The tensor itself. Communication: none."""
+    return Pending(tensor, None)
+
+
+def all_reduce_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
+    """Begin the sum over the group's ranks, in place."""
+    if group.size() == 1:
+        return Pending(tensor, None)
+    _count("all_reduce", tensor, group)
+    return Pending(tensor, dist.all_reduce(tensor, group=group, async_op=True))
+
+
+def all_gather_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
+    """Begin to put the ranks' tensors one after another. Shapes: [n, ...] -> [t n, ...]."""
+    if group.size() == 1:
+        return Pending(tensor, None)
+    whole = tensor.new_empty(group.size() * tensor.shape[0], *tensor.shape[1:])
+    _count("all_gather", whole, group)
+    return Pending(whole, dist.all_gather_into_tensor(whole, tensor.contiguous(), group=group, async_op=True))
+
+
+def reduce_scatter_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
+    """Begin the sum over the group's ranks, of which each keeps its part. Shapes: [t n, ...] -> [n, ...]."""
+    if group.size() == 1:
+        return Pending(tensor, None)
+    own = tensor.new_empty(tensor.shape[0] // group.size(), *tensor.shape[1:])
+    _count("reduce_scatter", tensor, group)
+    return Pending(own, dist.reduce_scatter_tensor(own, tensor.contiguous(), group=group, async_op=True))
+
+
+def own_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
+    """This rank's part of what all have. Communication: none. Shapes: [t n, ...] -> [n, ...]."""
+    return Pending(tensor.tensor_split(group.size())[group.rank()], None)
+
 
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the group's ranks, in place.
-
-    Communication: one all-reduce of the tensor's bytes; none over one rank.
-    """
-    if group.size() > 1:
-        dist.all_reduce(tensor, group=group)
-    return tensor
+    """The sum over the group's ranks, in place. Communication: one all-reduce of the tensor's bytes."""
+    return all_reduce_start(tensor, group).wait()
 
 
-def all_reduce_start(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
-    """Begin the sum over the group's ranks, in place; wait on the result before reading the tensor."""
-    if group.size() > 1:
-        return dist.all_reduce(tensor, group=group, async_op=True)
-    return None
-
-
-def total(values: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
-    """Float64 sums over the group's ranks of a few host numbers."""
-    return all_reduce_sum(torch.tensor(values, dtype=torch.float64, device=device), group).tolist()
+def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The ranks' tensors one after another. Communication: one all-gather. Shapes: [n, ...] -> [t n, ...]."""
+    return all_gather_start(tensor, group).wait()

@@ -17,4 +17,10 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
     """
     if dist.get_world_size() != plan.world_size:
         raise InputError(f"{dist.get_world_size()} ranks were started, the plan needs {plan.world_size}")
-    return init_device_mesh(device_type, (1, plan.dp, 1), mesh_dim_names=AXES)
+    return init_device_mesh(device_type, (1, plan.dp, plan.tp), mesh_dim_names=AXES)
+
+
+def joint_group(mesh: DeviceMesh, *axes: str) -> dist.ProcessGroup:
+    """The ranks that differ in these axes only; every rank has to ask, in the same order."""
+    long = [axis for axis in axes if mesh[axis].size() > 1] or [axes[0]]
+    return mesh.get_group(long[0]) if len(long) == 1 else mesh[tuple(long)]._flatten().get_group()

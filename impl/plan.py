@@ -12,6 +12,12 @@ class Plan:
 
     dp: PositiveInt = 1
     """Data-parallel degree."""
+    tp: PositiveInt = 1
+    """Tensor-parallel degree: ranks that share the matrices of every layer."""
+    sequence_parallel: bool = False
+    """Split norms, dropout and residuals over the tensor-parallel ranks' tokens; False duplicates them on each."""
+    overlap_input_grad_reduce: bool = True
+    """Reduce a column-parallel layer's input gradient while its weight gradient is computed; False waits for it."""
     bucket_bytes: PositiveInt = 4 * 2**20
     """Gradients are all-reduced in buckets of about this size."""
     overlap_grad_reduce: bool = True
@@ -19,4 +25,4 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        return self.dp
+        return self.dp * self.tp

@@ -11,13 +11,16 @@ from impl import evaluate
 from impl.collectives import all_reduce_sum
 from impl.data.batches import Batch, causal_batch, masked_batch
 from impl.data.tokens import TokenFolder
+from impl.mesh import joint_group
 from impl.model.bert import BERT
-from impl.model.gpt import GPT, token_nats
+from impl.model.gpt import GPT
 from impl.model.initialise import build_model
 from impl.model.layers import DropoutKey
 from impl.optim import MasterAdamW, learning_rate
 from impl.run import Run
-from impl.zero.gradients import Gradients
+from impl.tensor_parallel.group import TensorParallel
+from impl.tensor_parallel.shards import shards_of
+from impl.zero.gradients import Gradients, Reduced
 
 WEIGHTS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
@@ -41,14 +44,17 @@ class Trainer:
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
         self.run, self.data, self.device = run, data, device
         self.group = mesh.get_group("dp")
+        self.tp = TensorParallel(
+            mesh.get_group("tp"), run.plan.sequence_parallel, overlap=run.plan.overlap_input_grad_reduce
+        )
         self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
-        self.model = build_model(run.model, self.vocab_size, run.seed, WEIGHTS[run.precision]).to(device)
+        self.model = build_model(run.model, self.vocab_size, run.seed, WEIGHTS[run.precision], self.tp).to(device)
         if run.compile:
             for layer in self.model.trunk.layers:
                 layer.compile()
         self.gradients = Gradients(
-            self.model.parameters(),
-            self.group,
+            self._reduced(mesh),
+            self.tp.group,
             dtype=MASTERS[run.precision],
             bucket_bytes=run.plan.bucket_bytes,
             overlap=run.plan.overlap_grad_reduce,
@@ -56,10 +62,24 @@ class Trainer:
         self.optimizer = MasterAdamW(dict(self.model.named_parameters()), self.gradients.of, run.train)
         self.tokens = data.tokens("train")
 
+    def _reduced(self, mesh: DeviceMesh) -> list[Reduced]:
+        """Split parameters, whole ones, and those whole ones that met only this rank's tokens."""
+        shards = shards_of(self.model) if self.tp.degree > 1 else {}
+        named = list(self.model.named_parameters())
+        split = [p for name, p in named if name in shards]
+        is_partial = lambda name: self.run.plan.sequence_parallel and name.startswith("trunk.")
+        partial = [p for name, p in named if name not in shards and is_partial(name)]
+        whole = [p for name, p in named if name not in shards and not is_partial(name)]
+        return [
+            Reduced(split, self.group, is_split=True),
+            Reduced(whole, self.group, is_split=False),
+            Reduced(partial, joint_group(mesh, "dp", "tp"), is_split=False),
+        ]
+
     def step(self, i: int) -> Step:
         """Forward and backward over this rank's share of the i-th global batch, then the update.
 
-        Communication: the gradients' all-reduce over the data-parallel group, and one of a scalar.
+        Communication: the layers', the gradients' all-reduce over the data-parallel group, and two of a scalar.
         """
         self.model.train()
         self.gradients.zero()
@@ -103,16 +123,19 @@ class Trainer:
 
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         """-log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s]."""
-        goal = self._to_device(targets)
+        device, length = self._to_device, inputs.shape[1]
         assert isinstance(self.model, GPT)
-        logits = self.model.logits(self._to_device(inputs))
-        return token_nats(logits, goal).float().cpu(), (logits.argmax(-1) == goal).cpu()
+        # tokens that are split need a length to split; behind the end they change nothing
+        padding = ((0, 0), (0, -length % self.tp.tokens.of))
+        nats, is_likeliest = self.model.score(device(np.pad(inputs, padding)), device(np.pad(targets, padding)))
+        return nats[:, :length].float().cpu(), is_likeliest[:, :length].cpu()
 
     def masked(self, batch: Batch) -> Tensor:
         """-log p of every masked token. Shapes: [b, k]."""
         device = self._to_device
-        tokens, _ = self.model(device(batch.inputs), device(batch.token_types), device(batch.positions), None)
-        return token_nats(tokens, device(batch.targets)).float().cpu()
+        assert isinstance(self.model, BERT)
+        parts = map(device, (batch.inputs, batch.token_types, batch.positions, batch.targets))
+        return self.model.score(*parts).float().cpu()
 
     def _batch(self, samples: np.ndarray) -> Batch:
         seq_len, seed = self.run.model.seq_len, self.run.seed

@@ -10,6 +10,8 @@ from impl.model.norm_placement import PLACEMENTS, NormPlacement
 
 SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
 """Tokens a family adds to the tokenizer's, with the ids after them: BERT's [CLS], [SEP] and [MASK]."""
+VOCABULARY_MULTIPLE = 128
+"""Rows of a rank's embedding come in multiples of this, for fast matrix products (Megatron-LM 2019, section 4.2)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -56,3 +58,12 @@ class ModelConfig:
     @property
     def norms(self) -> NormPlacement:
         return PLACEMENTS[self.norm_placement]
+
+
+def padded_vocabulary(vocab_size: int, tp: int) -> int:
+    """Rows of the token embedding over all tensor-parallel ranks: the vocabulary, up to the next multiple of 128 t.
+
+    Source: Megatron-LM 2019, section 4.2: 50,257 tokens become 51,200 for up to 8 ranks.
+    """
+    multiple = VOCABULARY_MULTIPLE * tp
+    return -(-vocab_size // multiple) * multiple

@@ -9,27 +9,32 @@ from impl.model.bert import BERT
 from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
 from impl.seeding import derive
+from impl.tensor_parallel.group import TensorParallel
+from impl.tensor_parallel.shards import shards_of
 
 
-def build_model(config: ModelConfig, vocab_size: int, seed: int, dtype: torch.dtype) -> GPT | BERT:
-    """The model with Megatron's initial weights: normal(0, 0.02), residual projections scaled by 1/sqrt(2L).
+def build_model(config: ModelConfig, vocab_size: int, seed: int, dtype: torch.dtype, tp: TensorParallel) -> GPT | BERT:
+    """This rank's part of the model with Megatron's initial weights: normal(0, 0.02), residual projections scaled by
+    1/sqrt(2L).
 
     Source: Megatron-LM 2019, section 4.2. Biases are 0, LayerNorm is the identity.
     """
-    model = (GPT if config.family == "gpt" else BERT)(config, vocab_size).to(dtype)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            std = config.init_std
-            if name.endswith(("attention.projection", "mlp.down")):
-                std /= math.sqrt(2 * config.num_layers)
-            _normal(module.weight, std, derive(seed, "init", f"{name}.weight"))
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+    model = (GPT if config.family == "gpt" else BERT)(config, vocab_size, tp).to(dtype)
+    shards = shards_of(model)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            is_residual = name.endswith(("attention.projection.weight", "mlp.down.weight"))
+            std = config.init_std / math.sqrt(2 * config.num_layers) if is_residual else config.init_std
+            shard = shards.get(name)
+            shape = shard.whole_shape(parameter.shape) if shard else parameter.shape
+            whole = _normal(shape, std, derive(seed, "init", name))
+            with torch.no_grad():
+                parameter.copy_(shard.take(whole, tp.part) if shard else whole)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
     return model
 
 
-def _normal(weight: Tensor, std: float, seed: int) -> None:
+def _normal(shape: list[int] | torch.Size, std: float, seed: int) -> Tensor:
     # drawn in fp32 whatever the weight's precision: bf16 starts at the rounded fp32 weights
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=random))
+    return torch.empty(shape).normal_(0.0, std, generator=torch.Generator().manual_seed(seed))

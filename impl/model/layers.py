@@ -1,4 +1,8 @@
-"""The parts of a transformer layer, shared by GPT and BERT."""
+"""The parts of a transformer layer, shared by GPT and BERT, for any tensor-parallel degree; degree 1 is serial.
+
+n is the number of tokens b s of a microbatch, one sequence after another. With sequence parallelism a rank has n / t of
+them between the split blocks, its part of that order: of one sequence it is Korthikanti et al.'s part of the sequence.
+"""
 
 import math
 from typing import NamedTuple
@@ -9,6 +13,12 @@ from torch import Tensor, nn
 
 from impl.model.config import ModelConfig
 from impl.seeding import derive
+from impl.tensor_parallel.group import Part, TensorParallel
+from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
+
+MASK_BLOCKS = 8
+"""Blocks in which a dropout mask is drawn, each from a seed of its own."""
 
 
 class DropoutKey(NamedTuple):
@@ -21,60 +31,72 @@ class DropoutKey(NamedTuple):
 
 
 class Dropout(nn.Module):
-    """Zeroes activations with probability `rate`, as a pure function of a key and the place in the model."""
+    """Zeroes activations with probability `rate`, as a pure function of a key and the place in the model.
 
-    def __init__(self, rate: float, place: str) -> None:
+    The first dim may be split over ranks: each draws the blocks of serial training's mask that its part touches.
+    """
+
+    def __init__(self, rate: float, place: str, part: Part) -> None:
         super().__init__()
-        self.rate, self.place = rate, place
+        self.rate, self.place, self.part = rate, place, part
 
     def forward(self, x: Tensor, key: DropoutKey | None) -> Tensor:
         if self.rate == 0.0 or not self.training:
             return x
         if key is None:
             raise TypeError(f"dropout at {self.place} needs a key while training")
-        random = torch.Generator(x.device).manual_seed(
-            derive(key.seed, "dropout", key.step, key.microbatch, self.place)
-        )
-        kept = torch.empty_like(x).bernoulli_(1.0 - self.rate, generator=random)
-        return x * kept / (1.0 - self.rate)
+        return x * self._kept(x, key) / (1.0 - self.rate)
+
+    @torch.compiler.disable  # a generator that is made anew is not traced
+    def _kept(self, x: Tensor, key: DropoutKey) -> Tensor:
+        rows, (index, of) = len(x), self.part
+        size = -(-rows * of // MASK_BLOCKS)
+        first, last = index * rows // size, -(-(index + 1) * rows // size)
+        drawn = torch.empty((last - first) * size, *x.shape[1:], dtype=torch.bool, device=x.device)
+        for block, kept in enumerate(drawn.split(size), first):
+            seed = derive(key.seed, "dropout", key.step, key.microbatch, self.place, block)
+            kept.bernoulli_(1.0 - self.rate, generator=torch.Generator(x.device).manual_seed(seed))
+        return drawn[index * rows - first * size :][:rows]
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; `causal` hides later tokens.
+    """Multi-head self-attention, a part of the heads on each rank; `causal` hides later tokens.
 
-    Shapes: [b, s, h] -> [b, s, h].
+    Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).
     """
 
-    def __init__(self, config: ModelConfig, place: str, *, causal: bool) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel, place: str, *, causal: bool) -> None:
         super().__init__()
-        self.heads, self.causal = config.num_heads, causal
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.projection = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = Dropout(config.dropout, f"{place}.probabilities")
+        h = config.hidden_size
+        self.heads, self.causal = config.num_heads // tp.degree, causal
+        self.qkv = ColumnParallelLinear(h, 3 * h, tp, blocks=3)
+        self.projection = RowParallelLinear(h, h, tp)
+        self.dropout = Dropout(config.dropout, f"{place}.probabilities", tp.part)
 
-    def forward(self, x: Tensor, key: DropoutKey | None) -> Tensor:
-        b, s, h = x.shape
-        q, k, v = self.qkv(x).view(b, s, 3, self.heads, h // self.heads).permute(2, 0, 3, 1, 4)
+    def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
+        qkv = self.qkv(x)
+        q, k, v = qkv.view(-1, seq_len, 3, self.heads, qkv.shape[1] // (3 * self.heads)).permute(2, 0, 3, 1, 4)
         if self.dropout.rate == 0.0 or not self.training:
             context = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:  # the fused kernel draws its own mask, which no key would reproduce
-            scores = q @ k.transpose(-2, -1) / math.sqrt(h // self.heads)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
             if self.causal:
-                scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool, device=x.device).tril(), -math.inf)
-            context = self.dropout(scores.softmax(-1), key) @ v
-        return self.projection(context.transpose(1, 2).reshape(b, s, h))
+                later = ~torch.ones(seq_len, seq_len, dtype=torch.bool, device=x.device).tril()
+                scores = scores.masked_fill(later, -math.inf)
+            context = self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
+        return self.projection(context.transpose(1, 2).reshape(len(qkv), -1))
 
 
 class MLP(nn.Module):
     """h -> 4h -> h with GELU in its tanh form (Megatron-LM 2019, section 3).
 
-    Shapes: [b, s, h] -> [b, s, h].
+    Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
-        self.down = nn.Linear(4 * config.hidden_size, config.hidden_size)
+        self.up = ColumnParallelLinear(config.hidden_size, 4 * config.hidden_size, tp)
+        self.down = RowParallelLinear(4 * config.hidden_size, config.hidden_size, tp)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x), approximate="tanh"))
@@ -94,21 +116,22 @@ class Norms(nn.Module):
 class Layer(nn.Module):
     """One transformer layer: attention and MLP, each a residual block.
 
-    Shapes: [b, s, h] -> [b, s, h].
+    Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).
+    Communication: f and g twice forward and twice backward.
     """
 
-    def __init__(self, config: ModelConfig, index: int, *, causal: bool) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel, index: int, *, causal: bool) -> None:
         super().__init__()
         place = f"layers.{index}"
         self.attention_norms, self.mlp_norms = Norms(config), Norms(config)
-        self.attention = Attention(config, f"{place}.attention", causal=causal)
-        self.mlp = MLP(config)
-        self.attention_dropout = Dropout(config.dropout, f"{place}.attention")
-        self.mlp_dropout = Dropout(config.dropout, f"{place}.mlp")
+        self.attention = Attention(config, tp, f"{place}.attention", causal=causal)
+        self.mlp = MLP(config, tp)
+        self.attention_dropout = Dropout(config.dropout, f"{place}.attention", tp.tokens)
+        self.mlp_dropout = Dropout(config.dropout, f"{place}.mlp", tp.tokens)
 
-    def forward(self, x: Tensor, key: DropoutKey | None) -> Tensor:
+    def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         norms = self.attention_norms
-        change = self.attention_dropout(self.attention(norms.input(x), key), key)
+        change = self.attention_dropout(self.attention(norms.input(x), seq_len, key), key)
         x = norms.sum(x + norms.output(change))
         norms = self.mlp_norms
         change = self.mlp_dropout(self.mlp(norms.input(x)), key)
@@ -118,25 +141,32 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Token, position and (BERT) token-type embeddings, the layers, and the norms at both ends.
 
-    Shapes: tokens [b, s] -> [b, s, h].
+    All parameters here that are whole on every rank meet only the rank's own tokens if sequence parallel.
+
+    Shapes: tokens [b, s] -> [n, h] (sequence parallel: [n / t, h]).
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, *, causal: bool, token_types: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, tp: TensorParallel, *, causal: bool, token_types: int = 0
+    ) -> None:
         super().__init__()
         h = config.hidden_size
-        self.tokens = nn.Embedding(vocab_size, h)
+        self.tp = tp
+        self.tokens = VocabParallelEmbedding(vocab_size, h, tp)
         self.positions = nn.Embedding(config.seq_len, h)
         self.token_types = nn.Embedding(token_types, h) if token_types else None
         self.embedding_norm = nn.LayerNorm(h) if config.norms.embedding else nn.Identity()
-        self.embedding_dropout = Dropout(config.dropout, "embedding")
-        self.layers = nn.ModuleList(Layer(config, i, causal=causal) for i in range(config.num_layers))
+        self.embedding_dropout = Dropout(config.dropout, "embedding", tp.tokens)
+        self.layers = nn.ModuleList(Layer(config, tp, i, causal=causal) for i in range(config.num_layers))
         self.final_norm = nn.LayerNorm(h) if config.norms.final else nn.Identity()
 
     def forward(self, tokens: Tensor, types: Tensor | None, key: DropoutKey | None) -> Tensor:
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        index, of = self.tp.tokens
+        own = torch.arange(tokens.numel(), device=tokens.device).chunk(of)[index]
+        x = self.tokens(tokens.flatten()) + self.positions(own % tokens.shape[1])
         if self.token_types is not None and types is not None:
-            x = x + self.token_types(types)
+            x = x + self.token_types(types.flatten()[own])
         x = self.embedding_dropout(self.embedding_norm(x), key)
         for layer in self.layers:
-            x = layer(x, key)
+            x = layer(x, tokens.shape[1], key)
         return self.final_norm(x)

@@ -1,15 +1,25 @@
 """Gradients of data-parallel ranks: accumulated in flat buckets, summed over the ranks while the backward pass runs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from impl.collectives import all_reduce_start
+from impl.collectives import Pending, all_reduce_start, all_reduce_sum
+
+
+class Reduced(NamedTuple):
+    """Parameters whose gradients are summed over the same ranks."""
+
+    parameters: Sequence[nn.Parameter]
+    group: dist.ProcessGroup
+    is_split: bool
+    """Each tensor-parallel rank has another part of these parameters; else all have the same."""
 
 
 @dataclass
@@ -18,12 +28,14 @@ class Bucket:
 
     flat: Tensor
     parameters: list[nn.Parameter]
+    group: dist.ProcessGroup
+    is_split: bool
     missing: int = 0
-    work: list[dist.Work] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
 
 
 class Gradients:
-    """The sum over microbatches and data-parallel ranks of every parameter's gradient.
+    """The sum over microbatches and ranks of every parameter's gradient.
 
     Gradients accumulate in `dtype`. Parameters are laid out from the last to the first, in the order in which the
     backward pass finishes them, so that a bucket's reduction overlaps the rest of it.
@@ -33,22 +45,26 @@ class Gradients:
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
-        group: dist.ProcessGroup,
+        kinds: Iterable[Reduced],
+        tp_group: dist.ProcessGroup,
         *,
         dtype: torch.dtype,
         bucket_bytes: int,
         overlap: bool,
     ) -> None:
-        self.group, self.overlap = group, overlap
+        self.tp_group, self.overlap = tp_group, overlap
         self.of: dict[nn.Parameter, Tensor] = {}
-        self.buckets = [self._lay_out(b, dtype) for b in _split(list(parameters)[::-1], bucket_bytes // dtype.itemsize)]
+        self.buckets = [
+            Bucket(self._lay_out(part, dtype), part, kind.group, kind.is_split)
+            for kind in kinds
+            for part in _split(list(kind.parameters)[::-1], bucket_bytes // dtype.itemsize)
+        ]
         self._last = False
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
 
-    def _lay_out(self, parameters: list[nn.Parameter], dtype: torch.dtype) -> Bucket:
+    def _lay_out(self, parameters: list[nn.Parameter], dtype: torch.dtype) -> Tensor:
         flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=parameters[0].device)
         start = 0
         for p in parameters:
@@ -56,7 +72,7 @@ class Gradients:
             if p.dtype == dtype:
                 p.grad = self.of[p]  # autograd then adds in place
             start += p.numel()
-        return Bucket(flat, parameters)
+        return flat
 
     def _arrived(self, bucket: Bucket, parameter: nn.Parameter) -> None:
         if parameter.dtype != bucket.flat.dtype:
@@ -69,8 +85,7 @@ class Gradients:
                 self._reduce(bucket)
 
     def _reduce(self, bucket: Bucket) -> None:
-        if work := all_reduce_start(bucket.flat, self.group):
-            bucket.work.append(work)
+        bucket.pending.append(all_reduce_start(bucket.flat, bucket.group))
 
     def zero(self) -> None:
         """Forget the last step's gradients."""
@@ -95,13 +110,21 @@ class Gradients:
             if not self.overlap:
                 self._reduce(bucket)
         for bucket in self.buckets:
-            while bucket.work:
-                bucket.work.pop().wait()
+            while bucket.pending:
+                bucket.pending.pop().wait()
 
     def clip(self, limit: float) -> Tensor:
-        """The global L2 norm of the gradients, which are scaled down to `limit` if it is larger; 0: never scaled."""
+        """The global L2 norm of the gradients, which are scaled down to `limit` if it is larger; 0: never scaled.
+
+        Communication: one all-reduce of a scalar over the tensor-parallel ranks.
+        """
         flats = [bucket.flat for bucket in self.buckets]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(flats)))
+        squares = [norm.square() for norm in torch._foreach_norm(flats)]
+        of = lambda is_split: [
+            s for s, bucket in zip(squares, self.buckets, strict=True) if bucket.is_split is is_split
+        ]
+        zero = squares[0].new_zeros(())
+        norm = (all_reduce_sum(sum(of(True), zero), self.tp_group) + sum(of(False), zero)).sqrt()
         if limit:
             torch._foreach_mul_(flats, torch.clamp(limit / (norm + 1e-6), max=1.0))
         return norm
@@ -109,7 +132,7 @@ class Gradients:
 
 def _split(parameters: list[nn.Parameter], elements: int) -> list[list[nn.Parameter]]:
     """Neighbours together, each part closed by the parameter that makes it reach `elements`."""
-    parts: list[list[nn.Parameter]] = [[]]
+    parts: list[list[nn.Parameter]] = [[]] if parameters else []
     for p in parameters:
         if parts[-1] and sum(q.numel() for q in parts[-1]) >= elements:
             parts.append([])

@@ -1,0 +1,71 @@
+"""Cross-entropy over logits that are split by vocabulary: no rank ever has a token's logits whole."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from impl.collectives import all_gather
+
+CHUNK_ELEMENTS = 2**18
+"""Logits that are turned to fp32 at a time: as many as stay in a core's cache."""
+
+
+class Tokens(NamedTuple):
+    """The tokens that a rank's rows of the vocabulary stand for; rows behind them are padding."""
+
+    first: int
+    count: int
+
+
+def split_nats(logits: Tensor, targets: Tensor, tokens: Tokens, group: dist.ProcessGroup) -> Tensor:
+    """-log p(target) of every position, in nats, at least in fp32; its backward pass overwrites the logits.
+
+    log p = target's logit - log sum exp(logits). Each rank takes the logarithm over its own tokens, stably, and the ranks
+    exchange that and the target's logit only (cf. Megatron-LM 2019, section 3).
+
+    Shapes: this rank's [n, V / t], [n] -> [n].
+    Communication: one all-gather of two numbers per position and rank; none in the backward pass.
+    """
+    nats = _SplitNats.apply(logits, targets, tokens, group)
+    assert isinstance(nats, Tensor)
+    return nats
+
+
+class _SplitNats(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, tokens: Tokens, group: dist.ProcessGroup) -> Tensor:
+        local = targets - tokens.first
+        is_here = (local >= 0) & (local < tokens.count)
+        local = local.where(is_here, 0)
+        wide = logits.dtype if logits.element_size() >= 4 else torch.float32
+        own = torch.empty(2, len(logits), dtype=wide, device=logits.device)
+        for rows in _chunks(logits):
+            part = logits[rows, : tokens.count].to(wide)
+            torch.logsumexp(part, 1, out=own[0, rows])
+        own[1] = logits.gather(1, local[:, None])[:, 0].where(is_here, 0.0)
+        log_sums, scores = all_gather(own[None], group).view(-1, *own.shape).unbind(1)
+        log_sum = torch.logsumexp(log_sums, 0)
+        ctx.save_for_backward(logits, log_sum, local, is_here)
+        ctx.count = tokens.count
+        return log_sum - scores.sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, log_sum, local, is_here = ctx.saved_tensors
+        (grad,) = grads
+        for rows in _chunks(logits):
+            part = logits[rows, : ctx.count]
+            p = torch.exp(part.to(log_sum.dtype) - log_sum[rows, None])
+            p.scatter_add_(1, local[rows, None], -is_here[rows, None].to(p.dtype)) if ctx.count else None
+            part.copy_(p * grad[rows, None])
+        logits[:, ctx.count :] = 0.0
+        return logits, None, None, None
+
+
+def _chunks(logits: Tensor) -> list[slice]:
+    """Rows to treat together; a GPU takes all at once."""
+    n, width = logits.shape
+    step = n if logits.is_cuda else max(1, CHUNK_ELEMENTS // width)
+    return [slice(start, start + step) for start in range(0, n, max(step, 1))]

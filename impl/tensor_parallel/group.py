@@ -1,0 +1,61 @@
+"""The tensor-parallel group, and what its ranks have whole and in parts."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from impl.tensor_parallel.conjugates import F_SEQUENCE, GATHER, NOTHING, F, Pair
+
+
+class Part(NamedTuple):
+    """The `index`-th of `of` equal parts."""
+
+    index: int
+    of: int
+
+
+WHOLE = Part(0, 1)
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """A group of ranks that share every layer's matrices.
+
+    Between two split blocks every rank has all activations and does the same work on them, or, if `sequence_parallel`,
+    each has its part of the tokens.
+    """
+
+    group: dist.ProcessGroup
+    sequence_parallel: bool
+    overlap: bool
+    """Reduce input gradients while weight gradients are computed."""
+
+    @property
+    def degree(self) -> int:
+        return self.group.size()
+
+    @property
+    def part(self) -> Part:
+        """This rank's part of everything that is split over the group."""
+        return Part(self.group.rank(), self.group.size())
+
+    @property
+    def tokens(self) -> Part:
+        """This rank's part of the tokens between split blocks."""
+        return self.part if self.sequence_parallel else WHOLE
+
+    @property
+    def f(self) -> Pair:
+        """Into a split block."""
+        return F_SEQUENCE if self.sequence_parallel else F
+
+    @property
+    def g(self) -> Pair:
+        """Out of a split block."""
+        return self.f.conjugate
+
+    @property
+    def gather(self) -> Pair:
+        """To work that every rank does in full on all tokens."""
+        return GATHER if self.sequence_parallel else NOTHING

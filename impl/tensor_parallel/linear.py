@@ -1,0 +1,101 @@
+"""Linear layers whose matrix is split over ranks, by columns or by rows."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from impl.tensor_parallel.conjugates import NOTHING, Pair
+from impl.tensor_parallel.group import TensorParallel
+from impl.tensor_parallel.shards import Shard
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = x A^T + b, with A split by its output features (Megatron-LM 2019, section 3: columns of the paper's A).
+
+    Shapes: [n, in] (sequence parallel: [n / t, in]) -> [n, out / t].
+    Communication: f before it, forward and backward.
+    """
+
+    def __init__(self, inputs: int, outputs: int, tp: TensorParallel, *, blocks: int = 1) -> None:
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(outputs // tp.degree, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs // tp.degree))
+        self.shards = {"weight": Shard(0, outputs, blocks), "bias": Shard(0, outputs, blocks)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return parallel_linear(x, self.weight, self.bias, self.tp, before=self.tp.f)
+
+
+class RowParallelLinear(nn.Module):
+    """y = x A^T + b, with A split by its input features, which fit the outputs of a column-parallel layer.
+
+    Shapes: [n, in / t] -> [n, out] (sequence parallel: [n / t, out]).
+    Communication: g behind it, forward and backward. The bias is whole on every rank.
+    """
+
+    def __init__(self, inputs: int, outputs: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(outputs, inputs // tp.degree))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.shards = {"weight": Shard(1, inputs)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return parallel_linear(x, self.weight, self.bias, self.tp, after=self.tp.g)
+
+
+def parallel_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, *, before: Pair = NOTHING, after: Pair = NOTHING
+) -> Tensor:
+    """after(before(x) A^T + b) over this rank's part of A; where the parts are summed, b is added once.
+
+    Communication: that of the pairs. If `before` gathers x, the backward pass gathers it again rather than keep it, while
+    the input gradient is computed (Korthikanti et al. 2022, section 4.2.2); if `tp.overlap`, the input gradient's
+    reduction runs while the weight gradient is computed.
+    """
+    if tp.degree == 1:
+        return functional.linear(x, weight, bias)
+    return _between(x, weight, bias, tp, before, after)
+
+
+@torch.compiler.disable  # collectives that are started and awaited are not traced
+def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, before: Pair, after: Pair) -> Tensor:
+    out = _Linear.apply(x, weight, bias, before, after, tp.group, tp.overlap)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        before: Pair,
+        after: Pair,
+        group: dist.ProcessGroup,
+        overlap: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.pairs, ctx.group, ctx.overlap = (before, after), group, overlap
+        here = bias if after is NOTHING or group.rank() == 0 else None
+        return after.forward(functional.linear(before.forward(x, group).wait(), weight, here), group).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        (before, after), group = ctx.pairs, ctx.group
+        bias_grad = grad.sum(0) if ctx.needs_input_grad[2] else None
+        whole = before.forward(x, group)
+        grad = after.backward(grad.contiguous(), group).wait()
+        x_grad = before.backward(grad @ weight, group)
+        for pending in () if ctx.overlap else (whole, x_grad):
+            pending.wait()
+        weight_grad = grad.t() @ whole.wait()
+        return x_grad.wait(), weight_grad, bias_grad, None, None, None, None

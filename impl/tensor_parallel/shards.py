@@ -1,0 +1,51 @@
+"""Which part of a parameter a rank has: slices of the whole parameter that serial training has under the same name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from impl.tensor_parallel.group import Part
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A parameter split over tensor-parallel ranks along one dim, in equal parts.
+
+    Shapes: whole [..., size, ...], on a rank [..., padded / t, ...].
+    """
+
+    dim: int
+    size: int
+    """Of the whole parameter, along the dim."""
+    blocks: int = 1
+    """Every block is split by itself: 3 where queries, keys and values of all heads follow each other."""
+    padding: int = 0
+    """Zeros behind the whole parameter that only make it divisible."""
+
+    def take(self, whole: Tensor, part: Part) -> Tensor:
+        """A rank's part of the whole parameter."""
+        if self.padding:
+            zeros = whole.new_zeros(*whole.shape[: self.dim], self.padding, *whole.shape[self.dim + 1 :])
+            whole = torch.cat([whole, zeros], self.dim)
+        blocks = whole.unflatten(self.dim, (self.blocks, -1))
+        return blocks.chunk(part.of, self.dim + 1)[part.index].flatten(self.dim, self.dim + 1)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole parameter from all ranks' parts, in order: the inverse of `take`."""
+        blocks = [part.unflatten(self.dim, (self.blocks, -1)) for part in parts]
+        return torch.cat(blocks, self.dim + 1).flatten(self.dim, self.dim + 1).narrow(self.dim, 0, self.size)
+
+    def whole_shape(self, shape: Sequence[int]) -> list[int]:
+        """Shape of the whole parameter, from that of a rank's part."""
+        return [*shape[: self.dim], self.size, *shape[self.dim + 1 :]]
+
+
+def shards_of(model: nn.Module) -> dict[str, Shard]:
+    """The parameters that are split, by name; the others are whole on every rank."""
+    return {
+        f"{prefix}.{name}".removeprefix("."): shard
+        for prefix, module in model.named_modules()
+        for name, shard in getattr(module, "shards", {}).items()
+    }
