@@ -32,6 +32,7 @@ class MasterAdamW:
     ) -> None:
         self.recipe = recipe
         self.rounded: list[tuple[Tensor, Tensor]] = []
+        self.masters: dict[nn.Parameter, nn.Parameter] = {}
         decayed, kept = [], []
         for parameter in named.values():
             master = parameter
@@ -39,6 +40,7 @@ class MasterAdamW:
                 master = nn.Parameter(parameter.detach().to(gradients[parameter].dtype))
                 self.rounded.append((parameter.detach(), master.detach()))
             master.grad = gradients[parameter]
+            self.masters[parameter] = master
             (decayed if parameter.dim() > 1 else kept).append(master)
         self.adam = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}],
@@ -55,3 +57,11 @@ class MasterAdamW:
         self.adam.step()
         if self.rounded:
             torch._foreach_copy_([w for w, _ in self.rounded], [m for _, m in self.rounded])
+
+    def states(self) -> dict[nn.Parameter, list[Tensor]]:
+        """What is kept of each of the model's parameters besides weight and gradient, once a step was taken."""
+        states: dict[nn.Parameter, list[Tensor]] = {}
+        for parameter, master in self.masters.items():
+            moments = [self.adam.state[master][name] for name in ("exp_avg", "exp_avg_sq") if self.adam.state[master]]
+            states[parameter] = [*moments, *([] if master is parameter else [master])]
+        return states

@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from impl import evaluate
+from impl.activations import kept_for_backward
 from impl.collectives import all_reduce_sum
+from impl.cost.memory import StateBytes
 from impl.data.batches import Batch, causal_batch, masked_batch
 from impl.data.tokens import TokenFolder
 from impl.mesh import joint_group
@@ -33,6 +35,13 @@ class Step(NamedTuple):
     """Mean over the global batch, in nats, before the update."""
     grad_norm: Tensor
     lr: float
+
+
+class ActivationBytes(NamedTuple):
+    """What the forward pass keeps for the backward pass: the whole model, and its last transformer layer."""
+
+    model: int
+    layer: int
 
 
 class Trainer:
@@ -114,6 +123,28 @@ class Trainer:
             return evaluate.evaluate(
                 self.run, self.data, self, self.group, final=final, batch=self.run.train.microbatch
             )
+
+    def state_bytes(self) -> StateBytes:
+        """Bytes of weights, gradients, master weights and moments on this rank; moments exist after the first step."""
+        shards, states = shards_of(self.model), self.optimizer.states()
+        held = {True: 0, False: 0}
+        for name, parameter in self.model.named_parameters():
+            held[name in shards] += sum(t.nbytes for t in (parameter, self.gradients.of[parameter], *states[parameter]))
+        return StateBytes(split=held[True], whole=held[False])
+
+    def activation_bytes(self) -> ActivationBytes:
+        """Bytes that the forward pass of one microbatch keeps for the backward pass, which is not taken."""
+        self.model.train()
+        batch = self._batch(np.arange(self.run.train.microbatch))
+        with kept_for_backward(self.model.parameters()) as kept:
+            layer = self.model.trunk.layers[-1]
+            before = layer.register_forward_pre_hook(lambda *_: kept.mark())
+            after = layer.register_forward_hook(lambda *_: kept.mark())
+            self._loss(batch, DropoutKey(self.run.seed, 0, 0))
+        before.remove()
+        after.remove()
+        start, end = kept.marks
+        return ActivationBytes(kept.bytes, end - start)
 
     @property
     def head_positions(self) -> int:

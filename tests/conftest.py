@@ -1,6 +1,37 @@
-"""Settings for all tests."""
+"""Settings and fixtures for all tests."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:  # many tests need no torch, whose import takes longer than they do
+    import torch.distributed as dist
+
+    from impl.tensor_parallel.group import TensorParallel
 
 settings.register_profile("no deadlines", deadline=None)  # machines that run tests are shared: time is not a fault
 settings.load_profile("no deadlines")
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
+    """A gloo group of this process alone."""
+    import torch.distributed as dist
+
+    store = tmp_path_factory.mktemp("store") / "rendezvous"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def serial(one_rank: dist.ProcessGroup) -> TensorParallel:
+    """What serial training is: tensor parallelism of degree 1."""
+    from impl.tensor_parallel.group import TensorParallel
+
+    return TensorParallel(one_rank, sequence_parallel=False, overlap=True)

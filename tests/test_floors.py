@@ -35,6 +35,7 @@ FLOORS = {
     "impl.zero": 0,
     "impl.zero.partition": 0,
     "impl.mesh": 1,
+    "impl.activations": 1,
     "impl.collectives": 1,
     "impl.seeding": 1,
     "impl.recompute": 1,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from impl.errors import InputError
-from impl.model.config import ModelConfig
+from impl.model.config import ModelConfig, padded_vocabulary
 
 TOKEN_TYPES = 2
 """BERT's segments A and B."""
@@ -55,6 +55,51 @@ def _bert_heads(h: int, vocab: int) -> int:
     pooler = h * h + h
     next_sentence = 2 * h + 2
     return mlm + pooler + next_sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankParameters:
+    """Parameters that one tensor-parallel rank holds, by part."""
+
+    embedding: int
+    """Split; padding of the vocabulary included, and BERT's output bias."""
+    layers: int
+    """Split: matrices of the layers, biases of the column-parallel ones."""
+    positions: int
+    """Whole, and so is all that follows; token types included."""
+    row_biases: int
+    norms: int
+    heads: int
+    """BERT's MLM transform, pooler and next-sentence classifier."""
+
+    @property
+    def split(self) -> int:
+        """Falls as 1/t."""
+        return self.embedding + self.layers
+
+    @property
+    def whole(self) -> int:
+        """The same on every rank of the group."""
+        return self.positions + self.row_biases + self.norms + self.heads
+
+
+def rank_parameters(config: ModelConfig, vocab_size: int | None, tp: int) -> RankParameters:
+    """What each of `tp` tensor-parallel ranks holds: matrices are split, norms, positions and row biases are not.
+
+    Source: Megatron-LM 2019, section 3.
+    """
+    count = count_parameters(config, vocab_size)
+    h, bert = config.hidden_size, config.family == "bert"
+    vocab = resolve_vocab(config, vocab_size)
+    row_biases = 2 * h * config.num_layers
+    return RankParameters(
+        embedding=padded_vocabulary(vocab, tp) // tp * (h + bert),
+        layers=(count.layers - row_biases) // tp,
+        positions=count.positions + count.token_types,
+        row_biases=row_biases,
+        norms=count.norms,
+        heads=count.heads - vocab if bert else 0,
+    )
 
 
 def resolve_vocab(config: ModelConfig, vocab_size: int | None) -> int:

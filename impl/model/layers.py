@@ -47,7 +47,7 @@ class Dropout(nn.Module):
             raise TypeError(f"dropout at {self.place} needs a key while training")
         return x * self._kept(x, key) / (1.0 - self.rate)
 
-    @torch.compiler.disable  # a generator that is made anew is not traced
+    @torch.compiler.disable()  # a generator that is made anew is not traced
     def _kept(self, x: Tensor, key: DropoutKey) -> Tensor:
         rows, (index, of) = len(x), self.part
         size = -(-rows * of // MASK_BLOCKS)
@@ -80,9 +80,8 @@ class Attention(nn.Module):
             context = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:  # the fused kernel draws its own mask, which no key would reproduce
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-            if self.causal:
-                later = ~torch.ones(seq_len, seq_len, dtype=torch.bool, device=x.device).tril()
-                scores = scores.masked_fill(later, -math.inf)
+            if self.causal:  # added, not filled in: the backward pass then keeps no mask
+                scores += torch.full((seq_len, seq_len), -math.inf, dtype=x.dtype, device=x.device).triu(1)
             context = self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
         return self.projection(context.transpose(1, 2).reshape(len(qkv), -1))
 

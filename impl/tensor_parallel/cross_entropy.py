@@ -22,8 +22,8 @@ class Tokens(NamedTuple):
 def split_nats(logits: Tensor, targets: Tensor, tokens: Tokens, group: dist.ProcessGroup) -> Tensor:
     """-log p(target) of every position, in nats, at least in fp32; its backward pass overwrites the logits.
 
-    log p = target's logit - log sum exp(logits). Each rank takes the logarithm over its own tokens, stably, and the ranks
-    exchange that and the target's logit only (cf. Megatron-LM 2019, section 3).
+    log p = target's logit - log sum exp(logits). Each rank takes the logarithm over its own tokens, stably, and the
+    ranks exchange that and the target's logit only (cf. Megatron-LM 2019, section 3).
 
     Shapes: this rank's [n, V / t], [n] -> [n].
     Communication: one all-gather of two numbers per position and rank; none in the backward pass.

@@ -53,16 +53,16 @@ def parallel_linear(
 ) -> Tensor:
     """after(before(x) A^T + b) over this rank's part of A; where the parts are summed, b is added once.
 
-    Communication: that of the pairs. If `before` gathers x, the backward pass gathers it again rather than keep it, while
-    the input gradient is computed (Korthikanti et al. 2022, section 4.2.2); if `tp.overlap`, the input gradient's
-    reduction runs while the weight gradient is computed.
+    Communication: that of the pairs. If `before` gathers x, the backward pass gathers it again rather than keep it
+    (Korthikanti et al. 2022, section 4.2.2). If `tp.overlap`, that runs while the input gradient is computed, and the
+    input gradient's reduction while the weight gradient is.
     """
     if tp.degree == 1:
         return functional.linear(x, weight, bias)
     return _between(x, weight, bias, tp, before, after)
 
 
-@torch.compiler.disable  # collectives that are started and awaited are not traced
+@torch.compiler.disable()  # collectives that are started and awaited are not traced
 def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, before: Pair, after: Pair) -> Tensor:
     out = _Linear.apply(x, weight, bias, before, after, tp.group, tp.overlap)
     assert isinstance(out, Tensor)

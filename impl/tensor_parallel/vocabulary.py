@@ -16,8 +16,8 @@ from impl.tensor_parallel.shards import Shard
 class VocabParallelEmbedding(nn.Module):
     """A row for every token, split over the ranks, and the output head with the same matrix.
 
-    The vocabulary is padded to a multiple of 128 t (Megatron-LM 2019, section 4.2). Padding is never looked up and takes
-    no part in a loss, so it stays zero.
+    The vocabulary is padded to a multiple of 128 t (Megatron-LM 2019, section 4.2). Padding is never looked up and
+    takes no part in a loss, so it stays zero.
 
     Shapes: weight [V / t, h] with V padded; tokens [n] -> [n, h] (sequence parallel: [n / t, h]).
     Communication: g behind the look-up.
@@ -59,7 +59,8 @@ class VocabParallelEmbedding(nn.Module):
     def is_likeliest(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Whether no token scores higher than the target, nor as high under a lower number.
 
-        Shapes: this rank's [n, V / t], [n] -> bool [n]. Communication: one all-gather of two numbers per token and rank.
+        Shapes: this rank's [n, V / t], [n] -> bool [n].
+        Communication: one all-gather of two float64 numbers per token and rank.
         """
         first, count = self.tokens
         own = logits[:, :count] if count else logits[:, :1].fill_(-torch.inf)  # nothing but padding: no best token

@@ -119,12 +119,10 @@ class Gradients:
         Communication: one all-reduce of a scalar over the tensor-parallel ranks.
         """
         flats = [bucket.flat for bucket in self.buckets]
-        squares = [norm.square() for norm in torch._foreach_norm(flats)]
-        of = lambda is_split: [
-            s for s, bucket in zip(squares, self.buckets, strict=True) if bucket.is_split is is_split
-        ]
-        zero = squares[0].new_zeros(())
-        norm = (all_reduce_sum(sum(of(True), zero), self.tp_group) + sum(of(False), zero)).sqrt()
+        split, whole = flats[0].new_zeros(()), flats[0].new_zeros(())
+        for bucket, norm in zip(self.buckets, torch._foreach_norm(flats), strict=True):
+            (split if bucket.is_split else whole).add_(norm.square())
+        norm = (all_reduce_sum(split, self.tp_group) + whole).sqrt()
         if limit:
             torch._foreach_mul_(flats, torch.clamp(limit / (norm + 1e-6), max=1.0))
         return norm

@@ -1,7 +1,5 @@
 """Learning-rate schedule, AdamW on master weights, and gradient buckets on one rank."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +11,7 @@ from torch import nn
 
 from impl.optim import MasterAdamW, learning_rate
 from impl.recipe import Recipe
-from impl.zero.gradients import Gradients
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
-    store: Path = tmp_path_factory.mktemp("store") / "rendezvous"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+from impl.zero.gradients import Gradients, Reduced
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.sampled_from(["cosine", "linear", "constant"]))
@@ -48,13 +37,14 @@ def model(dtype: torch.dtype) -> Any:
 
 
 def gradients_of(net: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype, bucket_bytes: int = 100) -> Gradients:
-    return Gradients(net.parameters(), group, dtype=dtype, bucket_bytes=bucket_bytes, overlap=True)
+    whole = Reduced(list(net.parameters()), group, is_split=False)
+    return Gradients([whole], group, dtype=dtype, bucket_bytes=bucket_bytes, overlap=True)
 
 
-def test_fp32_is_torch_adamw_without_decay_of_biases_and_norms(group: dist.ProcessGroup) -> None:
+def test_fp32_is_torch_adamw_without_decay_of_biases_and_norms(one_rank: dist.ProcessGroup) -> None:
     recipe = Recipe(lr=1e-2, weight_decay=0.1)
     ours, theirs = model(torch.float32), model(torch.float32)
-    gradients = gradients_of(ours, group, torch.float32)
+    gradients = gradients_of(ours, one_rank, torch.float32)
     optimizer = MasterAdamW(dict(ours.named_parameters()), gradients.of, recipe)
     decayed = [p for p in theirs.parameters() if p.dim() > 1]
     kept = [p for p in theirs.parameters() if p.dim() == 1]
@@ -74,10 +64,10 @@ def test_fp32_is_torch_adamw_without_decay_of_biases_and_norms(group: dist.Proce
         torch.testing.assert_close(a, b)
 
 
-def test_bf16_weights_follow_fp32_masters(group: dist.ProcessGroup) -> None:
+def test_bf16_weights_follow_fp32_masters(one_rank: dist.ProcessGroup) -> None:
     """Updates far below bf16's resolution add up in the masters until the rounded weight moves."""
     net = model(torch.bfloat16)
-    gradients = gradients_of(net, group, torch.float32)
+    gradients = gradients_of(net, one_rank, torch.float32)
     optimizer = MasterAdamW(dict(net.named_parameters()), gradients.of, Recipe(weight_decay=0.0))
     before = net[0].weight.detach().clone()
     for i in range(40):
@@ -93,9 +83,9 @@ def test_bf16_weights_follow_fp32_masters(group: dist.ProcessGroup) -> None:
     assert all(m.dtype == torch.float32 for _, m in optimizer.rounded)
 
 
-def test_bf16_microbatches_accumulate_in_fp32(group: dist.ProcessGroup) -> None:
+def test_bf16_microbatches_accumulate_in_fp32(one_rank: dist.ProcessGroup) -> None:
     net: Any = nn.Linear(1, 1, bias=False).bfloat16()
-    gradients = gradients_of(net, group, torch.float32)
+    gradients = gradients_of(net, one_rank, torch.float32)
     parts = [256.0] + [0.5] * 64  # bf16 has 8 bits: 256 + 0.5 is 256 there
     for part in parts[:-1]:
         (net(torch.full((1, 1), part, dtype=torch.bfloat16))).sum().backward()
@@ -104,11 +94,10 @@ def test_bf16_microbatches_accumulate_in_fp32(group: dist.ProcessGroup) -> None:
     assert gradients.of[net.weight].item() == pytest.approx(sum(parts))
 
 
-@given(st.integers(1, 2000))
-def test_buckets_hold_every_gradient_once(bucket_bytes: int) -> None:
+@given(bucket_bytes=st.integers(1, 2000))
+def test_buckets_hold_every_gradient_once(bucket_bytes: int, one_rank: dist.ProcessGroup) -> None:
     net = model(torch.float32)
-    alone: Any = _Alone()
-    gradients = gradients_of(net, alone, torch.float32, bucket_bytes)
+    gradients = gradients_of(net, one_rank, torch.float32, bucket_bytes)
     assert sum(b.flat.numel() for b in gradients.buckets) == sum(p.numel() for p in net.parameters())
     assert [p for b in gradients.buckets for p in b.parameters] == list(net.parameters())[::-1]
     with gradients.last_backward():
@@ -123,15 +112,24 @@ def test_buckets_hold_every_gradient_once(bucket_bytes: int) -> None:
     assert gradients.clip(0.0).item() == pytest.approx(0.5, rel=1e-4)
 
 
-def test_a_parameter_without_gradient_is_an_error(group: dist.ProcessGroup) -> None:
+def test_a_parameter_without_gradient_is_an_error(one_rank: dist.ProcessGroup) -> None:
     net = model(torch.float32)
-    gradients = gradients_of(net, group, torch.float32)
+    gradients = gradients_of(net, one_rank, torch.float32)
     with pytest.raises(RuntimeError, match="took no part"), gradients.last_backward():
         net[0](torch.ones(2, 8)).sum().backward()
 
 
-class _Alone:
-    """A group of one rank, for tests that need no communication."""
-
-    def size(self) -> int:
-        return 1
+@given(bucket_bytes=st.integers(1, 2000), is_split=st.lists(st.booleans(), min_size=6, max_size=6))
+def test_a_bucket_holds_parameters_of_one_kind(
+    bucket_bytes: int, is_split: list[bool], one_rank: dist.ProcessGroup
+) -> None:
+    net = model(torch.float32)
+    kind_of = dict(zip(net.parameters(), is_split, strict=True))
+    kinds = [Reduced([p for p, its in kind_of.items() if its is kind], one_rank, kind) for kind in (True, False)]
+    gradients = Gradients(kinds, one_rank, dtype=torch.float32, bucket_bytes=bucket_bytes, overlap=True)
+    assert all(kind_of[p] is bucket.is_split for bucket in gradients.buckets for p in bucket.parameters)
+    assert {p for bucket in gradients.buckets for p in bucket.parameters} == set(kind_of)
+    with gradients.last_backward():
+        net(torch.ones(2, 8)).sum().backward()
+    norm = torch.cat([gradients.of[p].flatten() for p in kind_of]).norm().item()
+    assert gradients.clip(0.0).item() == pytest.approx(norm, rel=1e-5)

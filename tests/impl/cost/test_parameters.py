@@ -1,6 +1,7 @@
 """Parameter counts against the papers' formula and their printed counts."""
 
 import dataclasses
+import math
 from decimal import Decimal
 
 import pytest
@@ -15,6 +16,8 @@ from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import SIZES, named
+from impl.tensor_parallel.group import TensorParallel
+from impl.tensor_parallel.shards import shards_of
 
 # printed counts that the shape does not give, with what it gives and why
 DIFFERENT = {
@@ -68,11 +71,13 @@ def test_ptdp_prints_the_shape_of_gpt_3_as_174_6_billion():
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(("family", "model"), [("gpt", GPT), ("bert", BERT)])
-def test_the_count_is_the_models(family: str, model: type[GPT] | type[BERT], placement: str):
+def test_the_count_is_the_models(family: str, model: type[GPT] | type[BERT], placement: str, serial: TensorParallel):
     config = dataclasses.replace(named(f"{family}-2m"), norm_placement=placement)
     with torch.device("meta"):
-        built = model(config, 300)
-    assert count_parameters(config, 300).total == sum(parameter.numel() for parameter in built.parameters())
+        built = model(config, 300, serial)
+    shards = shards_of(built)  # the vocabulary's padding is not counted
+    shapes = [shards[n].whole_shape(p.shape) if n in shards else p.shape for n, p in built.named_parameters()]
+    assert count_parameters(config, 300).total == sum(map(math.prod, shapes))
 
 
 def test_parts_of_a_tiny_bert_by_hand():

@@ -1,5 +1,7 @@
 """GPT and BERT: shapes, counts, initial weights, masks of dropout, and where norms stand."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,35 +14,44 @@ from impl.model.gpt import GPT
 from impl.model.initialise import build_model
 from impl.model.layers import DropoutKey
 from impl.model.norm_placement import PLACEMENTS
+from impl.tensor_parallel.group import TensorParallel
+from impl.tensor_parallel.shards import shards_of
 
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, seq_len=16)
 VOCAB = 50
 
+Build = Callable[..., GPT | BERT]
 
-def build(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> GPT | BERT:
-    return build_model(config, VOCAB, seed, dtype)
+
+@pytest.fixture(scope="module")
+def build(serial: TensorParallel) -> Build:
+    """A serial model of a configuration."""
+    return lambda config, dtype=torch.float64, seed=0: build_model(config, VOCAB, seed, dtype, serial)
 
 
 @pytest.mark.parametrize("norm", PLACEMENTS)
 @pytest.mark.parametrize("family", ["gpt", "bert"])
-def test_parameter_count_is_the_formula(family: str, norm: str) -> None:
+def test_parameter_count_is_the_formula(family: str, norm: str, build: Build) -> None:
     config = replace(CONFIG, family=family, norm_placement=norm)
-    assert sum(p.numel() for p in build(config).parameters()) == count_parameters(config, VOCAB).total
+    model = build(config)
+    shards = shards_of(model)  # the vocabulary's padding is not counted
+    shapes = [shards[n].whole_shape(p.shape) if n in shards else p.shape for n, p in model.named_parameters()]
+    assert sum(map(math.prod, shapes)) == count_parameters(config, VOCAB).total
 
 
 @pytest.mark.parametrize("norm", PLACEMENTS)
-def test_gpt_sees_no_later_token(norm: str) -> None:
+def test_gpt_sees_no_later_token(norm: str, build: Build) -> None:
     model = build(replace(CONFIG, norm_placement=norm))
     assert isinstance(model, GPT)
     tokens = torch.arange(16)[None]
     changed = tokens.clone()
     changed[0, 9] = 40
-    before, after = model.logits(tokens)[0], model.logits(changed)[0]
+    before, after = model.logits(tokens), model.logits(changed)
     assert torch.equal(before[:9], after[:9])
     assert not torch.allclose(before[9:], after[9:])
 
 
-def test_bert_sees_both_sides() -> None:
+def test_bert_sees_both_sides(build: Build) -> None:
     model = build(replace(CONFIG, family="bert"))
     assert isinstance(model, BERT)
     tokens, types, positions = torch.arange(16)[None], torch.zeros(1, 16, dtype=torch.long), torch.tensor([[4]])
@@ -50,7 +61,7 @@ def test_bert_sees_both_sides() -> None:
         assert not torch.allclose(model(tokens, types, positions, None)[0], model(changed, types, positions, None)[0])
 
 
-def test_first_loss_is_that_of_guessing() -> None:
+def test_first_loss_is_that_of_guessing(build: Build) -> None:
     model = build(CONFIG)
     assert isinstance(model, GPT)
     tokens = torch.randint(VOCAB, (8, 17), generator=torch.Generator().manual_seed(0))
@@ -58,7 +69,7 @@ def test_first_loss_is_that_of_guessing() -> None:
     assert loss == pytest.approx(torch.log(torch.tensor(float(VOCAB))).item(), rel=0.02)
 
 
-def test_initial_weights_follow_the_paper() -> None:
+def test_initial_weights_follow_the_paper(build: Build) -> None:
     model = build(replace(CONFIG, hidden_size=128, num_layers=8))
     weights = dict(model.named_parameters())
     assert weights["trunk.layers.3.mlp.up.weight"].std().item() == pytest.approx(0.02, rel=0.02)
@@ -67,7 +78,7 @@ def test_initial_weights_follow_the_paper() -> None:
     assert all(p.count_nonzero() == 0 for name, p in weights.items() if name.endswith("bias"))
 
 
-def test_initial_weights_depend_on_seed_and_name_only() -> None:
+def test_initial_weights_depend_on_seed_and_name_only(build: Build) -> None:
     deep, shallow = build(replace(CONFIG, num_layers=4)), build(CONFIG)
     name = "trunk.layers.1.attention.qkv.weight"
     assert torch.equal(deep.get_parameter(name), shallow.get_parameter(name))
@@ -75,7 +86,7 @@ def test_initial_weights_depend_on_seed_and_name_only() -> None:
     assert torch.equal(build(CONFIG, torch.bfloat16).get_parameter(name), shallow.get_parameter(name).bfloat16())
 
 
-def test_dropout_is_a_function_of_its_key() -> None:
+def test_dropout_is_a_function_of_its_key(build: Build) -> None:
     model = build(replace(CONFIG, dropout=0.3))
     assert isinstance(model, GPT)
     tokens = torch.arange(16)[None]
@@ -90,7 +101,7 @@ def test_dropout_is_a_function_of_its_key() -> None:
         model.logits(tokens)
 
 
-def test_explicit_attention_equals_the_fused_kernel() -> None:
+def test_explicit_attention_equals_the_fused_kernel(build: Build) -> None:
     model, dropping = build(CONFIG), build(replace(CONFIG, dropout=1e-12))
     assert isinstance(model, GPT)
     assert isinstance(dropping, GPT)
@@ -98,15 +109,13 @@ def test_explicit_attention_equals_the_fused_kernel() -> None:
     assert torch.allclose(model.logits(tokens), dropping.logits(tokens, DropoutKey(0, 0, 0)), rtol=1e-9)
 
 
-def test_post_layernorm_ends_normalised_and_pre_starts_raw() -> None:
+def test_post_layernorm_ends_normalised_and_pre_starts_raw(build: Build) -> None:
     post, pre = build(replace(CONFIG, norm_placement="post")), build(CONFIG)
     tokens = torch.arange(16)[None]
     block_input = {}
     for name, model in (("post", post), ("pre", pre)):
         model.trunk.layers[0].register_forward_pre_hook(lambda _, x, name=name: block_input.__setitem__(name, x[0]))
         out = model.trunk(tokens, None, None)
-        assert torch.allclose(out.std(-1, unbiased=False), torch.ones(1, 16, dtype=torch.float64), rtol=0.02)
-    assert torch.allclose(
-        block_input["post"].std(-1, unbiased=False), torch.ones(1, 16, dtype=torch.float64), rtol=0.02
-    )
+        assert torch.allclose(out.std(-1, unbiased=False), torch.ones(16, dtype=torch.float64), rtol=0.02)
+    assert torch.allclose(block_input["post"].std(-1, unbiased=False), torch.ones(16, dtype=torch.float64), rtol=0.02)
     assert block_input["pre"].std() < 0.1

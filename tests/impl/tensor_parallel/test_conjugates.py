@@ -1,0 +1,138 @@
+"""The collectives around a split block: what each computes, its conjugate as the adjoint, and what it moves.
+
+A pair is a linear map between spaces of three kinds. `same`: one vector, of which every rank has a copy. `parts`: one
+vector, of which every rank has its part of the rows. `own`: a vector on each rank, all different. The adjoint is that
+of the inner product which counts a `same` vector once and sums the others over the ranks.
+"""
+
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from impl import collectives
+from impl.collectives import counted
+from impl.cost.traffic import Count
+from impl.tensor_parallel.conjugates import F_SEQUENCE, G_SEQUENCE, GATHER, NOTHING, F, G, Pair
+from impl.tensor_parallel.group import TensorParallel
+from tests.ranks import run_ranks
+
+Kind = Literal["same", "parts", "own"]
+N, H = 6, 5  # rows: divisible by 2 and 3
+
+PAIRS: dict[str, tuple[Pair, Kind, Kind]] = {
+    "F": (F, "same", "own"),
+    "G": (G, "own", "same"),
+    "F_SEQUENCE": (F_SEQUENCE, "parts", "own"),
+    "G_SEQUENCE": (G_SEQUENCE, "own", "parts"),
+    "GATHER": (GATHER, "parts", "same"),
+    "NOTHING": (NOTHING, "same", "same"),
+}
+MOVED: dict[str, tuple[str | None, str | None]] = {
+    "F": (None, "all_reduce"),
+    "G": ("all_reduce", None),
+    "F_SEQUENCE": ("all_gather", "reduce_scatter"),
+    "G_SEQUENCE": ("reduce_scatter", "all_gather"),
+    "GATHER": ("all_gather", None),
+    "NOTHING": (None, None),
+}
+"""Collective of the forward and of the backward pass."""
+
+
+def vectors(kind: Kind, ranks: int, seed: int) -> list[Tensor]:
+    """What each rank has; whole numbers, so that sums are exact in any order."""
+    draw = lambda i: torch.randint(-9, 10, (N, H), generator=torch.Generator().manual_seed(100 * seed + i)).double()
+    if kind == "own":
+        return [draw(rank) for rank in range(ranks)]
+    return list(draw(0).chunk(ranks)) if kind == "parts" else [draw(0)] * ranks
+
+
+def inner(kind: Kind, a: list[Tensor], b: list[Tensor]) -> float:
+    products = [(x * y).sum().item() for x, y in zip(a, b, strict=True)]
+    return products[0] if kind == "same" else sum(products)
+
+
+def formula(into: Kind, out: Kind, x: list[Tensor]) -> list[Tensor]:
+    """What the map gives each rank, by the definitions of the spaces."""
+    ranks = len(x)
+    whole = {"same": lambda: x[0], "parts": lambda: torch.cat(x), "own": lambda: torch.stack(x).sum(0)}[into]()
+    return list(whole.chunk(ranks)) if out == "parts" else [whole] * ranks
+
+
+def apply_all(ranks: int) -> dict[str, dict[str, Any]]:
+    """Every pair's output and input gradient on this rank, what was moved, and whether an input was overwritten."""
+    assert dist.group.WORLD is not None
+    answers = {}
+    for name, (pair, into, out) in PAIRS.items():
+        x = vectors(into, ranks, 1)[dist.get_rank()].clone().requires_grad_()
+        y = vectors(out, ranks, 2)[dist.get_rank()].clone()
+        with counted() as forward:
+            result = pair(x, dist.group.WORLD)
+        with counted() as backward:
+            result.backward(y)
+        assert x.grad is not None
+        intact = torch.equal(x, vectors(into, ranks, 1)[dist.get_rank()]) and torch.equal(
+            y, vectors(out, ranks, 2)[dist.get_rank()]
+        )
+        moved = [{op: count for (_, op), count in counts.items()} for counts in (forward, backward)]
+        answers[name] = {"out": result.detach().numpy(), "grad": x.grad.numpy(), "moved": moved, "intact": intact}
+    return answers
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_pair_is_its_formula_and_its_conjugate_the_adjoint(ranks: int) -> None:
+    answers = run_ranks(ranks, apply_all, ranks)
+    for name, (_, into, out) in PAIRS.items():
+        x, y = vectors(into, ranks, 1), vectors(out, ranks, 2)
+        of = lambda what, name=name: [torch.from_numpy(answer[name][what]) for answer in answers]
+        for found, expected in zip(of("out"), formula(into, out, x), strict=True):
+            assert torch.equal(found, expected), name
+        for found, expected in zip(of("grad"), formula(out, into, y), strict=True):
+            assert torch.equal(found, expected), f"backward of {name}"
+        assert inner(out, of("out"), y) == inner(into, x, of("grad")) != 0.0, name
+        assert all(answer[name]["intact"] for answer in answers), f"{name} overwrote what it was given"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_pair_moves_the_whole_activation_once_a_direction(ranks: int) -> None:
+    for answer in run_ranks(ranks, apply_all, ranks):
+        for name, ops in MOVED.items():
+            expected = [{op: Count(1, N * H * 8)} if op else {} for op in ops]
+            assert answer[name]["moved"] == expected, name
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_over_one_rank_a_pair_changes_and_moves_nothing(name: str, one_rank: dist.ProcessGroup) -> None:
+    x = torch.randn(N, H, requires_grad=True)
+    given, grad = x.detach().clone(), torch.randn(N, H)
+    with counted() as counts:
+        out = PAIRS[name][0](x, one_rank)
+        out.backward(grad)
+    assert torch.equal(out, given)
+    assert torch.equal(x, given)
+    assert x.grad is not None
+    assert torch.equal(x.grad, grad)
+    assert not counts
+
+
+@pytest.mark.parametrize("start", ["identity", "all_reduce", "all_gather", "reduce_scatter"])
+def test_over_one_rank_a_collective_returns_at_once(start: str, one_rank: dist.ProcessGroup) -> None:
+    x = torch.randn(N, H)
+    pending = getattr(collectives, f"{start}_start")(x, one_rank)
+    assert pending.work is None
+    assert pending.wait() is x
+
+
+def test_a_conjugates_conjugate_is_the_pair() -> None:
+    for pair, _, _ in PAIRS.values():
+        assert pair.conjugate.conjugate == pair
+    assert (F.conjugate, F_SEQUENCE.conjugate) == (G, G_SEQUENCE)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_group_chooses_its_pairs(sequence_parallel: bool, one_rank: dist.ProcessGroup) -> None:
+    tp = TensorParallel(one_rank, sequence_parallel, overlap=True)
+    expected = (F_SEQUENCE, G_SEQUENCE, GATHER) if sequence_parallel else (F, G, NOTHING)
+    assert (tp.f, tp.g, tp.gather) == expected
