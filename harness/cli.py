@@ -1,6 +1,7 @@
 """The command line: `python -m harness VERB ...`, or `lmscale VERB ...`."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import re
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from harness import verbs
 from impl.errors import InputError
 from impl.model.sizes import named
+from impl.plan import Plan
 from impl.run import Run
 
 INTERRUPTED = 130
@@ -25,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         size = _take(argv, "--model") if argv[:1] == ["train"] else None
-        return _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)()
+        call = _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)
+        given = _plan_fields(argv) if argv[0] in ("run", "status") else None
+        return call(plan_fields=given) if given else call()
     except InputError as error:
         return _complain(str(error))
     except ValidationError as error:
@@ -39,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
 
 
-def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[[], int]:
+def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[..., int]:
     """The verb and its typed arguments, ready to be called.
 
     Raises:
@@ -58,7 +62,7 @@ def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[[]
             raise
         text = _one_line(problem.getvalue())
         if (cause := _validation_error(stop)) is not None:
-            part = re.search(r"\.config\.([\w.]+):", text)
+            part = re.search(r"__\.(?:config\.)?([\w.]+):", text)
             text = _first_problem(cause, part[1] if part else "")
         raise InputError(text) from None
 
@@ -84,6 +88,13 @@ def _take(argv: list[str], flag: str) -> str | None:
             del argv[at]
             return argv.pop(at)
     return None
+
+
+def _plan_fields(argv: list[str]) -> frozenset[str]:
+    """The fields of the plan that the command line sets, to a default too."""
+    words = [word.removeprefix("--plan.").partition("=")[0] for word in argv if word.startswith("--plan.")]
+    names = {field.name for field in dataclasses.fields(Plan)}
+    return frozenset(word.removeprefix("no-").replace("-", "_") for word in words) & names
 
 
 def _one_line(panel: str) -> str:

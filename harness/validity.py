@@ -2,13 +2,13 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from harness.launch import Site
+from impl.cost.memory import state_bytes
 from impl.cost.parameters import count_parameters
 from impl.data.config import SYNTHETIC
 from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
@@ -19,10 +19,6 @@ from impl.run import Run
 
 RANK_BYTES = 400 * 2**20
 """Resident memory of a rank that has imported PyTorch and holds nothing yet, measured on Linux."""
-STATE_BYTES = {"fp64": 32, "fp32": 16, "bf16": 20}
-"""Per parameter: weight, gradient, two moments; bf16: 2 and its own gradient 2, and four fp32 numbers."""
-
-
 SEGMENTS = {"gpt": 1, "bert": 2}
 """Stretches of text that a training sequence can be made of."""
 
@@ -129,12 +125,14 @@ def _files(run: Run) -> str | None:
 def _memory(run: Run, tokenizer_size: int) -> str | None:
     """Whether this machine has the memory for the model states of all ranks."""
     ranks = run.plan.world_size
-    parameters = count_parameters(replace(run.model, vocab_size=run.model.vocabulary(tokenizer_size))).total
-    needed = ranks * (RANK_BYTES + parameters * STATE_BYTES[run.precision])
+    vocab_size = run.model.vocabulary(tokenizer_size)
+    parameters = count_parameters(run.model, vocab_size).total
+    states = state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision)
+    needed = ranks * (RANK_BYTES + sum(states))
     memory = psutil.virtual_memory().total
     if needed > memory:
         return (
-            f"{ranks} ranks of {parameters / 1e6:.1f}M parameters need at least {needed / 2**30:.1f} GiB, "
+            f"{ranks} ranks with a model of {parameters / 1e6:.1f}M parameters need at least {needed / 2**30:.1f} GiB, "
             f"this machine has {memory / 2**30:.1f} GiB"
         )
     return None

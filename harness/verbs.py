@@ -5,7 +5,7 @@ import json as json_format
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +24,7 @@ from harness.sweep import Options, Sweep
 from harness.validity import Datasets, why_invalid
 from impl.data.config import DataConfig
 from impl.errors import InputError
+from impl.plan import Plan
 from impl.run import Run
 
 WIDEST = 1000
@@ -77,6 +78,8 @@ def run(
     partition: str | None = None,
     ranks_per_node: int = 8,
     device: DeviceChoice = "auto",
+    plan: Plan = Plan(),  # noqa: B008 - frozen
+    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
     json: Json = False,
 ) -> int:
     """Run the points of an experiment that have no finished record yet, then write its tables and figures.
@@ -93,11 +96,13 @@ def run(
         partition: Slurm partition.
         ranks_per_node: Ranks on one node of the cluster.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank.
+        plan: Fields of the parallel plan that are given replace those of every point.
+        plan_fields: Which are given.
         json: Print one JSON document on standard output.
     """
     _require_positive(jobs=jobs, time_limit=time_limit, ranks_per_node=ranks_per_node)
     found = load(experiment)
-    chosen = points(_on_data(found.runs[tier], data), only)
+    chosen = points(_changed(found.runs[tier], data, plan, plan_fields), only)
     site = _site(on, device, [p.run for p in chosen], partition, ranks_per_node)
     store = Store(out, found.id, tier)
     datasets = Datasets(_synthetic_cache(store))
@@ -126,6 +131,8 @@ def status(
     tier: Tier = "smoke",
     out: Path = Path("results"),
     data: str | None = None,
+    plan: Plan = Plan(),  # noqa: B008 - frozen
+    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
     json: Json = False,
 ) -> int:
     """Say which points of an experiment are done, failed or missing, and why.
@@ -135,12 +142,14 @@ def status(
         tier: smoke, small or paper.
         out: Folder of records.
         data: Token folder, as given to `run`.
+        plan: Fields of the parallel plan, as given to `run`.
+        plan_fields: Which are given.
         json: Print one JSON document.
     """
     found = load(experiment)
     store = Store(out, found.id, tier)
     rows = []
-    for point in points(_on_data(found.runs[tier], data)):
+    for point in points(_changed(found.runs[tier], data, plan, plan_fields)):
         record = store.read(point.run.id)
         state = record["status"] if record else "missing"
         reason = (record or {}).get("reason")
@@ -315,9 +324,12 @@ def _synthetic_cache(store: Store) -> Path:
     return store.folder.parents[up - 1] / ".synthetic"
 
 
-def _on_data(runs: list[Run], data: str | None) -> list[Run]:
-    """The runs, on another token folder if one is given."""
-    return [dataclasses.replace(r, data=DataConfig(dataset=data)) for r in runs] if data else runs
+def _changed(runs: list[Run], data: str | None, plan: Plan, plan_fields: Iterable[str]) -> list[Run]:
+    """The runs on another token folder if one is given, with these fields of the plan; what becomes equal, once."""
+    given = {name: getattr(plan, name) for name in plan_fields}
+    on = {"data": DataConfig(dataset=data)} if data else {}
+    changed = [dataclasses.replace(run, plan=dataclasses.replace(run.plan, **given), **on) for run in runs]
+    return list({run.id: run for run in changed}.values()) if given else changed
 
 
 def _write_results(store: Store, claims: Sequence[Claim] = ()) -> list[str]:

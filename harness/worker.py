@@ -18,10 +18,13 @@ import torch.distributed as dist
 from harness import launch
 from harness.environment import device_environment
 from harness.store import write_atomically
+from impl.collectives import counted
+from impl.cost.parameters import count_parameters
 from impl.data.tokens import TokenFolder
-from impl.mesh import build_mesh
+from impl.mesh import AXES, build_mesh
+from impl.model.config import padded_vocabulary
 from impl.run import Run, from_dict
-from impl.train import WEIGHTS, Trainer
+from impl.train import WEIGHTS, Step, Trainer
 
 FLUSH_SECONDS = 0.5
 GEMM_SECONDS = 0.2
@@ -61,6 +64,7 @@ class Worker:
         )
         self.mesh = build_mesh(self.run.plan, self.device.type)
         self.evaluations: list[dict[str, Any]] = []
+        self.traffic: dict[str, dict[str, dict[str, int]]] = {}
         self.seconds = {"startup": 0.0, "training": 0.0, "evaluation": 0.0}
 
     def run_to_end(self) -> None:
@@ -68,6 +72,8 @@ class Worker:
         data = TokenFolder.open(Path(self.spec["data"]))
         trainer = Trainer(self.run, data, self.mesh, self.device)
         gemm = self._gemm_rate()
+        # what a compiled layer keeps is the compiler's choice, and hooks would make it compile anew
+        activations = None if self.run.compile else trainer.activation_bytes()._asdict()
         gc.collect()
         gc.freeze()  # the model's objects are never garbage: do not scan them between steps
         dist.barrier()
@@ -82,11 +88,19 @@ class Worker:
             "reason": reason,
             "seconds": self.seconds,
             "evaluations": self.evaluations,
-            "rank": {"rank": self.rank, **self._memory(), **gemm},
+            "rank": {
+                "rank": self.rank,
+                **self._memory(),
+                **gemm,
+                "state_bytes": trainer.state_bytes()._asdict(),
+                "activation_bytes": activations,
+                "traffic": self.traffic,
+            },
             "device": device_environment(self.device),
             "resolved": {
                 "vocab_size": trainer.vocab_size,
-                "parameters": sum(p.numel() for p in trainer.model.parameters()),
+                "padded_vocab_size": padded_vocabulary(trainer.vocab_size, self.run.plan.tp),
+                "parameters": count_parameters(self.run.model, trainer.vocab_size).total,
                 "head_positions": trainer.head_positions,
             },
         }
@@ -100,7 +114,7 @@ class Worker:
             flushed = time.perf_counter()
             for i in range(self.run.train.steps):
                 begin = time.perf_counter()
-                step = trainer.step(i)
+                step = trainer.step(i) if i else self._first_step(trainer)
                 loss, norm = step.loss.item(), step.grad_norm.item()  # waits for the device
                 end = time.perf_counter()
                 self.seconds["training"] += end - begin
@@ -112,6 +126,15 @@ class Worker:
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
                     self._evaluate(trainer, i + 1, final=False)
         return "ok", None
+
+    def _first_step(self, trainer: Trainer) -> Step:
+        """Step 0, and what this rank's collectives moved in it, by axes of the mesh; every step is alike."""
+        with counted() as counts:
+            step = trainer.step(0)
+        axes = {self.mesh.get_group(axis).group_name: axis for axis in AXES}
+        for (group, op), count in counts.items():
+            self.traffic.setdefault(axes.get(group, "dp_tp"), {})[op] = dataclasses.asdict(count)
+        return step
 
     def _log(self, log: IO[str], flushed: float, line: dict[str, Any]) -> float:
         log.write(json.dumps(line) + "\n")

@@ -60,11 +60,23 @@ class Run:
                 f"train.global_batch {batch} is not divisible by train.microbatch {self.train.microbatch} "
                 f"x plan.dp {self.plan.dp}; {hint}"
             )
+        if reason := self._why_tensor_parallel_is_invalid():
+            return reason
         if self.model.family == "bert" and (self.evaluation.texts or self.evaluation.lambada):
             return "evaluation.texts and evaluation.lambada need left-to-right prediction; valid for model.family gpt"
         if self.evaluation.overlap >= self.model.seq_len:
             return f"evaluation.overlap {self.evaluation.overlap} must be below model.seq_len {self.model.seq_len}"
         return None
+
+    def _why_tensor_parallel_is_invalid(self) -> str | None:
+        heads, seq_len, tp = self.model.num_heads, self.model.seq_len, self.plan.tp
+        tokens = seq_len if self.plan.sequence_parallel else 0
+        valid = [t for t in range(1, heads + 1) if heads % t == tokens % t == 0]
+        if tp in valid:
+            return None
+        what = f"model.seq_len {seq_len}, which plan.sequence_parallel splits" if heads % tp == 0 else "model.num_heads"
+        what += f" {heads}" if heads % tp else ""
+        return f"plan.tp {tp} does not divide {what}; valid degrees: {', '.join(map(str, valid))}"
 
 
 def to_dict(run: Run) -> dict[str, Any]:

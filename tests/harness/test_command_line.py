@@ -94,6 +94,17 @@ def out(tmp_path: Path) -> Path:
         ("train --train.global-batch 7", ("train.global_batch 7", "train.microbatch 8", "valid microbatches: 1, 7")),
         ("train --plan.dp 3", ("train.global_batch 16", "plan.dp 3", "must divide 16")),
         ("train --plan.dp 0", ("plan.dp", "greater than 0")),
+        ("train --plan.tp 3", ("plan.tp 3", "model.num_heads 2", "valid degrees: 1, 2")),
+        ("train --model gpt-25m --plan.tp 16", ("plan.tp 16", "model.num_heads 8", "valid degrees: 1, 2, 4, 8")),
+        (
+            "train --model gpt-25m --model.seq-len 132 --plan.tp 8 --plan.sequence-parallel",
+            ("plan.tp 8", "model.seq_len 132", "plan.sequence_parallel", "valid degrees: 1, 2, 4"),
+        ),
+        ("run quickstart --plan.tp two", ("--plan.tp", "two")),
+        ("run quickstart --plan.tp 0", ("plan.tp", "greater than 0")),
+        ("run quickstart --plan.pt 2", ("--plan.pt",)),
+        ("run quickstart --plan.tp 2 --only dp=8", ("dp=8", "points:")),
+        ("table quickstart --plan.tp 2", ("--plan.tp",)),
         ("train --train.lr nan", ("train.lr", "finite", "nan")),
         ("train --train.lr inf", ("train.lr", "finite")),
         ("train --train.lr -1", ("train.lr", "greater than 0")),
@@ -236,7 +247,7 @@ WORDS = st.sampled_from(
     [
         *VERBS, "quickstart", "layernorm_placement", "megatron2019/layernorm_placement", "smoke", "paper", "md", "json",
         "--tier", "--json", "--no-json", "--out", "--only", "--jobs", "--format", "--data", "--on", "--model", "--text",
-        "--tokenizer", "--model.num-heads", "--train.lr", "--plan.dp", "--seed", "--compile", "--evaluation.texts",
+        "--tokenizer", "--model.num-heads", "--train.lr", "--plan.dp", "--plan.sequence-parallel", "--seed", "--compile", "--evaluation.texts",
         "--time-limit", "--valid-fraction", "--", "-", "-h", "--help", "=", "", "0", "-1", "1e9", "nan", "text.txt",
         "slurm", "local", "byte", "bpe:300", "gpt-2m", "gpt2:a,b", "None", "--json=1", "--tier=smoke", "../x", "*", "[",
     ]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,22 @@ def test_status_tells_of_every_point_what_became_of_it(out: Path):
     shown = call("status", "quickstart", "--out", out).output
     assert "rank 1 was killed by SIGKILL" in shown
     assert f"1 failed, {1 + len(rest)} missing, 1 ok" in shown
+
+
+def test_fields_of_the_plan_replace_those_of_every_point(out: Path):
+    runs = load("quickstart").runs["smoke"]
+    plans = [replace(run.plan, tp=2, dp=1, overlap_grad_reduce=False, sequence_parallel=True) for run in runs]
+    changed = [replace(run, plan=plan) for run, plan in zip(runs, plans, strict=True)]
+    put_record(out, "quickstart", changed[0])
+    given = ["--plan.tp", "2", "--plan.dp=1", "--plan.no-overlap-grad-reduce", "--plan.sequence_parallel"]
+    found = document(call("status", "quickstart", "--json", "--out", out, *given).output)
+    ids = [point["id"] for point in found["points"]]
+    assert ids == list(dict.fromkeys(run.id for run in changed))
+    assert len(ids) < len(runs), "the points that differed in dp alone are one"
+    assert [point["status"] for point in found["points"]] == ["ok", *["missing"] * (len(ids) - 1)]
+    # a default is a value like any other
+    default = document(call("status", "quickstart", "--json", "--out", out, "--plan.dp", "1").output)
+    assert {point["id"] for point in default["points"]} == {replace(r, plan=replace(r.plan, dp=1)).id for r in runs}
 
 
 nonsense = st.recursive(
