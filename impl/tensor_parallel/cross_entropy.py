@@ -8,8 +8,8 @@ from torch import Tensor
 
 from impl.collectives import all_gather
 
-CHUNK_ELEMENTS = 2**18
-"""Logits that are turned to fp32 at a time: as many as stay in a core's cache."""
+CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}
+"""Logits that are turned to fp32 at a time: as many as stay in a core's cache, or keep a GPU busy."""
 
 
 class Tokens(NamedTuple):
@@ -65,7 +65,7 @@ class _SplitNats(torch.autograd.Function):
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    """Rows to treat together; a GPU takes all at once."""
+    """Rows to treat together."""
     n, width = logits.shape
-    step = n if logits.is_cuda else max(1, CHUNK_ELEMENTS // width)
-    return [slice(start, start + step) for start in range(0, n, max(step, 1))]
+    step = max(1, CHUNK_ELEMENTS[logits.device.type] // width)
+    return [slice(start, start + step) for start in range(0, n, step)]

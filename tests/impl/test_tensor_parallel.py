@@ -67,7 +67,7 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 
 def assert_equals_serial(run: Run, data: Path) -> None:
     tolerance = TOLERANCE[run.precision]
-    loss, expected = serial_gradients(replace(run, plan=Plan()), data)
+    loss, expected = serial_gradients(replace(run, plan=Plan(), compile=False), data)
     answers = run_ranks(run.plan.world_size, first_gradients, run, data)
     for first in range(0, len(answers), run.plan.tp):
         group = answers[first : first + run.plan.tp]
@@ -114,6 +114,11 @@ def test_overlap_changes_no_gradient(sequence_parallel: bool, data: Path) -> Non
         assert loss == other_loss
         for name, part in parts.items():
             np.testing.assert_array_equal(part, other_parts[name], err_msg=name)
+
+
+def test_compiled_layers_equal_serial(data: Path) -> None:
+    plan = Plan(tp=2, sequence_parallel=True)
+    assert_equals_serial(Run(model=replace(MODEL, num_layers=1), plan=plan, train=RECIPE, compile=True), data)
 
 
 @settings(max_examples=15)
