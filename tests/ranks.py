@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 120
 
 
 def run_ranks(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `function(*args)` returns on each rank; a rank's exception is raised here with its traceback."""
+    """What `function(*args)` returns on each rank, no tensors; a rank's exception is raised here with its traceback."""
     with tempfile.TemporaryDirectory() as folder:
         queue = CONTEXT.Queue()
         make = lambda rank: CONTEXT.Process(target=_rank, args=(rank, ranks, folder, queue, function, args))
@@ -38,9 +38,11 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
 
     torch.set_num_threads(1)
     store = f"file://{Path(folder) / 'rendezvous'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     try:
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+        dist.barrier()  # nobody leaves before all have come
         queue.put((rank, (None, function(*args))))
     except BaseException:
         queue.put((rank, (traceback.format_exc(), None)))
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -47,7 +47,7 @@ def random(*shape: int, seed: int) -> Tensor:
 def whole_block() -> Block:
     block = Block(nn.Linear(HIDDEN, INNER), nn.Linear(INNER, HIDDEN)).double()
     for seed, parameter in enumerate(block.parameters()):
-        nn.init.zeros_(parameter).data.add_(random(*parameter.shape, seed=seed))
+        parameter.data.copy_(random(*parameter.shape, seed=seed))
     return block
 
 
@@ -170,23 +170,23 @@ def attention(tp: TensorParallel) -> Attention:
     return layer
 
 
-def passed_heads(layer: Attention, x: Tensor, heads: int) -> list[np.ndarray]:
-    """Weights, biases and outputs of the layer's heads, each [3, heads, ...], and the attention's output."""
-    shape, qkv = (3, heads, HEAD_SIZE), layer.qkv
+def passed_heads(tp: TensorParallel) -> list[np.ndarray]:
+    """Weights, biases and outputs of this rank's heads, each [3, heads, ...], and the attention's output."""
+    layer, x = attention(tp), random(12, CONFIG.hidden_size, seed=20)
+    shape, qkv = (3, HEADS // tp.degree, HEAD_SIZE), layer.qkv
     weight, bias, out = (t.detach().reshape(*shape, -1) for t in (qkv.weight, qkv.bias, qkv(x).t()))
     return [t.numpy() for t in (weight, bias, out, layer(x, CONFIG.seq_len, None).detach())]
 
 
-def passed_own_heads(x: Tensor) -> list[np.ndarray]:
-    tp = TensorParallel(world(), sequence_parallel=False, overlap=True)
-    return passed_heads(attention(tp), x, HEADS // tp.degree)
+def passed_own_heads() -> list[np.ndarray]:
+    return passed_heads(TensorParallel(world(), sequence_parallel=False, overlap=True))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_has_a_slice_of_the_serial_layers_heads(ranks: int, serial: TensorParallel) -> None:
-    x, width = random(12, CONFIG.hidden_size, seed=20), HEADS // ranks
-    *expected, out = passed_heads(attention(serial), x, HEADS)
-    for rank, (*found, rank_out) in enumerate(run_ranks(ranks, passed_own_heads, x)):
+    width = HEADS // ranks
+    *expected, out = passed_heads(serial)
+    for rank, (*found, rank_out) in enumerate(run_ranks(ranks, passed_own_heads)):
         heads = slice(rank * width, (rank + 1) * width)
         for own, whole in zip(found, expected, strict=True):
             np.testing.assert_allclose(own, whole[:, heads], rtol=1e-12, atol=1e-12)

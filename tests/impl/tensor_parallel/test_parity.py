@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
@@ -26,13 +25,6 @@ RECIPE = Recipe(steps=20, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3,
 TOLERANCE: dict[Precision, float] = {"fp64": 1e-12, "fp32": 1e-5}
 
 Gradients = dict[str, np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
 
 
 def trainer(run: Run, data: Path) -> Trainer:

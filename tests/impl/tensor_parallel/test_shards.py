@@ -1,0 +1,114 @@
+"""Parts of parameters: joined they are the whole, and every degree starts from the serial model's weights."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from impl.model.config import ModelConfig
+from impl.model.initialise import build_model
+from impl.tensor_parallel.group import Part, TensorParallel
+from impl.tensor_parallel.shards import Shard, shards_of
+from tests.ranks import run_ranks
+
+
+class Split(NamedTuple):
+    """A whole parameter, and how many ranks it is split over."""
+
+    whole: Tensor
+    shard: Shard
+    ranks: int
+
+    @property
+    def parts(self) -> list[Tensor]:
+        return [self.shard.take(self.whole, Part(rank, self.ranks)) for rank in range(self.ranks)]
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> Split:
+    ranks, blocks, width = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    padded = ranks * blocks * width
+    padding = draw(st.integers(0, padded - 1)) if blocks == 1 else 0
+    others = draw(st.lists(st.integers(1, 3), max_size=2))
+    dim = draw(st.integers(0, len(others)))
+    shape = [*others[:dim], padded - padding, *others[dim:]]
+    whole = 1.0 + torch.arange(math.prod(shape)).view(shape)  # no element is zero, as padding is
+    return Split(whole, Shard(dim, padded - padding, blocks, padding), ranks)
+
+
+@given(splits())
+def test_parts_join_to_the_whole(split: Split) -> None:
+    assert torch.equal(split.shard.join(split.parts), split.whole)
+
+
+@given(splits())
+def test_parts_are_of_one_size_and_hold_every_element_once(split: Split) -> None:
+    shapes = {tuple(part.shape) for part in split.parts}
+    assert len(shapes) == 1
+    assert split.shard.whole_shape(shapes.pop()) == list(split.whole.shape)
+    elements = torch.cat([part.flatten() for part in split.parts])
+    assert torch.equal(elements[elements != 0].sort().values, split.whole.flatten())
+    assert (elements == 0).sum() * split.shard.size == split.shard.padding * split.whole.numel()
+
+
+def test_every_block_is_split_by_itself() -> None:
+    whole = torch.arange(12)  # queries 0-3, keys 4-7, values 8-11
+    assert Shard(0, 12, blocks=3).take(whole, Part(1, 2)).tolist() == [2, 3, 6, 7, 10, 11]
+    assert Shard(0, 12).take(whole, Part(1, 2)).tolist() == [6, 7, 8, 9, 10, 11]
+
+
+def test_padding_is_behind_the_last_part() -> None:
+    shard = Shard(0, 5, padding=3)
+    assert [shard.take(torch.ones(5), Part(rank, 4)).tolist() for rank in range(4)] == [[1, 1], [1, 1], [1, 0], [0, 0]]
+
+
+def test_shards_have_their_parameters_names(serial: TensorParallel) -> None:
+    config = ModelConfig(family="bert", num_layers=2, hidden_size=8, num_heads=2)
+    model = build_model(config, 300, 0, torch.float32, serial)
+    shards = shards_of(model)
+    assert shards.keys() <= dict(model.named_parameters()).keys()
+    split = ["attention.qkv.weight", "attention.qkv.bias", "attention.projection.weight"]
+    split += ["mlp.up.weight", "mlp.up.bias", "mlp.down.weight"]
+    layers = {f"trunk.layers.{i}.{name}" for i in range(2) for name in split}
+    assert shards.keys() == layers | {"trunk.tokens.weight", "token_bias"}
+    assert not shards_of(nn.Linear(2, 2))
+
+
+MODELS = [
+    ModelConfig(family=family, num_layers=2, hidden_size=24, num_heads=12, seq_len=16, norm_placement="sandwich")
+    for family in ("gpt", "bert")
+]
+
+
+def weights(tp: TensorParallel) -> list[dict[str, np.ndarray]]:
+    models = [build_model(config, 300, 5, torch.float32, tp) for config in MODELS]
+    return [{name: p.detach().numpy() for name, p in model.named_parameters()} for model in models]
+
+
+def own_weights(sequence_parallel: bool) -> list[dict[str, np.ndarray]]:
+    assert dist.group.WORLD is not None
+    return weights(TensorParallel(dist.group.WORLD, sequence_parallel, overlap=True))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_initial_weights_are_the_serial_models_to_the_last_bit(
+    ranks: int, sequence_parallel: bool, serial: TensorParallel
+) -> None:
+    answers = run_ranks(ranks, own_weights, sequence_parallel)
+    for i, (config, expected) in enumerate(zip(MODELS, weights(serial), strict=True)):
+        parts, shards = [answer[i] for answer in answers], shards_of(build_model(config, 300, 5, torch.float32, serial))
+        for name, whole in expected.items():
+            of_ranks = [torch.from_numpy(part[name]) for part in parts]
+            if name not in shards:
+                assert all(np.array_equal(part, whole) for part in of_ranks), name
+                continue
+            joined = shards[name].join(of_ranks).numpy()
+            np.testing.assert_array_equal(joined, whole[: shards[name].size], err_msg=name)
+            assert of_ranks[0].numel() < whole.size
