@@ -24,10 +24,10 @@ in a minute or so, `small` on one machine, `paper` has the source's scale. Table
 lie beside the records that each section links to.
 """
 PLANNED = (
-    ("Megatron-LM 2019", "tensor parallelism: table 1, figure 5, strong scaling of 1.2B, attention heads; RACE"),
+    ("Megatron-LM 2019", "RACE"),
     ("PTD-P 2021", "pipeline schedules and all that is measured with them: tables 1 and 2, figures 7, 8, 11 to 18"),
     ("ZeRO 2019", "stages 1 to 3 and ZeRO-R: tables 1 and 2, figures 1 to 8, configurations C1 to C5"),
-    ("Korthikanti et al. 2022", "sequence parallelism, selective recomputation: figures 1 and 7, table 5"),
+    ("Korthikanti et al. 2022", "selective and full recomputation: figure 1, the rest of figure 7, tables 4 and 5"),
     ("Frontier 2023", "recipes of 22B, 175B and 1T, search for hyper-parameters, weak and strong scaling"),
     ("Zero bubble 2024", "throughput and memory of its schedules"),
     ("Our own", "scaling laws and outliers by norm placement, redundant compute, plans found by search, other engines"),
@@ -79,7 +79,8 @@ def _section(e: Experiment, tier: Tier | None, store: Store | None, records: Seq
     else:
         link = Path(os.path.relpath(store.folder.resolve(), CODE)).as_posix()
         parts.append(f"Tier `{tier}`, {_measured_on(records)}. {denominators(records)}. Records: [{link}]({link}).")
-        tables = [*_main_tables(records), claims_table(e.claims, records)]
+        own = [e.table(records)] if e.table else []
+        tables = [*_main_tables(records), *own, claims_table(e.claims, records)]
         parts += [render.markdown(t).replace("### ", "#### ", 1).strip() for t in tables if len(t.frame)]
     return "\n\n".join(parts) + "\n"
 

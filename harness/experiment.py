@@ -3,13 +3,15 @@
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from types import ModuleType
 from typing import Literal, get_args
 
 from harness.claims import Claim
-from harness.measures import label
+from harness.labels import Record, label
+from harness.render import Table
 from impl.errors import InputError
 from impl.run import Run, to_dict
 
@@ -27,6 +29,8 @@ class Experiment:
     """Expected time and the machine it is for, per tier."""
     runs: dict[Tier, list[Run]]
     claims: tuple[Claim, ...] = ()
+    table: Callable[[Sequence[Record]], Table] | None = None
+    """A table of the experiment's own, of whatever records there are; the stem of its files is its name."""
     deviations: str = ""
     """What differs from the source, and why."""
     found: str = ""

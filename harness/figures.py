@@ -3,30 +3,20 @@
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.measures import (
-    SHAPE,
-    Record,
-    about,
-    diverged,
-    float_or_nan,
-    frame,
-    labels,
-    model_names,
-    point,
-    shape,
-    size_name,
-)
+from harness.labels import SHAPE, Record, labels, point
+from harness.measures import about, diverged, float_or_nan, frame, model_names, shape, size_name
 from harness.measures import tokens_per_step as tokens_of
 from harness.perplexity import KINDS, comparable, scores, stem, title
-from harness.render import Column, number
+from harness.render import Column, Table, number
 from harness.scaling import scaling_rows
 from harness.statistics import running_mean
+from harness.tables import MakesTable
 from impl.model.norm_placement import PLACEMENTS
 
 if TYPE_CHECKING:
@@ -49,7 +39,7 @@ WIDE = 20
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 
-def write(records: Sequence[Record], folder: Path) -> list[Path]:
+def write(records: Sequence[Record], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
     """Every figure there is data for as PNG (150 dpi) and SVG, in place of what an earlier call wrote to the folder.
 
     Raises:
@@ -60,14 +50,16 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
+    own = table(records) if table else None
     with matplotlib.rc_context(STYLE):
         figures = {"curves": curves(records), "scaling": scaling(records)}
+        figures |= {own.name: efficiency(own)} if own else {}
         for name, kind, apart, chosen in comparable(records):
             figures[stem(name, kind, apart)] = sizes(chosen, name, kind, apart)
         for name, figure in figures.items():
             if figure is not None:
                 written += [_save(figure, folder / f"{name}.{suffix}") for suffix in ("png", "svg")]
-    stems = ("curves", "scaling", "perplexity_*", "accuracy_*")
+    stems = ("curves", "scaling", "perplexity_*", "accuracy_*", *([own.name] if own else []))
     for old in {path for s in stems for path in folder.glob(f"{s}.*")} - set(written):
         old.unlink()
     return written
@@ -158,24 +150,16 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
     rows = scaling_rows(pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()]), records)
     if rows.empty:
         return None
-    by = ["kind", "model", "varies", "device_name"]
-    groups = [group for _, group in rows.groupby(by, sort=False, dropna=False)]
     figure, (left, right) = _panels(2)
-    several = {name for name in by if len(set(rows[name])) > 1}
-    for i, group in enumerate(groups):
+    for i, (text, group) in enumerate(_scaling_lines(rows)):
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        text = " ".join(str(group.iloc[0][name]) for name in by if name in several or name == "kind")
         ranks, rate = list(group["ranks"]), list(group["tokens_per_second"])
         left.plot(ranks, [rate[0] * r / ranks[0] for r in ranks], color=colour, linestyle=":", linewidth=1)
         _points(left, group, "tokens_per_second", 1.0, color=colour, marker=marker, label=text)
         _points(right, group, "efficiency", 0.01, color=colour, marker=marker, label=text)
         for r, value, over in zip(ranks, rate, group["oversubscribed"], strict=True):
             left.plot(r, value, marker=marker, color=colour, markerfacecolor="white", zorder=3) if over else None
-    ticks = sorted(set(rows["ranks"]))
-    for ax in (left, right):
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
-        ax.set(xlabel="ranks", xlim=(ticks[0] / 1.2, ticks[-1] * 1.2))
+    _against_ranks((left, right), rows["ranks"])
     rates = list(rows["tokens_per_second"])
     if max(rates) > WIDE * min(rates):
         left.set_yscale("log")
@@ -185,8 +169,7 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
         left.set_ylim(bottom=0)
     left.yaxis.set_major_formatter(lambda value, _: number(value, 3))
     left.set(ylabel="throughput (tokens/s)", title="Throughput")
-    right.axhline(100, color="black", linestyle=":", linewidth=1)
-    right.set(ylabel="efficiency (%)", title="Scaling efficiency", ylim=(0, None))
+    _of_ideal(right, title="Scaling efficiency")
     handles = [*left.get_legend_handles_labels()[0], _line("black", "ideal", linestyle=":")]
     if any(rows["oversubscribed"]):
         handles.append(
@@ -195,6 +178,61 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
     _legend(figure, handles)
     figure.suptitle(f"Scaling{heading}")
     return figure
+
+
+def _scaling_lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The lines of a scaling figure with their names, each from its baseline on."""
+    rest = rows[rows["baseline"] != "baseline"]
+    by = ["kind", "model", "curve", "device_name"]
+    several = {name for name in by if len(set(rest[name])) > 1} | {"kind"}
+    lines = []
+    for _, group in rest.groupby([*by, "baseline_point"], sort=False, dropna=False):
+        row = group.iloc[0]
+        is_first = (rows["point"] == row["baseline_point"]) & (rows["baseline"] == "baseline")
+        is_first &= (rows["kind"] == row["kind"]) & (rows["device_name"] == row["device_name"])
+        text = " ".join(str(row[name]) for name in by if name in several).strip()
+        lines.append((text, pd.concat([rows[is_first], group])))
+    return lines
+
+
+def efficiency(table: Table) -> "Figure | None":
+    """Efficiency against ranks as a table has it, a line for each `line` of its rows, dashed where published.
+
+    None: the table has no such columns, or no line with two points.
+    """
+    if not {"line", "ranks", "efficiency", "published"} <= set(table.frame):
+        return None
+    rows = pd.DataFrame(table.frame[table.frame["efficiency"].notna() | table.frame["published"].notna()])
+    names = [name for name in dict.fromkeys(rows["line"]) if name]
+    lines = [pd.DataFrame(rows[rows["line"].isin(["", name])]) for name in names]
+    if not any(line["efficiency"].notna().sum() > 1 for line in lines):
+        return None
+    figure, (ax,) = _panels(1)
+    dashed: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
+    for i, (name, line) in enumerate(zip(names, lines, strict=True)):
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        _points(ax, line.dropna(subset="efficiency"), "efficiency", 0.01, label=name, **style)
+        printed = line.dropna(subset="published")
+        if len(printed) > 1:
+            ax.plot(list(printed["ranks"]), [100 * value for value in printed["published"]], **style, **dashed)
+    _against_ranks((ax,), rows["ranks"])
+    _of_ideal(ax)
+    _legend(figure, [*ax.get_legend_handles_labels()[0], _line("#888888", "published", marker="o", **dashed)])
+    figure.suptitle(table.title)
+    return figure
+
+
+def _against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:
+    ticks = sorted(set(ranks))
+    for ax in axes:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+        ax.set(xlabel="ranks", xlim=(ticks[0] / 1.2, ticks[-1] * 1.2))
+
+
+def _of_ideal(ax: "Axes", **labels: str) -> None:
+    ax.axhline(100, color="black", linestyle=":", linewidth=1)
+    ax.set(ylabel="efficiency (%)", ylim=(0, None), **labels)
 
 
 def _points(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, **style: Any) -> None:

@@ -1,13 +1,13 @@
 """What the records say: one row a run, raw values turned into rates, memory and perplexities, all in SI units."""
 
-import json
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from harness.labels import SHAPE, Record, complete, fields, label_of, point, varying
 from harness.statistics import estimate, quartiles, warmup_steps
 from impl.cost.flops import model_flops
 from impl.cost.peaks import peak_flops
@@ -15,82 +15,11 @@ from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.model.norm_placement import PLACEMENTS
 
-Record = Mapping[str, Any]
-
 CONVENTION = "palm_12"
 """How FLOPs are counted where nothing else is asked for: as most published numbers are; for GPT and for BERT."""
 DEGREES = ("dp", "tp", "pp")
-NOT_PART_OF_A_POINT = ("seed", "repeat")
-SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
-"""What a model's name stands for; the number of parameters differs a little between norm placements."""
-TELLING = ("model.norm_placement", "train.lr", "plan.dp", "train.global_batch", "precision")
-"""Fields that name a point best, of several that tell the same points apart."""
-SHORT = {
-    "model.norm_placement": "norm", "model.num_layers": "layers", "model.hidden_size": "hidden",
-    "model.num_heads": "heads", "model.seq_len": "seq", "model.vocab_size": "vocab", "data.dataset": "data",
-    "train.global_batch": "batch", "plan.overlap_grad_reduce": "overlap",
-}  # fmt: skip
-
-
-def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """All fields of a configuration under dotted names."""
-    out: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            out |= fields(value, f"{prefix}{name}.")
-        else:
-            out[prefix + name] = tuple(value) if isinstance(value, list) else value
-    return out
-
-
-def point(config: Mapping[str, Any]) -> str:
-    """What repeats and seeds have in common: the configuration without `seed` and `repeat`, as canonical JSON."""
-    return json.dumps({k: v for k, v in config.items() if k not in NOT_PART_OF_A_POINT}, sort_keys=True)
-
-
-def varying(configs: Iterable[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
-    """Dotted names of the fewest fields, the telling ones first, that tell the configurations apart.
-
-    `seed` and `repeat` are not among them, nor the fields that are `shown` beside; a field that only follows from those
-    named before it says nothing new.
-    """
-    rows = [fields(config) for config in configs]
-    order = [*SHAPE, *TELLING, *(name for name in dict.fromkeys(name for row in rows for name in row))]
-    shown, kept, groups = set(shown), [], [()] * len(rows)
-    for name in sorted(dict.fromkeys(order), key=lambda name: name not in shown):
-        if name in NOT_PART_OF_A_POINT:
-            continue
-        finer = [(*group, row.get(name)) for group, row in zip(groups, rows, strict=True)]
-        if len(set(finer)) > len(set(groups)):
-            groups = finer
-            kept += [] if name in shown else [name]
-    return kept
-
-
-def label(config: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], skip: Iterable[str] = ()) -> str:
-    """What tells a configuration from the others, as `norm=pre lr=0.001`; empty where nothing does."""
-    return _label(fields(config), varying(configs, skip))
-
-
-def labels(points: Sequence[str], records: Iterable[Record], skip: Iterable[str] = ()) -> list[str]:
-    """The label of each point among those of the records."""
-    configs = {point(record["config"]): record["config"] for record in records}
-    names = varying((configs[key] for key in dict.fromkeys(points)), skip)
-    return [_label(fields(configs[key]), names) for key in points]
-
-
-def _label(values: Mapping[str, Any], names: Sequence[str]) -> str:
-    last = [name.rpartition(".")[2] for name in names]
-    short = {n: SHORT.get(n, n if last.count(end) > 1 else end) for n, end in zip(names, last, strict=True)}
-    return " ".join(f"{short[name]}={_value(values[name])}" for name in names if name in values)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "on", False: "off", None: "none"}[value]
-    if isinstance(value, tuple):
-        return "+".join(map(_value, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else PurePath(str(value)).name
+IN_THE_PLAN = ("dp", "tp", "sequence_parallel", "overlap_input_grad_reduce")
+"""Fields of the plan that rows have columns for."""
 
 
 def world_size(config: Mapping[str, Any]) -> int:
@@ -216,7 +145,7 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
     labelled = [name for name in differing if name not in SHAPE]
     rows = []
     for record in sorted(records, key=_order(records, differing)):
-        config = record["config"]
+        config = complete(record["config"])
         rows.append(
             {name: record.get(name) for name in ("id", "experiment", "tier", "source", "status", "reason")}
             | {
@@ -225,15 +154,18 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
                 "seed": config.get("seed"),
                 "repeat": config.get("repeat"),
             }
-            | {"model": names[shape(config)], "varies": _label(fields(config), labelled)}
+            | {"model": names[shape(config)], "varies": label_of(fields(config), labelled)}
             | {"family": config["model"]["family"], "parameters": next(iter(_parameters(record)), math.nan)}
             | {"layers": config["model"]["num_layers"], "norm_placement": config["model"]["norm_placement"]}
-            | {"lr": config["train"]["lr"]}
-            | {"ranks": world_size(config), "dp": config["plan"].get("dp", 1), "threads": config.get("threads", 1)}
+            | {"heads": config["model"]["num_heads"], "lr": config["train"]["lr"]}
+            | {"vocab_size": (record.get("resolved") or {}).get("vocab_size")}
+            | {"ranks": world_size(config), "threads": config.get("threads", 1)}
+            | {name: config["plan"][name] for name in IN_THE_PLAN}
             | {"global_batch": config["train"]["global_batch"], "tokens_per_step": tokens_per_step(config)}
             | _where(record)
             | _speed(record, convention)
             | _memory(record)
+            | _traffic(record)
             | {"training_seconds": float_or_nan((record.get("times") or {}).get("training_seconds"))}
         )
     return pd.DataFrame(rows)
@@ -291,10 +223,38 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
 
 
 def _memory(record: Record) -> dict[str, Any]:
-    ranks = [rank for rank in record.get("ranks") or () if rank.get("peak_memory_bytes")]
+    ranks = record.get("ranks") or ()
+    kinds = [rank.get("memory_kind") for rank in ranks if rank.get("peak_memory_bytes")]
+
+    def largest(*path: str) -> float:
+        """Over the ranks, of what stands under these names; NaN where no rank has it."""
+        values = [functools.reduce(lambda at, name: (at or {}).get(name), path, rank) for rank in ranks]
+        return max((float(value) for value in values if value is not None), default=math.nan)
+
     return {
-        "peak_memory_bytes": max((float(rank["peak_memory_bytes"]) for rank in ranks), default=math.nan),
-        "memory_kind": ranks[0].get("memory_kind") if ranks else None,
+        "peak_memory_bytes": largest("peak_memory_bytes"),
+        "memory_kind": kinds[0] if kinds else None,
+        "split_state_bytes": largest("state_bytes", "split"),
+        "whole_state_bytes": largest("state_bytes", "whole"),
+        "model_activation_bytes": largest("activation_bytes", "model"),
+        "layer_activation_bytes": largest("activation_bytes", "layer"),
+    }
+
+
+def _traffic(record: Record) -> dict[str, Any]:
+    """Collectives over the tensor-parallel ranks in one step, and what the busiest rank sends in them.
+
+    In a ring a rank sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in an
+    all-reduce, which is both.
+    """
+    counted = [rank["traffic"].get("tp", {}) for rank in record.get("ranks") or () if "traffic" in rank]
+    if not counted:
+        return {"tp_calls": math.nan, "tp_bytes_sent": math.nan}
+    tp = record["config"]["plan"].get("tp", 1)
+    passes = lambda op: 2 if op == "all_reduce" else 1
+    return {
+        "tp_calls": max(sum(count["calls"] for count in ops.values()) for ops in counted),
+        "tp_bytes_sent": max(sum(passes(op) * n["bytes"] for op, n in ops.items()) for ops in counted) * (tp - 1) / tp,
     }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.measures import SHAPE, Record, about, combine, float_or_nan, frame, labels
+from harness.labels import SHAPE, labels
+from harness.measures import Record, about, combine, float_or_nan, frame
 from harness.render import Column, Table, is_missing, number, shown
 from impl.errors import InputError
 from impl.model.norm_placement import PLACEMENTS

@@ -1,70 +1,158 @@
 """Weak and strong scaling: which points belong together, and how they stand to the one with the fewest ranks."""
 
-import copy
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import pandas as pd
 
-from harness.measures import SHAPE, Record, combine, labels, point
+from harness.labels import SHAPE, Record, complete, labels, point
+from harness.measures import DEGREES, combine
 from harness.statistics import Estimate
 
+Kind = Literal["weak", "strong"]
+Row = Mapping[Any, Any]
+
 RATES = ("tokens_per_second", "tokens_per_second_per_device")
-SHOWN_ELSEWHERE = (*SHAPE, "plan.dp", "train.global_batch")
+WAYS = ("sequence_parallel", "overlap_input_grad_reduce")
+"""Fields of the plan that say how a tensor-parallel layer works; with tp = 1 all ways are one."""
+LEAST_TIMED_STEPS = 3
+"""A rate over fewer steps says nothing about scaling: runs that short are there for their memory."""
 
 
 def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
-    """Points of timed runs in groups that differ in the data-parallel degree only, the one with the fewest ranks first.
+    """Points of timed runs in groups that differ in their parallel degrees, the one with the fewest ranks first.
 
-    Weak scaling groups have a constant global batch per data-parallel rank, strong ones a constant global batch; a
-    point may stand in one of each. Speed-up is the ratio of tokens/s, efficiency that of tokens/s per device; neither
-    is given where the row or its baseline is oversubscribed.
+    Strong scaling groups have a constant global batch and any mix of degrees; weak ones a constant global batch per
+    data-parallel rank and the other degrees equal. A point may stand in one of each. Speed-up is the ratio of tokens/s,
+    efficiency that of tokens/s per device; neither is given where the row or its baseline is oversubscribed. `curve`
+    says which rows are one line of a figure: those of which the same degree grows, in the same way.
     """
+    if not rows.empty:
+        rows = pd.DataFrame(rows[rows["timed_steps"] >= LEAST_TIMED_STEPS])
     if rows.empty:
         return rows
     points = combine(rows, ("point", "source", "device_name"), RATES)
     configs = {point(record["config"]): record["config"] for record in records}
     out: list[dict[str, Any]] = []
-    for kind in ("weak", "strong"):
+    kinds: tuple[Kind, ...] = ("weak", "strong")
+    for kind in kinds:
         keys = [_group(configs[key], kind) for key in points["point"]]
         where = [points["source"], points["device_name"]]
         for _, group in points.groupby([pd.Series(keys, index=points.index), *where], sort=False, dropna=False):
             if len(set(group["ranks"])) > 1:
-                out += _against_fewest(kind, group.sort_values("ranks", kind="stable").to_dict("records"))
+                out += _against_fewest(kind, group.sort_values(["ranks", "tp"], kind="stable").to_dict("records"))
     scaled = pd.DataFrame(out)
     if out:
-        scaled["varies"] = labels(list(scaled["point"]), records, SHOWN_ELSEWHERE)
+        shown = (*shown_elsewhere(scaled), "train.global_batch")
+        scaled["varies"] = labels(list(scaled["point"]), records, shown)
+        scaled["curve"] = _curves(scaled, records)
     return scaled
 
 
-def _group(config: Any, kind: str) -> str:
-    """What the points of one scaling curve have in common."""
-    common = copy.deepcopy(dict(config))
-    dp = common["plan"].pop("dp", 1)
-    if kind == "weak":
-        common["train"]["global_batch"] /= dp
-    return point(common)
+def shown_elsewhere(rows: pd.DataFrame) -> tuple[str, ...]:
+    """Fields that tables have columns for: the model, and where all ranks are data-parallel ones, that degree."""
+    return (*SHAPE, *(("plan.dp",) if all(rows["ranks"] == rows["dp"]) else ()))
 
 
-def _against_fewest(kind: str, rows: list[dict[Any, Any]]) -> list[dict[str, Any]]:
-    baseline = rows[0]
-    name = "1 rank" if baseline["ranks"] == 1 else f"{baseline['ranks']} ranks"
+def against(
+    rows: pd.DataFrame, is_baseline: Callable[[Row], bool], rate: str, measures: Sequence[str] = ()
+) -> list[dict[Any, Any]]:
+    """Points of timed runs, repeats combined, each with `efficiency`: its rate over that of a baseline it names.
+
+    Points whose device has no baseline have NaN. The measures are combined too.
+    """
+    if not rows.empty:
+        rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[rate].notna()]).drop_duplicates("id")
+    if rows.empty:
+        return []
+    points = combine(rows, ("point", "source", "device_name"), (rate, *measures)).to_dict("records")
+    baselines = {row["device_name"]: row for row in reversed(points) if is_baseline(row)}
     out = []
-    for row in rows:
-        compared = dict(row) | {"kind": kind, "baseline": "baseline" if row is baseline else name}
-        for ratio, rate in zip(("speedup", "efficiency"), RATES, strict=True):
-            mean, half_width = 1.0, math.nan
-            if row["oversubscribed"] or baseline["oversubscribed"]:
-                mean = math.nan
-            elif row is not baseline:
-                quotient = _estimate(row, rate) / _estimate(baseline, rate)
-                mean, half_width = quotient.mean, math.nan if quotient.half_width is None else quotient.half_width
-            compared |= {ratio: mean, f"{ratio}_half_width": half_width}
-        out.append(compared)
+    for row in points:
+        baseline = baselines.get(row["device_name"])
+        estimate = ratio(row, baseline, rate) if baseline else Estimate(math.nan, None, row["n"])
+        out.append({**row, "efficiency": estimate.mean, "efficiency_half_width": _or_nan(estimate.half_width)})
     return out
 
 
-def _estimate(row: dict[Any, Any], measure: str) -> Estimate:
+def ratio(row: Row, baseline: Row, measure: str) -> Estimate:
+    """A measure over the baseline's; NaN where one of the two is oversubscribed, exactly 1 for the baseline itself."""
+    if row["oversubscribed"] or baseline["oversubscribed"]:
+        return Estimate(math.nan, None, row["n"])
+    if row is baseline:
+        return Estimate(1.0, None, row["n"])
+    return _estimate(row, measure) / _estimate(baseline, measure)
+
+
+def _group(config: Any, kind: Kind) -> str:
+    """What the points of one group have in common."""
+    common = complete(config)
+    if kind == "weak":
+        common["train"]["global_batch"] /= common["plan"].pop("dp")
+    else:
+        common["plan"] = {name: value for name, value in common["plan"].items() if name not in (*DEGREES, *WAYS)}
+    return point(common)
+
+
+def _against_fewest(kind: Kind, rows: list[dict[Any, Any]]) -> list[dict[str, Any]]:
+    pairs = [(row, _baseline(row, rows)) for row in rows]
+    used = [id(baseline) for row, baseline in pairs if baseline is not row]
+    return [_compared(kind, row, baseline) for row, baseline in pairs if baseline is not row or id(row) in used]
+
+
+def _baseline(row: Row, rows: Sequence[Row]) -> Row:
+    """The fewest ranks that work in the same way, or without tensor parallelism, whose ways are all one."""
+    way = lambda r: [r[name] for name in WAYS]
+    return min(
+        (other for other in rows if other["tp"] == 1 or way(other) == way(row)),
+        key=lambda other: (other["ranks"], other["tp"], way(other) != way(row)),
+    )
+
+
+def _compared(kind: Kind, row: Row, baseline: Row) -> dict[str, Any]:
+    ranks = "1 rank" if baseline["ranks"] == 1 else f"{baseline['ranks']} ranks"
+    compared = dict(row) | {
+        "kind": kind,
+        "baseline": "baseline" if row is baseline else ranks,
+        "baseline_point": baseline["point"],
+    }
+    for name, rate in zip(("speedup", "efficiency"), RATES, strict=True):
+        estimate = ratio(row, baseline, rate)
+        compared |= {name: estimate.mean, f"{name}_half_width": _or_nan(estimate.half_width)}
+    return compared
+
+
+def _curves(scaled: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+    """For each row the name of its line in a figure; empty for a baseline, which all its lines begin at."""
+    shown = {"weak": ("plan.dp",), "strong": tuple(f"plan.{degree}" for degree in DEGREES)}
+    names: list[str] = []
+    rows = scaled.to_dict("records")
+    at = {(row["kind"], row["point"]): row for row in rows}
+    for kind, fields in shown.items():
+        of_kind = [row for row in rows if row["kind"] == kind]
+        keys = [row["point"] for row in of_kind if row["baseline"] != "baseline"]
+        ways = dict(zip(keys, labels(keys, records, (*SHAPE, "train.global_batch", *fields)), strict=True))
+        for row in of_kind:
+            if row["point"] in ways:
+                grows = _grows(row, at[kind, row["baseline_point"]]) if kind == "strong" else ""
+                names.append(f"{grows} {ways[row['point']]}".strip())
+            else:
+                names.append("")
+    return names
+
+
+def _grows(row: Row, baseline: Row) -> str:
+    """The degree that a row has more of than its baseline, the tensor-parallel one given where both differ."""
+    if row["tp"] == baseline["tp"]:
+        return "dp"
+    return "tp" if row["dp"] == baseline["dp"] else f"dp with tp={row['tp']}"
+
+
+def _estimate(row: Row, measure: str) -> Estimate:
     half_width = row[f"{measure}_half_width"]
     return Estimate(row[measure], None if math.isnan(half_width) else half_width, row["n"])
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

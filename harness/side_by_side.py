@@ -1,9 +1,9 @@
-"""Two engines train the same run in turn, step by step, in one process group: what the machine does meets both."""
+"""Engines train the same run in turn, step by step, in one process group: what the machine does meets all of them."""
 
 import gc
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
@@ -45,11 +45,6 @@ def take_turns(engines: Mapping[str, Engine], steps: int) -> dict[str, list[Turn
     return turns
 
 
-def slowest_rank(ranks: Sequence[Sequence[Turn]]) -> list[float]:
-    """Seconds of each step on the rank that took longest."""
-    return [max(turn.seconds for turn in step) for step in zip(*ranks, strict=True)]
-
-
 @dataclass(frozen=True)
 class Ratio:
     """Ratio of the medians of paired measurements, with its 95% interval."""
@@ -75,20 +70,44 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio(median(ours) / median(theirs), float(low), float(high))
 
 
-def compare(
-    ranks: Sequence[Mapping[str, Sequence[Turn]]], ours: str, theirs: str, *, warmup: int
-) -> dict[str, Any]:
-    """What all ranks' turns say: medians and their ratio without the first `warmup` steps, and how far losses differ."""
-    seconds = {name: slowest_rank([rank[name] for rank in ranks]) for name in (ours, theirs)}
-    ratio = ratio_of_medians(seconds[ours][warmup:], seconds[theirs][warmup:])
-    pairs = zip(ranks[0][ours], ranks[0][theirs], strict=True)
-    return {
-        "seconds": seconds,
-        "warmup": warmup,
-        "ours": median(seconds[ours][warmup:]),
-        "theirs": median(seconds[theirs][warmup:]),
-        "ratio": ratio.value,
-        "low": ratio.low,
-        "high": ratio.high,
-        "loss_difference": max(abs(a.loss - b.loss) / abs(b.loss) for a, b in pairs),
+def compared(ranks: Sequence[Mapping[str, Sequence[Turn]]], ours: str, theirs: str, *, warmup: int) -> dict[str, Any]:
+    """All ranks' raw turns, and what they say without the first `warmup` steps.
+
+    A step takes what its slowest rank takes. `ours` and `theirs` are medians in seconds, `value`, `low` and `high` are
+    their ratio, `loss_difference` the largest relative one of a step.
+    """
+    slowest = {
+        name: [max(turn.seconds for turn in step) for step in zip(*(rank[name] for rank in ranks), strict=True)]
+        for name in (ours, theirs)
     }
+    timed = {name: seconds[warmup:] for name, seconds in slowest.items()}
+    losses = {name: [turn.loss for turn in ranks[0][name]] for name in (ours, theirs)}
+    pairs = zip(losses[ours], losses[theirs], strict=True)
+    return {
+        "ours": median(timed[ours]),
+        "theirs": median(timed[theirs]),
+        **asdict(ratio_of_medians(timed[ours], timed[theirs])),
+        "loss_difference": max(abs(a - b) / abs(b) for a, b in pairs),
+        "warmup": warmup,
+        "seconds": {name: [[turn.seconds for turn in rank[name]] for rank in ranks] for name in (ours, theirs)},
+        "losses": losses,
+    }
+
+
+def table(name: str, title: str, peer: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Table:
+    """One line for each comparison: its `precision` and `plan`, both medians, their ratio and how far losses differ."""
+    frame = pd.DataFrame(
+        [{**row, "interval": f"{row['low']:.3f} to {row['high']:.3f}"} for row in rows],
+        columns=["precision", "plan", "ours", "theirs", "value", "interval", "loss_difference"],
+    )
+    step = {"unit": "ms", "scale": 1e-3, "si": "s"}
+    columns = (
+        Column(key="precision", header="Precision", text=True),
+        Column(key="plan", header="Plan", text=True),
+        Column(key="ours", header="Ours, step time", **step),
+        Column(key="theirs", header=f"{peer}, step time", **step),
+        Column(key="value", header="Ours / theirs", digits=3),
+        Column(key="interval", header="95% interval", text=True),
+        Column(key="loss_difference", header="Losses differ by", digits=2),
+    )
+    return Table(name, title, columns, frame, tuple(notes))

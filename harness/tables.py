@@ -7,12 +7,16 @@ import pandas as pd
 
 from harness import render
 from harness.claims import Claim, claims_table
-from harness.measures import CONVENTION, SHAPE, Record, about, combine, frame, labels, point
+from harness.labels import labels, point
+from harness.measures import CONVENTION, Record, about, combine, frame
 from harness.perplexity import perplexity_tables
 from harness.render import Column, Table, shown
-from harness.scaling import scaling_rows
+from harness.scaling import scaling_rows, shown_elsewhere
 from harness.statistics import WARMUP_SHARE, WARMUP_STEPS
 from harness.store import write_atomically
+
+MakesTable = Callable[[Sequence[Record]], Table]
+"""How an experiment's own table is made; without records it has its name, and no rows."""
 
 GIB, TERA, PERCENT, MILLI = 2**30, 1e12, 0.01, 1e-3
 OVERSUBSCRIBED = "† more ranks × threads than cores: the ranks wait for each other's turn; no scaling efficiency."
@@ -37,16 +41,22 @@ RATE_PER_DEVICE = Column(
     key="tokens_per_second_per_device", header="per device", unit="tokens/s", si="tokens/s",
     interval="tokens_per_second_per_device_half_width",
 )  # fmt: skip
+FLOP_RATE = Column(
+    key="model_flops_per_second_per_device", header="model FLOP rate per device", unit="TFLOP/s", si="FLOP/s",
+    scale=TERA, digits=3,
+)  # fmt: skip
+EFFICIENCY = Column(
+    key="efficiency", header="efficiency", unit="%", si="fraction", scale=PERCENT, digits=3,
+    interval="efficiency_half_width",
+)  # fmt: skip
+PUBLISHED = Column(key="published", header="published", unit="%", si="fraction", scale=PERCENT, digits=3)
 RUNS = Column(key="n", header="n")
 MARK = Column(key="mark", header="mark", text=True)
 THROUGHPUT = (
     MODEL, VARIES, DEVICE, RANKS, RATE, RATE_PER_DEVICE,
     Column(key="step_seconds", header="step, median", unit="ms", si="s", scale=MILLI),
     Column(key="step_seconds_iqr", header="step, IQR", unit="ms", si="s", scale=MILLI, digits=2),
-    Column(
-        key="model_flops_per_second_per_device", header="model FLOP rate per device", unit="TFLOP/s", si="FLOP/s",
-        scale=TERA, digits=3,
-    ),
+    FLOP_RATE,
     Column(key="mfu", header="MFU", unit="%", si="fraction", scale=PERCENT, digits=3),
     Column(key="gemm_share", header="share of GEMM rate", unit="%", si="fraction", scale=PERCENT, digits=3),
     Column(key="peak_memory_bytes", header="memory per rank", unit="GiB", si="B", scale=GIB, digits=3),
@@ -57,10 +67,7 @@ SCALING = (
     Column(key="global_batch", header="global batch", unit="sequences", si="sequences"),
     RATE, RATE_PER_DEVICE,
     Column(key="speedup", header="speed-up", si="ratio", digits=3, interval="speedup_half_width"),
-    Column(
-        key="efficiency", header="efficiency", unit="%", si="fraction", scale=PERCENT, digits=3,
-        interval="efficiency_half_width",
-    ),
+    EFFICIENCY,
     Column(key="baseline", header="relative to", text=True), RUNS, MARK,
 )  # fmt: skip
 MEASURES = tuple(c.key for c in THROUGHPUT if c.si)
@@ -76,45 +83,46 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
     Raises:
         InputError: the records are of several tiers.
     """
-    title, rows = f"Throughput{about(records)}", _timed(records, convention)
+    title, rows = f"Throughput{about(records)}", timed(records, convention)
     if rows.empty:
         return Table("throughput", title, (), rows)
     rows["step_seconds_iqr"] = rows["step_seconds_q3"] - rows["step_seconds_q1"]
     rows = combine(rows, ("point", "source", "device_name"), MEASURES)
-    ranks_say_dp = ("plan.dp",) if all(rows["ranks"] == rows["dp"]) else ()
-    rows["varies"] = labels(list(rows["point"]), records, (*SHAPE, *ranks_say_dp))
+    rows["varies"] = labels(list(rows["point"]), records, shown_elsewhere(rows))
     kinds = ", ".join(dict.fromkeys(kind for kind in rows["memory_kind"] if isinstance(kind, str)))
     notes = [*RULES, f"FLOP convention {convention}. Memory is the largest rank's {kinds or 'peak'}."]
     if any(rows["gemm_share"].notna()):
         notes.append("The GEMM rate is what a rank's matrix products alone reached in the same run.")
     if any(record["status"] != "ok" for record in records):
         notes.append(f"{denominators(records)}.")
-    return _measured("throughput", title, THROUGHPUT, rows, notes)
+    return measured("throughput", title, THROUGHPUT, rows, notes)
 
 
 def scaling_table(records: Sequence[Record]) -> Table:
-    """Weak scaling (constant batch per rank) and strong (constant global batch), against each group's fewest ranks.
+    """Weak scaling (constant batch per data-parallel rank) and strong (constant global batch), against fewest ranks.
 
     Raises:
         InputError: the records are of several tiers.
     """
-    title, rows = f"Scaling efficiency{about(records)}", scaling_rows(_timed(records, CONVENTION), records)
+    title, rows = f"Scaling efficiency{about(records)}", scaling_rows(timed(records), records)
     if rows.empty:
         return Table("scaling", title, (), rows)
     notes = [
         *RULES,
-        "Weak scaling keeps the sequences per rank, strong scaling the global batch. Speed-up is throughput over the "
-        "baseline's, efficiency is throughput per device over the baseline's; the baseline has the fewest ranks.",
+        "Weak scaling keeps the sequences per data-parallel rank, strong scaling the global batch. Speed-up is "
+        "throughput over the baseline's, efficiency is throughput per device over the baseline's; the baseline has the "
+        "fewest ranks.",
     ]
-    return _measured("scaling", title, SCALING, rows, notes)
+    return measured("scaling", title, SCALING, rows, notes)
 
 
-def _timed(records: Sequence[Record], convention: str) -> pd.DataFrame:
+def timed(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
+    """The rows of `measures.frame` of runs that ended well and were timed."""
     rows = frame(records, convention)
     return rows if rows.empty else pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()])
 
 
-def _measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFrame, notes: list[str]) -> Table:
+def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFrame, notes: Sequence[str]) -> Table:
     """A table of timings: devices as a column where there are several, else as a note; oversubscribed rows marked."""
     rows["mark"] = ["†" if over else "" for over in rows["oversubscribed"]]
     if len(set(rows["device_name"])) == 1:
@@ -157,18 +165,23 @@ def denominators(records: Sequence[Record]) -> str:
     return f"{points}{runs}: " + ", ".join(f"{count} {status}" for status, count in counts.items())
 
 
-def all_tables(records: Sequence[Record], claims: Sequence[Claim] = ()) -> list[Table]:
-    """Every table that has rows, and the verdicts on the claims.
+def all_tables(
+    records: Sequence[Record], claims: Sequence[Claim] = (), *, table: MakesTable | None = None
+) -> list[Table]:
+    """Every table that has rows, an experiment's own too, and the verdicts on the claims.
 
     Raises:
         InputError: the records are of several tiers.
     """
-    tables = [throughput_table(records), scaling_table(records), *perplexity_tables(records), failures_table(records)]
-    tables += [claims_table(claims, records)]
+    tables = [throughput_table(records), scaling_table(records), *perplexity_tables(records)]
+    tables += [table(records)] if table else []
+    tables += [failures_table(records), claims_table(claims, records)]
     return [table for table in tables if len(table.frame)]
 
 
-def write(records: Sequence[Record], folder: Path, claims: Sequence[Claim] = ()) -> list[Path]:
+def write(
+    records: Sequence[Record], folder: Path, claims: Sequence[Claim] = (), *, table: MakesTable | None = None
+) -> list[Path]:
     """Every table that has rows as Markdown, CSV and LaTeX, in place of what an earlier call wrote to the folder.
 
     Raises:
@@ -176,11 +189,12 @@ def write(records: Sequence[Record], folder: Path, claims: Sequence[Claim] = ())
         OSError: the folder cannot be written.
     """
     written = []
-    for table in all_tables(records, claims):
+    for made in all_tables(records, claims, table=table):
         for suffix, text in WRITERS.items():
-            written.append(folder / f"{table.name}.{suffix}")
-            write_atomically(written[-1], text(table))
-    for old in {path for stem in STEMS for path in folder.glob(f"{stem}.*")} - set(written):
+            written.append(folder / f"{made.name}.{suffix}")
+            write_atomically(written[-1], text(made))
+    stems = [*STEMS, *([table(records).name] if table else [])]
+    for old in {path for stem in stems for path in folder.glob(f"{stem}.*")} - set(written):
         old.unlink()
     return written
 

@@ -14,7 +14,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table as ConsoleTable
 
 from harness import document, figures, render, tables
-from harness.claims import Claim
 from harness.environment import gpu_count
 from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
 from harness.launch import Site, Where
@@ -111,12 +110,12 @@ def run(
     store.require_writable()
     _sweep(chosen, store, datasets, Options(site=site, jobs=jobs, time_limit_seconds=time_limit))
     records = [r for r in map(store.read, (p.run.id for p in chosen)) if r is not None]
-    files = _write_results(store, found.claims)
+    files = _write_results(store, found)
     if json:
-        shown = _as_json(records, found.claims)
+        shown = _as_json(records, found)
         _print_json({**_described(found), "tier": tier, "records": records, **shown, "files": files})
     else:
-        _print_tables(records, found.claims)
+        _print_tables(records, found)
         print("\nwritten:")
         print(f"  {store.folder}/records ({len(store.records())} records)")
         for file in files:
@@ -188,14 +187,14 @@ def table(
     records = store.records()
     if not records:
         raise InputError(f"{store.folder} has no records; `python -m harness run {found.id} --tier {tier}` makes them")
-    files = _write_results(store, found.claims)
+    files = _write_results(store, found)
     if json or format == "json":
-        return _print_json({**_described(found), "tier": tier, **_as_json(records, found.claims), "files": files})
+        return _print_json({**_described(found), "tier": tier, **_as_json(records, found), "files": files})
     if format is None:
-        _print_tables(records, found.claims)
+        _print_tables(records, found)
         return 0
     write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
-    print("\n".join(write(t) for t in tables.all_tables(records, found.claims)))
+    print("\n".join(write(t) for t in tables.all_tables(records, found.claims, table=found.table)))
     return 0
 
 
@@ -332,18 +331,20 @@ def _changed(runs: list[Run], data: str | None, plan: Plan, plan_fields: Iterabl
     return list({run.id: run for run in changed}.values()) if given else changed
 
 
-def _write_results(store: Store, claims: Sequence[Claim] = ()) -> list[str]:
-    records = store.records()
-    written = tables.write(records, store.tables, claims) + figures.write(records, store.figures)
-    return [str(path) for path in written]
+def _write_results(store: Store, experiment: Experiment | None = None) -> list[str]:
+    records, own = store.records(), experiment.table if experiment else None
+    written = tables.write(records, store.tables, experiment.claims if experiment else (), table=own)
+    return [str(path) for path in written + figures.write(records, store.figures, table=own)]
 
 
-def _as_json(records: list[Record], claims: Sequence[Claim]) -> dict[str, Any]:
-    return {"tables": [render.as_json(t) for t in tables.all_tables(records, claims)]}
+def _as_json(records: list[Record], experiment: Experiment) -> dict[str, Any]:
+    shown = tables.all_tables(records, experiment.claims, table=experiment.table)
+    return {"tables": [render.as_json(t) for t in shown]}
 
 
-def _print_tables(records: list[Record], claims: Sequence[Claim] = ()) -> None:
-    for t in tables.all_tables(records, claims):
+def _print_tables(records: list[Record], experiment: Experiment | None = None) -> None:
+    claims, own = (experiment.claims, experiment.table) if experiment else ((), None)
+    for t in tables.all_tables(records, claims, table=own):
         shown = render.console(t)
         _console(shown).print(shown)
 

@@ -131,7 +131,7 @@ class Worker:
         """Step 0, and what this rank's collectives moved in it, by axes of the mesh; every step is alike."""
         with counted() as counts:
             step = trainer.step(0)
-        axes = {self.mesh.get_group(axis).group_name: axis for axis in AXES}
+        axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
         for (group, op), count in counts.items():
             self.traffic.setdefault(axes.get(group, "dp_tp"), {})[op] = dataclasses.asdict(count)
         return step

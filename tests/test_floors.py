@@ -49,6 +49,8 @@ FLOORS = {
     "impl.zero.*": 2,
     "impl.evaluate": 3,
     "impl.model.*": 3,
+    "impl.peers": 0,
+    "impl.peers.*": 4,
     "impl.train": 4,
     "impl.train.*": 4,
     "harness": 5,

@@ -54,6 +54,14 @@ def _ptdp(published: str, *shape: int) -> Size:
     return _paper(source, published, "gpt", *shape, seq_len=2048, vocab_size=51200)
 
 
+def _korthikanti(published: str, *shape: int) -> Size:
+    source = (
+        "Korthikanti et al. 2022 (2205.05198), table 3; sequence, vocabulary: section 6; "
+        "dropout 0.1 assumed, whose masks its memory formulas count"
+    )
+    return _paper(source, published, "gpt", *shape, seq_len=2048, vocab_size=51200, dropout=0.1)
+
+
 def _frontier(shape_from: str, published: str, *shape: int) -> Size:
     source = (
         f"Frontier, Dash et al. 2023 (2312.12705), table I, {shape_from}; "
@@ -103,6 +111,10 @@ SIZES: dict[str, Size] = {
         seq_len=2048,
         vocab_size=50257,
     ),
+    "korthikanti-22b": _korthikanti("22B", 48, 6144, 64),
+    "korthikanti-175b": _korthikanti("175B", 96, 12288, 96),
+    "korthikanti-530b": _korthikanti("530B", 105, 20480, 128),
+    "korthikanti-1t": _korthikanti("1T", 128, 25600, 160),
     # table I has hidden size 2114, which 24 heads do not divide
     "frontier-1.4b": _frontier("with hidden size 2112 from the authors' code", "1.4B", 24, 2112, 24),
     "frontier-22b": _frontier("and the authors' launch script", "22B", 48, 6144, 48),

@@ -1,12 +1,11 @@
 """GPT made tensor parallel by PyTorch's own DTensor styles, as its documentation does it, at its fastest settings.
 
-Plain `nn.Linear`, `nn.LayerNorm` and `nn.Embedding`; `parallelize_module` splits them. All tokens of a microbatch are one
-dim, as in our models: split over it, sequence parallelism gathers and scatters neighbouring rows without a copy.
+Plain `nn.Linear`, `nn.LayerNorm` and `nn.Embedding`; `parallelize_module` splits them. All tokens of a microbatch are
+one dim, as in our models: sequence parallelism then gathers and scatters neighbouring rows without a copy.
 """
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
     loss_parallel,
@@ -136,11 +136,12 @@ def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> Non
     if sequence_parallel:
         for norm in ("trunk.layers.*.attention_norms.input", "trunk.layers.*.mlp_norms.input", "trunk.final_norm"):
             styles[norm] = SequenceParallel(sequence_dim=0)
-        distribute_module(
-            model.trunk.positions,
-            mesh,
-            input_fn=lambda _, inputs, mesh: DTensor.from_local(inputs[0], mesh, [between], run_check=False),
-            output_fn=lambda _, out, mesh: out.to_local(),
+        distribute_module(model.trunk.positions, mesh)  # whole on every rank
+        styles["trunk.positions"] = PrepareModuleInputOutput(
+            input_layouts=between,
+            desired_input_layouts=between,
+            output_layouts=between,
+            desired_output_layouts=between,
         )
     parallelize_module(model, mesh, styles)
     model.tie()

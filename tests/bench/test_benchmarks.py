@@ -17,13 +17,13 @@ from impl.data.batches import causal_batch, masked_batch, window_permutation
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
-from impl.model.gpt import token_nats
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
+from impl.tensor_parallel.cross_entropy import Tokens, split_nats
 from impl.train import Trainer
-from impl.zero.gradients import Gradients
+from impl.zero.gradients import Gradients, Reduced
 from tests.harness.made_up_records import record
 
 CPU = torch.device("cpu")
@@ -83,23 +83,25 @@ def test_gradient_clipping(data: TokenFolder, mesh: DeviceMesh, benchmark: Bench
 
 def test_gradient_buckets_are_laid_out(data: TokenFolder, mesh: DeviceMesh, benchmark: BenchmarkFixture) -> None:
     shapes = [p.shape for p in trainer("gpt-2m", "fp32", data, mesh).model.parameters()]
-    lay_out = partial(
-        Gradients, group=mesh.get_group("dp"), dtype=torch.float32, bucket_bytes=Plan().bucket_bytes, overlap=True
-    )
-    new = lambda: (([torch.nn.Parameter(torch.empty(shape)) for shape in shapes],), {})  # each keeps its own hooks
+    dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
+    lay_out = partial(Gradients, tp_group=tp, dtype=torch.float32, bucket_bytes=Plan().bucket_bytes, overlap=True)
+    parameters = lambda: [torch.nn.Parameter(torch.empty(shape)) for shape in shapes]  # each keeps its own hooks
+    new = lambda: (([Reduced(parameters(), dp, is_split=False)],), {})
     made = benchmark.pedantic(lay_out, setup=new, rounds=20, warmup_rounds=2)
     assert len(made.buckets) > 1
 
 
-def test_cross_entropy(benchmark: BenchmarkFixture) -> None:
+def test_cross_entropy(mesh: DeviceMesh, benchmark: BenchmarkFixture) -> None:
     random = torch.Generator().manual_seed(0)
-    logits = torch.randn(4, 128, 8192, generator=random, requires_grad=True)
-    targets = torch.randint(8192, (4, 128), generator=random)
+    logits = torch.randn(4 * 128, 8192, generator=random)
+    targets = torch.randint(8192, (4 * 128,), generator=random)
+    new = lambda: ((logits.clone().requires_grad_(),), {})  # the backward pass overwrites them
 
-    def forward_and_backward() -> torch.Tensor:
-        return torch.autograd.grad(token_nats(logits, targets).mean(), logits)[0]
+    def forward_and_backward(logits: torch.Tensor) -> torch.Tensor:
+        nats = split_nats(logits, targets, Tokens(0, 8192), mesh.get_group("tp"))
+        return torch.autograd.grad(nats.mean(), logits)[0]
 
-    assert benchmark(forward_and_backward).shape == logits.shape
+    assert benchmark.pedantic(forward_and_backward, setup=new, rounds=20, warmup_rounds=2).shape == logits.shape
 
 
 @pytest.mark.parametrize("sequences", [8, 512])

@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer, state_bytes
+from impl.model.config import padded_vocabulary
 from impl.run import Run, from_dict, to_dict
 
 KEY = {"tokenizer": "ab" * 32, "data": "cd" * 32, "context": 128, "overlap": 0, "boundary": "stream"}
@@ -41,7 +43,8 @@ def record(
 ) -> dict[str, Any]:
     """A run whose steps all take `seconds` and whose validation loss is `nats`; one that never ran is left bare."""
     fields = config(**changed)
-    ranks, steps = fields["plan"]["dp"], fields["train"]["steps"]
+    run = from_dict(fields)
+    ranks, steps = run.plan.world_size, fields["train"]["steps"]
     head = {
         "schema": 1, "experiment": "made_up", "tier": tier, "source": "measured", "status": status, "reason": reason,
         "id": hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:12], "config": fields,
@@ -56,11 +59,22 @@ def record(
         "tokens": tokens, "words": tokens // 4, "bytes": tokens, "key": key or KEY,
     }  # fmt: skip
     return head | {
-        "resolved": {"vocab_size": 257, "parameters": parameters, "data": {"name": "synthetic", "entropy": entropy}},
+        "resolved": {
+            "vocab_size": run.model.vocabulary(257),
+            "padded_vocab_size": padded_vocabulary(run.model.vocabulary(257), run.plan.tp),
+            "parameters": parameters,
+            "data": {"name": "synthetic", "entropy": entropy},
+        },
         "environment": {"device": device, "device_name": device_name, "backend": "gloo", "cores": cores},
         "times": {"training_seconds": seconds * steps},
         "ranks": [
-            {"rank": r, "peak_memory_bytes": 2**28 + r, "memory_kind": "peak RSS", "gemm_flops_per_s": 50e9}
+            {
+                "rank": r,
+                "peak_memory_bytes": 2**28 + r,
+                "memory_kind": "peak RSS",
+                "gemm_flops_per_s": 50e9,
+                **held(run),
+            }
             for r in range(ranks)
         ],
         "steps": [{"step": i, "loss": loss, "lr": 1e-3, "seconds": [seconds] * ranks} for i, loss in enumerate(losses)],
@@ -68,6 +82,24 @@ def record(
             evaluation | {"step": at, "nats": tokens * (losses[min(at, steps) - 1] if at < steps else nats)}
             for at in range(steps // 4, steps + 1, max(1, steps // 4))
         ],
+    }
+
+
+def held(run: Run) -> dict[str, Any]:
+    """What a rank says it holds and exchanges: bytes by formula, and one all-reduce over the tensor-parallel ranks."""
+    plan, model = run.plan, run.model
+    states = state_bytes(model, model.vocabulary(257), tp=plan.tp, precision=run.precision)
+    layer = activation_bytes_per_layer(
+        model,
+        run.train.microbatch,
+        tp=plan.tp,
+        sequence_parallel=plan.sequence_parallel,
+        element_size=ELEMENT_BYTES[run.precision],
+    )
+    return {
+        "state_bytes": states._asdict(),
+        "activation_bytes": {"model": round(layer) * model.num_layers, "layer": round(layer)},
+        "traffic": {"tp": {"all_reduce": {"calls": 1, "bytes": 1000}}} if plan.tp > 1 else {},
     }
 
 

@@ -247,7 +247,8 @@ WORDS = st.sampled_from(
     [
         *VERBS, "quickstart", "layernorm_placement", "megatron2019/layernorm_placement", "smoke", "paper", "md", "json",
         "--tier", "--json", "--no-json", "--out", "--only", "--jobs", "--format", "--data", "--on", "--model", "--text",
-        "--tokenizer", "--model.num-heads", "--train.lr", "--plan.dp", "--plan.sequence-parallel", "--seed", "--compile", "--evaluation.texts",
+        "--tokenizer", "--model.num-heads", "--train.lr", "--plan.dp", "--plan.sequence-parallel", "--seed", "--compile",
+        "--evaluation.texts",
         "--time-limit", "--valid-fraction", "--", "-", "-h", "--help", "=", "", "0", "-1", "1e9", "nan", "text.txt",
         "slurm", "local", "byte", "bpe:300", "gpt-2m", "gpt2:a,b", "None", "--json=1", "--tier=smoke", "../x", "*", "[",
     ]

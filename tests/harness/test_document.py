@@ -59,6 +59,15 @@ def test_the_highest_tier_is_shown_alone(tmp_path: Path) -> None:
     assert "smoke tier" not in shown
 
 
+def test_an_experiments_own_table_is_shown(tmp_path: Path) -> None:
+    name = "megatron2019/tensor_parallel_scaling"
+    keep(tmp_path, record(**BASE), name=name)
+    assert "#### Efficiency of tensor parallelism" in section(experiments_markdown(tmp_path), name)
+
+
+BASE: dict[str, Any] = {"model__num_layers": 2, "model__hidden_size": 128, "model__num_heads": 4}
+
+
 def test_only_runs_that_failed_are_said_to(tmp_path: Path) -> None:
     keep(tmp_path, record(status="failed", reason="rank 0 was killed by SIGKILL"))
     shown = section(experiments_markdown(tmp_path))

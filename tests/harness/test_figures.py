@@ -1,8 +1,14 @@
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.container import ErrorbarContainer
 
 from harness import figures
+from harness.measures import Record
+from harness.render import Table
 from impl.errors import InputError
 from tests.harness.made_up_records import record, without_numbers
 
@@ -24,6 +30,47 @@ def test_only_figures_with_data_are_written_and_stale_ones_go(tmp_path: Path) ->
     }
     figures.write([record(train__steps=20)], tmp_path)
     assert {p.stem for p in tmp_path.iterdir()} == {"curves"}
+
+
+def test_scaling_has_a_line_for_every_degree_and_way_that_grows() -> None:
+    runs = [
+        record(plan__dp=dp, plan__tp=tp, train__microbatch=1) for dp, tp in ((1, 1), (2, 1), (1, 2), (1, 4), (2, 2))
+    ]
+    runs += [record(plan__tp=2, train__microbatch=1, plan__sequence_parallel=True)]
+    figure = figures.scaling(runs)
+    assert figure is not None
+    drawn = {
+        str(line.get_label()): np.asarray(line.lines[0].get_xdata()).tolist()
+        for line in figure.axes[1].containers
+        if isinstance(line, ErrorbarContainer) and line.lines[0] is not None
+    }
+    assert drawn == {
+        "strong dp": [1, 2],
+        "strong tp": [1, 2, 4],
+        "strong dp with tp=2": [1, 4],
+        "strong tp sequence_parallel=on": [1, 2],
+    }
+
+
+def test_a_tables_efficiencies_are_drawn_beside_the_published_ones(tmp_path: Path) -> None:
+    nan = float("nan")
+
+    def table(records: Sequence[Record]) -> Table:
+        lines = [("", 1, 1.0, 1.0), ("mine", 2, 0.9, 0.95), ("mine", 4, nan, 0.82), ("other", 2, 0.5, nan)]
+        rows = pd.DataFrame(lines if records else [], columns=pd.Index(["line", "ranks", "efficiency", "published"]))
+        return Table("own", "Of my own", (), rows.assign(efficiency_half_width=nan))
+
+    assert {path.stem for path in figures.write([record(train__steps=20)], tmp_path, table=table)} == {"curves", "own"}
+    figure = figures.efficiency(table([record()]))
+    assert figure is not None
+    drawn = [
+        (np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()) for line in figure.axes[0].lines
+    ]
+    assert ([1, 2], [100, 90]) in drawn
+    assert ([1, 2, 4], [100, 95, 82]) in drawn
+    assert ([1, 2], [100, 50]) in drawn
+    figures.write([], tmp_path, table=table)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:

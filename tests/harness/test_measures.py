@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import measures
-from harness.measures import frame, label
+from harness.labels import label, point
+from harness.measures import frame
 from impl.errors import InputError
 from tests.harness.made_up_records import config, record, without_numbers
 
@@ -83,6 +84,52 @@ def test_label_names_the_fewest_telling_fields() -> None:
     plans = [config(), config(plan__overlap_grad_reduce=False)]
     assert [label(c, plans) for c in plans] == ["overlap=on", "overlap=off"]
     assert label(configs[0], configs[:1]) == ""
+
+
+def test_a_label_names_the_tensor_parallel_degree_even_where_the_shape_tells_as_much() -> None:
+    grown = [config(), config(model__hidden_size=256, plan__tp=2)]
+    assert [label(c, grown) for c in grown] == ["hidden=128 tp=1", "hidden=256 tp=2"]
+    assert label(grown[1], grown, skip=["model.hidden_size"]) == "tp=2"
+    assert label(grown[1], grown[1:]) == ""
+
+
+def test_a_label_leaves_out_how_layers_usually_work() -> None:
+    ways: list[dict[str, Any]] = [{}, {"plan__sequence_parallel": True}, {"plan__overlap_input_grad_reduce": False}]
+    made = [config(plan__tp=tp, **way) for tp, way in ((1, {}), *((2, way) for way in ways))]
+    assert [label(c, made) for c in made] == ["tp=1", "tp=2", "tp=2 sequence_parallel=on", "tp=2 input_overlap=off"]
+    assert [label(c, made[1:3]) for c in made[1:3]] == ["sequence_parallel=off", "sequence_parallel=on"]
+
+
+def test_what_ranks_hold_is_the_largest_and_what_they_send_is_a_rings() -> None:
+    run = record(plan__tp=4, plan__sequence_parallel=True)
+    for rank, (split, calls) in zip(run["ranks"], ((10, 1), (30, 2), (20, 2), (5, 2)), strict=True):
+        rank["state_bytes"] = {"split": split, "whole": 7}
+        rank["activation_bytes"] = {"model": 100 + split, "layer": split}
+        rank["traffic"] = {
+            "tp": {"all_reduce": {"calls": calls, "bytes": 400}, "all_gather": {"calls": 1, "bytes": 80}}
+        }
+    row = frame([run]).iloc[0]
+    assert (row["tp"], row["ranks"], row["sequence_parallel"]) == (4, 4, True)
+    assert (row["split_state_bytes"], row["whole_state_bytes"]) == (30, 7)
+    assert (row["model_activation_bytes"], row["layer_activation_bytes"]) == (130, 30)
+    assert (row["tp_calls"], row["tp_bytes_sent"]) == (3, (2 * 400 + 80) * 3 / 4)
+
+
+def test_records_from_before_tensor_parallelism_are_read() -> None:
+    old = record(plan__dp=2)
+    for name in ("tp", "sequence_parallel", "overlap_input_grad_reduce"):
+        del old["config"]["plan"][name]
+    for rank in old["ranks"]:
+        for name in ("state_bytes", "activation_bytes", "traffic"):
+            del rank[name]
+    row, _ = frame([old, record(plan__dp=2, repeat=1)]).to_dict("records")
+    assert (row["ranks"], row["tp"], row["sequence_parallel"]) == (2, 1, False)
+    assert row["varies"] == ""
+    assert all(math.isnan(row[name]) for name in ("split_state_bytes", "layer_activation_bytes", "tp_bytes_sent"))
+    assert point(old["config"]) == point(record(plan__dp=2)["config"])
+    compiled = record()
+    compiled["ranks"][0]["activation_bytes"] = None
+    assert math.isnan(frame([compiled]).iloc[0]["layer_activation_bytes"])
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["pre", "post"])), min_size=1, max_size=8, unique=True))

@@ -16,15 +16,16 @@ DEGREES = ["tp", "pp", "dp", "gpus"]
 COLUMNS = ["paper", "arxiv", "where", "quantity", "model", "norm_placement", *DEGREES, "global_batch", "value"]
 COLUMNS += ["unit", "how", "note"]
 # in a figure or a table only, without the shape
-UNNAMED = {"", "bert-752m", "previous-best"}
+KORTHIKANTI = {f"korthikanti-{size}" for size in ("22b", "175b", "530b", "1t")}
+UNNAMED = {"", "bert-752m", "previous-best"} | KORTHIKANTI
 
 
 def as_rows(paper: str, quantity: str | None = None) -> list[dict[Any, Any]]:
     return published(paper, quantity).to_dict("records")
 
 
-def value(quantity: str, **where: object) -> float:
-    rows = [row for row in as_rows("megatron2019", quantity) if all(row[key] == where[key] for key in where)]
+def value(quantity: str, paper: str = "megatron2019", **where: object) -> float:
+    rows = [row for row in as_rows(paper, quantity) if all(row[key] == where[key] for key in where)]
     assert len(rows) == 1
     return rows[0]["value"]
 
@@ -84,6 +85,22 @@ def test_the_abstracts_efficiency_follows_from_its_rates():
     assert 100 * total / 512 / single == pytest.approx(value("weak_scaling_efficiency", how="derived"), abs=0.05)
     assert value("weak_scaling_efficiency", where="abstract", how="stated") == 76
     assert value("weak_scaling_efficiency", where="figure 5", gpus=512) == 74
+
+
+def test_throughput_rises_by_as_much_as_korthikanti_print():
+    for model, percent in zip(("22b", "175b", "530b", "1t"), (29.0, 31.8, 29.7, 32.1), strict=True):
+        at: dict[str, Any] = {"paper": "korthikanti2022", "model": f"korthikanti-{model}"}
+        before = value("iteration_seconds_full_recompute", **at)
+        after = value("iteration_seconds_sequence_parallel_selective", **at)
+        assert 100 * (before / after - 1) == pytest.approx(percent, abs=0.2)
+        assert value("mfu", **at) < value("hfu", **at)
+
+
+def test_figure_7_falls_with_every_way_of_saving():
+    for model in KORTHIKANTI:
+        ways = ("sequence_parallel", "sequence_parallel_selective", "full_recompute")
+        shares = [value(f"activation_memory_{way}", paper="korthikanti2022", model=model) for way in ways]
+        assert shares == sorted(shares, reverse=True)
 
 
 def test_unknown_names_list_the_valid_ones():

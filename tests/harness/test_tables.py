@@ -1,12 +1,15 @@
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from harness import perplexity, tables
-from harness.render import Table
+from harness.measures import Record
+from harness.render import Column, Table
 from impl.errors import InputError
 from tests.harness.made_up_records import KEY, record, without_numbers
 
@@ -56,6 +59,64 @@ def test_oversubscribed_rows_are_marked_and_have_no_efficiency() -> None:
 def test_different_devices_are_not_compared() -> None:
     mixed = [record(train__microbatch=1), record(plan__dp=2, train__microbatch=1, device_name="another")]
     assert tables.scaling_table(mixed).frame.empty
+
+
+def degrees(seconds: dict[tuple[int, int], float], **more: Any) -> list[dict]:
+    """A record for each (dp, tp), of the same global batch."""
+    return [record(seconds=s, plan__dp=dp, plan__tp=tp, train__microbatch=1, **more) for (dp, tp), s in seconds.items()]
+
+
+def test_strong_scaling_is_over_any_mix_of_degrees() -> None:
+    table = tables.scaling_table(degrees({(1, 1): 0.8, (2, 1): 0.5, (1, 2): 0.8, (2, 2): 0.25}))
+    found = {(r["kind"], r["dp"], r["tp"]): r for r in rows(table)}
+    assert {key: r["speedup"] for key, r in found.items()} == {
+        ("strong", 1, 1): 1,
+        ("strong", 2, 1): pytest.approx(1.6),
+        ("strong", 1, 2): pytest.approx(1.0),
+        ("strong", 2, 2): pytest.approx(3.2),
+    }
+    assert {(r["varies"], r["curve"]) for r in rows(table)} == {
+        ("dp=1 tp=1", ""),
+        ("dp=2 tp=1", "dp"),
+        ("dp=1 tp=2", "tp"),
+        ("dp=2 tp=2", "dp with tp=2"),
+    }
+
+
+def test_weak_scaling_keeps_the_tensor_parallel_degree() -> None:
+    runs = [
+        record(plan__dp=dp, plan__tp=tp, train__microbatch=1, train__global_batch=4 * dp, model__hidden_size=128 * tp)
+        for dp in (1, 2)
+        for tp in (1, 2)
+    ]
+    found = [(r["kind"], r["tp"], r["ranks"], r["baseline"], r["curve"]) for r in rows(tables.scaling_table(runs))]
+    assert found == [
+        ("weak", 1, 1, "baseline", ""),
+        ("weak", 1, 2, "1 rank", "tp=1"),
+        ("weak", 2, 2, "baseline", ""),
+        ("weak", 2, 4, "2 ranks", "tp=2"),
+    ]
+
+
+def test_ways_of_tensor_parallelism_share_the_baseline_that_has_none() -> None:
+    runs = degrees({(1, 1): 0.8, (1, 2): 0.5, (1, 4): 0.4})
+    runs += degrees({(1, 2): 0.4, (1, 4): 0.25}, plan__sequence_parallel=True)
+    found = {(r["varies"], r["curve"]): r["efficiency"] for r in rows(tables.scaling_table(runs))}
+    assert found == {
+        ("tp=1", ""): 1,
+        ("tp=2", "tp"): pytest.approx(0.8),
+        ("tp=4", "tp"): pytest.approx(0.5),
+        ("tp=2 sequence_parallel=on", "tp sequence_parallel=on"): pytest.approx(1.0),
+        ("tp=4 sequence_parallel=on", "tp sequence_parallel=on"): pytest.approx(0.8),
+    }
+    without = [r for r in runs if r["config"]["plan"]["tp"] > 1]
+    assert [r["baseline"] for r in rows(tables.scaling_table(without))].count("baseline") == 2
+
+
+def test_runs_of_two_steps_are_not_compared() -> None:
+    runs = degrees({(1, 1): 0.8, (1, 2): 0.5}, train__steps=2)
+    assert tables.scaling_table(runs).frame.empty
+    assert len(tables.throughput_table(runs).frame) == 2
 
 
 def test_perplexity_with_floor_and_share_above_it() -> None:
@@ -139,6 +200,21 @@ def test_only_bad_runs_still_give_a_table(status: str, tmp_path: Path) -> None:
     written = tables.write([record(status="invalid", reason="no"), without_numbers(record(seed=1), status)], tmp_path)
     assert {path.stem for path in written} == {"failures"}
     assert tables.all_tables([]) == []
+
+
+def own_table(records: Sequence[Record]) -> Table:
+    frame = pd.DataFrame([{"runs": len(records)}] if records else [])
+    return Table("mine", "Of my own", (Column(key="runs", header="runs"),), frame)
+
+
+def test_an_experiments_own_table_is_one_of_them_and_goes_with_its_rows(tmp_path: Path) -> None:
+    names = [table.name for table in tables.all_tables([record()], table=own_table)]
+    assert names == ["throughput", "perplexity_valid", "mine"]
+    written = tables.write([record()], tmp_path, table=own_table)
+    assert {"mine.md", "mine.csv", "mine.tex"} <= {path.name for path in written}
+    assert (tmp_path / "mine.csv").read_text() == "runs\n1\n"
+    assert tables.write([], tmp_path, table=own_table) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_write_replaces_what_an_earlier_call_left(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from impl.collectives import counted
-from impl.cost.traffic import Count, gradient_bytes, tensor_parallel_traffic
+from impl.cost.traffic import Count, Op, gradient_bytes, tensor_parallel_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
@@ -31,14 +31,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def step(run: Run, data: Path) -> tuple[dict[str, dict[str, Count]], dict[str, int], int]:
+def step(run: Run, data: Path) -> tuple[dict[str, dict[Op, Count]], dict[str, int], int]:
     """Counts by axes of the mesh, buckets by axes, and the positions that the head scores."""
     mesh = build_mesh(run.plan, "cpu")
     one = Trainer(run, TokenFolder.open(data), mesh, torch.device("cpu"))
     with counted() as counts:
         one.step(0)
-    names = {mesh.get_group(axis).group_name: axis for axis in ("dp", "tp")}
-    by_axes: dict[str, dict[str, Count]] = {}
+    names = {str(mesh.get_group(axis).group_name): axis for axis in ("dp", "tp")}
+    by_axes: dict[str, dict[Op, Count]] = {}
     for (group, op), count in counts.items():
         by_axes.setdefault(names.get(group, "dp_tp"), {})[op] = count
     buckets = [names.get(b.group.group_name, "dp_tp") for b in one.gradients.buckets if b.group.size() > 1]
@@ -63,9 +63,9 @@ def test_a_step_sends_what_the_formulas_say(plan: Plan, precision: Precision, fa
     run = Run(model=replace(MODEL, family=family), plan=plan, train=RECIPE, precision=precision)
     vocab_size = run.model.vocabulary(257)
     for counts, buckets, head_positions in run_ranks(plan.world_size, step, run, data):
-        expected: dict[str, dict[str, Count]] = {}
+        expected: dict[str, dict[Op, Count]] = {}
         if traffic := tensor_parallel_traffic(run, head_positions):
-            expected["tp"] = dict(traffic)
+            expected["tp"] = traffic
         reduced = gradient_bytes(run, vocab_size)
         assert reduced.keys() == buckets.keys()
         for axes, size in reduced.items():
@@ -79,9 +79,7 @@ def test_a_step_sends_what_the_formulas_say(plan: Plan, precision: Precision, fa
 def test_a_layer_of_gpt_3_moves_four_all_reduces_of_its_activations() -> None:
     model = ModelConfig(num_layers=1, hidden_size=12288, num_heads=96, seq_len=2048, vocab_size=51200)
     recipe = Recipe(global_batch=1, microbatch=1)
-    runs = [
-        Run(model=replace(model, num_layers=n), plan=Plan(tp=8), train=recipe, precision="bf16") for n in (1, 2)
-    ]
+    runs = [Run(model=replace(model, num_layers=n), plan=Plan(tp=8), train=recipe, precision="bf16") for n in (1, 2)]
     one, two = (tensor_parallel_traffic(run, 2048)["all_reduce"] for run in runs)
     assert two.calls - one.calls == 4  # Megatron-LM 2019, section 3
     assert two.bytes - one.bytes == 4 * 2048 * 12288 * 2

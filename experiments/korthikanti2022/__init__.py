@@ -1,0 +1,1 @@
+"""Reducing Activation Recomputation in Large Transformer Models (arXiv 2205.05198)."""

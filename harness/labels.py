@@ -1,0 +1,112 @@
+"""What a run is called among others: its configuration's fields, and which of them tell it apart."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from impl.run import Run, to_dict
+
+Record = Mapping[str, Any]
+
+NOT_PART_OF_A_POINT = ("seed", "repeat")
+SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
+"""What a model's name stands for; the number of parameters differs a little between norm placements."""
+TELLING = ("model.norm_placement", "train.lr", "plan.dp", "plan.tp", "train.global_batch", "precision")
+"""Fields that name a point best, of several that tell the same points apart."""
+ALWAYS_NAMED = ("plan.tp",)
+"""Named wherever they vary, even where the model's shape says as much: the numbers of a point are one rank's part."""
+UNSAID = {"plan.sequence_parallel": False, "plan.overlap_input_grad_reduce": True}
+"""How tensor-parallel layers usually work: fields that a label leaves out at this value."""
+SHORT = {
+    "model.norm_placement": "norm", "model.num_layers": "layers", "model.hidden_size": "hidden",
+    "model.num_heads": "heads", "model.seq_len": "seq", "model.vocab_size": "vocab", "data.dataset": "data",
+    "train.global_batch": "batch", "plan.overlap_grad_reduce": "overlap",
+    "plan.overlap_input_grad_reduce": "input_overlap",
+}  # fmt: skip
+
+
+def fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields of a configuration under dotted names."""
+    return _dotted(complete(config), "")
+
+
+def _dotted(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            out |= _dotted(value, f"{prefix}{name}.")
+        else:
+            out[prefix + name] = tuple(value) if isinstance(value, list) else value
+    return out
+
+
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the fields that are newer than it, at their defaults: what every run did before."""
+    return _merged(_DEFAULTS, config)
+
+
+_DEFAULTS = to_dict(Run())
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        name: _merged(default, given.get(name, {}))
+        for name, default in defaults.items()
+        if isinstance(default, Mapping)
+    }
+    return {**defaults, **given, **nested}
+
+
+def point(config: Mapping[str, Any]) -> str:
+    """What repeats and seeds have in common: the configuration without `seed` and `repeat`, as canonical JSON."""
+    return json.dumps({k: v for k, v in complete(config).items() if k not in NOT_PART_OF_A_POINT}, sort_keys=True)
+
+
+def varying(configs: Iterable[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
+    """Dotted names of the fewest fields, the telling ones first, that tell the configurations apart.
+
+    `seed` and `repeat` are not among them, nor the fields that are `shown` beside; a field that only follows from those
+    named before it says nothing new, unless it is in ALWAYS_NAMED.
+    """
+    rows = [fields(config) for config in configs]
+    order = [*SHAPE, *TELLING, *(name for name in dict.fromkeys(name for row in rows for name in row))]
+    shown, kept, groups = set(shown), [], [()] * len(rows)
+    for name in sorted(dict.fromkeys(order), key=lambda name: name not in shown):
+        if name in NOT_PART_OF_A_POINT:
+            continue
+        finer = [(*group, row.get(name)) for group, row in zip(groups, rows, strict=True)]
+        is_always_named = name in ALWAYS_NAMED and len({row.get(name) for row in rows}) > 1
+        if is_always_named or len(set(finer)) > len(set(groups)):
+            groups = finer
+            kept += [] if name in shown else [name]
+    return kept
+
+
+def label(config: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], skip: Iterable[str] = ()) -> str:
+    """What tells a configuration from the others, as `norm=pre lr=0.001`; empty where nothing does."""
+    values, names = fields(config), varying(configs, skip)
+    return label_of(values, names) or label_of(values, names, unsaid={})
+
+
+def labels(points: Sequence[str], records: Iterable[Record], skip: Iterable[str] = ()) -> list[str]:
+    """The label of each point among those of the records; empty where layers work as usual and nothing else tells."""
+    configs = {point(record["config"]): record["config"] for record in records}
+    names = varying((configs[key] for key in dict.fromkeys(points)), skip)
+    return [label_of(fields(configs[key]), names) for key in points]
+
+
+def label_of(values: Mapping[str, Any], names: Sequence[str], unsaid: Mapping[str, Any] = UNSAID) -> str:
+    """What these fields say, under short names, as `tp=2 overlap=off`; those of an unsaid value are left out."""
+    last = [name.rpartition(".")[2] for name in names]
+    short = {n: SHORT.get(n, n if last.count(end) > 1 else end) for n, end in zip(names, last, strict=True)}
+    said = [name for name in names if name in values and not (name in unsaid and values[name] == unsaid[name])]
+    return " ".join(f"{short[name]}={_value(values[name])}" for name in said)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "on", False: "off", None: "none"}[value]
+    if isinstance(value, tuple):
+        return "+".join(map(_value, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else PurePath(str(value)).name

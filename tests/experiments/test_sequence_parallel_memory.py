@@ -1,0 +1,81 @@
+"""Figure 7 of Korthikanti et al. 2022: the formula reproduces it, and verdicts turn with what was measured."""
+
+from typing import Any
+
+import pytest
+
+from experiments.korthikanti2022.sequence_parallel_memory import DEGREE, MICROBATCH, PAPER, quarter
+from harness.claims import claims_table
+from harness.experiment import load
+from harness.published import published
+from impl.cost.memory import activation_bytes_per_layer
+from impl.cost.parameters import count_parameters
+from impl.model.config import ModelConfig
+from impl.run import Run, to_dict
+from tests.harness.made_up_records import record
+
+EXPERIMENT = load("sequence_parallel_memory")
+
+
+def printed(quantity: str) -> dict[str, float]:
+    return {row["model"]: row["value"] for row in published("korthikanti2022", quantity).to_dict("records")}
+
+
+def share(model: ModelConfig, microbatch: int) -> float:
+    split, whole = (
+        activation_bytes_per_layer(model, microbatch, tp=DEGREE, sequence_parallel=is_split)
+        for is_split in (True, False)
+    )
+    return split / whole
+
+
+def made(run: Run, **place: Any) -> dict[str, Any]:
+    """A record of the run, with the formula's bytes."""
+    fields = to_dict(run)
+    nested = {f"{part}__{name}": v for part in ("model", "plan", "train") for name, v in fields[part].items()}
+    return record(**nested, precision=run.precision, **place)
+
+
+def verdicts(records: list[dict[str, Any]]) -> list[str]:
+    return list(claims_table(EXPERIMENT.claims, records).frame["verdict"])
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_formula_is_figure_7_to_a_fifth_of_a_point(name: str) -> None:
+    drawn = printed("activation_memory_sequence_parallel")[name]
+    assert 100 * share(PAPER[name], MICROBATCH.get(name, 1)) == pytest.approx(drawn, abs=0.2)
+    assert 100 * share(quarter(PAPER[name]), 16) == pytest.approx(drawn, abs=0.2)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_models_are_table_3s(name: str) -> None:
+    billions = printed("parameters")[name]
+    assert count_parameters(PAPER[name]).total / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_figure_1s_activations_are_the_formulas() -> None:
+    """22B has no pipeline: its layers, and the embedding's dropout, the last norm and the head of section 4.3."""
+    model = PAPER["korthikanti-22b"]
+    bytes_of_layers = model.num_layers * activation_bytes_per_layer(model, 4, tp=DEGREE, sequence_parallel=False)
+    assert bytes_of_layers / 2**30 == pytest.approx(printed("activations_gib")["korthikanti-22b"], rel=0.01)
+
+
+def test_table_of_a_small_model_with_the_papers_shares() -> None:
+    assert EXPERIMENT.table is not None
+    rows = EXPERIMENT.table([made(run) for run in EXPERIMENT.runs["small"]]).frame.to_dict("records")
+    beside = {row["same"]: (row["share"], row["published"]) for row in rows if row["same"]}
+    assert set(beside) == {"22B", "175B", "530B, 1T"}
+    assert all(ours == pytest.approx(drawn, abs=0.002) for ours, drawn in beside.values())
+    assert all(row["measured_over_formula"] == pytest.approx(1, abs=1e-6) for row in rows)
+    assert EXPERIMENT.table([]).frame.empty
+
+
+def test_verdicts() -> None:
+    small = [made(run) for run in EXPERIMENT.runs["small"]]
+    assert verdicts(small) == ["reproduced"] * 3
+    assert verdicts([made(run) for run in EXPERIMENT.runs["smoke"]]) == ["reproduced"] * 2 + ["not run here"]
+    for rank in small[-1]["ranks"]:
+        rank["activation_bytes"]["layer"] *= 1.03
+    assert verdicts(small) == ["not reproduced"] * 3
+    alone = [made(run) for run in EXPERIMENT.runs["smoke"] if not run.plan.sequence_parallel]
+    assert verdicts(alone) == ["reproduced", "not run here", "not run here"]
