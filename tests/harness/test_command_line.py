@@ -245,12 +245,12 @@ def test_help_is_no_error(arguments: str):
 
 WORDS = st.sampled_from(
     [
-        *VERBS, "quickstart", "layernorm_placement", "megatron2019/layernorm_placement", "smoke", "paper", "md", "json",
-        "--tier", "--json", "--no-json", "--out", "--only", "--jobs", "--format", "--data", "--on", "--model", "--text",
-        "--tokenizer", "--model.num-heads", "--train.lr", "--plan.dp", "--plan.sequence-parallel", "--seed", "--compile",
-        "--evaluation.texts",
-        "--time-limit", "--valid-fraction", "--", "-", "-h", "--help", "=", "", "0", "-1", "1e9", "nan", "text.txt",
-        "slurm", "local", "byte", "bpe:300", "gpt-2m", "gpt2:a,b", "None", "--json=1", "--tier=smoke", "../x", "*", "[",
+        *VERBS, "quickstart", "layernorm_placement", "megatron2019/layernorm_placement", "smoke", "paper", "md",
+        "json", "--tier", "--json", "--no-json", "--out", "--only", "--jobs", "--format", "--data", "--on", "--model",
+        "--text", "--tokenizer", "--model.num-heads", "--train.lr", "--plan.dp", "--plan.sequence-parallel", "--seed",
+        "--compile", "--evaluation.texts", "--time-limit", "--valid-fraction", "--", "-", "-h", "--help", "=", "",
+        "0", "-1", "1e9", "nan", "text.txt", "slurm", "local", "byte", "bpe:300", "gpt-2m", "gpt2:a,b", "None",
+        "--json=1", "--tier=smoke", "../x", "*", "[",
     ]
 )  # fmt: skip
 garbage = st.text(st.characters(exclude_characters="\0"), max_size=8)
