@@ -58,14 +58,14 @@ def write(records: Sequence[Record], folder: Path, *, table: MakesTable | None =
             figures[stem(name, kind, apart)] = sizes(chosen, name, kind, apart)
         for name, figure in figures.items():
             if figure is not None:
-                written += [_save(figure, folder / f"{name}.{suffix}") for suffix in ("png", "svg")]
+                written += [save(figure, folder / f"{name}.{suffix}") for suffix in ("png", "svg")]
     stems = ("curves", "scaling", "perplexity_*", "accuracy_*", *([own.name] if own else []))
     for old in {path for s in stems for path in folder.glob(f"{s}.*")} - set(written):
         old.unlink()
     return written
 
 
-def _save(figure: "Figure", path: Path) -> Path:
+def save(figure: "Figure", path: Path) -> Path:
     """Whole or not at all, and without the date and version that would make equal figures differ."""
     content = io.BytesIO()
     metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}

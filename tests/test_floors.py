@@ -30,6 +30,7 @@ FLOORS = {
     "impl.model.sizes": 0,
     "impl.pipeline": 0,
     "impl.pipeline.schedule": 0,
+    "impl.pipeline.schedules": 0,
     "impl.pipeline.simulate": 0,
     "impl.pipeline.stage": 0,
     "impl.zero": 0,

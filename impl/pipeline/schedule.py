@@ -1,0 +1,178 @@
+"""Pipeline schedules as tables: one row of actions per pipeline rank, in the order in which the rank does them.
+
+The same table is run, simulated and drawn.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+from impl.errors import InputError
+
+
+class Op(StrEnum):
+    F = "F"  # forward pass
+    B = "B"  # backward pass: gradients of the input and of the weights
+    I = "I"  # noqa: E741 - gradient of the input only
+    W = "W"  # gradient of the weights only
+    SEND_F, RECV_F, SEND_B, RECV_B = "sF", "rF", "sB", "rB"  # of activations and their gradients; written by `lower`
+
+    __hash__ = str.__hash__  # Enum's own is Python code and shows in every look-up of an action
+
+
+class Action(NamedTuple):
+    """One piece of a rank's work; written `0F3`: stage 0, forward, microbatch 3."""
+
+    op: Op
+    stage: int
+    microbatch: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """The action that is written so.
+
+        Raises:
+            InputError: the text is not an action.
+        """
+        found = re.fullmatch(rf"(\d+)({'|'.join(Op)})(\d+)", text)
+        if not found:
+            raise InputError(f"{text!r} is not an action; valid: stage, one of {' '.join(Op)}, microbatch, as in 0F3")
+        return cls(Op(found[2]), int(found[1]), int(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op}{self.microbatch}"
+
+
+Rows = Sequence[Sequence[Action]]
+NOMINAL = {Op.F: 1, Op.B: 2, Op.I: 1, Op.W: 1}
+"""Durations by which actions of different ranks are put in one order."""
+DIRECTION = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
+"""From the stage of a transfer to the stage at its other end."""
+HELD = {Op.F: 1, Op.B: -1, Op.W: -1}
+"""Activations of one microbatch in one stage are held from its forward pass to the end of its backward pass."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What every pipeline rank computes, in order; what it sends and receives follows from that."""
+
+    name: str
+    rows: tuple[tuple[Action, ...], ...]
+
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """The rank that a stage lives on."""
+        return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages, its model chunks, that live on a rank."""
+        return sorted(stage for stage, owner in self.rank_of.items() if owner == rank)
+
+    @cached_property
+    def _split(self) -> frozenset[tuple[int, int]]:
+        """(stage, microbatch) whose backward pass comes in two parts."""
+        return frozenset(action[1:] for action in chain.from_iterable(self.rows) if action.op is Op.I)
+
+    def needs(self, action: Action) -> list[Action]:
+        """The actions whose results an action reads: the one place where data flow is written down."""
+        op, stage, microbatch = action
+        if op is Op.W:
+            return [Action(Op.I, stage, microbatch)]
+        if op is Op.F:
+            return [Action(Op.F, stage - 1, microbatch)] if stage else []
+        needed = [Action(Op.F, stage, microbatch)]
+        if stage + 1 < len(self.rank_of):
+            gradient = Op.I if (stage + 1, microbatch) in self._split else Op.B
+            needed.append(Action(gradient, stage + 1, microbatch))
+        return needed
+
+    @cached_property
+    def order(self) -> tuple[tuple[int, Action], ...]:
+        """(rank, action) of the whole table, each after all that it needs, by when it ends at NOMINAL durations.
+
+        Raises:
+            InputError: the table cannot run; names the action at which every rank is stuck.
+        """
+        ends: dict[Action, int] = {}
+        ordered: list[tuple[int, int, Action]] = []
+        clock, done = [0] * len(self.rows), [0] * len(self.rows)
+        free, waits = list(range(len(self.rows))), dict[Action, list[int]]()  # ranks that can go on; that cannot
+        while free:
+            rank = free.pop()
+            while done[rank] < len(self.rows[rank]):
+                action = self.rows[rank][done[rank]]
+                needed = self.needs(action)
+                if lacking := [need for need in needed if need not in ends]:
+                    waits.setdefault(lacking[0], []).append(rank)
+                    break
+                ends[action] = clock[rank] = max([clock[rank], *(ends[need] for need in needed)]) + NOMINAL[action.op]
+                ordered.append((clock[rank], rank, action))
+                done[rank] += 1
+                free += waits.pop(action, ())
+        if waits:
+            stuck = sorted((r, f"{self.rows[r][done[r]]}, which needs {need}") for need in waits for r in waits[need])
+            heads = "; ".join(f"rank {rank} is stuck at {head}" for rank, head in stuck)
+            raise InputError(f"schedule {self.name} cannot run: {heads}")
+        return tuple((rank, action) for _, rank, action in sorted(ordered))
+
+    @cached_property
+    def transfers(self) -> dict[Action, Action]:
+        """The actions whose result another rank reads, and the action that reads it."""
+        read = ((need, action) for _, action in self.order for need in self.needs(action))
+        return {need: action for need, action in read if self.rank_of[need.stage] != self.rank_of[action.stage]}
+
+    @cached_property
+    def flow(self) -> tuple[tuple[int | None, tuple[int, int] | None], ...]:
+        """For each of `order`: the place there of the action whose result it awaits; (sender, receiver) of its own."""
+        place = {action: i for i, (_, action) in enumerate(self.order)}
+        pairs = self.transfers.items()
+        awaited = {reader: place[source] for source, reader in pairs}
+        link = {source: (self.rank_of[source.stage], self.rank_of[reader.stage]) for source, reader in pairs}
+        return tuple((awaited.get(action), link.get(action)) for _, action in self.order)
+
+    def peer(self, transfer: Action) -> int:
+        """The rank at the other end of a send or receive."""
+        return self.rank_of[transfer.stage + DIRECTION[transfer.op]]
+
+
+def lower(schedule: Schedule) -> list[list[Action]]:
+    """The rows with their sends and receives; a send carries the stage of its sender, a receive that of its receiver.
+
+    A transfer is written into both rows at once, in the one order of the whole table: two ranks have their common
+    transfers in the same order, and no circle of ranks waits, even if every send waited for its receive.
+
+    Raises:
+        InputError: as `Schedule.order`.
+    """
+    rows: list[list[Action]] = [[] for _ in schedule.rows]
+    for rank, action in schedule.order:
+        rows[rank].append(action)
+        if reader := schedule.transfers.get(action):
+            send, receive = (Op.SEND_F, Op.RECV_F) if action.op is Op.F else (Op.SEND_B, Op.RECV_B)
+            rows[rank].append(Action(send, action.stage, action.microbatch))
+            rows[schedule.rank_of[reader.stage]].append(Action(receive, reader.stage, reader.microbatch))
+    return rows
+
+
+def peak_in_flight(row: Iterable[Action]) -> int:
+    """Most activations, of one microbatch in one stage each, that a rank holds at once."""
+    held = peak = 0
+    for action in row:
+        held += HELD.get(action.op, 0)
+        peak = max(peak, held)
+    return peak
+
+
+def forward_only(schedule: Schedule, m: int) -> Schedule:
+    """Forward passes of m microbatches through the stages of a schedule, as evaluation needs."""
+    p = len(schedule.rows)
+    groups = [range(first, min(first + p, m)) for first in range(0, m, p)]
+    rows = [
+        tuple(Action(Op.F, stage, i) for group in groups for stage in schedule.stages_of(rank) for i in group)
+        for rank in range(p)
+    ]
+    return Schedule(f"{schedule.name}, forward only", tuple(rows))

@@ -1,0 +1,165 @@
+"""The papers' schedules, and how one is had by name.
+
+To add a schedule, write a function of p pipeline ranks, m microbatches and, if it has them, v model chunks a rank, that
+returns the rows; name it in SCHEDULES, or name it as module:function.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, zip_longest
+
+from impl.errors import InputError
+from impl.pipeline.schedule import NOMINAL, Action, Op, Rows, Schedule
+
+
+def gpipe(p: int, m: int) -> Rows:
+    """All forward passes, then all backward passes: bubble (p-1)/m, m microbatches in flight.
+
+    Source: GPipe, Huang et al. 2019 (1811.06965), section 2.3; PTD-P (2104.04473), figure 3.
+    """
+    return [_row(rank, p, m, 1, warmup=m) for rank in range(p)]
+
+
+def one_f_one_b(p: int, m: int) -> Rows:
+    """PipeDream-flush: bubble (p-1)/m, p - rank microbatches in flight at most.
+
+    Source: PTD-P (2104.04473), section 2.2.1, figure 4 (top).
+    """
+    return [_row(rank, p, m, 1, warmup=p - rank - 1) for rank in range(p)]
+
+
+def interleaved(p: int, m: int, v: int) -> Rows:
+    """1F1B over v model chunks a rank: bubble (p-1)/(v m), and v times as many transfers; with v = 1 it is 1F1B.
+
+    In flight on rank 0: p + (p-1)/v microbatches (Korthikanti et al. 2022, section 4.2.3), or all where m = p.
+
+    Source: PTD-P (2104.04473), section 2.2.2, figure 4 (bottom).
+    Raises:
+        InputError: m is not a multiple of p.
+    """
+    if m % p:
+        near = f"{m // p * p} or {(m // p + 1) * p}" if m > p else p
+        raise InputError(
+            f"plan.schedule interleaved takes multiples of plan.pp {p} microbatches, not {m}; valid: {near}"
+        )
+    if v == 1:
+        return one_f_one_b(p, m)
+    return [_row(rank, p, m, v, warmup=2 * (p - rank - 1) + (v - 1) * p) for rank in range(p)]
+
+
+def zb_h1(p: int, m: int) -> Rows:
+    """1F1B with weight gradients put off into the cool-down: idle (p-1)(T_F + T_B - T_W), p microbatches in flight.
+
+    T_F, T_B and T_W are the paper's: forward pass, gradient of the input, gradient of the weights. Rank r owes up to r
+    weight gradients, so that every rank has as many microbatches in flight as 1F1B has on rank 0. The last rank owes
+    min(p, m) - 1 when it sends its last gradient, and rank 0 has one left when that arrives: with fewer microbatches
+    than ranks the idle time is (p-1)(T_F + T_B) - (min(p, m) - 1) T_W. Both are for T_W up to T_F and T_B, beyond
+    which rank 0 waits (p-1) T_B for its first gradient all the same, and the last rank (p-1) T_F for its input.
+
+    Source: Zero Bubble Pipeline Parallelism, Qi et al. 2023 (2401.10241), sections 2.1 and 2.3, tables 1 and 2.
+    """
+    return [tuple(_put_off(row, most=rank)) for rank, row in enumerate(one_f_one_b(p, m))]
+
+
+def _put_off(row: Iterable[Action], most: int) -> Iterator[Action]:
+    """A row with its backward passes split, up to `most` weight gradients being owed."""
+    owed: list[Action] = []
+    for op, stage, microbatch in row:
+        if op is Op.F:
+            yield Action(op, stage, microbatch)
+            continue
+        yield Action(Op.I, stage, microbatch)
+        owed.append(Action(Op.W, stage, microbatch))
+        if len(owed) > most:
+            yield owed.pop(0)
+    yield from owed
+
+
+def _row(rank: int, p: int, m: int, v: int, warmup: int) -> tuple[Action, ...]:
+    """`warmup` forward passes, then forward and backward by turns until both have run out.
+
+    Chunk c of a rank is stage c p + rank; every chunk takes p microbatches in a row.
+    """
+    turns = [(c, i) for first in range(0, m, p) for c in range(v) for i in range(first, min(first + p, m))]
+    forwards = [Action(Op.F, c * p + rank, i) for c, i in turns]
+    backwards = [Action(Op.B, (v - 1 - c) * p + rank, i) for c, i in turns]
+    steady = chain.from_iterable(zip_longest(forwards[warmup:], backwards))
+    return (*forwards[:warmup], *(action for action in steady if action))
+
+
+SCHEDULES: dict[str, Callable[..., Rows]] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}
+
+
+def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
+    """The table of plan.schedule (one of SCHEDULES, or module:function), checked; p is plan.pp, v is plan.chunks.
+
+    Raises:
+        InputError: there is no such schedule, it cannot be had for these numbers, or its rows are no schedule.
+    """
+    generator = _generator(name)
+    for field, value in (("plan.pp", p), ("microbatches", m), ("plan.chunks", v)):
+        if value < 1:
+            raise InputError(f"{field} {value} is not a count; valid: 1 or more")
+    chunked = _has_chunks(generator)
+    if v > 1 and not chunked:
+        with_chunks = ", ".join(other for other, function in SCHEDULES.items() if _has_chunks(function))
+        raise InputError(f"plan.schedule {name} has 1 chunk a rank, not plan.chunks {v}; with chunks: {with_chunks}")
+    rows = generator(p, m, v) if chunked else generator(p, m)
+    schedule = Schedule(name, tuple(tuple(row) for row in rows))
+    check(schedule, p, m, v)
+    return schedule
+
+
+def why_invalid(name: str, p: int, m: int, v: int = 1) -> str | None:
+    """Why a schedule cannot be had for these numbers, and what would be valid; None: it can. Arguments as `build`."""
+    try:
+        build(name, p, m, v)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _has_chunks(generator: Callable[..., Rows]) -> bool:
+    return "v" in inspect.signature(generator).parameters
+
+
+def _generator(name: str) -> Callable[..., Rows]:
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    module, _, function = name.partition(":")
+    try:
+        if function:
+            return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"plan.schedule {name!r} cannot be loaded: {error}") from error
+    raise InputError(f"plan.schedule {name!r} does not exist; valid: {', '.join(SCHEDULES)}, or module:function")
+
+
+def check(schedule: Schedule, p: int, m: int, v: int = 1) -> None:
+    """Whether a table is a training step: every microbatch once through every stage, in an order that can run.
+
+    Raises:
+        InputError: what is wrong with it.
+    """
+    if reason := _defect(schedule, p, m, v):
+        raise InputError(f"schedule {schedule.name} with plan.pp {p}, {m} microbatches, plan.chunks {v}: {reason}")
+    _ = schedule.order  # raises where none is possible
+
+
+def _defect(schedule: Schedule, p: int, m: int, v: int) -> str | None:
+    seen: set[Action] = set()
+    for rank, action in ((rank, action) for rank, row in enumerate(schedule.rows) for action in row):
+        if action.op not in NOMINAL or not (0 <= action.stage < p * v and 0 <= action.microbatch < m):
+            return f"{action} on rank {rank}; valid: F, B, I, W of stages 0 to {p * v - 1}, microbatches 0 to {m - 1}"
+        if schedule.rank_of[action.stage] != rank:
+            return f"stage {action.stage} is on ranks {rank} and {schedule.rank_of[action.stage]}; valid: on one"
+        if action in seen:
+            return f"{action} is there twice"
+        seen.add(action)
+    for stage, microbatch in ((stage, i) for i in range(m) for stage in range(p * v)):
+        ops = "".join(op for op in NOMINAL if (op, stage, microbatch) in seen)
+        if ops not in ("FB", "FIW"):
+            return f"stage {stage}, microbatch {microbatch} has {' '.join(ops) or 'nothing'}; valid: F B, or F I W"
+    stages = [len(schedule.stages_of(rank)) for rank in range(len(schedule.rows))]
+    return f"its ranks have {stages} stages; valid: {[v] * p}" if stages != [v] * p else None

@@ -1,0 +1,46 @@
+"""Which layers a pipeline stage owns."""
+
+from fractions import Fraction
+
+from impl.errors import InputError
+
+
+def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra: float = 0.0) -> tuple[range, ...]:
+    """Layers of each stage, in order, such that the slowest stage is as fast as can be, then counts as equal.
+
+    What is still free goes to later stages: in 1F1B they hold fewer microbatches.
+
+    Args:
+        num_layers: layers that are to be shared out, every stage getting at least one.
+        stages: p ranks x v chunks.
+        first_extra: work of the first stage beside its layers (the embedding), in units of a layer's.
+        last_extra: work of the last stage beside its layers (the output head), in units of a layer's.
+    Raises:
+        InputError: there are more stages than layers.
+    """
+    if stages > num_layers:
+        raise InputError(
+            f"plan.pp x plan.chunks {stages} is more than model.num_layers {num_layers}: every stage needs a layer; "
+            f"valid: 1 to {num_layers}"
+        )
+    extra = [Fraction(0)] * stages
+    extra[0] += Fraction(first_extra)
+    extra[-1] += Fraction(last_extra)
+    most = _most_layers(num_layers, extra)
+    counts = [1] * stages
+    for _ in range(num_layers - stages):
+        stage = min(
+            (s for s in range(stages) if counts[s] < most[s]), key=lambda s: (counts[s], counts[s] + extra[s], -s)
+        )
+        counts[stage] += 1
+    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+    return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+
+
+def _most_layers(num_layers: int, extra: list[Fraction]) -> list[int]:
+    """Layers that each stage can take without being slower than the slowest must be."""
+    for slowest in sorted({count + work for count in range(1, num_layers + 1) for work in extra}):
+        most = [int(slowest - work) if slowest >= work else 0 for work in extra]
+        if min(most) >= 1 and sum(most) >= num_layers:
+            return most
+    raise AssertionError("the first stage with all layers is among them")
