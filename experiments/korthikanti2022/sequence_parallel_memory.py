@@ -217,8 +217,9 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    found="A layer keeps what table 2 says, to 0.2%; what the formulas leave out is a mean and a deviation for every token "
-    "and norm. At 8 ranks sequence parallelism leaves 66.7, 61.9 and 58.3% where figure 7 has 66.8, 62.0 and 58.3%.",
+    found="A layer keeps what table 2 says, to 0.2%; what the formulas leave out is a mean and a deviation for every "
+    "token and norm. At 8 ranks sequence parallelism leaves 66.7, 61.9 and 58.3% where figure 7 has 66.8, 62.0 "
+    "and 58.3%.",
     cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 80 GB"},
     deviations="bf16, not fp16. The paper's models have two layers of their width here: one layer is what is "
     "compared, and without pipelines and recomputation all of them do not fit 8 GPUs. At `small` heads and sequence "

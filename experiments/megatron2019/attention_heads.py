@@ -116,8 +116,8 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    found="The order is the paper's: 94, 93 and 86% with 4, 6 and 8 heads (published: 82, 80 and 77% with 16, 24 and 32 "
-    "on 8 V100s). Three runs each; the intervals of 4 and 6 heads overlap.",
+    found="The order is the paper's: 94, 93 and 86% with 4, 6 and 8 heads (published: 82, 80 and 77% with 16, 24 and "
+    "32 on 8 V100s). Three runs each; the intervals of 4 and 6 heads overlap.",
     cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 80 GB"},
     deviations="bf16, not fp16; microbatches of 4 sequences and no recomputation, for GPUs with 80 GB. At `smoke` and "
     "`small` models are 1000 times smaller, two ranks share a layer, and heads are 4, 6 and 8.",

@@ -300,12 +300,13 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    found="On two cores: 91% of one rank's rate is left when two ranks share a model twice as large (published: 95% on "
-    "V100s), 70% when they share the same one (published: 82%); the interval of the first, over three runs, reaches 100%. "
-    "A rank holds what the formula says to the byte, 51.6% of the states of one rank at tp=2 and 26.9% at tp=4. Reducing "
-    "input gradients while weight gradients are computed makes a step 6% faster even where gloo's threads share the "
-    "rank's core. Sequence parallelism makes it 9% slower here, where the paper finds it 3% faster: its collectives, one "
-    "more gather for each layer's input among them, cost a CPU more than the duplicated LayerNorm and dropout.",
+    found="On two cores: 91% of one rank's rate is left when two ranks share a model twice as large (published: 95% "
+    "on V100s), 70% when they share the same one (published: 82%); the interval of the first, over three runs, "
+    "reaches 100%. A rank holds what the formula says to the byte, 51.6% of the states of one rank at tp=2 and "
+    "26.9% at tp=4. Reducing input gradients while weight gradients are computed makes a step 6% faster even "
+    "where gloo's threads share the rank's core. Sequence parallelism makes it 9% slower here, where the paper "
+    "finds it 3% faster: its collectives, one more gather for each layer's input among them, cost a CPU more "
+    "than the duplicated LayerNorm and dropout.",
     cost={"smoke": "1 min, 2 CPU cores", "small": "5 min, 2 CPU cores", "paper": "20 min, 512 GPUs with 80 GB"},
     deviations="bf16, not fp16; microbatches of 4 sequences and no recomputation, for GPUs with 80 GB. At `smoke` and "
     "`small` models are 1000 times smaller and the data-parallel degree is 2; degrees beyond the cores of the machine "
