@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.figures import COLOURS, STYLE, save
+from harness.measures import Record
+from harness.statistics import quartiles
 from impl.pipeline.schedule import Action, Op, Schedule
-from impl.pipeline.simulate import Number, Timeline
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import Number, Timeline, simulate
+from impl.run import from_dict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +44,23 @@ def document(timeline: Timeline) -> dict[str, Any]:
         "peak_in_flight": [timeline.peak_in_flight(rank) for rank in timeline.rows],
         "microbatches_in_flight": [float(timeline.microbatches_in_flight(rank)) for rank in timeline.rows],
     }
+
+
+def measured(record: Record) -> Timeline | None:
+    """The last step of a run with a pipeline; None: it had none, or did not get there."""
+    rows = [rank["timeline"] for rank in record.get("ranks") or () if rank.get("timeline")]
+    return Timeline.from_rows(rows) if rows else None
+
+
+def predicted(record: Record, timeline: Timeline) -> Timeline:
+    """The run's schedule, simulated with the median time of each stage's forward and backward passes, and no other."""
+    run = from_dict(record["config"])
+    seconds: dict[tuple[Op, int], list[float]] = {}
+    for span in timeline.spans:
+        seconds.setdefault(span.action[:2], []).append(float(span.end - span.start))
+    medians = {kind: quartiles(values)[1] for kind, values in seconds.items()}
+    schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
+    return simulate(schedule, lambda action: medians[action[:2]])
 
 
 def heading(name: str, timeline: Timeline, unit: str) -> str:

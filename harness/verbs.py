@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table as ConsoleTable
 
 from harness import document, figures, render, tables
+from harness.draw import draw_timeline
 from harness.environment import gpu_count
 from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
 from harness.launch import Site, Where
@@ -285,6 +286,7 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
         "status": status,
         "table": table,
         "train": train_from(default),
+        "timeline": draw_timeline,
         "prepare": prepare,
     }
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from harness import launch
 from harness.environment import device_environment
+from harness.stopwatch import Stopwatch
 from harness.store import write_atomically
 from impl.collectives import counted
 from impl.cost.parameters import count_parameters
@@ -65,6 +66,7 @@ class Worker:
         self.mesh = build_mesh(self.run.plan, self.device.type)
         self.evaluations: list[dict[str, Any]] = []
         self.traffic: dict[str, dict[str, dict[str, int]]] = {}
+        self.watch = Stopwatch(self.device)
         self.seconds = {"startup": 0.0, "training": 0.0, "evaluation": 0.0}
 
     def run_to_end(self) -> None:
@@ -95,6 +97,7 @@ class Worker:
                 "state_bytes": trainer.state_bytes()._asdict(),
                 "activation_bytes": activations,
                 "traffic": self.traffic,
+                "timeline": self.watch.row() if self._shows_timeline() else None,
             },
             "device": device_environment(self.device),
             "resolved": {
@@ -114,7 +117,8 @@ class Worker:
             flushed = time.perf_counter()
             for i in range(self.run.train.steps):
                 begin = time.perf_counter()
-                step = trainer.step(i) if i else self._first_step(trainer)
+                self.watch.reset()
+                step = trainer.step(i, self.watch) if i else self._first_step(trainer)
                 loss, norm = step.loss.item(), step.grad_norm.item()  # waits for the device
                 end = time.perf_counter()
                 self.seconds["training"] += end - begin
@@ -133,8 +137,12 @@ class Worker:
             step = trainer.step(0)
         axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
         for (group, op), count in counts.items():
-            self.traffic.setdefault(axes.get(group, "dp_tp"), {})[op] = dataclasses.asdict(count)
+            self.traffic.setdefault(axes.get(group, "joint"), {})[op] = dataclasses.asdict(count)
         return step
+
+    def _shows_timeline(self) -> bool:
+        """One rank of every pipeline rank: data- and tensor-parallel ranks do the same at the same time."""
+        return self.run.plan.pp > 1 and self.mesh.get_local_rank("dp") == self.mesh.get_local_rank("tp") == 0
 
     def _log(self, log: IO[str], flushed: float, line: dict[str, Any]) -> float:
         log.write(json.dumps(line) + "\n")

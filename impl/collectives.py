@@ -21,6 +21,9 @@ class Pending(NamedTuple):
             self.work.wait()
         return self.tensor
 
+    def is_done(self) -> bool:
+        return self.work is None or self.work.is_completed()
+
 
 Start = Callable[[Tensor, dist.ProcessGroup], Pending]
 
@@ -63,7 +66,7 @@ def all_gather_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
         return Pending(tensor, None)
     whole = tensor.new_empty(group.size() * tensor.shape[0], *tensor.shape[1:])
     _count("all_gather", whole, group)
-    return Pending(whole, dist.all_gather_into_tensor(whole, tensor.contiguous(), group=group, async_op=True))
+    return Pending(whole, dist.all_gather_single(whole, tensor.contiguous(), group=group, async_op=True))
 
 
 def reduce_scatter_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
@@ -72,7 +75,7 @@ def reduce_scatter_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
         return Pending(tensor, None)
     own = tensor.new_empty(tensor.shape[0] // group.size(), *tensor.shape[1:])
     _count("reduce_scatter", tensor, group)
-    return Pending(own, dist.reduce_scatter_tensor(own, tensor.contiguous(), group=group, async_op=True))
+    return Pending(own, dist.reduce_scatter_single(own, tensor.contiguous(), group=group, async_op=True))
 
 
 def own_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
@@ -88,3 +91,26 @@ def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The ranks' tensors one after another. Communication: one all-gather. Shapes: [n, ...] -> [t n, ...]."""
     return all_gather_start(tensor, group).wait()
+
+
+def send_start(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Pending:
+    """Begin to send to another rank of the group; nobody may write to the tensor before it is done."""
+    _count("send", tensor, group)
+    work = dist.isend(tensor, group=group, group_dst=peer)
+    assert work is not None
+    return Pending(tensor, work)
+
+
+def receive_start(buffer: Tensor, peer: int, group: dist.ProcessGroup) -> Pending:
+    """Begin to receive from another rank of the group, in the order in which it sends."""
+    work = dist.irecv(buffer, group=group, group_src=peer)
+    assert work is not None
+    return Pending(buffer, work)
+
+
+def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
+    """What the source rank of the group has, on all of its ranks, in place."""
+    if group.size() > 1:
+        _count("broadcast", tensor, group)
+        dist.broadcast(tensor, group=group, group_src=source)
+    return tensor

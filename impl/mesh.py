@@ -1,5 +1,7 @@
 """The mesh of ranks: pipeline, data and tensor axes."""
 
+from collections.abc import Collection
+
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -17,7 +19,21 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
     """
     if dist.get_world_size() != plan.world_size:
         raise InputError(f"{dist.get_world_size()} ranks were started, the plan needs {plan.world_size}")
-    return init_device_mesh(device_type, (1, plan.dp, plan.tp), mesh_dim_names=AXES)
+    return init_device_mesh(device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=AXES)
+
+
+def ends_group(mesh: DeviceMesh, ends: Collection[int]) -> dist.ProcessGroup | None:
+    """The data-parallel ranks of several pipeline ranks together, with the same tensor-parallel index; None: not here.
+
+    Every rank of the mesh has to ask, in the same order.
+    """
+    mine: dist.ProcessGroup | None = None
+    for index in range(mesh["tp"].size()):
+        ranks = mesh.mesh[sorted(ends), :, index].flatten().tolist()
+        group = dist.new_group(ranks)
+        if isinstance(group, dist.ProcessGroup) and dist.get_rank() in ranks:
+            mine = group
+    return mine
 
 
 def joint_group(mesh: DeviceMesh, *axes: str) -> dist.ProcessGroup:

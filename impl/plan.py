@@ -18,6 +18,14 @@ class Plan:
     """Split norms, dropout and residuals over the tensor-parallel ranks' tokens; False duplicates them on each."""
     overlap_input_grad_reduce: bool = True
     """Reduce a column-parallel layer's input gradient while its weight gradient is computed; False waits for it."""
+    pp: PositiveInt = 1
+    """Pipeline-parallel degree: ranks that share the layers."""
+    schedule: str = "one_f_one_b"
+    """Who computes what when in a pipeline: a name in `impl.pipeline.schedules`, or module:function."""
+    chunks: PositiveInt = 1
+    """Model chunks of a pipeline rank, for schedules that interleave them."""
+    scatter_gather: bool = True
+    """Tensor-parallel ranks send the next stage a part each, which is gathered there; False sends all of it t times."""
     bucket_bytes: PositiveInt = 4 * 2**20
     """Gradients are all-reduced in buckets of about this size."""
     overlap_grad_reduce: bool = True
@@ -25,4 +33,4 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        return self.dp * self.tp
+        return self.dp * self.tp * self.pp

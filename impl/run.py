@@ -9,9 +9,12 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from impl.data.config import DataConfig
+from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
 from impl.fields import CHECKED
 from impl.model.config import ModelConfig
+from impl.pipeline.schedules import why_invalid
+from impl.pipeline.stage import partition
 from impl.plan import Plan
 from impl.recipe import Recipe
 
@@ -60,13 +63,21 @@ class Run:
                 f"train.global_batch {batch} is not divisible by train.microbatch {self.train.microbatch} "
                 f"x plan.dp {self.plan.dp}; {hint}"
             )
-        if reason := self._why_tensor_parallel_is_invalid():
+        if reason := self._why_tensor_parallel_is_invalid() or self._why_pipeline_is_invalid():
             return reason
         if self.model.family == "bert" and (self.evaluation.texts or self.evaluation.lambada):
             return "evaluation.texts and evaluation.lambada need left-to-right prediction; valid for model.family gpt"
         if self.evaluation.overlap >= self.model.seq_len:
             return f"evaluation.overlap {self.evaluation.overlap} must be below model.seq_len {self.model.seq_len}"
         return None
+
+    def _why_pipeline_is_invalid(self) -> str | None:
+        plan = self.plan
+        try:
+            partition(self.model.num_layers, plan.pp * plan.chunks)
+        except InputError as error:
+            return str(error)
+        return why_invalid(plan.schedule, plan.pp, self.microbatches, plan.chunks)
 
     def _why_tensor_parallel_is_invalid(self) -> str | None:
         heads, seq_len, tp = self.model.num_heads, self.model.seq_len, self.plan.tp

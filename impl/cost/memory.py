@@ -1,9 +1,11 @@
 """Bytes that a rank holds: weights, gradients and optimizer states, and what a layer keeps for the backward pass."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from impl.cost.parameters import rank_parameters
 from impl.model.config import ModelConfig
+from impl.pipeline.stage import Stage
 
 ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
 """Of a weight and of an activation."""
@@ -20,11 +22,17 @@ class StateBytes(NamedTuple):
     """Of parameters that every tensor-parallel rank has."""
 
 
-def state_bytes(config: ModelConfig, vocab_size: int, *, tp: int, precision: str) -> StateBytes:
-    """Bytes of weight, gradient, master weight where there is one, and two moments, of a rank's parameters."""
+def state_bytes(
+    config: ModelConfig, vocab_size: int, *, tp: int, precision: str, stages: Sequence[Stage] | None = None
+) -> StateBytes:
+    """Bytes of weight, gradient, master weight where there is one, and two moments, of a rank's parameters.
+
+    Args:
+        stages: the pipeline stages that the rank owns; None: all of a model in one.
+    """
     element, master = ELEMENT_BYTES[precision], MASTER_BYTES[precision]
     each = element + 3 * master + (master if element < master else 0)
-    rank = rank_parameters(config, vocab_size, tp)
+    rank = rank_parameters(config, vocab_size, tp, stages)
     return StateBytes(rank.split * each, rank.whole * each)
 
 

@@ -1,9 +1,11 @@
 """Parameters of a model, part by part."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from impl.errors import InputError
 from impl.model.config import ModelConfig, padded_vocabulary
+from impl.pipeline.stage import Stage
 
 TOKEN_TYPES = 2
 """BERT's segments A and B."""
@@ -59,12 +61,14 @@ def _bert_heads(h: int, vocab: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RankParameters:
-    """Parameters that one tensor-parallel rank holds, by part."""
+    """Parameters that one rank holds, by part; those of a tied embedding on both of its ends."""
 
     embedding: int
-    """Split; padding of the vocabulary included, and BERT's output bias."""
+    """Split over tensor-parallel ranks, and so are the next two; padding of the vocabulary included."""
+    output_bias: int
+    """BERT's, of every token's score."""
     layers: int
-    """Split: matrices of the layers, biases of the column-parallel ones."""
+    """Matrices of the layers, biases of the column-parallel ones."""
     positions: int
     """Whole, and so is all that follows; token types included."""
     row_biases: int
@@ -75,30 +79,38 @@ class RankParameters:
     @property
     def split(self) -> int:
         """Falls as 1/t."""
-        return self.embedding + self.layers
+        return self.embedding + self.output_bias + self.layers
 
     @property
     def whole(self) -> int:
-        """The same on every rank of the group."""
+        """The same on every tensor-parallel rank."""
         return self.positions + self.row_biases + self.norms + self.heads
 
 
-def rank_parameters(config: ModelConfig, vocab_size: int | None, tp: int) -> RankParameters:
+def rank_parameters(
+    config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None
+) -> RankParameters:
     """What each of `tp` tensor-parallel ranks holds: matrices are split, norms, positions and row biases are not.
 
+    Args:
+        stages: the pipeline stages that the rank owns; None: all of a model in one.
     Source: Megatron-LM 2019, section 3.
     """
-    count = count_parameters(config, vocab_size)
-    h, bert = config.hidden_size, config.family == "bert"
-    vocab = resolve_vocab(config, vocab_size)
-    row_biases = 2 * h * config.num_layers
+    vocab, h, bert = resolve_vocab(config, vocab_size), config.hidden_size, config.family == "bert"
+    whole = count_parameters(config, vocab_size)
+    stages = stages or (Stage(range(config.num_layers), is_first=True, is_last=True),)
+    first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
+    layers = sum(len(stage.layers) for stage in stages)
+    rows = padded_vocabulary(vocab, tp) // tp
+    norms = 2 * layers * config.norms.norms_per_block + first * config.norms.embedding + last * config.norms.final
     return RankParameters(
-        embedding=padded_vocabulary(vocab, tp) // tp * (h + bert),
-        layers=(count.layers - row_biases) // tp,
-        positions=count.positions + count.token_types,
-        row_biases=row_biases,
-        norms=count.norms,
-        heads=count.heads - vocab if bert else 0,
+        embedding=rows * h * (first or last),
+        output_bias=rows * (bert and last),
+        layers=layers * (12 * h * h + 7 * h) // tp,
+        positions=(whole.positions + whole.token_types) * first,
+        row_biases=2 * h * layers,
+        norms=norms * 2 * h,
+        heads=(whole.heads - vocab) * (bert and last),
     )
 
 

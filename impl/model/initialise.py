@@ -1,6 +1,7 @@
 """Initial weights that depend on the seed and the parameter's name only, never on the layout."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,18 +9,29 @@ from torch import Tensor, nn
 from impl.model.bert import BERT
 from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
+from impl.pipeline.stage import Stage, split
 from impl.seeding import derive
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
 
 
-def build_model(config: ModelConfig, vocab_size: int, seed: int, dtype: torch.dtype, tp: TensorParallel) -> GPT | BERT:
+def build_model(
+    config: ModelConfig,
+    vocab_size: int,
+    seed: int,
+    dtype: torch.dtype,
+    tp: TensorParallel,
+    stages: Sequence[Stage] | None = None,
+) -> GPT | BERT:
     """This rank's part of the model with Megatron's initial weights: normal(0, 0.02), residual projections scaled by
     1/sqrt(2L).
 
+    Args:
+        stages: those that this rank owns; None: all of a model in one stage.
     Source: Megatron-LM 2019, section 4.2. Biases are 0, LayerNorm is the identity.
     """
-    model = (GPT if config.family == "gpt" else BERT)(config, vocab_size, tp).to(dtype)
+    family = GPT if config.family == "gpt" else BERT
+    model = family(config, vocab_size, tp, stages or split(config, vocab_size, 1)).to(dtype)
     shards = shards_of(model)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:

@@ -5,6 +5,7 @@ them between the split blocks, its part of that order: of one sequence it is Kor
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from impl.model.config import ModelConfig
+from impl.pipeline.stage import Stage
 from impl.seeding import derive
 from impl.tensor_parallel.group import Part, TensorParallel
 from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -138,34 +140,62 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Token, position and (BERT) token-type embeddings, the layers, and the norms at both ends.
+    """Token, position and (BERT) token-type embeddings, the layers, and the norms at both ends; what the stages need.
 
-    All parameters here that are whole on every rank meet only the rank's own tokens if sequence parallel.
-
-    Shapes: tokens [b, s] -> [n, h] (sequence parallel: [n / t, h]).
+    Parameters have the same names whatever the stages. A first and a last stage that live apart both have the token
+    embedding. All parameters here that are whole on every tensor-parallel rank meet only the rank's own tokens if
+    sequence parallel.
     """
 
     def __init__(
-        self, config: ModelConfig, vocab_size: int, tp: TensorParallel, *, causal: bool, token_types: int = 0
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        tp: TensorParallel,
+        stages: Sequence[Stage],
+        *,
+        causal: bool,
+        token_types: int = 0,
     ) -> None:
         super().__init__()
-        h = config.hidden_size
+        h, norm = config.hidden_size, lambda exists: nn.LayerNorm(config.hidden_size) if exists else nn.Identity()
+        first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
         self.tp = tp
-        self.tokens = VocabParallelEmbedding(vocab_size, h, tp)
-        self.positions = nn.Embedding(config.seq_len, h)
-        self.token_types = nn.Embedding(token_types, h) if token_types else None
-        self.embedding_norm = nn.LayerNorm(h) if config.norms.embedding else nn.Identity()
+        self.tokens = VocabParallelEmbedding(vocab_size, h, tp) if first or last else None
+        self.positions = nn.Embedding(config.seq_len, h) if first else None
+        self.token_types = nn.Embedding(token_types, h) if first and token_types else None
+        self.embedding_norm = norm(first and config.norms.embedding)
         self.embedding_dropout = Dropout(config.dropout, "embedding", tp.tokens)
-        self.layers = nn.ModuleList(Layer(config, tp, i, causal=causal) for i in range(config.num_layers))
-        self.final_norm = nn.LayerNorm(h) if config.norms.final else nn.Identity()
+        layers = {str(i): Layer(config, tp, i, causal=causal) for stage in stages for i in stage.layers}
+        self.layers = nn.ModuleDict(layers)
+        self.final_norm = norm(last and config.norms.final)
 
-    def forward(self, tokens: Tensor, types: Tensor | None, key: DropoutKey | None) -> Tensor:
+    def forward(
+        self,
+        stage: Stage,
+        x: Tensor | None,
+        tokens: tuple[Tensor, Tensor | None] | None,
+        seq_len: int,
+        key: DropoutKey | None,
+    ) -> Tensor:
+        """One stage's output, from tokens and (BERT) token types if it is the first, else from x, the output before.
+
+        Shapes: tokens and types [b, s]; x and result [n, h] (sequence parallel: [n / t, h]).
+        """
+        if stage.is_first:
+            assert tokens is not None
+            x = self._embed(*tokens, key)
+        for i in stage.layers:
+            x = self.layers[str(i)](x, seq_len, key)
+        assert x is not None
+        return self.final_norm(x) if stage.is_last else x
+
+    def _embed(self, tokens: Tensor, types: Tensor | None, key: DropoutKey | None) -> Tensor:
+        assert self.tokens is not None
+        assert self.positions is not None
         index, of = self.tp.tokens
         own = torch.arange(tokens.numel(), device=tokens.device).chunk(of)[index]
         x = self.tokens(tokens.flatten()) + self.positions(own % tokens.shape[1])
         if self.token_types is not None and types is not None:
             x = x + self.token_types(types.flatten()[own])
-        x = self.embedding_dropout(self.embedding_norm(x), key)
-        for layer in self.layers:
-            x = layer(x, tokens.shape[1], key)
-        return self.final_norm(x)
+        return self.embedding_dropout(self.embedding_norm(x), key)

@@ -77,6 +77,11 @@ class Schedule:
         """(stage, microbatch) whose backward pass comes in two parts."""
         return frozenset(action[1:] for action in chain.from_iterable(self.rows) if action.op is Op.I)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether weight gradients are computed apart from input gradients."""
+        return bool(self._split)
+
     def needs(self, action: Action) -> list[Action]:
         """The actions whose results an action reads: the one place where data flow is written down."""
         op, stage, microbatch = action

@@ -1,8 +1,29 @@
 """Which layers a pipeline stage owns."""
 
 from fractions import Fraction
+from typing import NamedTuple
 
 from impl.errors import InputError
+from impl.model.config import ModelConfig
+
+
+class Stage(NamedTuple):
+    """A part of the model: some layers, the embeddings before the first, the norm and heads behind the last."""
+
+    layers: range
+    is_first: bool
+    is_last: bool
+
+
+def split(config: ModelConfig, vocab_size: int, count: int) -> tuple[Stage, ...]:
+    """The model in `count` stages of about equal work, the output head counted in: V / (12h + 2s) of a layer.
+
+    Raises:
+        InputError: there are more stages than layers.
+    """
+    head = vocab_size / (12 * config.hidden_size + 2 * config.seq_len) if config.family == "gpt" else 0.0
+    parts = partition(config.num_layers, count, last_extra=head)
+    return tuple(Stage(layers, i == 0, i == count - 1) for i, layers in enumerate(parts))
 
 
 def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra: float = 0.0) -> tuple[range, ...]:

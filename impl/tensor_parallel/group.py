@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from impl.tensor_parallel.conjugates import F_SEQUENCE, GATHER, NOTHING, F, Pair
+from impl.tensor_parallel.deferred import Deferred
 
 
 class Part(NamedTuple):
@@ -30,6 +31,8 @@ class TensorParallel:
     sequence_parallel: bool
     overlap: bool
     """Reduce input gradients while weight gradients are computed."""
+    deferred: Deferred | None = None
+    """Where layers leave their weight gradients if the schedule splits the backward pass; None: it does not."""
 
     @property
     def degree(self) -> int:

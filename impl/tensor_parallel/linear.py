@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
@@ -48,6 +47,11 @@ class RowParallelLinear(nn.Module):
         return parallel_linear(x, self.weight, self.bias, self.tp, after=self.tp.g)
 
 
+def put_off(model: nn.Module) -> list[nn.Parameter]:
+    """The weights whose gradients layers leave in `TensorParallel.deferred`."""
+    return [m.weight for m in model.modules() if isinstance(m, ColumnParallelLinear | RowParallelLinear)]
+
+
 def parallel_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, *, before: Pair = NOTHING, after: Pair = NOTHING
 ) -> Tensor:
@@ -57,14 +61,14 @@ def parallel_linear(
     (Korthikanti et al. 2022, section 4.2.2). If `tp.overlap`, that runs while the input gradient is computed, and the
     input gradient's reduction while the weight gradient is.
     """
-    if tp.degree == 1:
+    if tp.degree == 1 and tp.deferred is None:
         return functional.linear(x, weight, bias)
     return _between(x, weight, bias, tp, before, after)
 
 
 @torch.compiler.disable()  # collectives that are started and awaited are not traced
 def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, before: Pair, after: Pair) -> Tensor:
-    out = _Linear.apply(x, weight, bias, before, after, tp.group, tp.overlap)
+    out = _Linear.apply(x, weight, bias, tp, before, after)
     assert isinstance(out, Tensor)
     return out
 
@@ -72,30 +76,28 @@ def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel,
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        before: Pair,
-        after: Pair,
-        group: dist.ProcessGroup,
-        overlap: bool,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, before: Pair, after: Pair
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.pairs, ctx.group, ctx.overlap = (before, after), group, overlap
-        here = bias if after is NOTHING or group.rank() == 0 else None
-        return after.forward(functional.linear(before.forward(x, group).wait(), weight, here), group).wait()
+        ctx.tp, ctx.pairs, ctx.parameter = tp, (before, after), weight
+        here = bias if after is NOTHING or tp.part.index == 0 else None
+        whole = before.forward(x, tp.group).wait()
+        return after.forward(functional.linear(whole, weight, here), tp.group).wait()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        (before, after), group = ctx.pairs, ctx.group
+        tp, (before, after) = ctx.tp, ctx.pairs
         bias_grad = grad.sum(0) if ctx.needs_input_grad[2] else None
-        whole = before.forward(x, group)
-        grad = after.backward(grad.contiguous(), group).wait()
-        x_grad = before.backward(grad @ weight, group)
-        for pending in () if ctx.overlap else (whole, x_grad):
+        if tp.deferred is not None and tp.deferred.is_collecting:
+            grad = after.backward(grad.contiguous(), tp.group).wait()
+            tp.deferred.owe(ctx.parameter, lambda: grad.t() @ before.forward(x, tp.group).wait())
+            return before.backward(grad @ weight, tp.group).wait(), None, bias_grad, None, None, None
+        whole = before.forward(x, tp.group)
+        grad = after.backward(grad.contiguous(), tp.group).wait()
+        x_grad = before.backward(grad @ weight, tp.group)
+        for pending in () if tp.overlap else (whole, x_grad):
             pending.wait()
         weight_grad = grad.t() @ whole.wait()
-        return x_grad.wait(), weight_grad, bias_grad, None, None, None, None
+        return x_grad.wait(), weight_grad, bias_grad, None, None, None

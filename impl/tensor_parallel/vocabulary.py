@@ -1,5 +1,7 @@
 """The token embedding split over the vocabulary, the output head tied to it, and losses over split logits."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp = replace(tp, deferred=None)  # with two gradients, one of them put off, it would be complete twice
         padded = padded_vocabulary(vocab_size, tp.degree)
         rows = padded // tp.degree
         first = tp.part.index * rows

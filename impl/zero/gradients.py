@@ -1,9 +1,8 @@
 """Gradients of data-parallel ranks: accumulated in flat buckets, summed over the ranks while the backward pass runs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,10 @@ class Reduced(NamedTuple):
     group: dist.ProcessGroup
     is_split: bool
     """Each tensor-parallel rank has another part of these parameters; else all have the same."""
+    is_counted: bool = True
+    """Whether this pipeline rank counts them in the gradient norm; False: another one does, which has them too."""
+    is_late: bool = False
+    """Reduced after the last backward pass: their other ranks are elsewhere in the schedule."""
 
 
 @dataclass
@@ -28,8 +31,7 @@ class Bucket:
 
     flat: Tensor
     parameters: list[nn.Parameter]
-    group: dist.ProcessGroup
-    is_split: bool
+    kind: Reduced
     missing: int = 0
     pending: list[Pending] = field(default_factory=list)
 
@@ -41,28 +43,36 @@ class Gradients:
     backward pass finishes them, so that a bucket's reduction overlaps the rest of it.
 
     Communication: one all-reduce of each bucket per step, the parameter count times the size of `dtype` in all.
+
+    Args:
+        arrivals: how often a parameter gets a gradient in one microbatch, where it is not once.
+        put_off: parameters that get theirs by `add`, not by autograd.
     """
 
     def __init__(
         self,
         kinds: Iterable[Reduced],
         tp_group: dist.ProcessGroup,
+        pp_group: dist.ProcessGroup,
         *,
         dtype: torch.dtype,
         bucket_bytes: int,
         overlap: bool,
+        arrivals: Mapping[nn.Parameter, int] | None = None,
+        put_off: Collection[nn.Parameter] = (),
     ) -> None:
-        self.tp_group, self.overlap = tp_group, overlap
+        self.tp_group, self.pp_group, self.overlap = tp_group, pp_group, overlap
+        self.arrivals = arrivals or {}
         self.of: dict[nn.Parameter, Tensor] = {}
         self.buckets = [
-            Bucket(self._lay_out(part, dtype), part, kind.group, kind.is_split)
+            Bucket(self._lay_out(part, dtype), part, kind)
             for kind in kinds
             for part in _split(list(kind.parameters)[::-1], bucket_bytes // dtype.itemsize)
         ]
-        self._last = False
-        for bucket in self.buckets:
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
+        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self._fresh: set[nn.Parameter] = set()
+        for parameter in self._bucket_of.keys() - set(put_off):  # autograd's hook comes without a gradient too
+            parameter.register_post_accumulate_grad_hook(self._arrived)
 
     def _lay_out(self, parameters: list[nn.Parameter], dtype: torch.dtype) -> Tensor:
         flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=parameters[0].device)
@@ -74,40 +84,53 @@ class Gradients:
             start += p.numel()
         return flat
 
-    def _arrived(self, bucket: Bucket, parameter: nn.Parameter) -> None:
-        if parameter.dtype != bucket.flat.dtype:
+    def _arrived(self, parameter: Tensor) -> None:
+        """Autograd has accumulated a gradient."""
+        assert isinstance(parameter, nn.Parameter)
+        if parameter.dtype == self.of[parameter].dtype:
+            self._count(parameter)
+        else:
             assert parameter.grad is not None
-            self.of[parameter].add_(parameter.grad)
+            self.add(parameter, parameter.grad)
             parameter.grad = None
-        if self._last:
-            bucket.missing -= 1
-            if bucket.missing == 0 and self.overlap:
-                self._reduce(bucket)
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Accumulate a gradient that autograd does not."""
+        if parameter in self._fresh:
+            self.of[parameter].copy_(gradient)
+            self._fresh.remove(parameter)
+        else:
+            self.of[parameter].add_(gradient)
+        self._count(parameter)
+
+    def _count(self, parameter: nn.Parameter) -> None:
+        bucket = self._bucket_of[parameter]
+        bucket.missing -= 1
+        if bucket.missing == 0 and self.overlap and not bucket.kind.is_late:
+            self._reduce(bucket)
 
     def _reduce(self, bucket: Bucket) -> None:
-        bucket.pending.append(all_reduce_start(bucket.flat, bucket.group))
-
-    def zero(self) -> None:
-        """Forget the last step's gradients."""
-        for bucket in self.buckets:
-            bucket.flat.zero_()
+        bucket.pending.append(all_reduce_start(bucket.flat, bucket.kind.group))
 
     @contextmanager
-    def last_backward(self) -> Iterator[None]:
-        """Around the step's last backward pass: buckets are reduced as they fill, and all are complete at the end.
+    def accumulated(self, microbatches: int) -> Iterator[None]:
+        """Around a step's backward passes: old gradients are forgotten, buckets are reduced as they fill, and all are
+        complete at the end.
 
         Raises:
-            RuntimeError: a parameter got no gradient, so that its bucket was never reduced.
+            RuntimeError: a parameter got too few gradients, or too many, so that its bucket was not reduced rightly.
         """
-        self._last = True
         for bucket in self.buckets:
-            bucket.missing = len(bucket.parameters)
+            bucket.missing = microbatches * sum(self.arrivals.get(p, 1) for p in bucket.parameters)
+            if bucket.parameters[0].dtype == bucket.flat.dtype:
+                bucket.flat.zero_()
+            else:
+                self._fresh.update(bucket.parameters)
         yield
-        self._last = False
         if any(bucket.missing for bucket in self.buckets):
-            raise RuntimeError("a parameter took no part in the backward pass")
+            raise RuntimeError("a parameter took no part in a backward pass")
         for bucket in self.buckets:
-            if not self.overlap:
+            if not self.overlap or bucket.kind.is_late:
                 self._reduce(bucket)
         for bucket in self.buckets:
             while bucket.pending:
@@ -116,13 +139,14 @@ class Gradients:
     def clip(self, limit: float) -> Tensor:
         """The global L2 norm of the gradients, which are scaled down to `limit` if it is larger; 0: never scaled.
 
-        Communication: one all-reduce of a scalar over the tensor-parallel ranks.
+        Communication: an all-reduce of a scalar over the tensor-parallel ranks, and one over the pipeline's.
         """
         flats = [bucket.flat for bucket in self.buckets]
         split, whole = flats[0].new_zeros(()), flats[0].new_zeros(())
         for bucket, norm in zip(self.buckets, torch._foreach_norm(flats), strict=True):
-            (split if bucket.is_split else whole).add_(norm.square())
-        norm = (all_reduce_sum(split, self.tp_group) + whole).sqrt()
+            if bucket.kind.is_counted:
+                (split if bucket.kind.is_split else whole).add_(norm.square())
+        norm = all_reduce_sum(all_reduce_sum(split, self.tp_group) + whole, self.pp_group).sqrt()
         if limit:
             torch._foreach_mul_(flats, torch.clamp(limit / (norm + 1e-6), max=1.0))
         return norm

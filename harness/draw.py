@@ -1,0 +1,79 @@
+"""The verb `timeline`: a pipeline schedule, or a run that followed one, drawn."""
+
+import json as json_format
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from harness import timeline
+from harness.store import read_json
+from impl.errors import InputError
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import Timeline, simulate, uniform
+from impl.plan import Plan
+
+Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+
+def draw_timeline(
+    *,
+    plan: Plan = Plan(pp=4),  # noqa: B008 - frozen
+    microbatches: int = 8,
+    forward: float = 1.0,
+    input_gradient: float = 1.0,
+    weight_gradient: float = 1.0,
+    transfer: float = 0.0,
+    record: Path | None = None,
+    out: Path | None = None,
+    json: Json = False,
+) -> int:
+    """Draw a pipeline schedule: who computes what when, the bubble, and the activations in flight.
+
+    Args:
+        plan: The plan; pp, schedule and chunks matter.
+        microbatches: Microbatches of a step.
+        forward: Time of a forward pass of all of a rank's layers.
+        input_gradient: Time of the gradients of inputs.
+        weight_gradient: Time of the gradients of weights.
+        transfer: Time from one rank to the next.
+        record: A record of a run with a pipeline: draws its last step under the prediction from its own times.
+        out: Write the figure as OUT.png and OUT.svg.
+        json: Print the rows of actions, spans, bubble and activations in flight.
+    """
+    if record is not None:
+        drawn, unit, schedule = _recorded_timelines(record), "s", None
+    else:
+        for name, seconds in (
+            ("forward", forward),
+            ("input-gradient", input_gradient),
+            ("weight-gradient", weight_gradient),
+        ):
+            if not 0 < seconds < math.inf:
+                raise InputError(f"--{name} {seconds}: must be more than 0, and finite")
+        if not 0 <= transfer < math.inf:
+            raise InputError(f"--transfer {transfer}: must not be negative, and finite")
+        schedule = build(plan.schedule, plan.pp, microbatches, plan.chunks)
+        costs = (Fraction(str(time)) for time in (forward, input_gradient, weight_gradient))
+        cost = uniform(*costs, chunks=plan.chunks)
+        drawn, unit = {plan.schedule: simulate(schedule, cost, Fraction(str(transfer)))}, "forward passes"
+    files = [str(path) for path in timeline.write(drawn, out, unit)] if out else []
+    if json:
+        rows = {"rows": timeline.actions(schedule)} if schedule else {}
+        shown = {name: timeline.document(one) for name, one in drawn.items()}
+        print(json_format.dumps({**rows, **(shown if record else shown[plan.schedule]), "files": files}, indent=1))
+        return 0
+    for name, one in drawn.items():
+        print(timeline.text(name, one, unit))
+    print("".join(f"{file}\n" for file in files), end="")
+    return 0
+
+
+def _recorded_timelines(path: Path) -> dict[str, Timeline]:
+    record = read_json(path)
+    measured = timeline.measured(record) if record else None
+    if record is None or measured is None:
+        raise InputError(f"{path} is no record of a run with a pipeline that ended well")
+    return {"predicted": timeline.predicted(record, measured), "measured": measured}

@@ -1,0 +1,159 @@
+"""Runs one rank's row of a pipeline schedule. It knows neither which schedule it is, nor model, nor data."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from impl.collectives import Pending, receive_start, send_start
+from impl.pipeline.schedule import Action, Op, Schedule, lower
+
+Forward = Callable[[int, int, Tensor | None], Tensor]
+"""(stage, microbatch, the stage's input, None for the first) -> its output, which is the loss if it is the last."""
+Owed = list[tuple[Tensor, Callable[[], Tensor]]]
+"""Weights, and how their gradients are computed."""
+Watch = Callable[[Action], AbstractContextManager[None]]
+"""What is entered around every action that computes, to measure it."""
+
+WORDS = {Op.F: "forward pass", Op.B: "backward pass", Op.I: "input gradient", Op.W: "weight gradient"}
+
+
+@dataclass(frozen=True)
+class Links:
+    """How activations and their gradients get from a pipeline rank to another."""
+
+    group: dist.ProcessGroup
+    pack: Callable[[Tensor], Tensor]
+    """What is sent of a tensor: all, or this tensor-parallel rank's part."""
+    unpack: Callable[[Tensor], Tensor]
+    """The whole tensor again, from what was received."""
+
+
+@dataclass(frozen=True)
+class WeightGradients:
+    """How the backward pass is split where a schedule asks for it."""
+
+    collecting: Callable[[], AbstractContextManager[Owed]]
+    """A backward pass inside leaves what it owes in the list."""
+    accumulate: Callable[[Tensor, Tensor], None]
+    """Add a gradient to a weight's."""
+
+
+@dataclass
+class _Step:
+    """What a rank holds during one step, by stage and microbatch."""
+
+    inputs: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], Any] = field(default_factory=dict)
+    """The loss, or where the backward pass of an output begins; the output itself is given up once it is sent."""
+    owed: dict[tuple[int, int], Owed] = field(default_factory=dict)
+    outbox: dict[Action, Tensor] = field(default_factory=dict)
+    arrived: dict[Action, Pending] = field(default_factory=dict)
+    buffers: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
+    """Receive buffers that are free again after the microbatch's backward pass in the stage."""
+    sent: list[Pending] = field(default_factory=list)
+
+
+class Engine:
+    """One rank of a pipeline.
+
+    Receives are posted as soon as the row says so and awaited when their tensor is used; buffers are used again.
+    """
+
+    def __init__(self, schedule: Schedule, links: Links, weights: WeightGradients) -> None:
+        self.rank, self.links, self.weights = links.group.rank(), links, weights
+        self.schedule, self.row = schedule, lower(schedule)[links.group.rank()]
+        self.own, self.last = set(schedule.stages_of(self.rank)), len(schedule.rank_of) - 1
+        self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
+
+    def run(self, forward: Forward, like: Tensor, watch: Watch | None = None) -> None:
+        """Do the row's actions; gradients are accumulated by autograd, or by `WeightGradients`.
+
+        Args:
+            like: a tensor of the shape, type and device of what stages hand over.
+        Communication: one send and receive of it, packed, for each microbatch, direction and border between ranks.
+        Raises:
+            RuntimeError: an action failed; names the rank, the action and its stage.
+        """
+        step, packed = _Step(), self.links.pack(like)
+        for action in self.row:
+            try:
+                if action.op in WORDS:
+                    received = self._take(step, action)
+                    with watch(action) if watch else nullcontext():
+                        self._compute(step, forward, action, received)
+                else:
+                    self._transfer(step, packed, action)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                what = WORDS.get(action.op, "transfer")
+                where = f"pipeline rank {self.rank}, stage {action.stage}, {what} of microbatch {action.microbatch}"
+                raise RuntimeError(f"{where} ({action}): {error}") from error
+        for pending in step.sent:
+            pending.wait()
+
+    def _compute(self, step: _Step, forward: Forward, action: Action, received: Tensor | None) -> None:
+        op, stage, microbatch = action
+        at = stage, microbatch
+        if op is Op.F:
+            x = received.detach().requires_grad_(torch.is_grad_enabled()) if received is not None else None
+            y = forward(stage, microbatch, x)
+            if torch.is_grad_enabled():
+                step.inputs[at] = x
+                step.outputs[at] = y if stage == self.last else torch.autograd.graph.get_gradient_edge(y)
+            if stage < self.last:
+                self._hand_over(step, Op.F, at, y.detach())
+        elif op is Op.W:
+            self._pay(step, at)
+        else:
+            with self.weights.collecting() if self.schedule.is_split else nullcontext([]) as owed:
+                torch.autograd.backward([step.outputs.pop(at)], [received])
+            x = step.inputs.pop(at)
+            if x is not None:
+                assert x.grad is not None
+                self._hand_over(step, Op.B, at, x.grad)
+            step.owed[at] = owed
+            if op is Op.B:
+                self._pay(step, at)
+
+    def _hand_over(self, step: _Step, op: Op, at: tuple[int, int], tensor: Tensor) -> None:
+        """To the next stage, or the one before: at once if it lives here, else when the row says so."""
+        stage, microbatch = at
+        other, send, receive = (stage + 1, Op.SEND_F, Op.RECV_F) if op is Op.F else (stage - 1, Op.SEND_B, Op.RECV_B)
+        if other in self.own:
+            step.arrived[Action(receive, other, microbatch)] = Pending(tensor, None)
+        else:
+            step.outbox[Action(send, stage, microbatch)] = tensor
+
+    def _take(self, step: _Step, action: Action) -> Tensor | None:
+        """What another stage has computed for this action, awaited; None: it needs nothing, or what the rank has."""
+        op, stage, microbatch = action
+        if op is Op.W or stage == (0 if op is Op.F else self.last):
+            return None
+        pending = step.arrived.pop(Action(Op.RECV_F if op is Op.F else Op.RECV_B, stage, microbatch))
+        tensor = pending.wait()
+        return self.links.unpack(tensor) if pending.work is not None else tensor
+
+    def _transfer(self, step: _Step, packed: Tensor, action: Action) -> None:
+        peer = self.schedule.peer(action)
+        if action.op in (Op.SEND_F, Op.SEND_B):
+            step.sent = [pending for pending in step.sent if not pending.is_done()]
+            tensor = self.links.pack(step.outbox.pop(action)).contiguous()
+            step.sent.append(send_start(tensor, peer, self.links.group))
+        else:
+            free = self._free.setdefault((tuple(packed.shape), packed.dtype), [])
+            buffer = free.pop() if free else torch.empty_like(packed)
+            step.buffers.setdefault((action.stage, action.microbatch), []).append(buffer)
+            step.arrived[action] = receive_start(buffer, peer, self.links.group)
+
+    def _pay(self, step: _Step, at: tuple[int, int]) -> None:
+        """Compute the weight gradients that are owed; then nothing of this microbatch is needed any more."""
+        for weight, gradient in step.owed.pop(at):
+            self.weights.accumulate(weight, gradient())
+        for buffer in step.buffers.pop(at, ()):
+            self._free[tuple(buffer.shape), buffer.dtype].append(buffer)
