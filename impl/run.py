@@ -50,6 +50,15 @@ class Run:
         return self.train.global_batch // (self.train.microbatch * self.plan.dp)
 
     @property
+    def scatters(self) -> bool:
+        """Whether tensor-parallel ranks send the next stage a part each of what all of them have.
+
+        With sequence parallelism each has its part only, and sends that.
+        """
+        plan = self.plan
+        return plan.scatter_gather and plan.pp > 1 and not plan.sequence_parallel and self.model.seq_len % plan.tp == 0
+
+    @property
     def tokens_per_step(self) -> int:
         return self.train.global_batch * self.model.seq_len
 

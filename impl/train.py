@@ -85,13 +85,10 @@ class Trainer:
             arrivals=self._arrivals(),
             put_off=put_off(self.model) if deferred else (),
         )
-        # with sequence parallelism a rank has its part only, and sends that
-        divides = run.model.seq_len % run.plan.tp == 0 and not run.plan.sequence_parallel
-        self.scatters = run.plan.scatter_gather and divides and run.plan.pp > 1
-        self.links = self._links()
-        add = lambda weight, gradient: self.gradients.add(weight, gradient)
-        self.weights = WeightGradients((deferred or Deferred()).collecting, add)
-        self.engine = Engine(self.schedule, self.links, self.weights)
+        links = self._links()
+        weights = WeightGradients((deferred or Deferred()).collecting, self.gradients.add)
+        self.engine = Engine(self.schedule, links, weights)
+        self.scorer = Engine(forward_only(self.schedule, 1), links, weights)
         self.optimizer = MasterAdamW(dict(self.model.named_parameters()), self.gradients.of, run.train)
         self.tokens = data.tokens("train")
 
@@ -112,7 +109,7 @@ class Trainer:
         kinds = [
             Reduced([p for name, p in named.items() if name in shards], self.group, is_split=True),
             Reduced(whole, self.group, is_split=False),
-            Reduced(partial, joint_group(mesh, "dp", "tp"), is_split=False),
+            Reduced(partial, joint_group(mesh, "dp", "tp") if partial else self.group, is_split=False),
         ]
         if both_ends is not None:
             kinds.append(Reduced(tied, both_ends, is_split, is_counted=0 in self.own, is_late=True))
@@ -127,7 +124,7 @@ class Trainer:
 
     def _links(self) -> Links:
         group = self.tp.group
-        if not self.scatters:
+        if not self.run.scatters:
             return Links(self.pp_group, lambda tensor: tensor, lambda tensor: tensor)
         return Links(
             self.pp_group, lambda tensor: own_start(tensor, group).wait(), lambda part: all_gather(part, group)
@@ -229,7 +226,7 @@ class Trainer:
         model = self.model
         assert isinstance(model, GPT)
         # tokens that are split need a length to split; behind the end they change nothing
-        parts = self.tp.degree if self.scatters else self.tp.tokens.of
+        parts = self.tp.degree if self.run.scatters else self.tp.tokens.of
         padding = ((0, 0), (0, -length % parts))
         inputs, goal = np.pad(inputs, padding), self._to_device(np.pad(targets, padding))
         nats, is_likeliest = self._score(inputs, None, goal.shape, 2, lambda x: model.score(x, goal))
@@ -262,8 +259,7 @@ class Trainer:
                 scores.copy_(torch.stack([part.float() for part in score(out)]))
             return out
 
-        engine = Engine(forward_only(self.schedule, 1), self.links, self.weights)
-        engine.run(forward, self._activations(*inputs.shape))
+        self.scorer.run(forward, self._activations(*inputs.shape))
         return broadcast(scores, self.schedule.rank_of[len(self.stages) - 1], self.pp_group).cpu()
 
     def _batch(self, samples: np.ndarray) -> Batch:

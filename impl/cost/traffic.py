@@ -73,13 +73,6 @@ class Place:
         return any(stage.is_last for stage in self.stages)
 
     @property
-    def scatters(self) -> bool:
-        """Whether tensor-parallel ranks send a part each of what they all have (PTD-P, section 4.1)."""
-        plan = self.run.plan
-        divides = self.run.model.seq_len % plan.tp == 0 and not plan.sequence_parallel
-        return plan.scatter_gather and divides and plan.pp > 1
-
-    @property
     def activations(self) -> int:
         """Bytes of a microbatch's [b s, h]."""
         model = self.run.model
@@ -106,7 +99,7 @@ def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count
         _add(counts, "all_gather", Count(1, plan.tp * 2 * scored * max(element, 4)) * run.microbatches)  # the loss
         if run.model.family == "bert":
             _add(counts, "all_reduce", Count(1, scored * run.model.hidden_size * element) * run.microbatches)
-    if place.scatters:
+    if run.scatters:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
         _add(counts, "all_gather", Count(received, received * place.activations))
     _add(counts, "all_reduce", Count(1, MASTER_BYTES[run.precision]))  # the gradient norm
@@ -124,7 +117,7 @@ def pipeline_traffic(place: Place) -> dict[Op, Count]:
     if plan.pp == 1:
         return {}
     sent = _transfers(place, PipelineOp.SEND_F, PipelineOp.SEND_B)
-    size = place.activations // (plan.tp if plan.sequence_parallel or place.scatters else 1)
+    size = place.activations // (plan.tp if plan.sequence_parallel or place.run.scatters else 1)
     counts: Counts = {"send": Count(sent, sent * size)} if sent else {}
     _add(counts, "all_reduce", Count(2, 8 + MASTER_BYTES[place.run.precision]))
     return counts

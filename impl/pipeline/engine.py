@@ -39,7 +39,7 @@ class WeightGradients:
 
     collecting: Callable[[], AbstractContextManager[Owed]]
     """A backward pass inside leaves what it owes in the list."""
-    accumulate: Callable[[Tensor, Tensor], None]
+    accumulate: Callable[[Any, Tensor], None]
     """Add a gradient to a weight's."""
 
 
