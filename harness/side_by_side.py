@@ -9,10 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
+import torch
 import torch.distributed as dist
 
 from harness.render import Column, Table
 from harness.statistics import CONFIDENCE
+from impl.run import Run
 from impl.train import Step
 
 RESAMPLES = 10_000
@@ -92,6 +94,22 @@ def compared(ranks: Sequence[Mapping[str, Sequence[Turn]]], ours: str, theirs: s
         "seconds": {name: [[turn.seconds for turn in rank[name]] for rank in ranks] for name in (ours, theirs)},
         "losses": losses,
     }
+
+
+def notes(run: Run, device: Mapping[str, Any], *, warmup: int) -> list[str]:
+    """What is measured, how, and on what: of runs that differ in plan and precision only."""
+    model, recipe = run.model, run.train
+    return [
+        f"GPT, {model.num_layers} layers, hidden size {model.hidden_size}, {model.num_heads} heads, sequence "
+        f"{model.seq_len}, vocabulary {model.vocab_size:,}; a step is {run.microbatches} microbatches of "
+        f"{recipe.microbatch} sequences, gradient clipping and AdamW on fp32 weights.",
+        f"Step time: the slowest rank's, median of {recipe.steps - warmup} steps after {warmup}; both engines take "
+        "turns step by step in the same processes. Interval: 95%, bootstrap over the pairs. Below 1 ours is faster. "
+        "Losses: the largest relative difference at any step.",
+        f"{run.plan.world_size} ranks of {device['torch_threads']} thread, {device['backend']}, on "
+        f"{device['device_name']}; torch {torch.__version__}. Cores of one machine and their loopback tell about "
+        "mechanics, not about a cluster.",
+    ]
 
 
 def table(name: str, title: str, peer: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Table:

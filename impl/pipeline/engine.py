@@ -19,6 +19,9 @@ Owed = list[tuple[Tensor, Callable[[], Tensor]]]
 Watch = Callable[[Action], AbstractContextManager[None]]
 """What is entered around every action that computes, to measure it."""
 
+SENDS_UNDER_WAY = 2
+"""Sends that a rank leaves behind it: what they send is not released before they are awaited, since gloo only then
+tells that they are done. Any number is safe: a row could run if every send were awaited at once (see `lower`)."""
 WORDS = {Op.F: "forward pass", Op.B: "backward pass", Op.I: "input gradient", Op.W: "weight gradient"}
 
 
@@ -88,9 +91,9 @@ class Engine:
                         self._compute(step, forward, action, received)
                 else:
                     self._transfer(step, packed, action)
-            except torch.OutOfMemoryError:
+            except (MemoryError, torch.OutOfMemoryError):
                 raise
-            except RuntimeError as error:
+            except Exception as error:
                 what = WORDS.get(action.op, "transfer")
                 where = f"pipeline rank {self.rank}, stage {action.stage}, {what} of microbatch {action.microbatch}"
                 raise RuntimeError(f"{where} ({action}): {error}") from error
@@ -143,6 +146,8 @@ class Engine:
         peer = self.schedule.peer(action)
         if action.op in (Op.SEND_F, Op.SEND_B):
             step.sent = [pending for pending in step.sent if not pending.is_done()]
+            while len(step.sent) >= SENDS_UNDER_WAY:
+                step.sent.pop(0).wait()
             tensor = self.links.pack(step.outbox.pop(action)).contiguous()
             step.sent.append(send_start(tensor, peer, self.links.group))
         else:

@@ -105,7 +105,12 @@ def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
     if v > 1 and not chunked:
         with_chunks = ", ".join(other for other, function in SCHEDULES.items() if _has_chunks(function))
         raise InputError(f"plan.schedule {name} has 1 chunk a rank, not plan.chunks {v}; with chunks: {with_chunks}")
-    rows = generator(p, m, v) if chunked else generator(p, m)
+    try:
+        rows = generator(p, m, v) if chunked else generator(p, m)
+    except InputError:
+        raise
+    except Exception as error:  # a user's own function
+        raise InputError(f"plan.schedule {name} fails with plan.pp {p}, {m} microbatches: {error!r}") from error
     schedule = Schedule(name, tuple(tuple(row) for row in rows))
     check(schedule, p, m, v)
     return schedule

@@ -26,7 +26,7 @@ class Deferred:
         try:
             yield self._owed
         finally:
-            self.is_collecting = False
+            self.is_collecting, self._owed = False, []  # what is owed belongs to the list's reader alone
 
     def owe(self, weight: Tensor, gradient: WeightGradient) -> None:
         self._owed.append((weight, torch.no_grad()(gradient)))

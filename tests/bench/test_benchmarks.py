@@ -83,8 +83,9 @@ def test_gradient_clipping(data: TokenFolder, mesh: DeviceMesh, benchmark: Bench
 
 def test_gradient_buckets_are_laid_out(data: TokenFolder, mesh: DeviceMesh, benchmark: BenchmarkFixture) -> None:
     shapes = [p.shape for p in trainer("gpt-2m", "fp32", data, mesh).model.parameters()]
-    dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
-    lay_out = partial(Gradients, tp_group=tp, dtype=torch.float32, bucket_bytes=Plan().bucket_bytes, overlap=True)
+    dp, groups = mesh.get_group("dp"), {"tp_group": mesh.get_group("tp"), "pp_group": mesh.get_group("pp")}
+    settings = {"dtype": torch.float32, "bucket_bytes": Plan().bucket_bytes, "overlap": True}
+    lay_out = partial(Gradients, **groups, **settings)
     parameters = lambda: [torch.nn.Parameter(torch.empty(shape)) for shape in shapes]  # each keeps its own hooks
     new = lambda: (([Reduced(parameters(), dp, is_split=False)],), {})
     made = benchmark.pedantic(lay_out, setup=new, rounds=20, warmup_rounds=2)

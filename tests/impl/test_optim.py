@@ -1,5 +1,6 @@
 """Learning-rate schedule, AdamW on master weights, and gradient buckets on one rank."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from impl.optim import MasterAdamW, learning_rate
 from impl.recipe import Recipe
-from impl.zero.gradients import Gradients, Reduced
+from impl.zero.gradients import Bucket, Gradients, Reduced
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.sampled_from(["cosine", "linear", "constant"]))
@@ -38,7 +39,7 @@ def model(dtype: torch.dtype) -> Any:
 
 def gradients_of(net: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype, bucket_bytes: int = 100) -> Gradients:
     whole = Reduced(list(net.parameters()), group, is_split=False)
-    return Gradients([whole], group, dtype=dtype, bucket_bytes=bucket_bytes, overlap=True)
+    return Gradients([whole], group, group, dtype=dtype, bucket_bytes=bucket_bytes, overlap=True)
 
 
 def test_fp32_is_torch_adamw_without_decay_of_biases_and_norms(one_rank: dist.ProcessGroup) -> None:
@@ -53,8 +54,7 @@ def test_fp32_is_torch_adamw_without_decay_of_biases_and_norms(one_rank: dist.Pr
     )
     for i in range(5):
         x = torch.randn(3, 8, generator=torch.Generator().manual_seed(i))
-        gradients.zero()
-        with gradients.last_backward():
+        with gradients.accumulated(1):
             ours(x).square().sum().backward()
         optimizer.step(1e-2)
         reference.zero_grad()
@@ -71,8 +71,7 @@ def test_bf16_weights_follow_fp32_masters(one_rank: dist.ProcessGroup) -> None:
     optimizer = MasterAdamW(dict(net.named_parameters()), gradients.of, Recipe(weight_decay=0.0))
     before = net[0].weight.detach().clone()
     for i in range(40):
-        gradients.zero()
-        with gradients.last_backward():
+        with gradients.accumulated(1):
             net(torch.ones(3, 8, dtype=torch.bfloat16)).sum().backward()
         optimizer.step(1e-5)
         if i == 0:
@@ -87,11 +86,12 @@ def test_bf16_microbatches_accumulate_in_fp32(one_rank: dist.ProcessGroup) -> No
     net: Any = nn.Linear(1, 1, bias=False).bfloat16()
     gradients = gradients_of(net, one_rank, torch.float32)
     parts = [256.0] + [0.5] * 64  # bf16 has 8 bits: 256 + 0.5 is 256 there
-    for part in parts[:-1]:
-        (net(torch.full((1, 1), part, dtype=torch.bfloat16))).sum().backward()
-    with gradients.last_backward():
-        (net(torch.full((1, 1), parts[-1], dtype=torch.bfloat16))).sum().backward()
-    assert gradients.of[net.weight].item() == pytest.approx(sum(parts))
+    for _ in range(2):  # the second step forgets the first
+        with gradients.accumulated(len(parts)):
+            for part in parts:
+                (net(torch.full((1, 1), part, dtype=torch.bfloat16))).sum().backward()
+        assert gradients.of[net.weight].item() == sum(parts)
+        assert net.weight.grad is None, "a second copy is kept"
 
 
 @given(bucket_bytes=st.integers(1, 2000))
@@ -100,7 +100,7 @@ def test_buckets_hold_every_gradient_once(bucket_bytes: int, one_rank: dist.Proc
     gradients = gradients_of(net, one_rank, torch.float32, bucket_bytes)
     assert sum(b.flat.numel() for b in gradients.buckets) == sum(p.numel() for p in net.parameters())
     assert [p for b in gradients.buckets for p in b.parameters] == list(net.parameters())[::-1]
-    with gradients.last_backward():
+    with gradients.accumulated(1):
         net(torch.ones(2, 8)).sum().backward()
     reference = model(torch.float32)
     reference(torch.ones(2, 8)).sum().backward()
@@ -112,11 +112,30 @@ def test_buckets_hold_every_gradient_once(bucket_bytes: int, one_rank: dist.Proc
     assert gradients.clip(0.0).item() == pytest.approx(0.5, rel=1e-4)
 
 
-def test_a_parameter_without_gradient_is_an_error(one_rank: dist.ProcessGroup) -> None:
-    net = model(torch.float32)
-    gradients = gradients_of(net, one_rank, torch.float32)
-    with pytest.raises(RuntimeError, match="took no part"), gradients.last_backward():
-        net[0](torch.ones(2, 8)).sum().backward()
+def take(gradients: Gradients, microbatches: int, *parts: Callable[[], object]) -> None:
+    """A step of these parts."""
+    with gradients.accumulated(microbatches):
+        for part in parts:
+            part()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("bucket_bytes", [100, 100_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_with_a_gradient_too_few_or_too_many_is_an_error(
+    dtype: torch.dtype, bucket_bytes: int, overlap: bool, one_rank: dist.ProcessGroup
+) -> None:
+    net = model(dtype)
+    whole = Reduced(list(net.parameters()), one_rank, is_split=False)
+    gradients = Gradients([whole], one_rank, one_rank, dtype=torch.float32, bucket_bytes=bucket_bytes, overlap=overlap)
+    x = torch.ones(2, 8, dtype=dtype)
+    with pytest.raises(RuntimeError, match="took no part"), gradients.accumulated(1):
+        net[0](x).sum().backward()
+    backward = lambda: net(x).sum().backward()
+    for microbatches, passes in ((2, 1), (1, 2), (1, 0)):
+        with pytest.raises(RuntimeError, match="took no part"):
+            take(gradients, microbatches, *[backward] * passes)
+    take(gradients, 2, backward, backward)  # and the next step is well
 
 
 @given(bucket_bytes=st.integers(1, 2000), is_split=st.lists(st.booleans(), min_size=6, max_size=6))
@@ -126,10 +145,150 @@ def test_a_bucket_holds_parameters_of_one_kind(
     net = model(torch.float32)
     kind_of = dict(zip(net.parameters(), is_split, strict=True))
     kinds = [Reduced([p for p, its in kind_of.items() if its is kind], one_rank, kind) for kind in (True, False)]
-    gradients = Gradients(kinds, one_rank, dtype=torch.float32, bucket_bytes=bucket_bytes, overlap=True)
-    assert all(kind_of[p] is bucket.is_split for bucket in gradients.buckets for p in bucket.parameters)
+    gradients = Gradients(kinds, one_rank, one_rank, dtype=torch.float32, bucket_bytes=bucket_bytes, overlap=True)
+    assert all(kind_of[p] is bucket.kind.is_split for bucket in gradients.buckets for p in bucket.parameters)
     assert {p for bucket in gradients.buckets for p in bucket.parameters} == set(kind_of)
-    with gradients.last_backward():
+    with gradients.accumulated(1):
         net(torch.ones(2, 8)).sum().backward()
     norm = torch.cat([gradients.of[p].flatten() for p in kind_of]).norm().item()
     assert gradients.clip(0.0).item() == pytest.approx(norm, rel=1e-5)
+
+
+# Gradients that do not come once a microbatch from autograd ---------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """An embedding that is the output matrix too; its ends are stages of their own, as in a pipeline."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.between = nn.Parameter(torch.randn(5, 4)), nn.Linear(4, 4)
+
+    def one_stage(self, tokens: torch.Tensor) -> None:
+        (self.between(self.weight[tokens]) @ self.weight.t()).square().mean().backward()
+
+    def two_stages(self, tokens: torch.Tensor) -> None:
+        first = self.weight[tokens]
+        handed = first.detach().requires_grad_()
+        (self.between(handed) @ self.weight.t()).square().mean().backward()
+        first.backward(handed.grad)
+
+
+def of_tied(net: Tied, group: dist.ProcessGroup, arrivals: int, overlap: bool = True) -> Gradients:
+    kinds = [Reduced([net.weight], group, is_split=True), Reduced([*net.between.parameters()], group, is_split=False)]
+    return Gradients(
+        kinds, group, group, dtype=torch.float32, bucket_bytes=1, overlap=overlap, arrivals={net.weight: arrivals}
+    )
+
+
+def reductions(gradients: Gradients, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    """The buckets that are reduced from now on, in that order."""
+    order: list[Bucket] = []
+    real = gradients._reduce
+    monkeypatch.setattr(gradients, "_reduce", lambda bucket: (order.append(bucket), real(bucket)))
+    return order
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_tied_embedding_is_complete_with_the_gradients_of_both_its_ends(
+    microbatches: int, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parted = Tied(), Tied()
+    once, twice = of_tied(whole, one_rank, 1), of_tied(parted, one_rank, 2)
+    order = reductions(twice, monkeypatch)
+    tokens = torch.tensor([0, 3, 3, 1])
+    with once.accumulated(microbatches):
+        for _ in range(microbatches):
+            whole.one_stage(tokens)
+    with twice.accumulated(microbatches):
+        for _ in range(microbatches):
+            assert not order, "reduced before the last gradient"
+            parted.two_stages(tokens)
+        assert len(order) == len(twice.buckets)
+        assert order[-1].parameters == [parted.weight], "its last gradient is that of the look-up"
+    assert len(order) == len(twice.buckets)
+    for p, q in zip(parted.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(twice.of[p], once.of[q])
+
+
+def test_a_tied_embedding_that_is_miscounted_is_an_error(one_rank: dist.ProcessGroup) -> None:
+    tokens = torch.tensor([0, 3])
+    for arrivals, step in ((1, Tied.two_stages), (2, Tied.one_stage)):
+        net = Tied()
+        gradients = of_tied(net, one_rank, arrivals)
+        with pytest.raises(RuntimeError, match="took no part"), gradients.accumulated(1):
+            step(net, tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_put_off_get_their_gradients_by_add(
+    dtype: torch.dtype, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net: Any = nn.Linear(3, 2).to(dtype)
+    whole = Reduced(list(net.parameters()), one_rank, is_split=False)
+    gradients = Gradients(
+        [whole], one_rank, one_rank, dtype=torch.float32, bucket_bytes=10**6, overlap=True, put_off=[net.weight]
+    )
+    order = reductions(gradients, monkeypatch)
+    x, owed = torch.ones(1, 3, dtype=dtype), torch.full((2, 3), 256.0 if dtype is torch.bfloat16 else 1.5, dtype=dtype)
+    for _ in range(2):
+        order.clear()
+        with gradients.accumulated(3):
+            for _ in range(3):  # biases come from autograd, the weight's hook does not count
+                (x @ net.weight.detach().t() + net.bias).sum().backward()
+            assert not order
+            for i in range(3):
+                assert not order, "reduced before the last gradient"
+                gradients.add(net.weight, owed if i == 0 else owed / 512)
+            assert len(order) == 1
+        torch.testing.assert_close(gradients.of[net.weight], owed.float() * (1 + 2 / 512), rtol=0, atol=0)
+        assert gradients.of[net.bias].tolist() == [3.0, 3.0]
+    with pytest.raises(RuntimeError, match="took no part"), gradients.accumulated(1):
+        net(x).sum().backward()
+    add, of_bias = lambda: gradients.add(net.weight, owed), lambda: (x + net.bias.sum()).sum().backward()
+    take(gradients, 1, add, of_bias)
+    with pytest.raises(RuntimeError, match="took no part"):
+        take(gradients, 1, add, add, of_bias)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_is_late_is_reduced_behind_all_others(
+    overlap: bool, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order in which gradients come: its other ranks are elsewhere in their schedules."""
+    net = model(torch.float32)
+    late = list(net[2].parameters())  # the first of the backward pass
+    kinds = [
+        Reduced(late, one_rank, is_split=True, is_late=True),
+        Reduced([*net[0].parameters(), *net[1].parameters()], one_rank, is_split=False),
+    ]
+    gradients = Gradients(kinds, one_rank, one_rank, dtype=torch.float32, bucket_bytes=1, overlap=overlap)
+    order = reductions(gradients, monkeypatch)
+    with gradients.accumulated(1):
+        net(torch.ones(2, 8)).sum().backward()
+        assert len(order) == (4 if overlap else 0)
+    assert len(order) == len(gradients.buckets) == 6
+    if overlap:
+        assert [bucket.kind.is_late for bucket in order] == [False] * 4 + [True] * 2
+    assert sorted(map(id, order)) == sorted(map(id, gradients.buckets))
+
+
+def test_what_is_not_counted_is_left_out_of_the_norm_and_clipped_all_the_same(one_rank: dist.ProcessGroup) -> None:
+    net = model(torch.float32)
+    elsewhere = list(net[2].parameters())
+    kinds = [
+        Reduced(elsewhere, one_rank, is_split=True, is_counted=False, is_late=True),
+        Reduced([*net[0].parameters(), *net[1].parameters()], one_rank, is_split=False),
+    ]
+    gradients = Gradients(kinds, one_rank, one_rank, dtype=torch.float32, bucket_bytes=100, overlap=True)
+    with gradients.accumulated(1):
+        net(torch.ones(2, 8)).square().sum().backward()
+    before = {p: gradients.of[p].clone() for p in net.parameters()}
+    counted = [p for p in net.parameters() if all(p is not q for q in elsewhere)]
+    norm = torch.cat([before[p].flatten() for p in counted]).norm().item()
+    assert norm > 0.5
+    assert norm < torch.cat([g.flatten() for g in before.values()]).norm().item()
+    assert gradients.clip(0.5).item() == pytest.approx(norm, rel=1e-5)
+    for p, gradient in before.items():
+        torch.testing.assert_close(gradients.of[p], gradient * 0.5 / norm, rtol=1e-4, atol=0)

@@ -13,7 +13,8 @@ from impl.data.tokens import TokenFolder
 from impl.errors import InputError
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
-from impl.peers.dtensor import DTensorTrainer, rearranged, why_invalid
+from impl.peers.dtensor import DTensorTrainer, why_invalid
+from impl.peers.gpt import rearranged
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
@@ -102,6 +103,7 @@ def test_every_gradient_of_dtensor_equals_ours(plan: Plan, vocab_size: int, data
         ({"model": ModelConfig(norm_placement="post")}, "post"),
         ({"model": ModelConfig(dropout=0.1)}, "dropout 0.1"),
         ({"plan": Plan(dp=2)}, "dp 2"),
+        ({"plan": Plan(pp=2)}, "pp 2"),
         ({"compile": True}, "compile"),
     ],
 )

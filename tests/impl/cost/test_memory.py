@@ -8,15 +8,17 @@ import torch
 
 from harness.published import published
 from impl.cost.memory import ELEMENT_BYTES, StateBytes, activation_bytes_per_layer, state_bytes
+from impl.cost.traffic import Place
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
-from impl.model.config import ModelConfig
+from impl.model.config import ModelConfig, padded_vocabulary
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import ActivationBytes, Trainer
+from tests.impl.pipeline.on_ranks import on_ranks
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=32, dropout=0.1)
@@ -69,6 +71,45 @@ def test_states_are_the_formula_to_the_byte(family: str, precision: Precision, t
     expected = state_bytes(run.model, run.model.vocabulary(257), tp=tp, precision=precision)
     for states, _ in run_ranks(tp, held, run, data):
         assert states == expected
+
+
+def held_here(one: Trainer) -> tuple[int, StateBytes]:
+    """Pipeline rank, and its states after a step."""
+    one.step(0)
+    return one.pp_group.rank(), one.state_bytes()
+
+
+STATES: list[tuple[Plan, Precision]] = [
+    (Plan(pp=2), "fp32"),
+    (Plan(pp=4, schedule="gpipe"), "bf16"),
+    (Plan(pp=2, schedule="interleaved", chunks=3), "fp64"),
+    (Plan(pp=2, schedule="zb_h1", tp=2), "bf16"),
+    (Plan(pp=3, dp=2), "bf16"),
+    (Plan(pp=2, schedule="interleaved", chunks=2, tp=2, dp=2, sequence_parallel=True), "fp32"),
+    # rank 0 has both ends, and the embedding once
+    (Plan(pp=3, schedule="tests.impl.pipeline.own_schedule:two_ways", chunks=2), "bf16"),
+]
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_states_of_every_pipeline_rank_are_the_formula_to_the_byte(family: str, data: Path) -> None:
+    model = replace(MODEL, family=family, num_layers=7, norm_placement="sandwich" if family == "bert" else "pre")
+    recipe = Recipe(steps=1, global_batch=12, microbatch=1)
+    runs = [Run(model=model, plan=plan, train=recipe, precision=precision) for plan, precision in STATES]
+    for run, ranks in on_ranks(held_here, runs, data).items():
+        vocab_size, of_rank = run.model.vocabulary(257), {}
+        for pp_rank, states in ranks:
+            stages = Place(run, vocab_size, pp_rank).stages
+            expected = state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision, stages=stages)
+            assert states == expected
+            of_rank[pp_rank] = states
+        whole = state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision)
+        tied = padded_vocabulary(vocab_size, run.plan.tp) // run.plan.tp * run.model.hidden_size
+        twice = tied if ":" not in run.plan.schedule else 0
+        each = {"fp64": 32, "fp32": 16, "bf16": 2 + 3 * 4 + 4}[run.precision]
+        assert len(of_rank) == run.plan.pp
+        assert sum(states.split for states in of_rank.values()) == whole.split + twice * each
+        assert sum(states.whole for states in of_rank.values()) == whole.whole
 
 
 @pytest.mark.parametrize("norm", ["pre", "post", "sandwich"])

@@ -16,6 +16,7 @@ from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import SIZES, named
+from impl.pipeline.stage import split
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
 
@@ -74,7 +75,7 @@ def test_ptdp_prints_the_shape_of_gpt_3_as_174_6_billion():
 def test_the_count_is_the_models(family: str, model: type[GPT] | type[BERT], placement: str, serial: TensorParallel):
     config = dataclasses.replace(named(f"{family}-2m"), norm_placement=placement)
     with torch.device("meta"):
-        built = model(config, 300, serial)
+        built = model(config, 300, serial, split(config, 300, 1))
     shards = shards_of(built)  # the vocabulary's padding is not counted
     shapes = [shards[n].whole_shape(p.shape) if n in shards else p.shape for n, p in built.named_parameters()]
     assert count_parameters(config, 300).total == sum(map(math.prod, shapes))

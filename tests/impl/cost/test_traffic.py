@@ -1,25 +1,24 @@
 """What ranks send each other: the count of a real step is the formula, to the byte."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from impl.collectives import counted
-from impl.cost.traffic import Count, Op, gradient_bytes, tensor_parallel_traffic
+from impl.cost.traffic import Count, Op, Place, gradient_bytes, pipeline_traffic, tensor_parallel_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
-from impl.data.tokens import TokenFolder
-from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
-from tests.ranks import run_ranks
+from tests.impl.pipeline.on_ranks import on_ranks
 
-MODEL = ModelConfig(num_layers=3, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
-RECIPE = Recipe(steps=1, global_batch=8, microbatch=2)
+MODEL = ModelConfig(num_layers=9, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
+RECIPE = Recipe(steps=1, global_batch=8, microbatch=1)
 LOSS = Count(1, 8)
 """The loss is one float64."""
 
@@ -31,56 +30,109 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def step(run: Run, data: Path) -> tuple[dict[str, dict[Op, Count]], dict[str, int], int]:
-    """Counts by axes of the mesh, buckets by axes, and the positions that the head scores."""
-    mesh = build_mesh(run.plan, "cpu")
-    one = Trainer(run, TokenFolder.open(data), mesh, torch.device("cpu"))
+class Moved(NamedTuple):
+    """What one rank did in a step."""
+
+    pp_rank: int
+    counts: dict[str, dict[Op, Count]]
+    """By axes of the mesh."""
+    buckets: dict[str, int]
+    """Of gradients that are reduced, by axes of the mesh."""
+    head_positions: int
+
+
+def step(one: Trainer) -> Moved:
+    names = {str(one.group.group_name): "dp", str(one.tp.group.group_name): "tp", str(one.pp_group.group_name): "pp"}
+    kinds = [bucket.kind for bucket in one.gradients.buckets if bucket.kind.group.size() > 1]
+    for kind in kinds:
+        names.setdefault(str(kind.group.group_name), "ends" if kind.is_late else "dp_tp")
+    assert len(set(names.values())) == len(names), "two groups have one name"
     with counted() as counts:
         one.step(0)
-    names = {str(mesh.get_group(axis).group_name): axis for axis in ("dp", "tp")}
     by_axes: dict[str, dict[Op, Count]] = {}
     for (group, op), count in counts.items():
-        by_axes.setdefault(names.get(group, "dp_tp"), {})[op] = count
-    buckets = [names.get(b.group.group_name, "dp_tp") for b in one.gradients.buckets if b.group.size() > 1]
-    return by_axes, {axes: buckets.count(axes) for axes in set(buckets)}, one.head_positions
+        by_axes.setdefault(names[group], {})[op] = count
+    buckets = Counter(names[str(kind.group.group_name)] for kind in kinds)
+    return Moved(one.pp_group.rank(), by_axes, dict(buckets), one.head_positions)
+
+
+def assert_is_as_predicted(run: Run, found: Moved) -> None:
+    place = Place(run, run.model.vocabulary(257), found.pp_rank)
+    expected = {"tp": tensor_parallel_traffic(place, found.head_positions), "pp": pipeline_traffic(place)}
+    reduced = gradient_bytes(place)
+    assert reduced.keys() == found.buckets.keys()
+    sums = {axes: Count(found.buckets[axes], size) for axes, size in reduced.items()}
+    if run.plan.dp > 1:
+        sums["dp"] = sums.get("dp", Count()) + LOSS
+    for axes, sum_ in sums.items():
+        of_axes = expected.setdefault(axes, {})
+        of_axes["all_reduce"] = of_axes.get("all_reduce", Count()) + sum_
+    assert found.counts == {axes: counts for axes, counts in expected.items() if counts}
+
+
+WITHOUT_PIPELINE: list[tuple[Plan, Precision]] = [
+    (Plan(), "fp32"),
+    (Plan(dp=2), "bf16"),
+    (Plan(tp=2), "fp64"),
+    (Plan(tp=2), "bf16"),
+    (Plan(tp=2, sequence_parallel=True), "fp32"),
+    (Plan(tp=4, sequence_parallel=True), "bf16"),
+    (Plan(dp=2, tp=2), "fp32"),
+    (Plan(dp=2, tp=2, sequence_parallel=True, bucket_bytes=10_000), "bf16"),
+]
+PIPELINES: list[tuple[Plan, Precision]] = [
+    (Plan(pp=2, schedule="gpipe"), "fp32"),
+    (Plan(pp=4, schedule="zb_h1"), "bf16"),
+    (Plan(pp=4, schedule="interleaved", chunks=2), "fp64"),
+    (Plan(pp=2, dp=2, bucket_bytes=10_000), "bf16"),
+    (Plan(pp=2, tp=2), "fp32"),
+    (Plan(pp=2, tp=2, scatter_gather=False, schedule="gpipe"), "fp32"),
+    (Plan(pp=2, tp=2, schedule="interleaved", chunks=2), "bf16"),
+    (Plan(pp=2, tp=2, schedule="zb_h1", sequence_parallel=True), "fp32"),
+    (Plan(pp=4, dp=2, schedule="zb_h1", bucket_bytes=10_000), "fp32"),
+    (Plan(pp=4, tp=2, schedule="gpipe", sequence_parallel=True), "bf16"),
+    (Plan(pp=4, tp=2, schedule="interleaved", chunks=2), "fp32"),
+    (Plan(pp=2, dp=2, tp=2, schedule="zb_h1", scatter_gather=False), "bf16"),
+    (Plan(pp=2, dp=2, tp=2, schedule="interleaved", chunks=4, sequence_parallel=True), "fp64"),
+    (Plan(pp=2, tp=4), "fp32"),
+    # rank 0 has both ends, rank 1 hands over to itself
+    (Plan(pp=2, tp=2, schedule="tests.impl.pipeline.own_schedule:two_ways", chunks=2), "fp32"),
+]
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
-@pytest.mark.parametrize(
-    ("plan", "precision"),
-    [
-        (Plan(), "fp32"),
-        (Plan(dp=2), "bf16"),
-        (Plan(tp=2), "fp64"),
-        (Plan(tp=2), "bf16"),
-        (Plan(tp=2, sequence_parallel=True), "fp32"),
-        (Plan(tp=4, sequence_parallel=True), "bf16"),
-        (Plan(dp=2, tp=2), "fp32"),
-        (Plan(dp=2, tp=2, sequence_parallel=True, bucket_bytes=10_000), "bf16"),
-    ],
-)
-def test_a_step_sends_what_the_formulas_say(plan: Plan, precision: Precision, family: str, data: Path) -> None:
-    run = Run(model=replace(MODEL, family=family), plan=plan, train=RECIPE, precision=precision)
-    vocab_size = run.model.vocabulary(257)
-    for counts, buckets, head_positions in run_ranks(plan.world_size, step, run, data):
-        expected: dict[str, dict[Op, Count]] = {}
-        if traffic := tensor_parallel_traffic(run, head_positions):
-            expected["tp"] = traffic
-        reduced = gradient_bytes(run, vocab_size)
-        assert reduced.keys() == buckets.keys()
-        for axes, size in reduced.items():
-            sums = expected.setdefault(axes, {})
-            sums["all_reduce"] = sums.get("all_reduce", Count()) + Count(buckets[axes], size)
-        if plan.dp > 1:
-            expected["dp"]["all_reduce"] += LOSS
-        assert counts == expected
+@pytest.mark.parametrize("plans", [WITHOUT_PIPELINE, PIPELINES], ids=["pp = 1", "pp > 1"])
+def test_a_step_of_every_rank_sends_what_the_formulas_say(
+    plans: list[tuple[Plan, Precision]], family: str, data: Path
+) -> None:
+    runs = [
+        Run(model=replace(MODEL, family=family), plan=plan, train=RECIPE, precision=precision)
+        for plan, precision in plans
+    ]
+    for run, ranks in on_ranks(step, runs, data).items():
+        assert {found.pp_rank for found in ranks} == set(range(run.plan.pp))
+        for found in ranks:
+            assert_is_as_predicted(run, found)
+
+
+def test_tokens_that_do_not_divide_are_sent_whole(data: Path) -> None:
+    """Scattered they could not be; a run without scatter_gather sends the same."""
+    plan = Plan(pp=2, tp=4, schedule="gpipe")
+    runs = [
+        Run(model=replace(MODEL, seq_len=18), plan=each, train=RECIPE)
+        for each in (plan, replace(plan, scatter_gather=False))
+    ]
+    one, other = on_ranks(step, runs, data).values()
+    assert one == other
+    for found in one:
+        assert_is_as_predicted(runs[0], found)
 
 
 def test_a_layer_of_gpt_3_moves_four_all_reduces_of_its_activations() -> None:
     model = ModelConfig(num_layers=1, hidden_size=12288, num_heads=96, seq_len=2048, vocab_size=51200)
     recipe = Recipe(global_batch=1, microbatch=1)
     runs = [Run(model=replace(model, num_layers=n), plan=Plan(tp=8), train=recipe, precision="bf16") for n in (1, 2)]
-    one, two = (tensor_parallel_traffic(run, 2048)["all_reduce"] for run in runs)
+    one, two = (tensor_parallel_traffic(Place(run, 51200), 2048)["all_reduce"] for run in runs)
     assert two.calls - one.calls == 4  # Megatron-LM 2019, section 3
     assert two.bytes - one.bytes == 4 * 2048 * 12288 * 2
 
@@ -92,6 +144,50 @@ def test_sequence_parallelism_moves_as_many_bytes_but_for_the_gather_in_the_back
     runs = [
         Run(model=replace(model, num_layers=n), plan=plan, train=Recipe(global_batch=1, microbatch=1)) for n in (1, 2)
     ]
-    one, two = (tensor_parallel_traffic(run, 64) for run in runs)
+    one, two = (tensor_parallel_traffic(Place(run, 1024), 64) for run in runs)
     layer = {op: two[op].calls - one[op].calls for op in two}
     assert layer == {"all_reduce": 0, "reduce_scatter": 4, "all_gather": 4 + 2}
+
+
+SCHEDULES = [("gpipe", 1), ("one_f_one_b", 1), ("zb_h1", 1), ("interleaved", 2), ("interleaved", 4)]
+
+
+def sent(run: Run) -> list[int]:
+    """Bytes that one tensor-parallel rank of each pipeline rank sends to its neighbours."""
+    return [pipeline_traffic(Place(run, 51200, r)).get("send", Count()).bytes for r in range(run.plan.pp)]
+
+
+def big(t: int, p: int = 4, schedule: str = "one_f_one_b", v: int = 1, **others: Any) -> Run:
+    model = ModelConfig(num_layers=16, hidden_size=1024, num_heads=16, seq_len=512, vocab_size=51200)
+    plan = Plan(tp=t, pp=p, schedule=schedule, chunks=v, **others)
+    return Run(model=model, plan=plan, train=Recipe(global_batch=32, microbatch=2), precision="bf16")
+
+
+@pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
+@pytest.mark.parametrize("p", [2, 4])
+def test_scatter_gather_divides_what_is_sent_between_stages_by_t(p: int, schedule: str, v: int) -> None:
+    """PTD-P, sections 3.2 and 4.1: b s h for each microbatch, direction and pair of neighbours, v times as many of
+    these with interleaving; b s h / t scattered. Section 4.1 leaves both numbers to each of the t ranks."""
+    b, s, h, m, element = 2, 512, 1024, 16, 2
+    borders = p * v - 1
+    for t in (1, 2, 8):
+        whole = sent(big(t, p, schedule, v, scatter_gather=False))
+        assert sum(whole) == 2 * m * borders * b * s * h * element
+        assert [t * size for size in sent(big(t, p, schedule, v))] == whole
+        if t > 1:
+            split = sent(big(t, p, schedule, v, sequence_parallel=True))
+            assert split == sent(big(t, p, schedule, v)), "sequence parallelism has its part already"
+    if v == 1:  # the middle ranks send both ways, those at the ends one way
+        assert whole == [(1 if rank in (0, p - 1) else 2) * m * b * s * h * element for rank in range(p)]
+
+
+def test_scatter_gather_pays_with_a_gather_of_what_is_received() -> None:
+    """PTD-P, section 4.1: an all-gather over the fast links within a server, where the receiver needs the whole."""
+    for rank, borders in enumerate((1, 2, 2, 1)):
+        on, off = (
+            tensor_parallel_traffic(Place(big(8, scatter_gather=scatters), 51200, rank), 512)
+            for scatters in (True, False)
+        )
+        extra = on["all_gather"] + off.get("all_gather", Count()) * -1
+        assert extra == Count(16 * borders, 16 * borders * 2 * 512 * 1024 * 2)
+        assert on["all_reduce"] == off["all_reduce"]

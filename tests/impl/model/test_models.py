@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from impl.cost.parameters import count_parameters
 from impl.model.bert import BERT
@@ -14,6 +15,7 @@ from impl.model.gpt import GPT
 from impl.model.initialise import build_model
 from impl.model.layers import DropoutKey
 from impl.model.norm_placement import PLACEMENTS
+from impl.pipeline.stage import Stage, split
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
 
@@ -29,6 +31,19 @@ def build(serial: TensorParallel) -> Build:
     return lambda config, dtype=torch.float64, seed=0: build_model(config, VOCAB, seed, dtype, serial)
 
 
+def trunk_output(
+    model: GPT | BERT, tokens: Tensor, types: Tensor | None = None, key: DropoutKey | None = None
+) -> Tensor:
+    """What the one stage of a serial model makes of tokens."""
+    every = Stage(range(len(model.trunk.layers)), is_first=True, is_last=True)
+    return model.trunk(every, None, (tokens, types), tokens.shape[1], key)
+
+
+def logits(model: GPT | BERT, tokens: Tensor, key: DropoutKey | None = None) -> Tensor:
+    assert isinstance(model, GPT)
+    return model.logits(trunk_output(model, tokens, key=key))
+
+
 @pytest.mark.parametrize("norm", PLACEMENTS)
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 def test_parameter_count_is_the_formula(family: str, norm: str, build: Build) -> None:
@@ -42,11 +57,10 @@ def test_parameter_count_is_the_formula(family: str, norm: str, build: Build) ->
 @pytest.mark.parametrize("norm", PLACEMENTS)
 def test_gpt_sees_no_later_token(norm: str, build: Build) -> None:
     model = build(replace(CONFIG, norm_placement=norm))
-    assert isinstance(model, GPT)
     tokens = torch.arange(16)[None]
     changed = tokens.clone()
     changed[0, 9] = 40
-    before, after = model.logits(tokens), model.logits(changed)
+    before, after = logits(model, tokens), logits(model, changed)
     assert torch.equal(before[:9], after[:9])
     assert not torch.allclose(before[9:], after[9:])
 
@@ -58,14 +72,15 @@ def test_bert_sees_both_sides(build: Build) -> None:
     for place in (0, 15):
         changed = tokens.clone()
         changed[0, place] = 40
-        assert not torch.allclose(model(tokens, types, positions, None)[0], model(changed, types, positions, None)[0])
+        before, after = (model.heads(trunk_output(model, x, types), positions)[0] for x in (tokens, changed))
+        assert not torch.allclose(before, after)
 
 
 def test_first_loss_is_that_of_guessing(build: Build) -> None:
     model = build(CONFIG)
     assert isinstance(model, GPT)
     tokens = torch.randint(VOCAB, (8, 17), generator=torch.Generator().manual_seed(0))
-    loss = model.loss(tokens[:, :-1], tokens[:, 1:], None).item()
+    loss = model.loss(trunk_output(model, tokens[:, :-1]), tokens[:, 1:]).item()
     assert loss == pytest.approx(torch.log(torch.tensor(float(VOCAB))).item(), rel=0.02)
 
 
@@ -88,25 +103,22 @@ def test_initial_weights_depend_on_seed_and_name_only(build: Build) -> None:
 
 def test_dropout_is_a_function_of_its_key(build: Build) -> None:
     model = build(replace(CONFIG, dropout=0.3))
-    assert isinstance(model, GPT)
     tokens = torch.arange(16)[None]
-    first = model.logits(tokens, DropoutKey(0, 0, 0))
-    assert torch.equal(first, model.logits(tokens, DropoutKey(0, 0, 0)))
+    first = logits(model, tokens, DropoutKey(0, 0, 0))
+    assert torch.equal(first, logits(model, tokens, DropoutKey(0, 0, 0)))
     for other in (DropoutKey(1, 0, 0), DropoutKey(0, 1, 0), DropoutKey(0, 0, 1)):
-        assert not torch.equal(first, model.logits(tokens, other))
+        assert not torch.equal(first, logits(model, tokens, other))
     model.eval()
-    assert torch.equal(model.logits(tokens), model.logits(tokens))
+    assert torch.equal(logits(model, tokens), logits(model, tokens))
     model.train()
     with pytest.raises(TypeError, match="needs a key"):
-        model.logits(tokens)
+        logits(model, tokens)
 
 
 def test_explicit_attention_equals_the_fused_kernel(build: Build) -> None:
     model, dropping = build(CONFIG), build(replace(CONFIG, dropout=1e-12))
-    assert isinstance(model, GPT)
-    assert isinstance(dropping, GPT)
     tokens = torch.arange(16)[None]
-    assert torch.allclose(model.logits(tokens), dropping.logits(tokens, DropoutKey(0, 0, 0)), rtol=1e-9)
+    assert torch.allclose(logits(model, tokens), logits(dropping, tokens, DropoutKey(0, 0, 0)), rtol=1e-9)
 
 
 def test_post_layernorm_ends_normalised_and_pre_starts_raw(build: Build) -> None:
@@ -114,8 +126,59 @@ def test_post_layernorm_ends_normalised_and_pre_starts_raw(build: Build) -> None
     tokens = torch.arange(16)[None]
     block_input = {}
     for name, model in (("post", post), ("pre", pre)):
-        model.trunk.layers[0].register_forward_pre_hook(lambda _, x, name=name: block_input.__setitem__(name, x[0]))
-        out = model.trunk(tokens, None, None)
+        model.trunk.layers["0"].register_forward_pre_hook(lambda _, x, name=name: block_input.__setitem__(name, x[0]))
+        out = trunk_output(model, tokens)
         assert torch.allclose(out.std(-1, unbiased=False), torch.ones(16, dtype=torch.float64), rtol=0.02)
     assert torch.allclose(block_input["post"].std(-1, unbiased=False), torch.ones(16, dtype=torch.float64), rtol=0.02)
     assert block_input["pre"].std() < 0.1
+
+
+# Parts of a model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", PLACEMENTS)
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_stages_in_turn_are_the_model_to_the_last_bit(
+    family: str, norm: str, count: int, build: Build, serial: TensorParallel
+) -> None:
+    config = replace(CONFIG, family=family, norm_placement=norm, num_layers=5, dropout=0.1)
+    whole, stages = build(config), split(config, VOCAB, count)
+    tokens = torch.randint(VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))
+    types = (tokens > VOCAB // 2).long() if family == "bert" else None
+    key, x = DropoutKey(0, 0, 0), None
+    for stage in stages:
+        part = build_model(config, VOCAB, 0, torch.float64, serial, [stage])
+        x = part.trunk(stage, x, (tokens, types) if stage.is_first else None, 16, key)
+    assert x is not None
+    assert torch.equal(x, trunk_output(whole, tokens, types, key))
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_stages_have_every_parameter_once_but_the_tied_embedding(
+    family: str, build: Build, serial: TensorParallel
+) -> None:
+    """With the names, and the weights to the last bit, of the whole model."""
+    config = replace(CONFIG, family=family, norm_placement="sandwich", num_layers=5)
+    whole = dict(build(config).named_parameters())
+    stages = split(config, VOCAB, 4)
+    for owners in ([[i] for i in range(4)], [[0, 2], [1, 3]], [[0, 3], [1, 2]]):
+        parts = [
+            dict(build_model(config, VOCAB, 0, torch.float64, serial, [stages[i] for i in own]).named_parameters())
+            for own in owners
+        ]
+        names = [name for part in parts for name in part]
+        ends = {i for i, own in enumerate(owners) if {0, 3} & set(own)}
+        assert sorted(names) == sorted([*whole, *["trunk.tokens.weight"] * (len(ends) - 1)])
+        for part in parts:
+            for name, parameter in part.items():
+                assert torch.equal(parameter, whole[name]), name
+
+
+def test_a_stage_in_the_middle_predicts_nothing(serial: TensorParallel) -> None:
+    for family in ("gpt", "bert"):
+        config = replace(CONFIG, family=family, num_layers=3)
+        model = build_model(config, VOCAB, 0, torch.float64, serial, [split(config, VOCAB, 3)[1]])
+        assert {name.split(".")[1] for name, _ in model.named_parameters()} == {"layers"}
+        with pytest.raises(AssertionError, match="only the last stage"):
+            _ = model.tokens

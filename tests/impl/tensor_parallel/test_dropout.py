@@ -13,6 +13,7 @@ from torch import Tensor
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.model.layers import MASK_BLOCKS, Dropout, DropoutKey
+from impl.pipeline.stage import split
 from impl.tensor_parallel.group import WHOLE, Part, TensorParallel
 from tests.ranks import run_ranks
 
@@ -83,7 +84,8 @@ def draw_all(tp: TensorParallel, key: DropoutKey) -> Drawn:
             note = lambda _, given, out, name=name: masks.__setitem__(name, (out == 0).numpy())
             module.register_forward_hook(note)
     tokens = torch.arange(24).view(2, 12)
-    out = tp.gather(model.trunk(tokens, None, key), tp.group)
+    (stage,) = split(CONFIG, 300, 1)
+    out = tp.gather(model.trunk(stage, None, (tokens, None), 12, key), tp.group)
     return Drawn(masks, out.detach().numpy())
 
 

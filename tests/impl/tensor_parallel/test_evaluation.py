@@ -1,4 +1,4 @@
-"""Evaluation of a split model equals that of the serial one, whatever the length of what is scored."""
+"""Evaluation of a model split over tensor- or pipeline-parallel ranks equals the serial model's, at any length."""
 
 import json
 from dataclasses import replace
@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from impl.data.tokens import TokenFolder
 from impl.evaluate import Evaluation
 from impl.evaluation_config import EvaluationConfig
-from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
-from tests.ranks import run_ranks
+from tests.impl.pipeline.on_ranks import on_ranks
 
-MODEL = ModelConfig(num_layers=2, hidden_size=24, num_heads=12, seq_len=24, dropout=0.1)
-RECIPE = Recipe(steps=10, global_batch=8, microbatch=4, lr=1e-2, warmup_steps=2)
+MODEL = ModelConfig(num_layers=4, hidden_size=24, num_heads=12, seq_len=24, dropout=0.1)
+RECIPE = Recipe(steps=10, global_batch=8, microbatch=2, lr=1e-2, warmup_steps=2)
 WORDS = " = Cats = \n \n The cat @-@ like <unk> sat , 's \n"
 PASSAGES = ["one two three", "a long way to walk before the very end", "x yz", "so it is said"]
 LENGTHS = (1, 7, 13, 24)  # some of which neither 2, 3 nor 4 ranks divide
@@ -50,46 +48,59 @@ def runs_of(files: EvaluationConfig, plan: Plan) -> tuple[Run, Run]:
     return run("gpt", files), run("bert", EvaluationConfig(sequences=9))
 
 
-def predict(runs: tuple[Run, Run], data: Path) -> list[Predicted]:
-    return [_predict(run, data) for run in runs]
-
-
-def _predict(run: Run, data: Path) -> Predicted:
-    folder = TokenFolder.open(data)
-    trainer = Trainer(run, folder, build_mesh(run.plan, "cpu"), torch.device("cpu"))
-    for i in range(run.train.steps):
-        trainer.step(i)
-    evaluations = trainer.evaluate(final=True)
+def predict(one: Trainer) -> Predicted:
+    """What one rank says after some training."""
+    for i in range(one.run.train.steps):
+        one.step(i)
+    evaluations = one.evaluate(final=True)
     scores = []
-    if run.model.family == "gpt":
-        tokens = np.asarray(folder.tokens("valid"), np.int64)
+    if one.run.model.family == "gpt":
+        tokens = np.asarray(one.data.tokens("valid"), np.int64)
         for length in LENGTHS:
             text = tokens[: 2 * (length + 1)].reshape(2, length + 1)
             with torch.no_grad():
-                nats, is_likeliest = trainer.next_token(text[:, :-1], text[:, 1:])
+                nats, is_likeliest = one.next_token(text[:, :-1], text[:, 1:])
             scores.append((nats.numpy(), is_likeliest.numpy()))
     return Predicted(evaluations, scores)
 
 
 @cache
 def serial(files: EvaluationConfig, data: Path) -> list[Predicted]:
-    [found] = run_ranks(1, predict, runs_of(files, Plan()), data)
-    return found
+    return [found for [found] in on_ranks(predict, runs_of(files, Plan()), data).values()]
 
 
-@pytest.mark.parametrize("plan", [
+PLANS = [
     Plan(tp=2), Plan(tp=2, sequence_parallel=True), Plan(tp=3, sequence_parallel=True), Plan(tp=4),
     Plan(tp=4, sequence_parallel=True), Plan(tp=2, dp=2, sequence_parallel=True),
-])  # fmt: skip
-def test_evaluations_equal_serial(plan: Plan, files: EvaluationConfig, data: Path) -> None:
-    for found in run_ranks(plan.world_size, predict, runs_of(files, plan), data):
-        for one, expected in zip(found, serial(files, data), strict=True):
-            for a, b in zip(one.evaluations, expected.evaluations, strict=True):
-                assert a.nats == pytest.approx(b.nats, rel=1e-6)
-                assert replace(a, nats=0.0) == replace(b, nats=0.0)
-            for (nats, is_likeliest), (serial_nats, serial_likeliest) in zip(one.scores, expected.scores, strict=True):
-                np.testing.assert_allclose(nats, serial_nats, rtol=1e-6)
-                np.testing.assert_array_equal(is_likeliest, serial_likeliest)
+    Plan(pp=2), Plan(pp=2, schedule="interleaved", chunks=2), Plan(pp=2, schedule="zb_h1", dp=2),
+    Plan(pp=4, schedule="gpipe"), Plan(pp=4, schedule="zb_h1"),
+    Plan(pp=2, tp=2), Plan(pp=2, tp=2, scatter_gather=False), Plan(pp=2, tp=2, sequence_parallel=True),
+    Plan(pp=2, tp=2, schedule="interleaved", chunks=2), Plan(pp=2, tp=3, schedule="zb_h1"),
+    Plan(pp=2, tp=3, schedule="interleaved", chunks=2, sequence_parallel=True),
+    Plan(pp=2, tp=2, dp=2, schedule="interleaved", chunks=2), Plan(pp=4, tp=2), Plan(pp=4, dp=2),
+    Plan(pp=4, tp=2, sequence_parallel=True), Plan(pp=2, tp=4, schedule="gpipe"),
+    Plan(pp=2, tp=2, schedule="tests.impl.pipeline.own_schedule:two_ways", chunks=2),  # rank 0 has the last stage
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", sorted({plan.world_size for plan in PLANS}))
+def test_evaluations_equal_serial(ranks: int, files: EvaluationConfig, data: Path) -> None:
+    plans = [plan for plan in PLANS if plan.world_size == ranks]
+    expected = dict(zip(("gpt", "bert"), serial(files, data), strict=True))
+    runs = [run for plan in plans for run in runs_of(files, plan)]
+    for run, of_ranks in on_ranks(predict, runs, data).items():
+        assert len(of_ranks) == ranks
+        for found in of_ranks:
+            assert_equal(found, expected[run.model.family], str(run.plan))
+
+
+def assert_equal(found: Predicted, serial: Predicted, where: str) -> None:
+    for a, b in zip(found.evaluations, serial.evaluations, strict=True):
+        assert a.nats == pytest.approx(b.nats, rel=1e-6), where
+        assert replace(a, nats=0.0) == replace(b, nats=0.0), where
+    for (nats, is_likeliest), (serial_nats, serial_likeliest) in zip(found.scores, serial.scores, strict=True):
+        np.testing.assert_allclose(nats, serial_nats, rtol=1e-6, err_msg=where)
+        np.testing.assert_array_equal(is_likeliest, serial_likeliest, err_msg=where)
 
 
 def test_the_serial_model_has_something_to_tell(files: EvaluationConfig, data: Path) -> None:

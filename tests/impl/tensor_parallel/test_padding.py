@@ -40,7 +40,7 @@ def train(runs: list[Run], data: Path) -> list[Trained]:
 def _train(run: Run, data: Path) -> Trained:
     trainer = Trainer(run, TokenFolder.open(data), build_mesh(run.plan, "cpu"), torch.device("cpu"))
     losses = [trainer.step(i).loss.item() for i in range(run.train.steps)]
-    vocabulary = trainer.model.trunk.tokens
+    vocabulary = trainer.model.tokens
     over_tokens = [vocabulary.weight]
     if run.model.family == "bert":
         over_tokens.append(trainer.model.get_parameter("token_bias"))

@@ -1,0 +1,131 @@
+"""GPT from PyTorch's own layers, for engines that split it by themselves; all of it, or one pipeline stage.
+
+All tokens of a microbatch are one dim, as in our models.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from impl.model.config import ModelConfig
+from impl.model.initialise import build_model
+from impl.pipeline.stage import Stage, split
+from impl.run import Run
+from impl.tensor_parallel.group import TensorParallel
+from impl.train import WEIGHTS
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Queries, keys and values of one head are neighbours, so that a split is by heads."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.head_size = h // config.num_heads
+        self.qkv, self.projection = nn.Linear(h, 3 * h), nn.Linear(h, h)
+
+    def forward(self, x: Tensor, seq_len: int) -> Tensor:
+        qkv = self.qkv(x)
+        q, k, v = qkv.view(-1, seq_len, qkv.shape[1] // (3 * self.head_size), 3, self.head_size).permute(3, 0, 2, 1, 4)
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.projection(context.transpose(1, 2).reshape(len(qkv), -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
+        self.down = nn.Linear(4 * config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norms = nn.ModuleDict({"input": nn.LayerNorm(config.hidden_size)})
+        self.mlp_norms = nn.ModuleDict({"input": nn.LayerNorm(config.hidden_size)})
+        self.attention, self.mlp = Attention(config), MLP(config)
+
+    def forward(self, x: Tensor, seq_len: int) -> Tensor:
+        x = x + self.attention(self.attention_norms["input"](x), seq_len)
+        return x + self.mlp(self.mlp_norms["input"](x))
+
+
+class Trunk(nn.Module):
+    def __init__(self, config: ModelConfig, vocab_size: int, stage: Stage, places: Tensor) -> None:
+        super().__init__()
+        self.seq_len = config.seq_len
+        self.tokens = nn.Embedding(vocab_size, config.hidden_size) if stage.is_first else None
+        self.positions = nn.Embedding(config.seq_len, config.hidden_size) if stage.is_first else None
+        self.layers = nn.ModuleDict({str(i): Layer(config) for i in stage.layers})
+        self.final_norm = nn.LayerNorm(config.hidden_size) if stage.is_last else nn.Identity()
+        self.register_buffer("places", places, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tokens is not None and self.positions is not None:
+            x = self.tokens(x.flatten()) + self.positions(self.places)
+        for layer in self.layers.values():
+            x = layer(x, self.seq_len)
+        return self.final_norm(x)
+
+
+class GPT(nn.Module):
+    """Parameters have the names and whole shapes of `impl.model.gpt.GPT`; rows of a qkv matrix are in another order.
+
+    The output head's matrix is `head.weight`, the token embedding itself where one stage has both.
+
+    Shapes: tokens [b, s], or the stage before's output [b s, h] -> [b s, h], of the last stage logits [b s, V].
+    Places: of the tokens in their sequence [b s] (sequence parallel: [b s / t]).
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, stage: Stage, places: Tensor) -> None:
+        super().__init__()
+        self.trunk = Trunk(config, vocab_size, stage, places)
+        self.head = nn.Linear(config.hidden_size, vocab_size, bias=False) if stage.is_last else nn.Identity()
+        self.tie()
+
+    def tie(self) -> None:
+        if self.trunk.tokens is not None and isinstance(self.head, nn.Linear):
+            self.head.weight = self.trunk.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(x))
+
+
+def why_model_is_invalid(run: Run) -> list[str]:
+    """What of a run this model, or who trains it, does not have."""
+    model = run.model
+    missing = {
+        f"model.family {model.family!r}": model.family != "gpt",
+        f"model.norm_placement {model.norm_placement!r}": model.norm_placement != "pre",
+        f"model.dropout {model.dropout}": model.dropout > 0,
+        f"plan.dp {run.plan.dp}": run.plan.dp > 1,
+        "compile": run.compile,
+    }
+    return [name for name, is_missing in missing.items() if is_missing]
+
+
+def places(run: Run) -> Tensor:
+    """The place in its sequence of every token of a microbatch."""
+    return torch.arange(run.train.microbatch * run.model.seq_len) % run.model.seq_len
+
+
+def initial_weights(run: Run, vocab_size: int, mesh: DeviceMesh) -> dict[str, Tensor]:
+    """Those that our serial GPT begins with, under this one's names."""
+    alone = TensorParallel(mesh.get_group("dp"), sequence_parallel=False, overlap=False)
+    whole = split(run.model, vocab_size, 1)
+    ours = build_model(run.model, vocab_size, run.seed, WEIGHTS[run.precision], alone, whole)
+    return rearranged(ours.state_dict(), run.model, vocab_size)
+
+
+def rearranged(ours: dict[str, Tensor], config: ModelConfig, vocab_size: int) -> dict[str, Tensor]:
+    """The serial weights of our GPT as this one's, which pads no vocabulary."""
+    embedding = ours["trunk.tokens.weight"][:vocab_size]
+    theirs = {**ours, "trunk.tokens.weight": embedding, "head.weight": embedding}
+    for name, whole in ours.items():
+        if ".qkv." in name:
+            theirs[name] = whole.unflatten(0, (3, config.num_heads, -1)).transpose(0, 1).flatten(0, 2)
+    return theirs

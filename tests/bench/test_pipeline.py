@@ -1,0 +1,252 @@
+"""Step time of pipeline parallelism over two ranks, by `make bench`: ours against PyTorch's pipelining, and against
+what the simulator says from costs measured before."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+from pytest_benchmark.fixture import BenchmarkFixture
+from torch import Tensor
+
+from harness import render
+from harness.environment import device_environment
+from harness.render import Column, Table
+from harness.side_by_side import Engine, Turn, compared, notes, table, take_turns
+from harness.stopwatch import Stopwatch
+from impl.collectives import receive_start, send_start
+from impl.data.tokens import TokenFolder
+from impl.mesh import build_mesh
+from impl.model.config import ModelConfig
+from impl.peers.pipelining import PipeliningTrainer
+from impl.pipeline.schedule import Action, Op
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import Timeline, simulate
+from impl.pipeline.stage import split
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Precision, Run, from_dict, to_dict
+from impl.train import Step, Trainer
+from tests import ranks
+
+CPU = torch.device("cpu")
+MODEL = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
+RECIPE = Recipe(steps=10, global_batch=32, microbatch=4, lr=1e-4)
+WARMUP = 2
+PLANS = {"1F1B": Plan(pp=2, schedule="one_f_one_b"), "GPipe": Plan(pp=2, schedule="gpipe")}
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+LOSSES_AGREE = {"fp32": 1e-5, "bf16": 1e-3}
+
+SIMULATED = {
+    **PLANS,
+    "interleaved": Plan(pp=2, schedule="interleaved", chunks=2),
+    "ZB-H1": Plan(pp=2, schedule="zb_h1"),
+}
+CALIBRATION, PREDICTED = 3, 3
+SIXTEEN = Recipe(steps=1 + CALIBRATION + PREDICTED, global_batch=32, microbatch=2, lr=1e-4)
+WITHIN = 0.1
+PINGS = 25
+
+SHORT = Run(  # actions of milliseconds: what a stopwatch costs shows more than in any run worth the name
+    model=ModelConfig(num_layers=4, hidden_size=128, num_heads=4, seq_len=64, vocab_size=512),
+    plan=Plan(pp=2),
+    train=Recipe(steps=103, global_batch=16, microbatch=1, lr=1e-4),
+)
+STOPWATCH_COSTS, EMPTY_ACTIONS = 0.01, 10_000
+
+Cell = dict[str, Any]
+Publish = Callable[[str, str, dict[str, Any] | None], None]
+
+
+@pytest.fixture(scope="module")
+def measured(publish: Publish) -> Iterator[dict[str, list[Cell]]]:
+    """Results as they are measured, by kind; shown at the end, and kept if all are there."""
+    found: dict[str, list[Cell]] = {"cells": [], "simulated": [], "stopwatch": []}
+    yield found
+    text = "\n".join(render.markdown(one) for one in tables(found))
+    wanted = {"cells": len(PLANS) * len(PRECISIONS), "simulated": len(SIMULATED), "stopwatch": 1}
+    publish("pipeline", text, found if {kind: len(rows) for kind, rows in found.items()} == wanted else None)
+
+
+def tables(found: dict[str, list[Cell]]) -> Iterator[Table]:
+    if rows := found["cells"]:
+        run = from_dict(rows[0]["run"])
+        layers = [len(stage.layers) for stage in split(run.model, MODEL.vocabulary(0), run.plan.pp)]
+        own = f"Layers of both engines' ranks, the output head counted as work: {' and '.join(map(str, layers))}."
+        said = notes(run, rows[0]["device"], warmup=WARMUP)
+        title = "Pipeline parallelism over two ranks: ours against PyTorch's pipelining"
+        yield table("pipeline", title, "torch", rows, [*said, own, *NOTES])
+    if rows := found["simulated"]:
+        frame = pd.DataFrame(rows, columns=["schedule", "simulated", "measured", "error", "outside", "transfer"])
+        title = "Pipeline schedules over two ranks: simulated against measured"
+        yield Table("simulated", title, COLUMNS, frame, tuple(notes_of_simulation(found["stopwatch"])))
+
+
+NOTES = (
+    "torch: `PipelineStage` with static shapes under `Schedule1F1B` and `ScheduleGPipe`, the loss divided by the "
+    "microbatches in place of `scale_grads`, fused AdamW, autograd's own gradients with no copy, in bf16 added up in "
+    "fp32 by a hook.",
+    "Made by `make bench`.",
+)
+MS: dict[str, Any] = {"unit": "ms", "scale": 1e-3, "si": "s"}
+COLUMNS = (
+    Column(key="schedule", header="Schedule", text=True),
+    Column(key="simulated", header="Simulated", **MS),
+    Column(key="measured", header="Measured", **MS),
+    Column(key="error", header="Error", unit="%", scale=0.01, digits=2),
+    Column(key="outside", header="Rest of the step, measured", **MS),
+    Column(key="transfer", header="One transfer", digits=3, **MS),
+)
+
+
+def notes_of_simulation(stopwatch: list[Cell]) -> Iterator[str]:
+    count = SIXTEEN.global_batch // SIXTEEN.microbatch
+    yield (
+        f"The model of the table above in fp32, {count} microbatches of {SIXTEEN.microbatch} sequences. Measured: from "
+        f"the first start to the last end of a forward or backward pass on any rank, median of {PREDICTED} steps."
+    )
+    yield (
+        f"Simulated: the schedule's table with the median time of each stage's passes in the {CALIBRATION} steps "
+        f"before those, and the time that a transfer took in {PINGS} exchanges before the first step. Error: simulated "
+        "over measured, less 1. Rest of the step: the tied embedding's sum, clipping, AdamW."
+    )
+    for cost in stopwatch:
+        yield (
+            f"The stopwatch takes {100 * (cost['value'] - 1):.2f}% of a step (95%: {100 * (cost['low'] - 1):.2f}% to "
+            f"{100 * (cost['high'] - 1):.2f}%) where a step is {1e3 * cost['theirs']:.0f} ms with "
+            f"{cost['actions']} actions on each rank; on and off by turns, {SHORT.train.steps - WARMUP} pairs. Around "
+            f"nothing at all it takes {1e6 * cost['alone']:.1f} µs an action."
+        )
+
+
+def turns_of_a_rank(run: Run, data: Path) -> tuple[dict[str, list[Turn]], dict[str, Any]]:
+    folder, mesh = TokenFolder.open(data), build_mesh(run.plan, "cpu")
+    engines = {kind.__name__: kind(run, folder, mesh, CPU) for kind in (Trainer, PipeliningTrainer)}
+    return take_turns(engines, run.train.steps), device_environment(CPU)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_step_time_against_pipelining(
+    precision: Precision,
+    plan: str,
+    tokens: Path,
+    measured: dict[str, list[Cell]],
+    benchmark: BenchmarkFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 600)
+    run = Run(model=MODEL, plan=PLANS[plan], train=RECIPE, precision=precision)
+    answers = benchmark.pedantic(ranks.run_ranks, (2, turns_of_a_rank, run, tokens), rounds=1)
+    result = compared([turns for turns, _ in answers], "Trainer", "PipeliningTrainer", warmup=WARMUP)
+    assert result["loss_difference"] < LOSSES_AGREE[precision], "the engines do different work"
+    row = {"precision": precision, "plan": plan, "run": to_dict(run), "device": answers[0][1], **result}
+    measured["cells"].append(row)
+    benchmark.extra_info.update({key: result[key] for key in ("ours", "theirs", "value", "low", "high")})
+    assert result["low"] <= 1.0, "torch is faster"
+
+
+class Watched:
+    """An engine that keeps the rows of all its steps' timelines."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.watch = trainer, Stopwatch(trainer.device)
+        self.rows: list[list[list[Any]]] = []
+
+    def step(self, i: int) -> Step:
+        self.watch.reset()
+        step = self.trainer.step(i, self.watch)
+        self.rows.append(self.watch.row())
+        return step
+
+
+def seconds_of_a_transfer(like: Tensor, group: dist.ProcessGroup) -> float:
+    """One way, between two ranks that do nothing else: median of half of there and back."""
+    peer, taken = 1 - group.rank(), []
+    for _ in range(PINGS):
+        dist.barrier(group)
+        begin = time.perf_counter()
+        for is_sender in (group.rank() == 0, group.rank() == 1):
+            (send_start if is_sender else receive_start)(like, peer, group).wait()
+        taken.append((time.perf_counter() - begin) / 2)
+    return median(taken)
+
+
+def watched_rank(run: Run, data: Path) -> tuple[list[list[list[Any]]], list[Turn], float]:
+    """This rank's row of every step, its steps' whole times, and the time of a transfer."""
+    mesh = build_mesh(run.plan, "cpu")
+    engine = Watched(Trainer(run, TokenFolder.open(data), mesh, CPU))
+    like = torch.zeros(run.train.microbatch * run.model.seq_len, run.model.hidden_size)
+    transfer = seconds_of_a_transfer(like, mesh.get_group("pp"))
+    turns = take_turns({"watched": engine}, run.train.steps)["watched"]
+    return engine.rows, turns, transfer
+
+
+def costs(timelines: Sequence[Timeline]) -> dict[tuple[Op, int], float]:
+    """The median time of each stage's forward and backward passes."""
+    seconds: dict[tuple[Op, int], list[float]] = {}
+    for span in (span for timeline in timelines for span in timeline.spans):
+        seconds.setdefault(span.action[:2], []).append(float(span.end - span.start))
+    return {kind: median(values) for kind, values in seconds.items()}
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_step_time_is_simulated_from_costs_of_other_steps(
+    name: str,
+    tokens: Path,
+    measured: dict[str, list[Cell]],
+    benchmark: BenchmarkFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 600)
+    plan = SIMULATED[name]
+    run = Run(model=MODEL, plan=plan, train=SIXTEEN)
+    answers = benchmark.pedantic(ranks.run_ranks, (2, watched_rank, run, tokens), rounds=1)
+    timelines = [Timeline.from_rows(rows) for rows in zip(*(rows for rows, _, _ in answers), strict=True)]
+    whole = [max(turn.seconds for turn in turns) for turns in zip(*(turns for _, turns, _ in answers), strict=True)]
+    before, others = timelines[1 : 1 + CALIBRATION], timelines[1 + CALIBRATION :]
+    cost, transfer = costs(before), max(seconds for _, _, seconds in answers)
+    schedule = build(plan.schedule, plan.pp, run.microbatches, plan.chunks)
+    simulated = float(simulate(schedule, lambda action: cost[action[:2]], transfer).step_time)
+    took = median(float(timeline.step_time) for timeline in others)
+    rest = [seconds - float(timeline.step_time) for seconds, timeline in zip(whole, timelines, strict=True)]
+    row = {"simulated": simulated, "measured": took, "error": simulated / took - 1, "transfer": transfer}
+    every = {"steps": [float(timeline.step_time) for timeline in timelines], "whole_steps": whole}
+    costs_by_name = {f"{stage}{op}": seconds for (op, stage), seconds in cost.items()}
+    outside = median(rest[1 + CALIBRATION :])
+    measured["simulated"].append(
+        {"schedule": name, "run": to_dict(run), **row, "outside": outside, "costs": costs_by_name, **every}
+    )
+    benchmark.extra_info.update(row)
+    assert abs(row["error"]) < WITHIN
+
+
+def stopwatch_of_a_rank(run: Run, data: Path) -> tuple[dict[str, list[Turn]], int, float]:
+    """Steps with the stopwatch on and off, the actions that it times in each, and its own time for one of them."""
+    folder, mesh = TokenFolder.open(data), build_mesh(run.plan, "cpu")
+    watched = Watched(Trainer(run, folder, mesh, CPU))
+    engines: dict[str, Engine] = {"on": watched, "off": Trainer(run, folder, mesh, CPU)}
+    turns = take_turns(engines, run.train.steps)
+    begin = time.perf_counter()
+    for _ in range(EMPTY_ACTIONS):
+        with watched.watch(Action(Op.F, 0, 0)):
+            pass
+    return turns, len(watched.rows[0]), (time.perf_counter() - begin) / EMPTY_ACTIONS
+
+
+def test_stopwatch_costs_under_a_hundredth(
+    tokens: Path, measured: dict[str, list[Cell]], benchmark: BenchmarkFixture
+) -> None:
+    answers = benchmark.pedantic(ranks.run_ranks, (2, stopwatch_of_a_rank, SHORT, tokens), rounds=1)
+    result = compared([turns for turns, _, _ in answers], "on", "off", warmup=WARMUP)
+    assert result["loss_difference"] == 0
+    actions, alone = answers[0][1], max(seconds for _, _, seconds in answers)
+    measured["stopwatch"].append({"run": to_dict(SHORT), "actions": actions, "alone": alone, **result})
+    benchmark.extra_info.update({key: result[key] for key in ("ours", "theirs", "value", "low", "high")})
+    assert actions * alone < STOPWATCH_COSTS * result["theirs"]
+    assert result["low"] < 1 + STOPWATCH_COSTS

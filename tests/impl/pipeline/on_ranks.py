@@ -1,0 +1,37 @@
+"""Many runs in few starts: runs of one number of ranks share their processes, those of one layout their groups."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from impl.data.tokens import TokenFolder
+from impl.mesh import build_mesh
+from impl.run import Run
+from impl.train import Trainer
+from tests.ranks import run_ranks
+
+Measure = Callable[[Trainer], Any]
+"""What every rank finds out about its part of a run, no tensors; a function of a module."""
+
+
+def on_ranks(measure: Measure, runs: Iterable[Run], data: Path) -> dict[Run, list[Any]]:
+    """What each rank finds out, in the order of the ranks, about every run."""
+    by_ranks: dict[int, list[Run]] = {}
+    for run in dict.fromkeys(runs):
+        assert run.why_invalid() is None, run.why_invalid()
+        by_ranks.setdefault(run.plan.world_size, []).append(run)
+    answers: dict[Run, list[Any]] = {}
+    for ranks, some in by_ranks.items():
+        of_ranks = run_ranks(ranks, _one_after_another, measure, some, data)
+        answers.update({run: list(found) for run, *found in zip(some, *of_ranks, strict=True)})
+    return answers
+
+
+def _one_after_another(measure: Measure, runs: list[Run], data: Path) -> list[Any]:
+    layout = lambda run: (run.plan.pp, run.plan.dp, run.plan.tp)
+    meshes = {layout(run): run.plan for run in runs}
+    meshes = {degrees: build_mesh(plan, "cpu") for degrees, plan in meshes.items()}
+    tokens = TokenFolder.open(data)
+    return [measure(Trainer(run, tokens, meshes[layout(run)], torch.device("cpu"))) for run in runs]

@@ -1,0 +1,286 @@
+"""What a rank really does in a step: its row in order, no work twice, and no more memory than the table says."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.flop_counter import FlopCounterMode
+
+from impl import collectives
+from impl.evaluation_config import EvaluationConfig
+from impl.model.config import ModelConfig
+from impl.pipeline import engine
+from impl.pipeline.schedule import HELD, Action, Op, Schedule, lower
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import simulate, uniform
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.train import Trainer
+from tests.impl.pipeline.on_ranks import on_ranks
+
+OWN = "tests.impl.pipeline.own_schedule"
+MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=2, seq_len=16, dropout=0.1)
+PLANS = [
+    Plan(pp=2, schedule="gpipe"),
+    Plan(pp=2),
+    Plan(pp=2, schedule="interleaved", chunks=2),
+    Plan(pp=2, schedule="zb_h1"),
+    Plan(pp=2, schedule=f"{OWN}:two_ways", chunks=2),
+    Plan(pp=2, schedule=f"{OWN}:every_other"),
+    Plan(pp=4, schedule="gpipe"),
+    Plan(pp=4),
+    Plan(pp=4, schedule="zb_h1"),
+    Plan(pp=2, tp=2),
+    Plan(pp=2, tp=2, schedule="zb_h1", sequence_parallel=True),
+]
+MICROBATCHES = 8
+
+
+def run_of(plan: Plan) -> Run:
+    recipe = Recipe(global_batch=MICROBATCHES, microbatch=1)
+    return Run(model=MODEL, plan=plan, train=recipe, evaluation=EvaluationConfig(sequences=3))
+
+
+def table(run: Run) -> Schedule:
+    return build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
+
+
+@dataclass
+class Seen:
+    """What one rank was seen to do and to hold in one step."""
+
+    pp_rank: int
+    row: list[str] = field(default_factory=list)
+    """Actions that compute, in their order."""
+    live_by_actions: int = 0
+    """Most forward passes whose backward pass was not finished."""
+    live_by_memory: int = 0
+    """Most forward passes of which anything was still kept for the backward pass."""
+    outputs: int = 0
+    """Most outputs of stages whose memory was not free while their graphs lived."""
+    buffers: int = 0
+    """Receive buffers, in two steps."""
+
+
+class Memory:
+    """What autograd keeps of every forward pass, and the outputs, by stage and microbatch."""
+
+    def __init__(self, one: Trainer) -> None:
+        self.kept: dict[tuple[int, int], list[StorageWeakRef]] = {}
+        self.outputs: dict[tuple[int, int], StorageWeakRef] = {}
+        self._sent = {stage for stage in one.own if stage + 1 < len(one.stages) and stage + 1 not in one.own}
+        self._shared = {storage(p) for p in one.model.parameters()}
+
+    def of(self, forward: engine.Forward) -> engine.Forward:
+        """The same forward passes, looked at. What comes from other stages and the weights are not a pass's own."""
+
+        def watched(stage: int, microbatch: int, x: Tensor | None) -> Tensor:
+            kept = self.kept[stage, microbatch] = []
+            shared = self._shared | ({storage(x)} if x is not None else set())
+
+            def pack(tensor: Tensor) -> Tensor:
+                if storage(tensor) not in shared:
+                    kept.append(StorageWeakRef(tensor.untyped_storage()))
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                out = forward(stage, microbatch, x)
+            if stage in self._sent:
+                self.outputs[stage, microbatch] = StorageWeakRef(out.untyped_storage())
+            return out
+
+        return watched
+
+    def live(self) -> int:
+        return sum(not all(ref.expired() for ref in refs) for refs in self.kept.values())
+
+    def live_outputs(self) -> int:
+        return sum(not ref.expired() for ref in self.outputs.values())
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def seen(one: Trainer) -> Seen:
+    found, memory, unfinished = Seen(one.pp_group.rank()), Memory(one), set[tuple[int, int]]()
+    run, held = one.engine.run, dict[int, Tensor]()  # buffers are held here, or one's place might be given to another
+
+    @contextmanager
+    def watch(action: Action) -> Iterator[None]:
+        found.row.append(str(action))
+        if action.op is Op.F:
+            unfinished.add(action[1:])
+        found.live_by_actions = max(found.live_by_actions, len(unfinished))
+        yield
+        found.live_by_memory = max(found.live_by_memory, memory.live())
+        found.outputs = max(found.outputs, memory.live_outputs())
+        if HELD.get(action.op) == -1:
+            unfinished.remove(action[1:])
+
+    def receive_start(buffer: Tensor, *others: Any) -> collectives.Pending:
+        held[buffer.data_ptr()] = buffer
+        return collectives.receive_start(buffer, *others)
+
+    one.engine.run = lambda forward, like, watch=None: run(memory.of(forward), like, watch)
+    with mock.patch.object(engine, "receive_start", receive_start):
+        one.step(0, watch)
+        one.step(1)
+    found.buffers = len(held)
+    return found
+
+
+@cache
+def all_seen(data: Path) -> dict[Run, list[Seen]]:
+    return on_ranks(seen, map(run_of, PLANS), data)
+
+
+def each(plan: Plan, data: Path) -> Iterator[tuple[Seen, Schedule]]:
+    """What was seen of every rank, and the table."""
+    run = run_of(plan)
+    assert len(all_seen(data)[run]) == plan.world_size
+    for found in all_seen(data)[run]:
+        yield found, table(run)
+
+
+# One step ------------------------------------------------------------------------------------------------------------
+
+every_plan = pytest.mark.parametrize(
+    "plan", PLANS, ids=lambda plan: f"{plan.schedule.split(':')[-1]}-pp={plan.pp}-tp={plan.tp}"
+)
+
+
+@every_plan
+def test_a_rank_does_its_row_in_order(plan: Plan, data: Path) -> None:
+    for found, schedule in each(plan, data):
+        assert found.row == [str(action) for action in schedule.rows[found.pp_rank]]
+
+
+def evaluated(one: Trainer) -> tuple[int, set[str], set[int]]:
+    """Pipeline rank, forward passes of evaluation, and (nothing may be kept for a backward pass) its live graphs."""
+    memory, row, live, run = Memory(one), set[str](), set[int](), one.scorer.run
+
+    @contextmanager
+    def watch(action: Action) -> Iterator[None]:
+        row.add(str(action))
+        yield
+        live.add(memory.live())
+
+    with mock.patch.object(one.scorer, "run", lambda forward, like: run(memory.of(forward), like, watch)):
+        one.evaluate(final=False)
+    return one.pp_group.rank(), row, live
+
+
+def test_evaluation_passes_forward_through_every_stage_only(data: Path) -> None:
+    for run, answers in on_ranks(evaluated, map(run_of, PLANS), data).items():
+        for rank, row, live in answers:
+            assert row == {f"{stage}F0" for stage in table(run).stages_of(rank)}
+            assert live == {0}
+
+
+@every_plan
+def test_as_many_microbatches_live_as_simulated(plan: Plan, data: Path) -> None:
+    for found, schedule in each(plan, data):
+        expected = simulate(schedule, uniform()).peak_in_flight(found.pp_rank)
+        assert found.live_by_actions == expected
+        assert found.live_by_memory == expected
+
+
+@every_plan
+def test_outputs_are_released_once_they_are_sent(plan: Plan, data: Path) -> None:
+    for found, _ in each(plan, data):
+        assert found.outputs <= engine.SENDS_UNDER_WAY + 1
+
+
+@every_plan
+def test_receive_buffers_are_used_again(plan: Plan, data: Path) -> None:
+    for found, schedule in each(plan, data):
+        assert found.buffers == buffers_needed(schedule, found.pp_rank)
+        peak = simulate(schedule, uniform()).peak_in_flight(found.pp_rank)
+        assert found.buffers <= 2 * peak + 2
+
+
+def buffers_needed(schedule: Schedule, rank: int) -> int:
+    """Most transfers that have been asked for by a rank, and of which the backward pass is not finished."""
+    held = Counter[tuple[int, int]]()
+    most = 0
+    for action in lower(schedule)[rank]:
+        held[action[1:]] += action.op in (Op.RECV_F, Op.RECV_B)
+        most = max(most, held.total())
+        if HELD.get(action.op) == -1:
+            del held[action[1:]]
+    return most
+
+
+# Work ----------------------------------------------------------------------------------------------------------------
+
+
+def flops(one: Trainer) -> int:
+    with FlopCounterMode(display=False) as counter:
+        one.backward(0)
+    return counter.get_total_flops()
+
+
+def test_no_rank_works_twice(data: Path) -> None:
+    """What all ranks compute is what serial does; with a split backward pass each computes what it does in 1F1B."""
+    serial = run_of(Plan())
+    found = on_ranks(flops, [serial, *map(run_of, PLANS)], data)
+    [expected] = found[serial]
+    assert expected > 0
+    for plan in PLANS:
+        of_ranks = found[run_of(plan)]
+        if plan.tp == 1:
+            assert sum(of_ranks) == expected
+        if plan.schedule in ("zb_h1", f"{OWN}:every_other"):
+            assert of_ranks == found[run_of(replace(plan, schedule="one_f_one_b", sequence_parallel=False))]
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+
+def raising(_: Tensor) -> Tensor:
+    raise LookupError("made up")
+
+
+def said_of(one: Trainer, stage: int, microbatch: int, broken: Callable[[Tensor], object]) -> str:
+    """What the engine says if `broken` is what comes of this stage's output."""
+    run = one.engine.run
+
+    def of(forward: engine.Forward) -> engine.Forward:
+        def passed(*at: Any) -> Tensor:
+            out = forward(*at)
+            if at[:2] == (stage, microbatch):
+                broken(out)
+            return out
+
+        return passed
+
+    with mock.patch.object(one.engine, "run", lambda forward, like, watch: run(of(forward), like, watch)):
+        try:
+            one.backward(0)
+        except RuntimeError as error:
+            return f"{error} <- {type(error.__cause__).__name__}"
+    return ""
+
+
+def what_is_said(one: Trainer) -> list[str]:
+    return [said_of(one, 0, 2, raising), said_of(one, 1, 2, lambda out: out.register_hook(raising))]
+
+
+def test_an_error_names_the_rank_the_stage_and_the_action(data: Path) -> None:
+    both_stages_here = run_of(Plan(schedule="interleaved", chunks=2))
+    [said] = on_ranks(what_is_said, [both_stages_here], data)[both_stages_here]
+    assert said == [
+        "pipeline rank 0, stage 0, forward pass of microbatch 2 (0F2): made up <- LookupError",
+        "pipeline rank 0, stage 1, backward pass of microbatch 2 (1B2): made up <- LookupError",
+    ]
