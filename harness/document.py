@@ -25,7 +25,7 @@ lie beside the records that each section links to.
 """
 PLANNED = (
     ("Megatron-LM 2019", "RACE"),
-    ("PTD-P 2021", "pipeline schedules and all that is measured with them: tables 1 and 2, figures 7, 8, 11 to 18"),
+    ("PTD-P 2021", "tables 1 and 2, figures 7, 8 and 17"),
     ("ZeRO 2019", "stages 1 to 3 and ZeRO-R: tables 1 and 2, figures 1 to 8, configurations C1 to C5"),
     ("Korthikanti et al. 2022", "selective and full recomputation: figure 1, the rest of figure 7, tables 4 and 5"),
     ("Frontier 2023", "recipes of 22B, 175B and 1T, search for hyper-parameters, weak and strong scaling"),

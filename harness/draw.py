@@ -1,7 +1,6 @@
 """The verb `timeline`: a pipeline schedule, or a run that followed one, drawn."""
 
 import json as json_format
-import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +15,8 @@ from impl.pipeline.simulate import Timeline, simulate, uniform
 from impl.plan import Plan
 
 Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+MOST = 1e9
+"""Times that can be drawn, and one over those."""
 
 
 def draw_timeline(
@@ -43,6 +44,8 @@ def draw_timeline(
         out: Write the figure as OUT.png and OUT.svg.
         json: Print the rows of actions, spans, bubble and activations in flight.
     """
+    if out is not None and not out.name:
+        raise InputError(f"--out {out} names no file; valid: a path to which .png and .svg are added")
     if record is not None:
         drawn, unit, schedule = _recorded_timelines(record), "s", None
     else:
@@ -51,10 +54,10 @@ def draw_timeline(
             ("input-gradient", input_gradient),
             ("weight-gradient", weight_gradient),
         ):
-            if not 0 < seconds < math.inf:
-                raise InputError(f"--{name} {seconds}: must be more than 0, and finite")
-        if not 0 <= transfer < math.inf:
-            raise InputError(f"--transfer {transfer}: must not be negative, and finite")
+            if not 1 / MOST <= seconds <= MOST:
+                raise InputError(f"--{name} {seconds}: must be more than 0; valid: {1 / MOST:g} to {MOST:g}")
+        if not 0 <= transfer <= MOST:
+            raise InputError(f"--transfer {transfer}: must not be negative; valid: 0 to {MOST:g}")
         schedule = build(plan.schedule, plan.pp, microbatches, plan.chunks)
         costs = (Fraction(str(time)) for time in (forward, input_gradient, weight_gradient))
         cost = uniform(*costs, chunks=plan.chunks)
@@ -73,7 +76,12 @@ def draw_timeline(
 
 def _recorded_timelines(path: Path) -> dict[str, Timeline]:
     record = read_json(path)
-    measured = timeline.measured(record) if record else None
-    if record is None or measured is None:
-        raise InputError(f"{path} is no record of a run with a pipeline that ended well")
-    return {"predicted": timeline.predicted(record, measured), "measured": measured}
+    try:
+        measured = timeline.measured(record) if record else None
+        if record and measured:
+            return {"predicted": timeline.predicted(record, measured), "measured": measured}
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError):  # a JSON document of another kind, or a torn one
+        pass
+    raise InputError(f"{path} is no record of a run with a pipeline that ended well")

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness.labels import SHAPE, Record, labels, point
-from harness.measures import about, diverged, float_or_nan, frame, model_names, shape, size_name
+from harness.measures import about, diverged, float_or_nan, frame, microbatches, model_names, shape, size_name
 from harness.measures import tokens_per_step as tokens_of
 from harness.perplexity import KINDS, comparable, scores, stem, title
 from harness.render import Column, Table, number
@@ -35,6 +36,8 @@ SMOOTHED_SHARE = 0.02
 """Share of the steps over which training loss is averaged for drawing."""
 MOST_PANELS = 9
 
+MOST_TIMELINES = 6
+
 WIDE = 20
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
@@ -53,13 +56,14 @@ def write(records: Sequence[Record], folder: Path, *, table: MakesTable | None =
     own = table(records) if table else None
     with matplotlib.rc_context(STYLE):
         figures = {"curves": curves(records), "scaling": scaling(records)}
-        figures |= {own.name: efficiency(own)} if own else {}
+        figures |= {own.name: efficiency(own) or lines(own)} if own else {}
         for name, kind, apart, chosen in comparable(records):
             figures[stem(name, kind, apart)] = sizes(chosen, name, kind, apart)
         for name, figure in figures.items():
             if figure is not None:
                 written += [save(figure, folder / f"{name}.{suffix}") for suffix in ("png", "svg")]
-    stems = ("curves", "scaling", "perplexity_*", "accuracy_*", *([own.name] if own else []))
+    written += timelines(records, folder)
+    stems = ("curves", "scaling", "perplexity_*", "accuracy_*", "timeline_*", *([own.name] if own else []))
     for old in {path for s in stems for path in folder.glob(f"{s}.*")} - set(written):
         old.unlink()
     return written
@@ -220,6 +224,55 @@ def efficiency(table: Table) -> "Figure | None":
     _legend(figure, [*ax.get_legend_handles_labels()[0], _line("#888888", "published", marker="o", **dashed)])
     figure.suptitle(table.title)
     return figure
+
+
+def lines(table: Table) -> "Figure | None":
+    """The rate of model FLOPs against the `at` of a table's rows, a line for each `line`; the published ones beside it.
+
+    They have a panel of their own, as they count recomputed operations. None: the table has no such columns, or no
+    line with two points.
+    """
+    if not {"line", "at", "model_flops_per_second_per_device", "published_rate"} <= set(table.frame):
+        return None
+    panels = {
+        "measured, model FLOPs": ("model_flops_per_second_per_device", "solid"),
+        "published, recomputation counted": ("published_rate", "dashed"),
+    }
+    known = {text: pd.DataFrame(table.frame.dropna(subset=key)) for text, (key, _) in panels.items()}
+    known = {text: rows for text, rows in known.items() if rows["line"].duplicated().any()}
+    if not known:
+        return None
+    figure, axes = _panels(len(known))
+    for ax, (heading, rows) in zip(axes, known.items(), strict=True):
+        key, style = panels[heading]
+        ticks = list(dict.fromkeys(rows["at"]))
+        for i, (name, line) in enumerate(rows.groupby("line", sort=False)):
+            at, rates = [ticks.index(x) for x in line["at"]], [rate / 1e12 for rate in line[key]]
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+            ax.plot(at, rates, color=colour, marker=marker, linestyle=style, label=name)
+            crowded = [(x, y) for x, y, over in zip(at, rates, line["oversubscribed"], strict=True) if over]
+            ax.plot(*zip(*crowded, strict=True), marker, color=colour, markerfacecolor="white") if crowded else None
+        ax.set_xticks(range(len(ticks)), ticks, rotation=30 if len(" ".join(ticks)) > 50 else 0)
+        ax.set(title=heading, ylabel="TFLOP/s per device", ylim=(0, None))
+        ax.legend(fontsize=8)
+    figure.suptitle(table.title)
+    return figure
+
+
+def timelines(records: Sequence[Record], folder: Path) -> list[Path]:
+    """The measured last step under the prediction from its own times: of every schedule the run with least to draw."""
+    from harness import timeline  # which draws with this module
+
+    texts = labels([point(record["config"]) for record in records], records, SHAPE)
+    first: dict[tuple[str, int], list[Path]] = {}
+    for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: microbatches(pair[0]["config"])):
+        measured, plan = timeline.measured(record), record["config"]["plan"]
+        schedule = plan.get("schedule"), plan.get("chunks")
+        if measured and schedule not in first and len(first) < MOST_TIMELINES:
+            panels = {"predicted": timeline.predicted(record, measured), "measured": measured}
+            name = re.sub(r"[^\w.]+", "_", text or plan["schedule"])
+            first[schedule] = timeline.write(panels, folder / f"timeline_{name}")
+    return [path for paths in first.values() for path in paths]
 
 
 def _against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:

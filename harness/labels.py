@@ -12,12 +12,13 @@ Record = Mapping[str, Any]
 NOT_PART_OF_A_POINT = ("seed", "repeat")
 SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
 """What a model's name stands for; the number of parameters differs a little between norm placements."""
-TELLING = ("model.norm_placement", "train.lr", "plan.dp", "plan.tp", "train.global_batch", "precision")
+PIPELINE = ("plan.pp", "plan.schedule", "plan.chunks")
+TELLING = ("model.norm_placement", "train.lr", "plan.dp", "plan.tp", *PIPELINE, "train.global_batch", "precision")
 """Fields that name a point best, of several that tell the same points apart."""
-ALWAYS_NAMED = ("plan.tp",)
-"""Named wherever they vary, even where the model's shape says as much: the numbers of a point are one rank's part."""
-UNSAID = {"plan.sequence_parallel": False, "plan.overlap_input_grad_reduce": True}
-"""How tensor-parallel layers usually work: fields that a label leaves out at this value."""
+ALWAYS_NAMED = ("plan.tp", *PIPELINE)
+"""Named wherever they vary, even where others say as much: the numbers of a point are one rank's part."""
+UNSAID = {"plan.sequence_parallel": False, "plan.overlap_input_grad_reduce": True, "plan.scatter_gather": True}
+"""How tensor-parallel layers and pipelines usually work: fields that a label leaves out at this value."""
 SHORT = {
     "model.norm_placement": "norm", "model.num_layers": "layers", "model.hidden_size": "hidden",
     "model.num_heads": "heads", "model.seq_len": "seq", "model.vocab_size": "vocab", "data.dataset": "data",

@@ -18,7 +18,9 @@ from impl.model.norm_placement import PLACEMENTS
 CONVENTION = "palm_12"
 """How FLOPs are counted where nothing else is asked for: as most published numbers are; for GPT and for BERT."""
 DEGREES = ("dp", "tp", "pp")
-IN_THE_PLAN = ("dp", "tp", "sequence_parallel", "overlap_input_grad_reduce")
+IN_THE_PLAN = (
+    "dp", "tp", "sequence_parallel", "overlap_input_grad_reduce", "pp", "schedule", "chunks", "scatter_gather",
+)  # fmt: skip
 """Fields of the plan that rows have columns for."""
 
 
@@ -30,6 +32,11 @@ def world_size(config: Mapping[str, Any]) -> int:
 def tokens_per_step(config: Mapping[str, Any]) -> int:
     """Tokens of one optimizer step over all ranks; the global batch has the data-parallel degree in it already."""
     return config["train"]["global_batch"] * config["model"]["seq_len"]
+
+
+def microbatches(config: Mapping[str, Any]) -> int:
+    """Forward and backward passes of one rank in one step."""
+    return config["train"]["global_batch"] // (config["train"]["microbatch"] * config["plan"]["dp"])
 
 
 def step_seconds(record: Record) -> list[float]:
@@ -162,10 +169,12 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
             | {"ranks": world_size(config), "threads": config.get("threads", 1)}
             | {name: config["plan"][name] for name in IN_THE_PLAN}
             | {"global_batch": config["train"]["global_batch"], "tokens_per_step": tokens_per_step(config)}
+            | {"microbatch": config["train"]["microbatch"], "microbatches": microbatches(config)}
             | _where(record)
             | _speed(record, convention)
             | _memory(record)
             | _traffic(record)
+            | _pipeline(record)
             | {"training_seconds": float_or_nan((record.get("times") or {}).get("training_seconds"))}
         )
     return pd.DataFrame(rows)
@@ -242,19 +251,48 @@ def _memory(record: Record) -> dict[str, Any]:
 
 
 def _traffic(record: Record) -> dict[str, Any]:
-    """Collectives over the tensor-parallel ranks in one step, and what the busiest rank sends in them.
+    """Collectives over the tensor-parallel ranks and sends to the next stages in one step: the busiest rank's.
 
     In a ring a rank sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in an
     all-reduce, which is both.
     """
-    counted = [rank["traffic"].get("tp", {}) for rank in record.get("ranks") or () if "traffic" in rank]
+    counted = [rank["traffic"] for rank in record.get("ranks") or () if "traffic" in rank]
     if not counted:
-        return {"tp_calls": math.nan, "tp_bytes_sent": math.nan}
+        return dict.fromkeys(("tp_calls", "tp_bytes_sent", "pp_sends", "pp_bytes_sent"), math.nan)
     tp = record["config"]["plan"].get("tp", 1)
     passes = lambda op: 2 if op == "all_reduce" else 1
+    within, sent = ([axes.get("tp", {}) for axes in counted], [axes.get("pp", {}).get("send", {}) for axes in counted])
     return {
-        "tp_calls": max(sum(count["calls"] for count in ops.values()) for ops in counted),
-        "tp_bytes_sent": max(sum(passes(op) * n["bytes"] for op, n in ops.items()) for ops in counted) * (tp - 1) / tp,
+        "tp_calls": max(sum(count["calls"] for count in ops.values()) for ops in within),
+        "tp_bytes_sent": max(sum(passes(op) * n["bytes"] for op, n in ops.items()) for ops in within) * (tp - 1) / tp,
+        "pp_sends": max(count.get("calls", 0) for count in sent),
+        "pp_bytes_sent": max(count.get("bytes", 0) for count in sent),
+    }
+
+
+def _pipeline(record: Record) -> dict[str, float]:
+    """The last step as its timeline has it, beside the simulation from its own times; NaN for runs without a pipeline.
+
+    `pipeline_seconds` is from the first start to the last end, the update not counted. What is in flight is the fullest
+    rank's, in microbatches of all its chunks; in bytes it is that many times what the rank keeps of one.
+    """
+    from harness.timeline import measured, predicted  # it draws with the figures' colours, which need these measures
+
+    timeline = measured(record)
+    if timeline is None:
+        names = ("bubble", "predicted_bubble", "pipeline_seconds", "predicted_pipeline_seconds")
+        return dict.fromkeys((*names, "microbatches_in_flight", "in_flight_bytes"), math.nan)
+    simulated = predicted(record, timeline)
+    held = [rank.get("activation_bytes") or {} for rank in record["ranks"] if rank.get("timeline")]
+    in_flight = [float(timeline.microbatches_in_flight(rank)) for rank in timeline.rows]
+    kept = [float_or_nan(of_one.get("model")) for of_one in held]
+    return {
+        "bubble": float(timeline.bubble),
+        "predicted_bubble": float(simulated.bubble),
+        "pipeline_seconds": float(timeline.step_time),
+        "predicted_pipeline_seconds": float(simulated.step_time),
+        "microbatches_in_flight": max(in_flight),
+        "in_flight_bytes": max(count * size for count, size in zip(in_flight, kept, strict=True)),
     }
 
 

@@ -1,5 +1,6 @@
 """Weak and strong scaling: which points belong together, and how they stand to the one with the fewest ranks."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -14,8 +15,11 @@ Kind = Literal["weak", "strong"]
 Row = Mapping[Any, Any]
 
 RATES = ("tokens_per_second", "tokens_per_second_per_device")
-WAYS = ("sequence_parallel", "overlap_input_grad_reduce")
-"""Fields of the plan that say how a tensor-parallel layer works; with tp = 1 all ways are one."""
+WAYS = {
+    "tp": ("sequence_parallel", "overlap_input_grad_reduce"),
+    "pp": ("schedule", "chunks", "scatter_gather"),
+}
+"""Fields of the plan that say how layers, or stages, are shared; at degree 1 all ways are one."""
 LEAST_TIMED_STEPS = 3
 """A rate over fewer steps says nothing about scaling: runs that short are there for their memory."""
 
@@ -41,7 +45,7 @@ def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
         where = [points["source"], points["device_name"]]
         for _, group in points.groupby([pd.Series(keys, index=points.index), *where], sort=False, dropna=False):
             if len(set(group["ranks"])) > 1:
-                out += _against_fewest(kind, group.sort_values(["ranks", "tp"], kind="stable").to_dict("records"))
+                out += _against_fewest(kind, group.sort_values(["ranks", "tp", "pp"], kind="stable").to_dict("records"))
     scaled = pd.DataFrame(out)
     if out:
         shown = (*shown_elsewhere(scaled), "train.global_batch")
@@ -91,7 +95,8 @@ def _group(config: Any, kind: Kind) -> str:
     if kind == "weak":
         common["train"]["global_batch"] /= common["plan"].pop("dp")
     else:
-        common["plan"] = {name: value for name, value in common["plan"].items() if name not in (*DEGREES, *WAYS)}
+        varied = {*DEGREES, *itertools.chain(*WAYS.values())}
+        common["plan"] = {name: value for name, value in common["plan"].items() if name not in varied}
     return point(common)
 
 
@@ -102,11 +107,14 @@ def _against_fewest(kind: Kind, rows: list[dict[Any, Any]]) -> list[dict[str, An
 
 
 def _baseline(row: Row, rows: Sequence[Row]) -> Row:
-    """The fewest ranks that work in the same way, or without tensor parallelism, whose ways are all one."""
-    way = lambda r: [r[name] for name in WAYS]
+    """The fewest ranks that work in the same way, or at degree 1, where the ways are all one."""
+
+    def differs(other: Row, degree: str) -> bool:
+        return any(other[name] != row[name] for name in WAYS[degree])
+
     return min(
-        (other for other in rows if other["tp"] == 1 or way(other) == way(row)),
-        key=lambda other: (other["ranks"], other["tp"], way(other) != way(row)),
+        (other for other in rows if not any(other[degree] > 1 and differs(other, degree) for degree in WAYS)),
+        key=lambda other: (other["ranks"], other["tp"], other["pp"], any(differs(other, degree) for degree in WAYS)),
     )
 
 
@@ -143,10 +151,9 @@ def _curves(scaled: pd.DataFrame, records: Sequence[Record]) -> list[str]:
 
 
 def _grows(row: Row, baseline: Row) -> str:
-    """The degree that a row has more of than its baseline, the tensor-parallel one given where both differ."""
-    if row["tp"] == baseline["tp"]:
-        return "dp"
-    return "tp" if row["dp"] == baseline["dp"] else f"dp with tp={row['tp']}"
+    """The degree that a row has more of than its baseline; where several differ, the others given."""
+    first, *others = [degree for degree in DEGREES if row[degree] != baseline[degree]] or DEGREES[:1]
+    return f"{first} with {' '.join(f'{degree}={row[degree]}' for degree in others)}" if others else first
 
 
 def _estimate(row: Row, measure: str) -> Estimate:

@@ -49,6 +49,7 @@ EFFICIENCY = Column(
     key="efficiency", header="efficiency", unit="%", si="fraction", scale=PERCENT, digits=3,
     interval="efficiency_half_width",
 )  # fmt: skip
+BUBBLE = Column(key="bubble", header="bubble", unit="%", si="fraction", scale=PERCENT, digits=3)
 PUBLISHED = Column(key="published", header="published", unit="%", si="fraction", scale=PERCENT, digits=3)
 RUNS = Column(key="n", header="n")
 MARK = Column(key="mark", header="mark", text=True)
@@ -60,7 +61,7 @@ THROUGHPUT = (
     Column(key="mfu", header="MFU", unit="%", si="fraction", scale=PERCENT, digits=3),
     Column(key="gemm_share", header="share of GEMM rate", unit="%", si="fraction", scale=PERCENT, digits=3),
     Column(key="peak_memory_bytes", header="memory per rank", unit="GiB", si="B", scale=GIB, digits=3),
-    RUNS, MARK,
+    BUBBLE, RUNS, MARK,
 )  # fmt: skip
 SCALING = (
     Column(key="kind", header="scaling", text=True), MODEL, VARIES, DEVICE, RANKS,
@@ -93,6 +94,8 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
     notes = [*RULES, f"FLOP convention {convention}. Memory is the largest rank's {kinds or 'peak'}."]
     if any(rows["gemm_share"].notna()):
         notes.append("The GEMM rate is what a rank's matrix products alone reached in the same run.")
+    if any(rows["bubble"].notna()):
+        notes.append("Bubble: idle over computing time of all pipeline ranks in the last step, the update not counted.")
     if any(record["status"] != "ok" for record in records):
         notes.append(f"{denominators(records)}.")
     return measured("throughput", title, THROUGHPUT, rows, notes)

@@ -128,7 +128,7 @@ def _memory(run: Run, tokenizer_size: int) -> str | None:
     vocab_size = run.model.vocabulary(tokenizer_size)
     parameters = count_parameters(run.model, vocab_size).total
     states = state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision)
-    needed = ranks * (RANK_BYTES + sum(states))
+    needed = ranks * RANK_BYTES + ranks // run.plan.pp * sum(states)
     memory = psutil.virtual_memory().total
     if needed > memory:
         return (

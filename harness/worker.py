@@ -21,6 +21,7 @@ from harness.stopwatch import Stopwatch
 from harness.store import write_atomically
 from impl.collectives import counted
 from impl.cost.parameters import count_parameters
+from impl.cost.traffic import Count
 from impl.data.tokens import TokenFolder
 from impl.mesh import AXES, build_mesh
 from impl.model.config import padded_vocabulary
@@ -137,7 +138,8 @@ class Worker:
             step = trainer.step(0)
         axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
         for (group, op), count in counts.items():
-            self.traffic.setdefault(axes.get(group, "joint"), {})[op] = dataclasses.asdict(count)
+            ops = self.traffic.setdefault(axes.get(group, "joint"), {})
+            ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))
         return step
 
     def _shows_timeline(self) -> bool:

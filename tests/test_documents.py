@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,9 @@ from harness.experiment import TIERS, Experiment, experiment_ids, load, points
 from harness.store import Store
 from impl.data.tokenizer import END_OF_TEXT
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
+from impl.pipeline.schedule import Schedule
+from impl.pipeline.schedules import check
+from impl.pipeline.simulate import simulate, uniform
 from impl.run import Run
 from tests.harness.made_up_records import record
 
@@ -172,7 +176,7 @@ def test_the_citation_has_the_version() -> None:
 
 
 def test_the_experiment_in_the_readme_is_complete() -> None:
-    placement, source = fences(README, "python")
+    _, placement, source = fences(README, "python")
     assert isinstance(eval(f"{{{placement}}}", {"NormPlacement": NormPlacement})["output"], NormPlacement)
     assert "output" not in PLACEMENTS
     module = ModuleType("batch_size")
@@ -184,6 +188,21 @@ def test_the_experiment_in_the_readme_is_complete() -> None:
     for tier in TIERS:
         assert [p.label for p in points(experiment.runs[tier])] == [f"batch={b}" for b in (8, 16, 32)]
         assert not [run.why_invalid() for run in experiment.runs[tier] if run.why_invalid()]
+
+
+def test_the_schedule_in_the_readme_is_drawn_as_shown_and_runs(tmp_path: Path) -> None:
+    source, *_ = fences(README, "python")
+    (tmp_path / "my_schedules.py").write_text(source)
+    drawn = {" ".join(command): run(command, tmp_path) for command in commands("timeline")}
+    assert any("my_schedules:in_groups" in command for command in drawn)
+    shown = [block for block in fences(README) if block.startswith("zb_h1")]
+    assert shown == [text for command, text in drawn.items() if "zb_h1" in command]
+    own = vars(ModuleType("my_schedules"))
+    exec(compile(source, "README.md", "exec"), own)
+    schedule = Schedule("in_groups", tuple(map(tuple, own["in_groups"](2, 8))))
+    check(schedule, 2, 8)
+    assert simulate(schedule, uniform()).bubble == Fraction(1, 2)  # (p - 1) / p: that of each group
+    assert {path.name for path in tmp_path.iterdir()} >= {"interleaved.png", "interleaved.svg"}
 
 
 def test_the_ablation_in_the_readme_is_where_it_says() -> None:

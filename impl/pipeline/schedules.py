@@ -135,8 +135,10 @@ def _generator(name: str) -> Callable[..., Rows]:
     module, _, function = name.partition(":")
     try:
         if function:
-            return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+            found = getattr(importlib.import_module(module), function)
+            inspect.signature(found)
+            return found
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # no module, not in it, no function
         raise InputError(f"plan.schedule {name!r} cannot be loaded: {error}") from error
     raise InputError(f"plan.schedule {name!r} does not exist; valid: {', '.join(SCHEDULES)}, or module:function")
 

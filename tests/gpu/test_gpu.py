@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from harness.stopwatch import Stopwatch
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.model.norm_placement import PLACEMENTS
+from impl.pipeline.schedules import build
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
@@ -95,6 +97,24 @@ def test_a_step_does_not_wait_for_the_device(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.isfinite(step.loss)
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
+def test_actions_are_timed_on_the_device_without_waiting_for_it(schedule: str, data: Path, mesh: DeviceMesh) -> None:
+    run = Run(model=MODEL, plan=Plan(schedule=schedule), train=RECIPE, precision="bf16")
+    one, watch = trainer(run, data, mesh), Stopwatch(torch.device(mesh.device_type))
+    for i in range(2):  # the first steps allocate, and load kernels
+        one.step(i)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        one.step(2, watch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    row = watch.row()
+    assert [text for text, _, _ in row] == [str(action) for action in build(schedule, 1, run.microbatches).rows[0]]
+    times = [time for _, *both in row for time in both]
+    assert times == sorted(times)
+    assert all(start < end for _, start, end in row)
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])

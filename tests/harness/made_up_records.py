@@ -4,10 +4,15 @@ import copy
 import hashlib
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer, state_bytes
+from impl.cost.parameters import count_parameters
+from impl.cost.traffic import Place, pipeline_traffic
 from impl.model.config import padded_vocabulary
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import simulate, uniform
 from impl.run import Run, from_dict, to_dict
 
 KEY = {"tokenizer": "ab" * 32, "data": "cd" * 32, "context": 128, "overlap": 0, "boundary": "stream"}
@@ -83,6 +88,37 @@ def record(
             for at in range(steps // 4, steps + 1, max(1, steps // 4))
         ],
     }
+
+
+def record_of(run: Run, **place: Any) -> dict[str, Any]:
+    """A record of this run."""
+    parts = {part: values for part, values in to_dict(run).items() if isinstance(values, dict)}
+    nested = {f"{part}__{name}": value for part, values in parts.items() for name, value in values.items()}
+    plain: dict[str, Any] = {name: value for name, value in to_dict(run).items() if name not in parts}
+    parameters = count_parameters(run.model, run.model.vocabulary(257)).total
+    return record(parameters=parameters, **nested, **plain, **place)
+
+
+def with_pipeline(full: dict[str, Any], schedule: str = "", late: float = 0.0) -> dict[str, Any]:
+    """The record with what its pipeline ranks sent, and the timeline of a schedule, by default its own.
+
+    Every pass takes a millisecond for each of the three that it consists of.
+
+    Args:
+        late: seconds that pass after each of a rank's actions.
+    """
+    run = from_dict(full["config"])
+    plan = run.plan
+    table = build(schedule or plan.schedule, plan.pp, run.microbatches, plan.chunks)
+    rows = simulate(table, uniform(1e-3, 1e-3, 1e-3, chunks=plan.chunks)).as_rows()
+    for pp_rank, row in enumerate(rows):
+        sent = pipeline_traffic(Place(run, run.model.vocabulary(257), pp_rank))["send"]
+        for r in range(plan.dp * plan.tp):
+            rank = full["ranks"][pp_rank * plan.dp * plan.tp + r]
+            rank["traffic"] |= {"pp": {"send": asdict(sent)}}
+            spans = [[action, start + i * late, end + i * late] for i, (action, start, end) in enumerate(row)]
+            rank["timeline"] = spans if r == 0 else None
+    return full
 
 
 def held(run: Run) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from tests.harness.calls import Started, call, put_record, refused, stop_before_
 from tests.harness.small_runs import write_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("list", "run", "status", "table", "train", "prepare")
+VERBS = ("list", "run", "status", "table", "train", "timeline", "prepare")
+SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
+FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --plan.schedule"
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,42 @@ def out(tmp_path: Path) -> Path:
         ("run quickstart --plan.pt 2", ("--plan.pt",)),
         ("run quickstart --plan.tp 2 --only dp=8", ("dp=8", "points:")),
         ("table quickstart --plan.tp 2", ("--plan.tp",)),
+        ("train --model.num-layers 4 --plan.pp 8", ("plan.pp x plan.chunks 8", "model.num_layers 4", "1 to 4")),
+        (f"{FOUR_LAYERS} interleaved --plan.chunks 4", ("plan.pp x plan.chunks 8", "model.num_layers 4", "1 to 4")),
+        (f"{FOUR_LAYERS} interleaved --train.global-batch 3", ("plan.pp 2 microbatches, not 3", "valid: 2 or 4")),
+        (f"{FOUR_LAYERS} interleaved --train.global-batch 1", ("plan.pp 2 microbatches, not 1", "valid: 2")),
+        (f"{FOUR_LAYERS} one_f_one_b --plan.chunks 2", ("one_f_one_b has 1 chunk", "plan.chunks 2", "interleaved")),
+        (f"{FOUR_LAYERS} gpipe --plan.chunks 2", ("gpipe has 1 chunk", "plan.chunks 2", "interleaved")),
+        (f"{FOUR_LAYERS} zb_h1 --plan.chunks 2", ("zb_h1 has 1 chunk", "plan.chunks 2", "interleaved")),
+        (f"{FOUR_LAYERS} nosuch", ("plan.schedule 'nosuch'", *SCHEDULES, "module:function")),
+        (f"{FOUR_LAYERS} no.where:rows", ("plan.schedule 'no.where:rows'", "cannot be loaded")),
+        ("train --plan.pp 0", ("plan.pp", "greater than 0")),
+        ("train --plan.pp two", ("--plan.pp", "'two'")),
+        ("train --plan.schedul gpipe", ("--plan.schedul", "did you mean --plan.schedule?")),
+        ("timeline --plan.schedule nosuch", ("plan.schedule 'nosuch'", *SCHEDULES, "module:function")),
+        ("timeline --plan.schedule no.where:rows", ("plan.schedule 'no.where:rows'", "cannot be loaded")),
+        ("timeline --plan.chunks 2", ("one_f_one_b has 1 chunk", "plan.chunks 2", "interleaved")),
+        ("timeline --plan.schedule interleaved --microbatches 6", ("plan.pp 4 microbatches, not 6", "valid: 4 or 8")),
+        ("timeline --plan.pp 0", ("plan.pp", "greater than 0")),
+        ("timeline --plan.pp -2", ("plan.pp", "greater than 0")),
+        ("timeline --plan.chunks 0", ("plan.chunks", "greater than 0")),
+        ("timeline --microbatches 0", ("microbatches 0", "valid: 1 or more")),
+        ("timeline --microbatches -3", ("microbatches -3", "valid: 1 or more")),
+        ("timeline --microbatches many", ("--microbatches", "'many'")),
+        ("timeline --forward 0", ("--forward 0", "more than 0")),
+        ("timeline --forward -1", ("--forward -1", "more than 0")),
+        ("timeline --input-gradient nan", ("--input-gradient nan", "more than 0")),
+        ("timeline --weight-gradient inf", ("--weight-gradient inf", "1e-09 to 1e+09")),
+        ("timeline --forward 1e308", ("--forward 1e+308", "1e-09 to 1e+09")),
+        ("timeline --forward 1e-320", ("--forward", "1e-09 to 1e+09")),
+        ("timeline --transfer -1", ("--transfer -1", "negative")),
+        ("timeline --transfer nan", ("--transfer nan", "negative")),
+        ("timeline --transfer inf", ("--transfer inf", "0 to 1e+09")),
+        ("timeline --record no/where.json", ("no/where.json", "no record")),
+        ("timeline --record .", (".", "no record")),
+        ("timeline --out .", ("--out .", ".png")),
+        ("timeline extra", ("extra",)),
+        ("timeline --tier smoke", ("--tier",)),
         ("train --train.lr nan", ("train.lr", "finite", "nan")),
         ("train --train.lr inf", ("train.lr", "finite")),
         ("train --train.lr -1", ("train.lr", "greater than 0")),
@@ -248,6 +286,8 @@ WORDS = st.sampled_from(
         *VERBS, "quickstart", "layernorm_placement", "megatron2019/layernorm_placement", "smoke", "paper", "md",
         "json", "--tier", "--json", "--no-json", "--out", "--only", "--jobs", "--format", "--data", "--on", "--model",
         "--text", "--tokenizer", "--model.num-heads", "--train.lr", "--plan.dp", "--plan.sequence-parallel", "--seed",
+        "--plan.pp", "--plan.schedule", "--plan.chunks", "zb_h1", "interleaved", "--microbatches", "--forward",
+        "--record",
         "--compile", "--evaluation.texts", "--time-limit", "--valid-fraction", "--", "-", "-h", "--help", "=", "",
         "0", "-1", "1e9", "nan", "text.txt", "slurm", "local", "byte", "bpe:300", "gpt-2m", "gpt2:a,b", "None",
         "--json=1", "--tier=smoke", "../x", "*", "[",

@@ -10,7 +10,7 @@ from harness import figures
 from harness.measures import Record
 from harness.render import Table
 from impl.errors import InputError
-from tests.harness.made_up_records import record, without_numbers
+from tests.harness.made_up_records import record, with_pipeline, without_numbers
 
 
 def sweep() -> list[dict]:
@@ -71,6 +71,48 @@ def test_a_tables_efficiencies_are_drawn_beside_the_published_ones(tmp_path: Pat
     assert ([1, 2], [100, 50]) in drawn
     figures.write([], tmp_path, table=table)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rates_are_drawn_beside_the_published_in_a_panel_of_their_own() -> None:
+    nan = float("nan")
+    columns = ["line", "at", "model_flops_per_second_per_device", "published_rate", "oversubscribed"]
+    ours = [("batch 8", "pp 1", 4e12, nan, False), ("batch 8", "pp 2", 3e12, nan, True)]
+    papers = [("batch 9", "pp 1", nan, 165e12, False), ("batch 9", "pp 8", nan, 87e12, False)]
+
+    def drawn(rows: list[tuple]) -> dict[str, list[tuple[list[float], list[float]]]]:
+        figure = figures.lines(Table("own", "Of my own", (), pd.DataFrame(rows, columns=pd.Index(columns))))
+        axes = figure.axes if figure else []
+        return {
+            ax.get_title(): [
+                (np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()) for line in ax.lines
+            ]
+            for ax in axes
+        }
+
+    measured, published = "measured, model FLOPs", "published, recomputation counted"
+    assert drawn([*ours, *papers]) == {
+        measured: [([0, 1], [4, 3]), ([1], [3])],  # the oversubscribed one again, hollow
+        published: [([0, 1], [165, 87])],
+    }
+    assert set(drawn([ours[0], *papers])) == {published}
+    assert drawn([ours[0], papers[0]]) == {}
+    assert figures.lines(Table("other", "", (), pd.DataFrame())) is None
+
+
+def test_one_timeline_for_every_schedule_and_stale_ones_go(tmp_path: Path) -> None:
+    runs = [
+        with_pipeline(record(plan__pp=2, plan__schedule=schedule, train__global_batch=batch, train__steps=20))
+        for batch in (32, 16)
+        for schedule in ("gpipe", "zb_h1")
+    ]
+    one = record(train__steps=20)
+    stems = lambda written: {path.stem for path in written if path.stem.startswith("timeline")}
+    names = {"timeline_pp_2_schedule_gpipe_batch_16", "timeline_pp_2_schedule_zb_h1_batch_16"}
+    assert stems(figures.write([*runs, one], tmp_path)) == names
+    assert stems(figures.write([runs[2], one], tmp_path)) == {"timeline_pp_2_schedule_gpipe"}
+    assert stems(tmp_path.iterdir()) == {"timeline_pp_2_schedule_gpipe"}
+    figures.write([one], tmp_path)
+    assert stems(tmp_path.iterdir()) == set()
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:

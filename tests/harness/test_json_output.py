@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 from harness import verbs
 from harness.experiment import TIERS, Experiment, experiment_ids, load
-from impl.run import Run
+from impl.cost.traffic import Place, pipeline_traffic
+from impl.pipeline.schedule import Action, Schedule
+from impl.pipeline.schedules import build
+from impl.run import Run, from_dict
 from tests.harness.calls import Answer, Started, call, document, put_record, refused, stop_before_training
 from tests.harness.small_runs import small, write_tokens
 
@@ -226,3 +229,76 @@ def test_train_prints_the_record_with_the_loss_of_every_step(tokens: Path, tmp_p
     assert record["config"]["model"]["hidden_size"] == 16
     assert "[1/1]" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+SHAPE = (
+    "--model.num-layers 4 --model.hidden-size 16 --model.num-heads 2 --model.seq-len 16 --train.steps 3 "
+    "--train.global-batch 6 --train.microbatch 1 --train.warmup-steps 1 --evaluation.sequences 6"
+)
+
+
+def trained(tokens: Path, plan: str, out: Path) -> dict[str, Any]:
+    answer = call("train", *SHAPE.split(), "--data.dataset", tokens, *plan.split(), "--out", out, "--json")
+    assert answer.status == 0, answer.errors
+    return document(answer.output)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs, "gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
+
+
+@pytest.fixture(scope="module")
+def serial_record(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verbs, "gpu_count", lambda: 0)
+        return trained(tokens, "", tmp_path_factory.mktemp("serial"))
+
+
+@pytest.mark.parametrize("plan", ["--plan.pp 2 --plan.schedule zb_h1", "--plan.pp 2 --plan.tp 2"])
+@pytest.mark.usefixtures("no_gpu")
+def test_train_with_a_pipeline_tells_who_did_what_when(
+    plan: str, tokens: Path, out: Path, serial_record: dict[str, Any]
+):
+    record = trained(tokens, plan, out)
+    run = from_dict(record["config"])
+    assert record["status"] == "ok"
+    shown = [rank["timeline"] for rank in record["ranks"] if rank["timeline"]]
+    assert len(record["ranks"]) == run.plan.world_size
+    assert len(shown) == run.plan.pp, "one rank of each pipeline rank"
+    assert_follows(shown, build(run.plan.schedule, run.plan.pp, run.microbatches))
+    for i, rank in enumerate(record["ranks"]):  # pipeline ranks are the mesh's first axis
+        pp_rank = i // (run.plan.dp * run.plan.tp)
+        expected = pipeline_traffic(Place(run, record["resolved"]["vocab_size"], pp_rank))
+        assert rank["traffic"]["pp"] == {op: asdict(count) for op, count in expected.items()}
+    for one, other in zip(record["steps"], serial_record["steps"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
+    [found], [expected] = record["evaluations"], serial_record["evaluations"]
+    assert found["nats"] == pytest.approx(expected["nats"], rel=1e-5)
+    assert found | {"nats": 0} == expected | {"nats": 0}
+    drawn = document(call("timeline", "--record", *out.rglob(f"records/{record['id']}.json"), "--json").output)
+    assert [[text for text, _, _ in row] for row in drawn["measured"]["spans"]] == drawn_actions(shown)
+
+
+def drawn_actions(rows: list[list[list[Any]]]) -> list[list[str]]:
+    return [[text for text, _, _ in row] for row in rows]
+
+
+def assert_follows(rows: list[list[list[Any]]], schedule: Schedule) -> None:
+    """In the table's order, one at a time, and each after all that it needs, on other ranks too."""
+    assert drawn_actions(rows) == [[str(action) for action in row] for row in schedule.rows]
+    span_of = {Action.parse(text): (start, end) for row in rows for text, start, end in row}
+    for row in rows:
+        times = [time for _, *both in row for time in both]
+        assert times == sorted(times)
+        assert all(start < end for _, start, end in row)
+    for action, (start, _) in span_of.items():
+        for need in schedule.needs(action):
+            assert span_of[need][1] <= start, f"{action} before {need}"
+
+
+def test_a_run_without_a_pipeline_has_no_timeline(serial_record: dict[str, Any]):
+    assert [rank["timeline"] for rank in serial_record["ranks"]] == [None]
+    assert serial_record["ranks"][0]["traffic"] == {}

@@ -11,7 +11,7 @@ from harness import measures
 from harness.labels import label, point
 from harness.measures import frame
 from impl.errors import InputError
-from tests.harness.made_up_records import config, record, without_numbers
+from tests.harness.made_up_records import config, record, with_pipeline, without_numbers
 
 
 @given(
@@ -115,9 +115,40 @@ def test_what_ranks_hold_is_the_largest_and_what_they_send_is_a_rings() -> None:
     assert (row["tp_calls"], row["tp_bytes_sent"]) == (3, (2 * 400 + 80) * 3 / 4)
 
 
+def test_a_pipelines_bubble_is_measured_and_simulated_and_what_is_in_flight_counted() -> None:
+    interleaved: dict[str, Any] = {"plan__schedule": "interleaved", "plan__chunks": 2, "model__num_layers": 4}
+    run = with_pipeline(record(plan__pp=2, train__global_batch=16, train__microbatch=2, **interleaved))
+    row = frame([run]).iloc[0]
+    assert (row["pp"], row["schedule"], row["chunks"], row["microbatches"], row["ranks"]) == (2, "interleaved", 2, 8, 2)
+    assert row["bubble"] == pytest.approx(1 / 16)
+    assert row["predicted_bubble"] == pytest.approx(1 / 16)
+    assert row["pipeline_seconds"] == pytest.approx(row["predicted_pipeline_seconds"]) == pytest.approx(0.0255)
+    assert row["microbatches_in_flight"] == 2.5
+    assert row["in_flight_bytes"] == 2.5 * run["ranks"][0]["activation_bytes"]["model"]
+    assert (row["pp_sends"], row["pp_bytes_sent"]) == (24, 24 * 2 * 128 * 128 * 4)
+
+
+def test_a_late_pipeline_has_a_larger_bubble_than_simulated() -> None:
+    row = frame([with_pipeline(record(plan__pp=2), late=1e-3)]).iloc[0]
+    assert row["bubble"] > 1.5 * row["predicted_bubble"] > 0
+    compiled = with_pipeline(record(plan__pp=2))
+    for rank in compiled["ranks"]:
+        rank["activation_bytes"] = None
+    assert math.isnan(frame([compiled]).iloc[0]["in_flight_bytes"])
+
+
+def test_a_label_names_the_schedule_and_its_chunks_where_they_vary() -> None:
+    plans: list[dict[str, Any]] = [{}, {"plan__pp": 2}, {"plan__pp": 2, "plan__schedule": "zb_h1"}]
+    made = [config(**plan) for plan in plans]
+    assert [label(c, made) for c in made[:2]] == ["pp=1 schedule=one_f_one_b", "pp=2 schedule=one_f_one_b"]
+    assert [label(c, made[1:]) for c in made[1:]] == ["schedule=one_f_one_b", "schedule=zb_h1"]
+    ways = [config(plan__pp=2, plan__tp=2, plan__scatter_gather=on, seed=s) for s, on in enumerate((True, False))]
+    assert [label(c, [*ways, made[0]]) for c in ways] == ["tp=2 pp=2", "tp=2 pp=2 scatter_gather=off"]
+
+
 def test_records_from_before_tensor_parallelism_are_read() -> None:
     old = record(plan__dp=2)
-    for name in ("tp", "sequence_parallel", "overlap_input_grad_reduce"):
+    for name in ("tp", "sequence_parallel", "overlap_input_grad_reduce", "pp", "schedule", "chunks", "scatter_gather"):
         del old["config"]["plan"][name]
     for rank in old["ranks"]:
         for name in ("state_bytes", "activation_bytes", "traffic"):
@@ -125,7 +156,8 @@ def test_records_from_before_tensor_parallelism_are_read() -> None:
     row, _ = frame([old, record(plan__dp=2, repeat=1)]).to_dict("records")
     assert (row["ranks"], row["tp"], row["sequence_parallel"]) == (2, 1, False)
     assert row["varies"] == ""
-    assert all(math.isnan(row[name]) for name in ("split_state_bytes", "layer_activation_bytes", "tp_bytes_sent"))
+    assert all(math.isnan(row[name]) for name in ("split_state_bytes", "tp_bytes_sent", "pp_bytes_sent", "bubble"))
+    assert (row["pp"], row["microbatches"]) == (1, 1)
     assert point(old["config"]) == point(record(plan__dp=2)["config"])
     compiled = record()
     compiled["ranks"][0]["activation_bytes"] = None

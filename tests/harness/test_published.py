@@ -103,6 +103,29 @@ def test_figure_7_falls_with_every_way_of_saving():
         assert shares == sorted(shares, reverse=True)
 
 
+def test_ptdps_table_1_is_consistent_with_the_named_sizes_and_the_peak():
+    at: dict[str, Any] = {"paper": "ptdp2021"}
+    peak = value("peak_flop_rate", **at)
+    sizes = as_rows("ptdp2021", "parameters")
+    assert len(sizes) == 10
+    for row in sizes:
+        counted = count_parameters(SIZES[row["model"]].config).total / 1e9
+        assert counted == pytest.approx(row["value"], abs=0.06)
+        rate = value("hardware_flop_rate", model=row["model"], **at)
+        assert value("hardware_flop_share", model=row["model"], **at) == pytest.approx(100 * rate / peak, abs=0.6)
+        total = value("aggregate_hardware_flop_rate", model=row["model"], **at)
+        assert total == pytest.approx(rate * row["gpus"] / 1e3, rel=0.01)
+
+
+def test_ptdps_figures_18_and_12_share_the_scattered_points_and_gain_as_stated():
+    rows = {quantity: as_rows("ptdp2021", f"hardware_flop_rate_{quantity}") for quantity in
+            ("interleaved", "scatter_gather", "unoptimised")}  # fmt: skip
+    rates = {quantity: [row["value"] for row in found] for quantity, found in rows.items()}
+    assert rates["interleaved"] == rates["scatter_gather"]
+    gain = max(on / off for on, off in zip(rates["scatter_gather"], rates["unoptimised"], strict=True))
+    assert 100 * (gain - 1) == pytest.approx(value("scatter_gather_gain_up_to", "ptdp2021"), abs=1)
+
+
 def test_unknown_names_list_the_valid_ones():
     with pytest.raises(InputError, match=r"'megatron'.*valid: .*megatron2019"):
         published("megatron")

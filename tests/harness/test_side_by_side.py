@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from harness import render
-from harness.side_by_side import Turn, compared, ratio_of_medians, table, take_turns
+from harness.side_by_side import Turn, compared, notes, ratio_of_medians, table, take_turns
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
 from impl.train import Step
 from tests.ranks import run_ranks
 
@@ -24,13 +28,13 @@ class Noting:
 
 
 def two_noting_engines() -> tuple[list[str], dict[str, list[Turn]]]:
-    notes: list[str] = []
-    return notes, take_turns({name: Noting(name, notes) for name in "ab"}, 3)
+    called: list[str] = []
+    return called, take_turns({name: Noting(name, called) for name in "ab"}, 3)
 
 
 def test_engines_take_turns():
-    for notes, turns in run_ranks(2, two_noting_engines):
-        assert notes == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    for called, turns in run_ranks(2, two_noting_engines):
+        assert called == ["a0", "b0", "a1", "b1", "a2", "b2"]
         assert [turn.loss for turn in turns["b"]] == [0.0, 1.0, 2.0]
         assert all(turn.seconds > 0 for turn in turns["a"])
 
@@ -71,3 +75,14 @@ def test_a_step_takes_what_its_slowest_rank_takes():
     assert "3,500" in text
     assert "Peer, step time (ms)" in text
     assert text.endswith("- Said.\n")
+
+
+def test_notes_say_what_was_run():
+    model = ModelConfig(num_layers=3, hidden_size=64, num_heads=2, seq_len=16, vocab_size=8192)
+    run = Run(model=model, plan=Plan(pp=2), train=Recipe(steps=9, global_batch=12, microbatch=2))
+    device = {"torch_threads": 1, "backend": "gloo", "device_name": "a processor"}
+    what, how, where = notes(run, device, warmup=2)
+    for words in ("3 layers", "hidden size 64", "vocabulary 8,192", "6 microbatches of 2 sequences"):
+        assert words in what
+    assert "median of 7 steps after 2" in how
+    assert "2 ranks of 1 thread, gloo, on a processor" in where

@@ -11,7 +11,7 @@ from harness import perplexity, tables
 from harness.measures import Record
 from harness.render import Column, Table
 from impl.errors import InputError
-from tests.harness.made_up_records import KEY, record, without_numbers
+from tests.harness.made_up_records import KEY, record, with_pipeline, without_numbers
 
 
 def rows(table: Table) -> list[dict]:
@@ -111,6 +111,33 @@ def test_ways_of_tensor_parallelism_share_the_baseline_that_has_none() -> None:
     }
     without = [r for r in runs if r["config"]["plan"]["tp"] > 1]
     assert [r["baseline"] for r in rows(tables.scaling_table(without))].count("baseline") == 2
+
+
+def test_strong_scaling_is_over_pipelines_too_and_every_schedule_shares_the_baseline() -> None:
+    plans: list[dict[str, Any]] = [
+        {}, {"plan__pp": 2}, {"plan__pp": 2, "plan__schedule": "zb_h1"}, {"plan__pp": 2, "plan__dp": 2},
+        {"plan__tp": 2, "plan__pp": 2, "plan__schedule": "zb_h1"},
+    ]  # fmt: skip
+    seconds = (0.8, 0.5, 0.4, 0.25, 0.25)
+    runs = [record(seconds=s, train__microbatch=1, **plan) for s, plan in zip(seconds, plans, strict=True)]
+    found = {(r["pp"], r["tp"], r["dp"], r["schedule"]): r for r in rows(tables.scaling_table(runs))}
+    assert {at: round(r["efficiency"], 3) for at, r in found.items()} == {
+        (1, 1, 1, "one_f_one_b"): 1, (2, 1, 1, "one_f_one_b"): 0.8, (2, 1, 1, "zb_h1"): 1,
+        (2, 1, 2, "one_f_one_b"): 0.8, (2, 2, 1, "zb_h1"): 0.8,
+    }  # fmt: skip
+    assert {r["curve"] for r in found.values()} == {
+        "", "pp schedule=one_f_one_b", "pp schedule=zb_h1", "dp with pp=2 schedule=one_f_one_b",
+        "tp with pp=2 schedule=zb_h1",
+    }  # fmt: skip
+    without = tables.scaling_table(runs[1:])
+    assert {r["schedule"] for r in rows(without) if r["baseline"] == "baseline"} == {"one_f_one_b", "zb_h1"}
+
+
+def test_the_bubble_of_a_pipeline_is_in_the_throughput_table() -> None:
+    table = tables.throughput_table([with_pipeline(record(plan__pp=2))])
+    assert tables.BUBBLE in table.columns
+    assert rows(table)[0]["bubble"] == pytest.approx(0.5)
+    assert tables.BUBBLE not in tables.throughput_table([record()]).columns
 
 
 def test_runs_of_two_steps_are_not_compared() -> None:

@@ -23,7 +23,7 @@ MODEL = ModelConfig(num_layers=4, hidden_size=24, num_heads=12, seq_len=24, drop
 RECIPE = Recipe(steps=10, global_batch=8, microbatch=2, lr=1e-2, warmup_steps=2)
 WORDS = " = Cats = \n \n The cat @-@ like <unk> sat , 's \n"
 PASSAGES = ["one two three", "a long way to walk before the very end", "x yz", "so it is said"]
-LENGTHS = (1, 7, 13, 24)  # some of which neither 2, 3 nor 4 ranks divide
+SEQUENCES, LENGTHS = 5, (1, 7, 13, 24)  # of 7 and 13 neither 2, 3 nor 4 ranks divide the tokens
 
 
 class Predicted(NamedTuple):
@@ -57,7 +57,7 @@ def predict(one: Trainer) -> Predicted:
     if one.run.model.family == "gpt":
         tokens = np.asarray(one.data.tokens("valid"), np.int64)
         for length in LENGTHS:
-            text = tokens[: 2 * (length + 1)].reshape(2, length + 1)
+            text = tokens[: SEQUENCES * (length + 1)].reshape(SEQUENCES, length + 1)
             with torch.no_grad():
                 nats, is_likeliest = one.next_token(text[:, :-1], text[:, 1:])
             scores.append((nats.numpy(), is_likeliest.numpy()))
@@ -109,4 +109,4 @@ def test_the_serial_model_has_something_to_tell(files: EvaluationConfig, data: P
     assert [e.kind for e in gpt.evaluations + bert.evaluations] == ["causal", "words", "last_word", "masked"]
     flags = np.concatenate([is_likeliest.ravel() for _, is_likeliest in gpt.scores])
     assert 0.05 < flags.mean() < 0.95
-    assert [nats.shape for nats, _ in gpt.scores] == [(2, length) for length in LENGTHS]
+    assert [nats.shape for nats, _ in gpt.scores] == [(SEQUENCES, length) for length in LENGTHS]

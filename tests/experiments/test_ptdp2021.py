@@ -1,0 +1,276 @@
+"""PTD-P's figures: their points are the runs, printed numbers stand beside ours, and verdicts that turn."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experiments.ptdp2021 import (
+    interleaving,
+    microbatch_size,
+    pipeline_schedules,
+    pipeline_versus_data,
+    pipeline_weak_scaling,
+    scatter_gather,
+    tensor_versus_data,
+    tensor_versus_pipeline,
+)
+from harness.claims import claims_table
+from harness.experiment import TIERS, Experiment, load
+from harness.measures import flops_per_step
+from harness.published import published
+from harness.rate_figures import Figure
+from impl.cost.memory import ELEMENT_BYTES, state_bytes
+from impl.cost.parameters import count_parameters
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import simulate, uniform
+from impl.pipeline.stage import split
+from impl.run import Run
+from tests.harness.made_up_records import record_of, with_pipeline
+
+MODULES: dict[str, Any] = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (
+        pipeline_weak_scaling, interleaving, tensor_versus_pipeline, pipeline_versus_data, tensor_versus_data,
+        microbatch_size, scatter_gather,
+    )
+}  # fmt: skip
+FIGURES: dict[str, Figure] = {name: module.FIGURE for name, module in MODULES.items()}
+SCHEDULES = load("pipeline_schedules")
+GPU: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB", "tier": "paper"}
+YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
+
+
+def made(run: Run, rate: float, **place: Any) -> dict[str, Any]:
+    """A record of the run whose devices reach this rate of model FLOPs."""
+    full = record_of(run, **place)
+    seconds = flops_per_step(full) / (rate * run.plan.world_size)
+    for step in full["steps"]:
+        step["seconds"] = [seconds] * run.plan.world_size
+    return full
+
+
+def paper(name: str, factor: Callable[[Run], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+    """Records of the figure's runs that are as fast as printed, times a factor."""
+    rates = [row["published_model_rate"] for row in FIGURES[name].printed.values()]
+    runs = FIGURES[name].runs
+    return [made(run, factor(run) * rate, **GPU) for run, rate in zip(runs, rates, strict=True)]
+
+
+def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+    return list(claims_table(experiment.claims, records).frame["verdict"])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_paper_tier_is_the_figure_point_by_point(name: str) -> None:
+    figure, experiment = FIGURES[name], load(name)
+    rows = published("ptdp2021").query("where == @figure.where").to_dict("records")
+    runs = experiment.runs["paper"]
+    assert len(rows) == len(runs) == len({run.id for run in runs}) == len(figure.printed)
+    for row, run in zip(rows, runs, strict=True):
+        plan = run.plan
+        assert (plan.tp, plan.pp, plan.dp, plan.world_size) == (row["tp"], row["pp"], row["dp"], row["gpus"])
+        assert run.train.global_batch == row["global_batch"]
+        model = run.model
+        shape = f"{model.num_layers} layers, hidden size {model.hidden_size}, {model.num_heads} heads"
+        assert row["model"] == "gpt-175b" or shape in row["note"]
+        assert (model.seq_len, model.vocab_size, run.precision) == (2048, 51200, "bf16")
+
+
+@pytest.mark.parametrize("name", [*FIGURES, "pipeline_schedules"])
+def test_every_run_of_every_tier_is_valid_and_small_tiers_have_two_ranks_or_four(name: str) -> None:
+    experiment = load(name)
+    for tier in TIERS:
+        assert [run.why_invalid() for run in experiment.runs[tier] if run.why_invalid()] == []
+    assert max(run.plan.world_size for tier in ("smoke", "small") for run in experiment.runs[tier]) <= 4
+    crowded = [run for run in experiment.runs["smoke"] if run.plan.world_size > 2]
+    assert not crowded or name == "scatter_gather"
+
+
+def test_models_have_the_papers_parameters() -> None:
+    for name, billions in {
+        "interleaving": 175, "tensor_versus_pipeline": 162.2, "pipeline_versus_data": 5.9, "tensor_versus_data": 5.9,
+        "microbatch_size": 91, "scatter_gather": 175,
+    }.items():  # fmt: skip
+        assert count_parameters(FIGURES[name].runs[0].model).total / 1e9 == pytest.approx(billions, rel=0.01)
+    first, last = FIGURES["pipeline_weak_scaling"].runs[0], FIGURES["pipeline_weak_scaling"].runs[-1]
+    assert count_parameters(first.model).total / 1e9 == pytest.approx(15, rel=0.1)
+    assert count_parameters(last.model).total / 1e9 == pytest.approx(121, rel=0.02)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_printed_point_stands_in_the_table_beside_ours_or_below(name: str) -> None:
+    figure, experiment = FIGURES[name], load(name)
+    assert experiment.table is not None
+    below = experiment.table([made(run, 1e9) for run in experiment.runs["smoke"]])
+    printed = [rate for rate in below.frame["published_rate"] if not math.isnan(rate)]
+    assert len(printed) == len(figure.runs)
+    assert any("recomputed" in note for note in below.notes)
+    beside = experiment.table(paper(name)).frame
+    assert len(beside) == len(figure.runs)
+    assert list(beside["relative"]) == pytest.approx(list(beside["published_relative"]))
+    expected = published("ptdp2021").query("where == @figure.where")["value"]
+    assert sorted(beside["published_rate"] / 1e12) == pytest.approx(sorted(expected))
+    assert experiment.table([]).frame.empty
+
+
+def test_recomputation_is_taken_out_of_printed_rates_before_they_are_related() -> None:
+    rows = list(FIGURES["interleaving"].printed.values())
+    assert all(row["published_model_rate"] / row["published_rate"] == pytest.approx(0.75, abs=0.01) for row in rows)
+    assert [round(row["published_relative"], 2) for row in rows[5:]] == [1.45, 1.23, 1.16, 1.10, 1.08]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_verdicts_on_the_papers_own_numbers(name: str) -> None:
+    found = verdicts(load(name), paper(name))
+    of_bytes_or_timelines = [claim.source in ("our own", "section 3.2", "section 4.1") for claim in load(name).claims]
+    assert [v for v, other in zip(found, of_bytes_or_timelines, strict=True) if not other] == [YES] * (
+        of_bytes_or_timelines.count(False)
+    )
+    assert {v for v, other in zip(found, of_bytes_or_timelines, strict=True) if other} <= {ABSENT}
+
+
+TURNED: list[tuple[str, Callable[[Run], float], dict[int, str]]] = [
+    ("pipeline_weak_scaling", lambda run: 2.0 if run.plan.pp == 8 else 1.0, {0: NO, 1: YES, 2: NO}),
+    ("pipeline_weak_scaling", lambda run: 0.5 if run.train.global_batch == 128 and run.plan.pp == 8 else 1.0, {1: NO}),
+    ("interleaving", lambda run: 0.9 if run.plan.chunks == 4 else 1.0, {0: NO, 2: NO}),
+    ("interleaving", lambda run: 1.5 if run.plan.chunks == 4 and run.train.global_batch == 60 else 1.0, {1: NO}),
+    ("tensor_versus_pipeline", lambda run: 1.2 if run.plan.tp == 16 else 1.0, {0: NO, 1: NO}),
+    ("tensor_versus_pipeline", lambda run: 0.5 if run.train.global_batch == 128 else 1.0, {2: NO}),
+    ("pipeline_versus_data", lambda run: 1.2 if run.plan.pp == 8 else 1.0, {0: NO, 2: NO}),
+    ("pipeline_versus_data", lambda run: 0.2 if run.train.global_batch == 512 else 1.0, {1: NO, 2: YES}),
+    ("tensor_versus_data", lambda run: 1.2 if run.plan.tp == 4 else 1.0, {0: NO, 1: NO}),
+    ("microbatch_size", lambda run: 2.0 if run.train.microbatch == 8 else 1.0, {0: NO, 1: NO, 2: NO}),
+    ("microbatch_size", lambda run: 1.2 if run.train.microbatch == 4 else 1.0, {0: YES, 1: NO}),
+    ("scatter_gather", lambda run: 0.8 if run.plan.scatter_gather else 1.0, {1: NO, 2: NO}),
+]
+
+
+@pytest.mark.parametrize(("name", "factor", "expected"), TURNED)
+def test_every_verdict_on_speed_can_turn(name: str, factor: Callable[[Run], float], expected: dict[int, str]) -> None:
+    found = verdicts(load(name), paper(name, factor))
+    assert {claim: found[claim] for claim in expected} == expected
+
+
+def smoke(name: str, cores: int = 64) -> list[dict[str, Any]]:
+    """Records of the smoke tier, with timelines of their schedules."""
+    full = [made(run, 1e9, cores=cores) for run in load(name).runs["smoke"]]
+    return [with_pipeline(record) if record["config"]["plan"]["pp"] > 1 else record for record in full]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_oversubscribed_and_missing_points_are_not_run_here(name: str) -> None:
+    experiment = load(name)
+    by_source = [
+        (claim.source, v) for claim, v in zip(experiment.claims, verdicts(experiment, smoke(name, 1)), strict=True)
+    ]
+    one_core = {v for source, v in by_source if source not in ("section 3.2", "section 4.1")}
+    ranks = {run.plan.world_size for run in experiment.runs["smoke"]}
+    assert one_core == {ABSENT} or 1 in ranks
+    assert set(verdicts(experiment, smoke(name)[:1])) <= {ABSENT, YES}
+    assert set(verdicts(experiment, [])) == {ABSENT}
+
+
+def test_bytes_are_judged_even_where_time_is_not() -> None:
+    crowded = smoke("scatter_gather", 1)
+    assert verdicts(load("scatter_gather"), crowded) == [YES, ABSENT, ABSENT]
+    for rank in crowded[0]["ranks"]:
+        rank["traffic"]["pp"]["send"]["bytes"] += 2
+    assert verdicts(load("scatter_gather"), crowded)[0] == NO
+    mixed = smoke("tensor_versus_pipeline", 1)
+    for full in mixed:
+        for rank in full["ranks"]:
+            rank["traffic"].get("tp", {}).get("all_reduce", {})["bytes"] = 2**40
+    assert verdicts(load("tensor_versus_pipeline"), mixed)[3] == YES
+    for full in mixed:
+        for rank in full["ranks"]:
+            rank["traffic"].get("tp", {}).get("all_reduce", {})["bytes"] = 1
+    assert verdicts(load("tensor_versus_pipeline"), mixed)[3] == NO
+
+
+@pytest.mark.parametrize(
+    ("schedule", "p", "m"),
+    [
+        (schedule, p, m)
+        for schedule in pipeline_schedules.SCHEDULES
+        for p in (2, 3, 4)
+        for m in (2, 4, 8, 12)
+        if schedule != "interleaved" or m % p == 0
+    ],
+)
+def test_closed_forms_are_the_simulated_schedules(schedule: str, p: int, m: int) -> None:
+    v = 2 if schedule == "interleaved" else 1
+    timeline = simulate(build(schedule, p, m, v), uniform(chunks=v))
+    assert timeline.bubble == pipeline_schedules.closed_bubble(schedule, p, m, v)
+    most = max(timeline.microbatches_in_flight(rank) for rank in range(p))
+    assert most == pipeline_schedules.closed_in_flight(schedule, p, m, v)
+
+
+def schedules(seconds: Callable[[Run], float] = lambda _: 0.1, late: float = 0.0) -> list[dict[str, Any]]:
+    return [with_pipeline(record_of(run, seconds=seconds(run)), late=late) for run in SCHEDULES.runs["smoke"]]
+
+
+def zero_bubble_is_faster(run: Run) -> float:
+    return 0.09 if run.plan.schedule == "zb_h1" else 0.1
+
+
+def test_schedules_stand_beside_the_closed_forms() -> None:
+    assert SCHEDULES.table is not None
+    rows = SCHEDULES.table(schedules()).frame.to_dict("records")
+    assert [row["schedule"] for row in rows] == 2 * list(pipeline_schedules.SCHEDULES)
+    for row in rows:
+        assert row["bubble"] == pytest.approx(row["closed_bubble"])
+        assert row["predicted_bubble"] == pytest.approx(row["closed_bubble"])
+        assert row["microbatches_in_flight"] == row["closed_in_flight"]
+    gpipe, one_f_one_b = rows[4:6]
+    assert gpipe["in_flight_bytes"] == 8 * one_f_one_b["in_flight_bytes"]
+    assert SCHEDULES.table([]).frame.empty
+
+
+def test_verdicts_on_schedules() -> None:
+    assert verdicts(SCHEDULES, schedules(zero_bubble_is_faster)) == [YES] * 6
+    assert verdicts(SCHEDULES, schedules())[3] == NO
+    assert verdicts(SCHEDULES, schedules(zero_bubble_is_faster, late=2e-3))[::5] == [NO, NO]
+    other = {"interleaved": 1, "zb_h1": 2}
+    for schedule, claim in other.items():
+        records = schedules(zero_bubble_is_faster)
+        for full in records:
+            if full["config"]["plan"]["schedule"] == schedule:
+                with_pipeline(full, late=1e-3)
+        assert verdicts(SCHEDULES, records)[claim] == NO
+    records = schedules(zero_bubble_is_faster)
+    hoarder = next(full for full in records if full["config"]["plan"]["schedule"] == "one_f_one_b")
+    with_pipeline(hoarder, schedule="gpipe")
+    assert verdicts(SCHEDULES, records)[4] == NO
+
+
+def test_schedules_that_are_crowded_are_judged_by_their_counts_only() -> None:
+    crowded = [with_pipeline(record_of(run, cores=1)) for run in SCHEDULES.runs["smoke"]]
+    assert verdicts(SCHEDULES, crowded) == [ABSENT] * 4 + [YES, ABSENT]
+    assert verdicts(SCHEDULES, [record_of(run) for run in SCHEDULES.runs["paper"][:1]]) == [ABSENT] * 6
+
+
+def needed(run: Run) -> float:
+    """Bytes of states, and of what all layers of the fullest rank keep in flight: sbh (8 + 24/t) of each.
+
+    Source: Korthikanti et al. 2022, section 4.1, without masks of dropout and with attention that is computed anew.
+    """
+    model, plan = run.model, run.plan
+    stages = split(model, model.vocabulary(1), plan.pp * plan.chunks)[:: plan.pp]
+    states = sum(state_bytes(model, model.vocabulary(1), tp=plan.tp, precision=run.precision, stages=stages))
+    in_flight = pipeline_schedules.closed_in_flight(plan.schedule, plan.pp, run.microbatches, plan.chunks)
+    layers = max(map(len, (stage.layers for stage in stages))) * plan.chunks
+    kept = run.train.microbatch * model.seq_len * model.hidden_size * (8 + 24 / plan.tp)
+    return states + float(in_flight) * layers * kept * ELEMENT_BYTES[run.precision] / 2
+
+
+def test_what_does_not_fit_80_gb_is_what_the_deviations_say() -> None:
+    names = [*FIGURES, "pipeline_schedules"]
+    too_large = {(name, run) for name in names for run in load(name).runs["paper"] if needed(run) > 80e9}
+    assert {name for name, _ in too_large} == {"microbatch_size", "pipeline_schedules", "tensor_versus_pipeline"}
+    for name, run in too_large:
+        plan = run.plan
+        assert run.train.microbatch == 8 or (plan.schedule, run.microbatches) == ("gpipe", 60) or plan.pp == 32
+        assert "80 GB for that" in load(name).deviations
+    assert len(too_large) == 5

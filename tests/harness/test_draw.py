@@ -1,0 +1,218 @@
+"""The verb `timeline`: what it draws, what it answers as JSON, what it writes, and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import draw
+from impl.model.config import ModelConfig
+from impl.pipeline.schedule import Action, Op, peak_in_flight
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import simulate
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from tests.harness.calls import call, document, refused
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = Run(
+    model=ModelConfig(num_layers=4),
+    plan=Plan(pp=2, schedule="zb_h1"),
+    train=Recipe(global_batch=4, microbatch=1),
+)
+SECONDS = {Op.F: 0.25, Op.I: 0.5, Op.W: 0.125}
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def record(run: Run = RUN, late: float = 0.0) -> dict[str, Any]:
+    """Of a run whose last step began at 100 s, and whose second rank was `late` at the first action."""
+    schedule = build(run.plan.schedule, run.plan.pp, run.microbatches)
+    delay = lambda action: late if action == Action(Op.F, 1, 0) else 0.0
+    rows = simulate(schedule, lambda action: SECONDS[action.op] + delay(action)).as_rows()
+    shifted = [[[text, 100 + start, 100 + end] for text, start, end in row] for row in rows]
+    ranks = [{"rank": rank, "timeline": row} for row in shifted for rank in (0, 1)]
+    for rank in ranks[1::2]:  # of two tensor-parallel ranks one is shown
+        rank["timeline"] = None
+    return {"config": json.loads(json.dumps(asdict(run))), "status": "ok", "ranks": ranks}
+
+
+def write(content: Any, name: str = "record.json") -> Path:
+    path = Path(name)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+# What it answers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "v", "bubble"), [("gpipe", 1, 3 / 8), ("one_f_one_b", 1, 3 / 8), ("interleaved", 2, 3 / 16)]
+)
+def test_json_has_the_rows_the_spans_and_what_follows_from_them(schedule: str, v: int, bubble: float) -> None:
+    answer = call("timeline", "--plan.schedule", schedule, "--plan.chunks", str(v), "--json")
+    assert (answer.status, answer.errors) == (0, "")
+    found, table = document(answer.output), build(schedule, 4, 8, v)
+    assert found["rows"] == [[str(action) for action in row] for row in table.rows]
+    assert found["rows"][0][0] == "0F0"
+    assert [[text for text, _, _ in row] for row in found["spans"]] == found["rows"]
+    assert found["bubble"] == pytest.approx(bubble)  # PTD-P, section 2.2
+    assert found["peak_in_flight"] == [peak_in_flight(row) for row in table.rows]
+    assert found["step_time"] == pytest.approx(24 * (1 + bubble))
+    assert found["files"] == []
+
+
+def test_costs_are_those_given() -> None:
+    costs = ["--forward", "0.1", "--input-gradient", "0.3", "--weight-gradient=0.2", "--transfer", "0.05"]
+    options = ["--plan.pp", "2", "--plan.schedule", "zb_h1", "--microbatches", "1"]
+    found = document(call("timeline", *options, *costs, "--json").output)
+    spans = [span for row in found["spans"] for span in row]
+    assert spans == [
+        *[["0F0", 0.0, 0.1], ["0I0", 0.6, 0.9], ["0W0", 0.9, 1.1]],
+        *[["1F0", 0.15, 0.25], ["1I0", 0.25, 0.55], ["1W0", 0.55, 0.75]],
+    ]  # exact: in fractions, not in sums of floats
+
+
+def test_the_same_is_drawn_in_text() -> None:
+    answer = call("timeline", "--plan.pp", "2", "--microbatches", "3")
+    assert (answer.status, answer.errors) == (0, "")
+    assert "r0 |F0 F1 ......B0--- F2 B1--- ...B2--- |" in answer.output
+    assert answer.output.startswith("one_f_one_b: step 12 forward passes, bubble 0.3333")
+
+
+def test_a_record_is_drawn_under_its_prediction() -> None:
+    path = write(record(late=1.0))
+    found = document(call("timeline", "--record", path, "--json").output)
+    assert found.keys() == {"predicted", "measured", "files"}
+    rows = [[text for text, _, _ in row] for row in found["measured"]["spans"]]
+    assert rows == [[str(action) for action in row] for row in build("zb_h1", 2, 4).rows]
+    assert found["measured"]["spans"][0][0] == ["0F0", 0.0, 0.25]
+    expected = simulate(build("zb_h1", 2, 4), lambda action: SECONDS[action.op])
+    assert found["predicted"]["step_time"] == pytest.approx(float(expected.step_time)), "a median is no mean"
+    assert found["measured"]["step_time"] == pytest.approx(float(expected.step_time) + 1.0)
+    shown = call("timeline", "--record", path).output
+    assert shown.index("predicted: step") < shown.index("measured: step")
+
+
+# What it writes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_record", [False, True])
+def test_out_is_a_png_and_an_svg(from_record: bool) -> None:
+    given = ["--record", write(record())] if from_record else ["--plan.pp", "2"]
+    answer = call("timeline", *given, "--out", "folder/made.up/steps", "--json")
+    files = [Path("folder/made.up/steps.png"), Path("folder/made.up/steps.svg")]
+    assert [Path(file) for file in document(answer.output)["files"]] == files
+    assert sorted(Path("folder/made.up").iterdir()) == files
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    assert files[1].read_text().rstrip().endswith("</svg>")
+    assert all(str(file) in call("timeline", *given, "--out", "folder/made.up/steps").output for file in files)
+
+
+@pytest.mark.parametrize("where", ["file/steps", "full/steps", ".", "", "/"])
+def test_what_cannot_be_written_leaves_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("file").write_text("mine")
+    Path("full").mkdir()
+    Path("full/steps.png").write_text("an older figure")
+
+    def no_space(self: Path, content: bytes) -> None:
+        with self.open("wb") as file:
+            file.write(content[:100])
+        raise OSError(28, "No space left on device", str(self))
+
+    if where.startswith("full"):
+        monkeypatch.setattr(Path, "write_bytes", no_space)
+    refused("timeline", "--plan.pp", "2", "--microbatches", "2", "--out", where)
+    assert sorted(str(path) for path in Path().rglob("*")) == ["file", "full", "full/steps.png"]
+    assert (Path("file").read_text(), Path("full/steps.png").read_text()) == ("mine", "an older figure")
+
+
+# What it refuses ----------------------------------------------------------------------------------------------------
+
+
+def torn(found: dict[str, Any]) -> str:
+    return json.dumps(found)[:-20]
+
+
+def serial(found: dict[str, Any]) -> dict[str, Any]:
+    return found | {"ranks": [{"rank": 0, "timeline": None}]}
+
+
+def failed(found: dict[str, Any]) -> dict[str, Any]:
+    return found | {"status": "failed", "ranks": []}
+
+
+def changed(**ranks: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda found: found | {"ranks": [{"rank": 0, **ranks}]}
+
+
+NO_RECORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "torn": torn,
+    "empty": lambda _: "",
+    "a list": lambda found: [found],
+    "a number": lambda _: 7,
+    "serial": serial,
+    "failed": failed,
+    "without ranks": lambda found: {"config": found["config"]},
+    "ranks of another kind": lambda found: found | {"ranks": [3]},
+    "no actions": changed(timeline=[["0X0", 0.0, 1.0]]),
+    "no times": changed(timeline=[["0F0", None, 1.0]]),
+    "no rows": changed(timeline=["0F0"]),
+    "half a step": changed(timeline=[["0F0", 0.0, 1.0]]),
+    "no configuration": lambda found: {"ranks": found["ranks"]},
+    "another configuration": lambda found: found | {"config": {"plan": {"pp": "many"}}},
+    "a schedule that is lost": lambda found: found | {"config": {"plan": {"pp": 2, "schedule": "no.where:rows"}}},
+}
+
+
+@pytest.mark.parametrize("spoil", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_what_is_no_record_of_a_pipeline_is_told(spoil: Callable[[dict[str, Any]], Any]) -> None:
+    path = write(spoil(record()))
+    for more in ((), ("--json",), ("--out", "steps")):
+        assert str(path) in refused("timeline", "--record", path, *more)
+    assert [path.name for path in Path().iterdir()] == ["record.json"]
+
+
+def test_a_schedule_that_cannot_run_says_where_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw, "build", lambda *_: build("tests.harness.test_draw:backward_first", 2, 1))
+    message = refused("timeline")
+    assert "rank 0 is stuck at 0B0, which needs 0F0" in message
+
+
+def backward_first(p: int, m: int) -> list[list[Action]]:
+    return [[Action(Op.B, rank, 0), Action(Op.F, rank, 0)] for rank in range(p)]
+
+
+@pytest.mark.parametrize("out", [[], ["--out", "steps"]])
+def test_it_needs_no_torch(out: list[str], tmp_path: Path) -> None:
+    """Whose import takes longer than the drawing."""
+    path = write(record())
+    program = (
+        "import sys\n"
+        "from harness.cli import main\n"
+        "assert main(['timeline', *sys.argv[2:]]) == main(['timeline', '--record', *sys.argv[1:]]) == 0\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path), *out], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,80 @@
+"""The clock of timelines: actions in the order in which they were done, on one scale for all ranks."""
+
+import socket
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.stopwatch import Stopwatch
+from impl.pipeline.schedule import Action, Op
+from impl.pipeline.simulate import Timeline
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+AWAY = 1e6
+"""Seconds by which another machine's clock is off."""
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_actions_are_kept_in_order_with_their_times_until_reset() -> None:
+    watch = Stopwatch(CPU)
+    actions = [Action(Op.F, 0, 0), Action(Op.I, 0, 0), Action(Op.W, 0, 0)]
+    for action in actions:
+        with watch(action):
+            time.sleep(0.01)
+    row = watch.row()
+    assert [text for text, _, _ in row] == ["0F0", "0I0", "0W0"]
+    times = [time for _, *both in row for time in both]
+    assert times == sorted(times)
+    assert times[0] >= 0, "before the clock was set"
+    assert all(0.01 <= end - start < 5 for _, start, end in row)
+    assert [span.action for span in Timeline.from_rows([row]).spans] == actions
+    watch.reset()
+    assert watch.row() == []
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_an_action_that_fails_has_no_time() -> None:
+    watch = Stopwatch(CPU)
+    with pytest.raises(ZeroDivisionError), watch(Action(Op.F, 0, 0)):
+        _ = 1 / 0
+    assert watch.row() == []
+
+
+def one_after_another(hosts: list[str]) -> list[list[Any]]:
+    """Each rank's rows of three rounds in which every rank acts when the one before it is done."""
+    mine = hosts[dist.get_rank()]
+    clock, off = time.perf_counter, AWAY * sorted(set(hosts)).index(mine)
+    socket.gethostname = lambda: mine
+    time.perf_counter = lambda: clock() + off
+    try:
+        watch = Stopwatch(CPU)
+        for i in range(3):
+            for rank in range(len(hosts)):
+                dist.barrier()
+                if rank == dist.get_rank():
+                    with watch(Action(Op.F, rank, i)):
+                        time.sleep(0.001)
+        return watch.row()
+    finally:
+        time.perf_counter = clock
+
+
+def test_ranks_of_a_machine_share_its_clock() -> None:
+    rows = run_ranks(3, one_after_another, ["here"] * 3)
+    by_time = sorted((span for row in rows for span in row), key=lambda span: span[1])
+    assert [text for text, _, _ in by_time] == [f"{rank}F{i}" for i in range(3) for rank in range(3)]
+    for (_, _, end), (_, start, _) in pairwise(by_time):
+        assert end <= start
+
+
+def test_other_machines_clocks_are_set_by_a_barrier() -> None:
+    """Only the ranks of one machine can be compared exactly; clocks that are days apart begin together all the same."""
+    rows = run_ranks(3, one_after_another, ["here", "there", "there"])
+    assert all(0 <= start <= end < 60 for row in rows for _, start, end in row)
+    there = sorted((span for row in rows[1:] for span in row), key=lambda span: span[1])
+    assert [text for text, _, _ in there] == [f"{rank}F{i}" for i in range(3) for rank in (1, 2)]
