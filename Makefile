@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
+BENCH ?= tests/bench
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
@@ -17,7 +18,7 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright --level warning
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/bench --benchmark-only --keep results/bench --override-ini addopts="--import-mode=importlib -p no:cacheprovider"
+	$(BIN)/python -m pytest $(BENCH) --benchmark-only --keep results/bench --override-ini addopts="--import-mode=importlib -p no:cacheprovider"
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
