@@ -1,7 +1,9 @@
 """How much memory a forward pass keeps for its backward pass: counted, not estimated."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,27 +13,48 @@ class Kept:
     """Storages that autograd holds on to, each counted once, whatever views of it are kept."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._seen = {p.untyped_storage().data_ptr() for p in parameters}
+        parameters = list(parameters)
+        self.device = parameters[0].device
+        self._seen = {_storage(p) for p in parameters}
         self.bytes = 0
-        self.marks: list[int] = []
+        """Where the parameters are."""
+        self.host_bytes = 0
+        """Of activations that wait in host memory, of a model that is not there."""
+        self.by_name = Counter[str]()
+        """All of them, by what `counting` was told."""
 
     def pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self.bytes += storage.nbytes()
+        storage = _storage(tensor)
+        if storage not in self._seen:
+            self._seen.add(storage)
+            if tensor.device == self.device:
+                self.bytes += tensor.untyped_storage().nbytes()
+            else:
+                self.host_bytes += tensor.untyped_storage().nbytes()
         return tensor
 
-    def mark(self) -> None:
-        """Note how much is kept by now."""
-        self.marks.append(self.bytes)
+    def counting(self, name: str, function: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+        """The function, whose bytes are noted under a name."""
+
+        def counted(x: Any) -> Tensor:
+            before = self.bytes + self.host_bytes
+            out = function(x)
+            self.by_name[name] += self.bytes + self.host_bytes - before
+            return out
+
+        return counted
+
+
+def _storage(tensor: Tensor) -> int:
+    """Names a storage also while its memory is given back: a parameter's that is gathered and freed stays the same."""
+    return tensor.untyped_storage()._cdata
 
 
 @contextmanager
 def kept_for_backward(parameters: Iterable[Tensor]) -> Iterator[Kept]:
     """Count what operations inside save for the backward pass, the parameters left out.
 
-    The graph must stay alive inside, or a freed storage's address may be taken for one that was counted.
+    The graph must stay alive inside, or a freed storage's name may be taken for one that was counted.
     """
     kept = Kept(parameters)
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -15,10 +16,14 @@ class Pending(NamedTuple):
 
     tensor: Tensor
     work: dist.Work | None
+    finish: Callable[[], object] | None = None
+    """What is left to do when the others' tensors are here."""
 
     def wait(self) -> Tensor:
         if self.work is not None:
             self.work.wait()
+        if self.finish is not None:
+            self.finish()
         return self.tensor
 
     def is_done(self) -> bool:
@@ -65,8 +70,13 @@ def all_gather_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
     if group.size() == 1:
         return Pending(tensor, None)
     whole = tensor.new_empty(group.size() * tensor.shape[0], *tensor.shape[1:])
+    return all_gather_into_start(whole, tensor.contiguous(), group)
+
+
+def all_gather_into_start(whole: Tensor, own: Tensor, group: dist.ProcessGroup) -> Pending:
+    """Begin to put the ranks' tensors one after another into a tensor, of which a rank's own may be its part."""
     _count("all_gather", whole, group)
-    return Pending(whole, dist.all_gather_single(whole, tensor.contiguous(), group=group, async_op=True))
+    return Pending(whole, dist.all_gather_single(whole, own, group=group, async_op=True))
 
 
 def reduce_scatter_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
@@ -74,8 +84,18 @@ def reduce_scatter_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
     if group.size() == 1:
         return Pending(tensor, None)
     own = tensor.new_empty(tensor.shape[0] // group.size(), *tensor.shape[1:])
-    _count("reduce_scatter", tensor, group)
-    return Pending(own, dist.reduce_scatter_single(own, tensor.contiguous(), group=group, async_op=True))
+    return reduce_scatter_into_start(own, tensor.contiguous(), group)
+
+
+def reduce_scatter_into_start(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> Pending:
+    """Begin the sum over the group's ranks, into what a rank keeps, which may be its part of the whole."""
+    _count("reduce_scatter", whole, group)
+    if dist.get_backend(group) != "gloo":
+        return Pending(own, dist.reduce_scatter_single(own, whole, group=group, async_op=True))
+    # gloo's own takes more than twice as long as handing the parts over and adding them up
+    parts = whole.new_empty(group.size(), *own.shape)
+    work = dist.all_to_all_single(parts.flatten(0, 1), whole, group=group, async_op=True)
+    return Pending(own, work, lambda: torch.sum(parts, 0, out=own))
 
 
 def own_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:

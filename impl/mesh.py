@@ -23,13 +23,12 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
 
 
 def ends_group(mesh: DeviceMesh, ends: Collection[int]) -> dist.ProcessGroup | None:
-    """The data-parallel ranks of several pipeline ranks together, with the same tensor-parallel index; None: not here.
+    """The same rank of several pipeline ranks: with this one's data- and tensor-parallel index; None: not here.
 
     Every rank of the mesh has to ask, in the same order.
     """
     mine: dist.ProcessGroup | None = None
-    for index in range(mesh["tp"].size()):
-        ranks = mesh.mesh[sorted(ends), :, index].flatten().tolist()
+    for ranks in mesh.mesh[sorted(ends)].flatten(1).t().tolist():
         group = dist.new_group(ranks)
         if isinstance(group, dist.ProcessGroup) and dist.get_rank() in ranks:
             mine = group

@@ -1,12 +1,14 @@
-"""AdamW on fp32 master weights, and the learning-rate schedule."""
+"""AdamW on fp32 master weights of what this rank owns, and the learning-rate schedule."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from impl.recipe import Recipe
+from impl.zero.partition import Piece
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -21,47 +23,128 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     return recipe.min_lr + (recipe.lr - recipe.min_lr) * remaining
 
 
+class Share(NamedTuple):
+    """What this rank updates of one bucket."""
+
+    weights: Tensor
+    """In the model's precision. Shapes: [n]."""
+    gradient: Tensor
+    """Shapes: [n]."""
+    pieces: Mapping[Piece, slice]
+    """Where each parameter's part is in them; the rest is padding."""
+    is_first_copy: bool
+    """No rank before this one updates the same."""
+
+
+class Owned(NamedTuple):
+    """The training state of a part of a parameter: elements `start` to `stop` of it, flattened."""
+
+    name: str
+    start: int
+    stop: int
+    tensors: dict[str, Tensor]
+    """Master weight and moments, by AdamW's names; writing to them changes the training. Shapes: [stop - start]."""
+    is_writer: bool
+    """No rank before this one has the same."""
+
+
 class MasterAdamW:
     """AdamW whose weights and moments are at least fp32; the model's weights are rounded copies when they are smaller.
 
-    Biases and norms are not decayed. Memory: 8 bytes per fp32 parameter, 12 per bf16 one, besides weight and gradient.
+    Memory: 8 bytes per fp32 parameter that is owned, 12 per smaller one, besides weight and gradient.
+
+    Args:
+        decayed: names of the parameters with weight decay; biases and norms have none.
+        dtype: of master weights and moments.
+        offload: keep them in host memory and update them there (ZeRO-Offload, 2101.06840, section 4.1).
+        publish: called for each share, by its index, when its weights are new.
     """
 
     def __init__(
-        self, named: Mapping[str, nn.Parameter], gradients: Mapping[nn.Parameter, Tensor], recipe: Recipe
+        self,
+        shares: Sequence[Share],
+        decayed: Collection[str],
+        recipe: Recipe,
+        *,
+        dtype: torch.dtype,
+        offload: bool,
+        publish: Callable[[int], None],
     ) -> None:
-        self.recipe = recipe
-        self.rounded: list[tuple[Tensor, Tensor]] = []
-        self.masters: dict[nn.Parameter, nn.Parameter] = {}
-        decayed, kept = [], []
-        for parameter in named.values():
-            master = parameter
-            if parameter.dtype != gradients[parameter].dtype:
-                master = nn.Parameter(parameter.detach().to(gradients[parameter].dtype))
-                self.rounded.append((parameter.detach(), master.detach()))
-            master.grad = gradients[parameter]
-            self.masters[parameter] = master
-            (decayed if parameter.dim() > 1 else kept).append(master)
-        self.adam = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}],
-            lr=recipe.lr,
-            betas=(recipe.beta1, recipe.beta2),
-            eps=recipe.eps,
-            fused=True,
-        )
+        self.shares, self._publish = shares, publish
+        self.masters: list[Tensor] = []
+        self.moments: list[Tensor] = []
+        self._parts: list[dict[Piece, nn.Parameter]] = []
+        self._adams: list[torch.optim.AdamW] = []
+        self._updates = 0
+        for share in shares:
+            device = torch.device("cpu") if offload else share.weights.device
+            is_apart = offload or share.weights.dtype != dtype
+            master = share.weights.detach().to(device, dtype, copy=True) if is_apart else share.weights.detach()
+            parts = {piece: nn.Parameter(master[place]) for piece, place in share.pieces.items()}
+            moments = torch.zeros(2, len(master), dtype=dtype, device=device)
+            groups = [
+                {
+                    "params": [part for piece, part in parts.items() if (piece.name in decayed) is is_decayed],
+                    "weight_decay": recipe.weight_decay if is_decayed else 0.0,
+                }
+                for is_decayed in (True, False)
+            ]
+            adam = torch.optim.AdamW(
+                groups, lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=True
+            )
+            for piece, place in share.pieces.items():
+                step = torch.zeros((), device=device)
+                adam.state[parts[piece]] = {"step": step, "exp_avg": moments[0][place], "exp_avg_sq": moments[1][place]}
+            self.masters.append(master)
+            self.moments.append(moments)
+            self._parts.append(parts)
+            self._adams.append(adam)
 
     def step(self, lr: float) -> None:
-        """One update with this learning rate."""
-        for group in self.adam.param_groups:
-            group["lr"] = lr
-        self.adam.step()
-        if self.rounded:
-            torch._foreach_copy_([w for w, _ in self.rounded], [m for _, m in self.rounded])
+        """One update with this learning rate, share by share."""
+        self._updates += 1
+        for i, (share, parts, adam) in enumerate(zip(self.shares, self._parts, self._adams, strict=True)):
+            gradient = share.gradient.to(self.masters[i].device, self.masters[i].dtype)
+            for piece, part in parts.items():
+                part.grad = gradient[share.pieces[piece]]
+            for group in adam.param_groups:
+                group["lr"] = lr
+            adam.step()
+            adam.zero_grad()  # what was converted is not kept
+            self._round(i)
 
-    def states(self) -> dict[nn.Parameter, list[Tensor]]:
-        """What is kept of each of the model's parameters besides weight and gradient, once a step was taken."""
-        states: dict[nn.Parameter, list[Tensor]] = {}
-        for parameter, master in self.masters.items():
-            moments = [self.adam.state[master][name] for name in ("exp_avg", "exp_avg_sq") if self.adam.state[master]]
-            states[parameter] = [*moments, *([] if master is parameter else [master])]
-        return states
+    def publish(self) -> None:
+        """The model's weights are the master weights again, after these were written to."""
+        for i in range(len(self.shares)):
+            self._round(i)
+
+    def _round(self, i: int) -> None:
+        if self._is_apart(i):
+            self.shares[i].weights.copy_(self.masters[i])
+        self._publish(i)
+
+    def owned(self) -> Iterator[Owned]:
+        """All that this rank updates, piece by piece."""
+        for share, parts, adam in zip(self.shares, self._parts, self._adams, strict=True):
+            for (name, start, stop, _), part in parts.items():
+                moments = {moment: adam.state[part][moment] for moment in ("exp_avg", "exp_avg_sq")}
+                yield Owned(name, start, stop, {"weight": part.detach(), **moments}, share.is_first_copy)
+
+    @property
+    def updates(self) -> int:
+        """Steps taken, for the moments' bias correction."""
+        return self._updates
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self._updates = count
+        for adam in self._adams:
+            for state in adam.state.values():
+                state["step"].fill_(count)
+
+    def tensors(self) -> list[Tensor]:
+        """Moments, and master weights where they are not the model's own."""
+        return self.moments + [master for i, master in enumerate(self.masters) if self._is_apart(i)]
+
+    def _is_apart(self, i: int) -> bool:
+        return self.masters[i].data_ptr() != self.shares[i].weights.data_ptr()

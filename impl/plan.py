@@ -1,9 +1,14 @@
 """The parallel plan: how one training step is spread over ranks."""
 
+from typing import Literal
+
 from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 
 from impl.fields import CHECKED
+
+ZeroStage = Literal[0, 1, 2, 3]
+Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -27,9 +32,21 @@ class Plan:
     scatter_gather: bool = True
     """Tensor-parallel ranks send the next stage a part each, which is gathered there; False sends all of it t times."""
     bucket_bytes: PositiveInt = 4 * 2**20
-    """Gradients are all-reduced in buckets of about this size."""
+    """Gradients are reduced, and parameters gathered, in buckets of about this size."""
     overlap_grad_reduce: bool = True
     """Reduce a bucket while the backward pass goes on; False waits for its end (to measure what overlap buys)."""
+    zero_stage: ZeroStage = 0
+    """What data-parallel ranks split: 1 optimizer states, 2 gradients too, 3 parameters too; 0: nothing."""
+    overlap_param_gather: bool = True
+    """Gather parameters ahead of their use, at stage 3 those of the next block; False gathers and waits."""
+    offload_optimizer: bool = False
+    """Keep master weights and moments in host memory, and update them there."""
+    recompute: Recompute = "none"
+    """What the backward pass computes anew, to keep less: selective: the core of attention, full: every layer."""
+    partition_activations: bool = False
+    """With full recomputation: each tensor-parallel rank keeps a part of a layer's input (ZeRO-R's P_a)."""
+    offload_activations: bool = False
+    """With full recomputation: layers' inputs are kept in host memory (ZeRO-R's P_a+cpu)."""
 
     @property
     def world_size(self) -> int:

@@ -28,3 +28,7 @@ class Recipe:
     eps: PositiveFloat = 1e-8
     clip_norm: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
+    initial_loss_scale: PositiveFloat = 2.0**16
+    """fp16: the loss is multiplied by this, halved at every step whose gradients overflow, which is then skipped."""
+    loss_scale_window: PositiveInt = 1000
+    """fp16: steps without an overflow after which the loss scale is doubled."""

@@ -18,7 +18,7 @@ from impl.pipeline.stage import partition
 from impl.plan import Plan
 from impl.recipe import Recipe
 
-Precision = Literal["fp64", "fp32", "bf16"]
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -31,7 +31,9 @@ class Run:
     data: DataConfig = DataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     precision: Precision = "fp32"
-    """bf16: bf16 weights and activations, fp32 master weights, moments and gradient accumulation."""
+    """bf16, fp16: weights and activations of that type, fp32 master weights and moments; fp16 scales the loss."""
+    fp32_gradients: bool = True
+    """Accumulate and reduce the gradients of bf16 and fp16 weights in fp32; False: in the weights' type."""
     compile: bool = False
     """torch.compile on each transformer block."""
     threads: PositiveInt = 1
@@ -72,8 +74,10 @@ class Run:
                 f"train.global_batch {batch} is not divisible by train.microbatch {self.train.microbatch} "
                 f"x plan.dp {self.plan.dp}; {hint}"
             )
-        if reason := self._why_tensor_parallel_is_invalid() or self._why_pipeline_is_invalid():
-            return reason
+        reasons = (self._why_tensor_parallel_is_invalid, self._why_pipeline_is_invalid, self._why_memory_is_invalid)
+        for why in reasons:
+            if reason := why():
+                return reason
         if self.model.family == "bert" and (self.evaluation.texts or self.evaluation.lambada):
             return "evaluation.texts and evaluation.lambada need left-to-right prediction; valid for model.family gpt"
         if self.evaluation.overlap >= self.model.seq_len:
@@ -87,6 +91,22 @@ class Run:
         except InputError as error:
             return str(error)
         return why_invalid(plan.schedule, plan.pp, self.microbatches, plan.chunks)
+
+    def _why_memory_is_invalid(self) -> str | None:
+        plan = self.plan
+        if not self.fp32_gradients and self.precision not in ("bf16", "fp16"):
+            return f"fp32_gradients False is for smaller weights than fp32, precision is {self.precision}; valid: True"
+        for field in ("partition_activations", "offload_activations"):
+            if getattr(plan, field) and plan.recompute != "full":
+                return f"plan.{field} is about the inputs of recomputed layers; valid with plan.recompute full"
+        if not plan.partition_activations:
+            return None
+        if plan.tp == 1 or plan.sequence_parallel:
+            why = "plan.sequence_parallel has split them" if plan.sequence_parallel else "plan.tp is 1"
+            return f"plan.partition_activations: {why}; valid with plan.tp above 1 and no plan.sequence_parallel"
+        if self.model.seq_len % plan.tp:
+            return f"plan.partition_activations needs model.seq_len {self.model.seq_len} divisible by plan.tp {plan.tp}"
+        return None
 
     def _why_tensor_parallel_is_invalid(self) -> str | None:
         heads, seq_len, tp = self.model.num_heads, self.model.seq_len, self.plan.tp

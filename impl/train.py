@@ -1,6 +1,7 @@
 """One rank of a training run: model, plan and data put together. The only place that holds the mesh."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,25 +15,30 @@ from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
 from impl.cost.memory import StateBytes
 from impl.data.batches import Batch, causal_batch, masked_batch
 from impl.data.tokens import TokenFolder
-from impl.mesh import ends_group, joint_group
+from impl.mesh import AXES, ends_group, joint_group
 from impl.model.bert import BERT
 from impl.model.gpt import GPT
 from impl.model.initialise import build_model
-from impl.model.layers import DropoutKey
-from impl.optim import MasterAdamW, learning_rate
+from impl.model.layers import Block, DropoutKey
+from impl.optim import MasterAdamW, Share, learning_rate
 from impl.pipeline.engine import Engine, Links, Watch, WeightGradients
 from impl.pipeline.schedule import forward_only
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage, split
+from impl.precision import LossScale
+from impl.recompute import kept_by, recompute
 from impl.run import Run
 from impl.tensor_parallel.deferred import Deferred
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.linear import put_off
 from impl.tensor_parallel.shards import shards_of
-from impl.zero.gradients import Gradients, Reduced
+from impl.zero.buckets import Bucket, Kind, divide
+from impl.zero.gradients import Gradients
+from impl.zero.parameters import Parameters
+from impl.zero.partition import divisions, unit_of, units_of_block
 
-WEIGHTS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
-MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+WEIGHTS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32}
 
 
 class Step(NamedTuple):
@@ -42,6 +48,8 @@ class Step(NamedTuple):
     """Mean over the global batch, in nats, before the update."""
     grad_norm: Tensor
     lr: float
+    is_skipped: bool = False
+    """fp16: the gradients overflowed, and nothing was updated."""
 
 
 class ActivationBytes(NamedTuple):
@@ -49,6 +57,8 @@ class ActivationBytes(NamedTuple):
 
     model: int
     layer: int
+    host: int = 0
+    """Of the whole model, what waits in host memory, in addition to `model` on the device."""
 
 
 class Trainer:
@@ -68,52 +78,82 @@ class Trainer:
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
-        dtype = WEIGHTS[run.precision]
-        self.model = build_model(run.model, self.vocab_size, run.seed, dtype, self.tp, list(self.own.values())).to(
-            device
+        self.model = build_model(
+            run.model,
+            self.vocab_size,
+            run.seed,
+            WEIGHTS[run.precision],
+            self.tp,
+            list(self.own.values()),
+            recompute_core=run.plan.recompute == "selective",
+        ).to(device)
+        self.kept = kept_by(
+            self.tp.group, device, partition=run.plan.partition_activations, offload=run.plan.offload_activations
         )
         if run.compile:
             for layer in self.model.trunk.layers.values():
                 layer.compile()
-        self.gradients = Gradients(
-            self._reduced(mesh),
-            self.tp.group,
-            self.pp_group,
-            dtype=MASTERS[run.precision],
+        self.buckets = divide(
+            self._kinds(mesh),
+            stage=run.plan.zero_stage,
+            dtype=MASTERS[run.precision] if run.fp32_gradients else WEIGHTS[run.precision],
             bucket_bytes=run.plan.bucket_bytes,
+            kept=(WEIGHTS if run.plan.offload_optimizer else MASTERS)[run.precision],
+        )
+        self.gradients = Gradients(
+            self.buckets,
+            joint_group(mesh, *AXES),
             overlap=run.plan.overlap_grad_reduce,
             arrivals=self._arrivals(),
             put_off=put_off(self.model) if deferred else (),
         )
+        self.parameters = Parameters(self._buckets_of_blocks(), overlap=run.plan.overlap_param_gather)
         links = self._links()
         weights = WeightGradients((deferred or Deferred()).collecting, self.gradients.add)
         self.engine = Engine(self.schedule, links, weights)
         self.scorer = Engine(forward_only(self.schedule, 1), links, weights)
-        self.optimizer = MasterAdamW(dict(self.model.named_parameters()), self.gradients.of, run.train)
+        forward = self.buckets[::-1]  # in the order in which the forward pass needs them
+        self.optimizer = MasterAdamW(
+            [Share(b.own_weights, b.gradient, b.places(), b.is_first_copy) for b in forward],
+            {name for name, p in self.model.named_parameters() if p.dim() > 1},
+            run.train,
+            dtype=MASTERS[run.precision],
+            offload=run.plan.offload_optimizer,
+            publish=lambda i: self.parameters.publish(forward[i]),
+        )
+        self.loss_scale = LossScale(run.train, run.precision)
         self.tokens = data.tokens("train")
 
-    def _reduced(self, mesh: DeviceMesh) -> list[Reduced]:
+    def _kinds(self, mesh: DeviceMesh) -> list[Kind]:
         """Split parameters, whole ones, those whole ones that met only this rank's tokens, and the tied embedding.
 
-        The tied embedding is apart where its two ends are on different pipeline ranks.
+        The tied embedding is apart where its two ends are on different pipeline ranks. What stage 3 gathers together is
+        apart from the rest.
         """
-        shards = shards_of(self.model) if self.tp.degree > 1 else {}
-        named = dict(self.model.named_parameters())
+        shards, named, plan = shards_of(self.model), dict(self.model.named_parameters()), self.run.plan
         ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1]}
         both_ends = ends_group(mesh, ends) if len(ends) > 1 else None
-        tied = [named.pop("trunk.tokens.weight")] if both_ends is not None else []
-        is_partial = lambda name: self.run.plan.sequence_parallel and name.startswith("trunk.")
-        whole = [p for name, p in named.items() if name not in shards and not is_partial(name)]
-        partial = [p for name, p in named.items() if name not in shards and is_partial(name)]
-        is_split = self.tp.degree > 1
-        kinds = [
-            Reduced([p for name, p in named.items() if name in shards], self.group, is_split=True),
-            Reduced(whole, self.group, is_split=False),
-            Reduced(partial, joint_group(mesh, "dp", "tp") if partial else self.group, is_split=False),
-        ]
-        if both_ends is not None:
-            kinds.append(Reduced(tied, both_ends, is_split, is_counted=0 in self.own, is_late=True))
-        return kinds
+        every_token = joint_group(mesh, "dp", "tp")
+        make: dict[str, Callable[[dict[str, nn.Parameter]], Kind]] = {
+            "split": lambda of: Kind(of, self.group),
+            "whole": lambda of: Kind(of, self.group, copies=(self.tp.group,)),
+            "partial": lambda of: Kind(of, every_token),
+            "tied": lambda of: Kind(of, self.group, copies=() if both_ends is None else (both_ends,), ends=both_ends),
+        }
+        found = divisions([(name, name in shards) for name in named], plan, is_tied=both_ends is not None)
+        return [make[division.kind]({name: named[name] for name in names}) for division, names in found.items()]
+
+    def _buckets_of_blocks(self) -> dict[str, list[Bucket]]:
+        """The buckets that hold a block's parameters, by the block's name."""
+        units: dict[str, list[Bucket]] = {}
+        for bucket in self.buckets:
+            for unit in {unit_of(slot.name) for slot in bucket.layout.slots}:
+                units.setdefault(unit, []).append(bucket)
+        blocks = ["embedding", "embedding_norm", "head", *(f"layers.{i}" for i in range(self.run.model.num_layers))]
+        return {
+            block: list(dict.fromkeys(b for unit in units_of_block(block) for b in units.get(unit, ())))
+            for block in blocks
+        }
 
     def _arrivals(self) -> dict[nn.Parameter, int]:
         """The embedding's gradient comes from both its ends, together only where they are one stage."""
@@ -133,18 +173,24 @@ class Trainer:
     def step(self, i: int, watch: Watch | None = None) -> Step:
         """Forward and backward over this rank's share of the i-th global batch, then the update.
 
-        Communication: the layers', the pipeline's, the gradients' all-reduce over the data-parallel group, and those of
-        a scalar: two over the pipeline, one over each other axis.
+        Communication: the layers', the pipeline's, the gradients' and the parameters', and all-reduces of a scalar: the
+        loss over data-parallel ranks and the pipeline, the gradient norm over all ranks.
         """
         self.model.train()
         loss = self.backward(i, watch)
-        norm = self.gradients.clip(self.run.train.clip_norm)
-        lr = learning_rate(self.run.train, i)
+        scale, limit, lr = self.loss_scale.scale, self.run.train.clip_norm, learning_rate(self.run.train, i)
+        norm = self.gradients.norm() / scale
+        overflowed = self.loss_scale.is_dynamic and not norm.isfinite().item()
+        self.loss_scale.update(overflowed=overflowed)
+        if overflowed:
+            return Step(loss, norm, lr, is_skipped=True)
+        if limit or self.loss_scale.is_dynamic:
+            self.gradients.scale((torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else 1.0) / scale)
         self.optimizer.step(lr)
         return Step(loss, norm, lr)
 
     def backward(self, i: int, watch: Watch | None = None) -> Tensor:
-        """The gradient of the i-th global batch's mean loss, left in `gradients`; returns that loss."""
+        """The gradient of the i-th global batch's mean loss times the loss scale, in `gradients`; returns that loss."""
         count, size = self.run.microbatches, self.run.train.microbatch
         share = 1.0 / (count * self.group.size())
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -153,27 +199,46 @@ class Trainer:
             microbatch = self.group.rank() * count + k
             first = i * self.run.train.global_batch + microbatch * size
             key = DropoutKey(self.run.seed, i, microbatch)
-            out = self._stage(self.stages[stage], np.arange(first, first + size), x, key)
+            blocks = self._stage(self.stages[stage], np.arange(first, first + size), key)
+            out = self.parameters.run(blocks, x)
             if self.stages[stage].is_last:
                 out = out * share
                 loss.add_(out.detach())
+                out = out * self.loss_scale.scale if self.loss_scale.is_dynamic else out
             return out
 
         with self.gradients.accumulated(count):
             self.engine.run(forward, self._activations(size, self.run.model.seq_len), watch)
         return all_reduce_sum(all_reduce_sum(loss, self.group), self.pp_group)
 
-    def _stage(self, stage: Stage, samples: np.ndarray, x: Tensor | None, key: DropoutKey) -> Tensor:
-        """What the stage makes of x and, at the ends of the pipeline, of these samples: activations, or the loss."""
+    def _stage(self, stage: Stage, samples: np.ndarray, key: DropoutKey) -> list[Block]:
+        """The stage's blocks, at the ends of the pipeline for these samples; the last stage's end in the loss."""
         batch = self._batch(samples) if stage.is_first or stage.is_last else None
         tokens = self._tokens(batch.inputs, batch.token_types) if batch and stage.is_first else None
-        out = self.model.trunk(stage, x, tokens, self.run.model.seq_len, key)
         if batch is None or not stage.is_last:
-            return out
-        targets = self._to_device(batch.targets)
-        if isinstance(self.model, GPT):
-            return self.model.loss(out, targets)
-        return self.model.loss(out, targets, self._to_device(batch.positions), self._to_device(batch.is_next))
+            return self._blocks(stage, tokens, self.run.model.seq_len, key)
+        targets, model = self._to_device(batch.targets), self.model
+        if isinstance(model, GPT):
+            head = lambda x: model.loss(x, targets)
+        else:
+            positions, is_next = self._to_device(batch.positions), self._to_device(batch.is_next)
+            head = lambda x: model.loss(x, targets, positions, is_next)
+        return self._blocks(stage, tokens, self.run.model.seq_len, key, head)
+
+    def _blocks(
+        self,
+        stage: Stage,
+        tokens: tuple[Tensor, Tensor | None] | None,
+        seq_len: int,
+        key: DropoutKey | None,
+        head: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[Block]:
+        """A stage's blocks, layers recomputed if the plan says so, and the model's head behind them."""
+        blocks = list(self.model.trunk.blocks(stage, tokens, seq_len, key))
+        if self.run.plan.recompute == "full":
+            again = lambda block: Block(block.name, partial(recompute, block.run, kept=self.kept))
+            blocks = [again(block) if block.name.startswith("layers.") else block for block in blocks]
+        return [*blocks, *([Block("head", head)] if head else [])]
 
     def _activations(self, sequences: int, length: int) -> Tensor:
         """A tensor like what stages hand over; its memory is not touched."""
@@ -189,12 +254,28 @@ class Trainer:
                 self.run, self.data, self, self.group, final=final, batch=self.run.train.microbatch
             )
 
+    def held(self) -> dict[str, list[Tensor]]:
+        """What this rank holds between steps, by category; no two tensors share memory."""
+        gathered = [bucket.weights for bucket in self.buckets if bucket.stage == 3]  # empty between steps
+        is_master = lambda bucket: bucket.weights_kept.dtype != bucket.weights.dtype
+        return {
+            "parameters": [bucket.weights_kept for bucket in self.buckets if not is_master(bucket)],
+            "gradients": [bucket.gradient_kept for bucket in self.buckets],
+            "optimizer": [*self.optimizer.tensors(), *(b.weights_kept for b in self.buckets if is_master(b))],
+            "buffers": [*gathered, *self.gradients.buffers, *self.engine.buffers, *self.scorer.buffers],
+        }
+
     def state_bytes(self) -> StateBytes:
-        """Bytes of weights, gradients, master weights and moments on this rank; moments exist after the first step."""
-        shards, states = shards_of(self.model), self.optimizer.states()
-        held = {True: 0, False: 0}
-        for name, parameter in self.model.named_parameters():
-            held[name in shards] += sum(t.nbytes for t in (parameter, self.gradients.of[parameter], *states[parameter]))
+        """Bytes of weights, gradients, master weights and moments on this rank."""
+        shards, held = shards_of(self.model), {True: 0, False: 0}
+        for bucket, master in zip(self.buckets[::-1], self.optimizer.masters, strict=True):
+            is_apart = master.data_ptr() != bucket.own_weights.data_ptr()
+            owned = {piece.name: piece.stop - piece.start for piece in bucket.places()}
+            for slot in bucket.layout.slots:
+                own = owned.get(slot.name, 0)
+                weights = (own if bucket.stage == 3 else slot.size) * bucket.weights_kept.itemsize
+                gradient = (own if bucket.stage >= 2 else slot.size) * bucket.gradient.itemsize
+                held[slot.name in shards] += weights + gradient + own * (2 + is_apart) * master.itemsize
         return StateBytes(split=held[True], whole=held[False])
 
     def activation_bytes(self) -> ActivationBytes:
@@ -202,17 +283,14 @@ class Trainer:
         self.model.train()
         size = self.run.train.microbatch
         with kept_for_backward(self.model.parameters()) as kept:
-            layer = list(self.model.trunk.layers.values())[-1]
-            before = layer.register_forward_pre_hook(lambda *_: kept.mark())
-            after = layer.register_forward_hook(lambda *_: kept.mark())
             outputs = []
             for stage in self.own.values():
                 x = None if stage.is_first else self._activations(size, self.run.model.seq_len).requires_grad_()
-                outputs.append(self._stage(stage, np.arange(size), x, DropoutKey(self.run.seed, 0, 0)))
-        before.remove()
-        after.remove()
-        start, end = kept.marks
-        return ActivationBytes(kept.bytes, end - start)
+                blocks = self._stage(stage, np.arange(size), DropoutKey(self.run.seed, 0, 0))
+                counted = [Block(name, kept.counting(name, block)) for name, block in blocks]
+                outputs.append(self.parameters.run(counted, x))
+        last = list(self.model.trunk.layers)[-1]
+        return ActivationBytes(kept.bytes, kept.by_name[f"layers.{last}"], kept.host_bytes)
 
     @property
     def head_positions(self) -> int:
@@ -254,9 +332,10 @@ class Trainer:
         def forward(index: int, _: int, x: Tensor | None) -> Tensor:
             stage = self.stages[index]
             tokens = self._tokens(inputs, types) if stage.is_first else None
-            out = self.model.trunk(stage, x, tokens, inputs.shape[1], None)
+            head = (lambda x: torch.stack([part.float() for part in score(x)])) if stage.is_last else None
+            out = self.parameters.run(self._blocks(stage, tokens, inputs.shape[1], None, head), x)
             if stage.is_last:
-                scores.copy_(torch.stack([part.float() for part in score(out)]))
+                scores.copy_(out)
             return out
 
         self.scorer.run(forward, self._activations(*inputs.shape))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "impl.train", "pytest"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "impl.train", "impl.checkpoint", "pytest"])
 TIMEOUT_SECONDS = 120
 
 

@@ -7,14 +7,11 @@ out embedding look-ups, positions, biases and norms. Model FLOPs (for MFU) need 
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 from impl.cost.parameters import resolve_vocab
 from impl.errors import InputError
 from impl.model.config import ModelConfig
-
-Recompute = Literal["none", "selective", "full"]
-"""What the backward pass computes again: nothing, the attention scores and their product with V, or whole layers."""
+from impl.plan import Recompute
 
 
 def palm_12(

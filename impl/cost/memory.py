@@ -1,16 +1,119 @@
-"""Bytes that a rank holds: weights, gradients and optimizer states, and what a layer keeps for the backward pass."""
+"""Bytes that a rank needs for a training step, by category, before anything is launched."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
-from impl.cost.parameters import rank_parameters
+from impl.cost.buckets import buckets
+from impl.cost.buffers import arriving_elements, gathered_elements, gradient_elements, received_at_once
+from impl.cost.moments import fullest, offloaded, update_moment
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, rank_parameters
+from impl.cost.traffic import Place
 from impl.model.config import ModelConfig
+from impl.pipeline.schedule import Action, lower
+from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage
+from impl.run import Run
 
-ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
-"""Of a weight and of an activation."""
-MASTER_BYTES = {"fp64": 8, "fp32": 4, "bf16": 4}
-"""Of a master weight, of a moment and of an accumulated gradient."""
+
+class ParameterBytes(NamedTuple):
+    """Bytes that one parameter takes where nothing is divided."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+    """Two moments, and the master weight where it is another tensor than the weight: ZeRO's K."""
+
+
+def parameter_bytes(run: Run) -> ParameterBytes:
+    """2 + 2 + 12 in mixed precision, 2 + 4 + 12 with gradients in fp32, 4 + 4 + 8 in fp32.
+
+    Source: ZeRO (1910.02054), section 3.1.
+    """
+    element, master = ELEMENT_BYTES[run.precision], MASTER_BYTES[run.precision]
+    is_apart = element < master or run.plan.offload_optimizer
+    return ParameterBytes(element, master if run.fp32_gradients else element, (2 + is_apart) * master)
+
+
+def model_state_bytes(run: Run, parameters: float) -> float:
+    """Bytes of weights, gradients and optimizer states of a device that divides `parameters` evenly with its dp - 1
+    others.
+
+    Source: ZeRO (1910.02054), figure 1: 16 P, 4 P + 12 P / d, 2 P + 14 P / d, 16 P / d for the stages 0 to 3.
+    """
+    each, stage, dp = parameter_bytes(run), run.plan.zero_stage, run.plan.dp
+    divided = [size / (dp if stage >= first else 1) for size, first in zip(each, (3, 2, 1), strict=True)]
+    return parameters * sum(divided)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank at the fullest moment of a step. All but `host` are the device's."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """What forward passes keep for the backward passes, of all microbatches in flight."""
+    buffers: int
+    """Of gradients on their way to their owners, of gathered parameters, and of what the pipeline hands over."""
+    rest: int
+    """What is computed at that moment, on top of all that."""
+    host: int = 0
+    """Optimizer states and activations that are kept in the host's memory."""
+
+    @property
+    def states(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """Of the device."""
+        return self.states + self.activations + self.buffers + self.rest
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self) | {"total": self.total}
+
+
+def memory(run: Run, vocab_size: int, pp_rank: int, head_positions: int, device: str = "cuda") -> Memory:
+    """What a rank of a pipeline needs; of its data- and tensor-parallel ranks, which differ by little, the first.
+
+    Padding is counted, and stage 3 has no rounded weights beside master weights; what the framework and its libraries
+    take for themselves is not counted.
+
+    Args:
+        head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
+        device: cuda or cpu, whose own memory is the host's; the loss takes parts of the logits to suit it.
+    """
+    place, each, has_host = Place(run, vocab_size, pp_rank), parameter_bytes(run), device != "cpu"
+    divided, row = buckets(place, each.gradient), place.schedule.rows[pp_rank]
+    optimizer = sum(bucket.updated for bucket in divided) * each.optimizer
+    moment = max(fullest(place, row, head_positions, device), update_moment(run, divided), key=sum)
+    with_transfers = _lowered(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)[pp_rank]
+    are_masters = each.weight < MASTER_BYTES[run.precision] and not run.plan.offload_optimizer
+    return Memory(
+        parameters=sum(b.weights for b in divided if not (are_masters and b.zero_stage == 3)) * each.weight,
+        gradients=sum(bucket.gradients for bucket in divided) * each.gradient,
+        optimizer=0 if has_host and run.plan.offload_optimizer else optimizer,
+        activations=moment.kept,
+        buffers=gathered_elements(place, divided) * each.weight
+        + gradient_elements(place, divided, row) * each.gradient
+        + received_at_once(with_transfers) * place.transferred,
+        rest=moment.computed + arriving_elements(place, divided, has_host) * each.gradient,
+        host=has_host * (optimizer * run.plan.offload_optimizer + offloaded(place, row, head_positions)),
+    )
+
+
+def memory_of_ranks(run: Run, vocab_size: int, head_positions: int, device: str = "cuda") -> list[Memory]:
+    """`memory` of every pipeline rank, in order."""
+    return [memory(run, vocab_size, rank, head_positions, device) for rank in range(run.plan.pp)]
+
+
+@lru_cache(maxsize=16)
+def _lowered(name: str, ranks: int, microbatches: int, chunks: int) -> list[list[Action]]:
+    """The rows of a schedule with sends and receives, worked out once for all of its ranks."""
+    return lower(build(name, ranks, microbatches, chunks))
 
 
 class StateBytes(NamedTuple):

@@ -1,14 +1,22 @@
 """Parameters of a model, part by part."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from impl.errors import InputError
 from impl.model.config import ModelConfig, padded_vocabulary
 from impl.pipeline.stage import Stage
+from impl.zero.partition import TIED
 
 TOKEN_TYPES = 2
 """BERT's segments A and B."""
+ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+"""Of a weight and of an activation."""
+MASTER_BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
+"""Of a master weight and of a moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,31 +95,92 @@ class RankParameters:
         return self.positions + self.row_biases + self.norms + self.heads
 
 
-def rank_parameters(
+class Parameter(NamedTuple):
+    """A parameter as one rank has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_split: bool
+    """Each tensor-parallel rank has another part of it; else all have the same."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def named_parameters(
     config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None
-) -> RankParameters:
-    """What each of `tp` tensor-parallel ranks holds: matrices are split, norms, positions and row biases are not.
+) -> list[Parameter]:
+    """What each of `tp` tensor-parallel ranks holds, in the order in which the model names it; vocabulary padded.
 
     Args:
         stages: the pipeline stages that the rank owns; None: all of a model in one.
     Source: Megatron-LM 2019, section 3.
     """
-    vocab, h, bert = resolve_vocab(config, vocab_size), config.hidden_size, config.family == "bert"
-    whole = count_parameters(config, vocab_size)
     stages = stages or (Stage(range(config.num_layers), is_first=True, is_last=True),)
     first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
-    layers = sum(len(stage.layers) for stage in stages)
-    rows = padded_vocabulary(vocab, tp) // tp
-    norms = 2 * layers * config.norms.norms_per_block + first * config.norms.embedding + last * config.norms.final
-    return RankParameters(
-        embedding=rows * h * (first or last),
-        output_bias=rows * (bert and last),
-        layers=layers * (12 * h * h + 7 * h) // tp,
-        positions=(whole.positions + whole.token_types) * first,
-        row_biases=2 * h * layers,
-        norms=norms * 2 * h,
-        heads=(whole.heads - vocab) * (bert and last),
-    )
+    h, bert = config.hidden_size, config.family == "bert"
+    rows = padded_vocabulary(resolve_vocab(config, vocab_size), tp) // tp
+    named = [Parameter("token_bias", (rows,), True)] if bert and last else []
+    if first or last:
+        named += [Parameter(TIED, (rows, h), True)]
+    if first:
+        named += [Parameter("trunk.positions.weight", (config.seq_len, h), False)]
+        named += [Parameter("trunk.token_types.weight", (TOKEN_TYPES, h), False)] * bert
+        named += _norm("trunk.embedding_norm", h) * config.norms.embedding
+    for i in (i for stage in stages for i in stage.layers):
+        named += _layer(config, f"trunk.layers.{i}", tp)
+    if last:
+        named += _norm("trunk.final_norm", h) * config.norms.final
+    if bert and last:
+        named += _linear("token_dense", h, h) + _norm("token_norm", h)
+        named += _linear("pooler", h, h) + _linear("next_sentence", h, 2)
+    return named
+
+
+def _layer(config: ModelConfig, name: str, tp: int) -> Iterator[Parameter]:
+    h = config.hidden_size
+    for block in ("attention_norms", "mlp_norms"):
+        for place in ("input", "output", "sum"):
+            if getattr(config.norms, place):
+                yield from _norm(f"{name}.{block}.{place}", h)
+    blocks = (("attention.qkv", 3 * h, "attention.projection", h), ("mlp.up", 4 * h, "mlp.down", 4 * h))
+    for columns, outputs, rows, inputs in blocks:
+        yield Parameter(f"{name}.{columns}.weight", (outputs // tp, h), True)
+        yield Parameter(f"{name}.{columns}.bias", (outputs // tp,), True)
+        yield Parameter(f"{name}.{rows}.weight", (h, inputs // tp), True)
+        yield Parameter(f"{name}.{rows}.bias", (h,), False)
+
+
+def _norm(name: str, h: int) -> list[Parameter]:
+    return [Parameter(f"{name}.weight", (h,), False), Parameter(f"{name}.bias", (h,), False)]
+
+
+def _linear(name: str, inputs: int, outputs: int) -> list[Parameter]:
+    return [Parameter(f"{name}.weight", (outputs, inputs), False), Parameter(f"{name}.bias", (outputs,), False)]
+
+
+def rank_parameters(
+    config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None
+) -> RankParameters:
+    """How many each of `tp` tensor-parallel ranks holds, by part; arguments as in `named_parameters`."""
+    sizes = Counter[str]()
+    for parameter in named_parameters(config, vocab_size, tp, stages):
+        sizes[_part(parameter)] += parameter.size
+    return RankParameters(**{field.name: sizes[field.name] for field in fields(RankParameters)})
+
+
+def _part(parameter: Parameter) -> str:
+    name = parameter.name
+    if name in (TIED, "token_bias"):
+        return "embedding" if name == TIED else "output_bias"
+    if not name.startswith("trunk."):
+        return "heads"
+    if parameter.is_split:
+        return "layers"
+    if "norm" in name:
+        return "norms"
+    return "row_biases" if name.startswith("trunk.layers.") else "positions"
 
 
 def resolve_vocab(config: ModelConfig, vocab_size: int | None) -> int:

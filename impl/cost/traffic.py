@@ -1,17 +1,19 @@
 """What ranks send each other in one training step, by formula: calls and bytes of every kind of collective."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
-from impl.cost.memory import ELEMENT_BYTES, MASTER_BYTES
-from impl.cost.parameters import rank_parameters
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
 from impl.pipeline.schedule import Op as PipelineOp
 from impl.pipeline.schedule import Schedule, lower
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage, split
+from impl.plan import Plan
 from impl.run import Run
+from impl.zero.partition import divisions, lay_out, owners, unit_of
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "broadcast"]
 
@@ -22,6 +24,8 @@ LAYER: dict[bool, dict[Op, int]] = {
 }
 """Collectives of a layer's two blocks, forward and backward, without and with sequence parallelism; each moves the
 activations [b s, h] of a microbatch (Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2)."""
+LAYER_FORWARD: dict[bool, dict[Op, int]] = {False: {"all_reduce": 2}, True: {"all_gather": 2, "reduce_scatter": 2}}
+"""Those of them in the forward pass, which happens twice with full recomputation."""
 EMBEDDING: dict[bool, dict[Op, int]] = {False: {"all_reduce": 1}, True: {"all_gather": 1, "reduce_scatter": 1}}
 GPT_HEAD: dict[bool, dict[Op, int]] = {False: {"all_reduce": 1}, True: {"all_gather": 2, "reduce_scatter": 1}}
 BERT_HEADS: dict[bool, dict[Op, int]] = {False: {}, True: {"all_gather": 1}}
@@ -56,12 +60,12 @@ class Place:
     @cached_property
     def schedule(self) -> Schedule:
         plan = self.run.plan
-        return build(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
+        return _built(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
 
-    @property
+    @cached_property
     def stages(self) -> list[Stage]:
         """Those that the rank owns."""
-        every = split(self.run.model, self.vocab_size, self.run.plan.pp * self.run.plan.chunks)
+        every = _split(self.run.model, self.vocab_size, self.run.plan.pp * self.run.plan.chunks)
         return [every[i] for i in self.schedule.stages_of(self.pp_rank)]
 
     @property
@@ -78,6 +82,21 @@ class Place:
         model = self.run.model
         return self.run.train.microbatch * model.seq_len * model.hidden_size * ELEMENT_BYTES[self.run.precision]
 
+    @property
+    def transferred(self) -> int:
+        """Bytes of them that a tensor-parallel rank sends to the next stage: with sequence parallelism, or scattered,
+        its part."""
+        return self.activations // (self.run.plan.tp if self.run.plan.sequence_parallel or self.run.scatters else 1)
+
+
+_split = lru_cache(maxsize=16)(split)  # once for all ranks
+
+
+@lru_cache(maxsize=16)
+def _built(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """The schedule, built once for all of its ranks."""
+    return build(name, ranks, microbatches, chunks)
+
 
 def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count]:
     """What one rank takes part in over its tensor-parallel group in a step; empty at degree 1.
@@ -91,6 +110,9 @@ def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count
     is_split, element = plan.sequence_parallel, ELEMENT_BYTES[run.precision]
     layers = sum(len(stage.layers) for stage in place.stages)
     calls: Counter[Op] = Counter({op: layers * n for op, n in LAYER[is_split].items()})
+    if plan.recompute == "full":
+        calls.update({op: layers * n for op, n in LAYER_FORWARD[is_split].items()})
+        calls.update({"all_gather": layers} if plan.partition_activations else {})  # their inputs
     calls.update(EMBEDDING[is_split] if place.is_first else {})
     calls.update((GPT_HEAD if run.model.family == "gpt" else BERT_HEADS)[is_split] if place.is_last else {})
     counts: Counts = {op: Count(n, n * place.activations) * run.microbatches for op, n in calls.items()}
@@ -102,12 +124,11 @@ def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count
     if run.scatters:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
         _add(counts, "all_gather", Count(received, received * place.activations))
-    _add(counts, "all_reduce", Count(1, MASTER_BYTES[run.precision]))  # the gradient norm
     return counts
 
 
 def pipeline_traffic(place: Place) -> dict[Op, Count]:
-    """What one rank sends to its pipeline neighbours in a step, and sums of loss and norm with them; empty at degree 1.
+    """What one rank sends to its pipeline neighbours in a step, and the sum of the loss with them; empty at degree 1.
 
     With sequence parallelism, or scattered, a tensor-parallel rank sends its part only.
 
@@ -117,26 +138,73 @@ def pipeline_traffic(place: Place) -> dict[Op, Count]:
     if plan.pp == 1:
         return {}
     sent = _transfers(place, PipelineOp.SEND_F, PipelineOp.SEND_B)
-    size = place.activations // (plan.tp if plan.sequence_parallel or place.run.scatters else 1)
-    counts: Counts = {"send": Count(sent, sent * size)} if sent else {}
-    _add(counts, "all_reduce", Count(2, 8 + MASTER_BYTES[place.run.precision]))
+    counts: Counts = {"send": Count(sent, sent * place.transferred)} if sent else {}
+    _add(counts, "all_reduce", Count(1, 8))  # the loss
     return counts
 
 
-def gradient_bytes(place: Place) -> dict[str, int]:
-    """Bytes of gradients that one rank takes part in summing in a step, by axes of the mesh; 0 are left out.
+def state_traffic(place: Place) -> dict[str, Counts]:
+    """What one rank takes part in for gradients and parameters in a step, by axes of the mesh, and for what it reports.
 
-    With sequence parallelism what every rank has whole but met only its tokens is summed over both axes. The tied
-    embedding is summed over its two ends where these are on different pipeline ranks, under `ends`.
+    With P bytes of gradients, as many of parameters and m microbatches: all-reduces of P at ZeRO's stage 0, else
+    reduce-scatters of P (stages 2 and 3: m P) and all-gathers of P (stage 3: 2 m P, of embeddings m P). With sequence
+    parallelism what every rank has whole but met only its tokens is summed over both axes; the tied embedding is summed
+    over its two ends (`ends`) besides, where these are on different pipeline ranks.
+
+    Source: ZeRO (1910.02054), section 7.
     """
-    plan = place.run.plan
-    rank = rank_parameters(place.run.model, place.vocab_size, plan.tp, place.stages)
-    tied = rank.embedding if place.is_first != place.is_last else 0
-    over_tokens = rank.whole - rank.heads if plan.sequence_parallel and plan.tp > 1 else 0
-    elements = {"dp": (rank.split - tied + rank.whole - over_tokens) * (plan.dp > 1), "ends": tied}
-    joint = "dp_tp" if plan.dp > 1 else "tp"
-    elements[joint] = elements.get(joint, 0) + over_tokens
-    return {axes: n * MASTER_BYTES[place.run.precision] for axes, n in elements.items() if n}
+    run, plan = place.run, place.run.plan
+    sizes = {p.name: p for p in named_parameters(run.model, place.vocab_size, plan.tp, place.stages)}
+    is_tied = place.is_first != place.is_last
+    element = ELEMENT_BYTES[run.precision]
+    accumulated = (MASTER_BYTES if run.fp32_gradients else ELEMENT_BYTES)[run.precision]
+    traffic: dict[str, Counts] = {}
+    found = divisions([(p.name, p.is_split) for p in sizes.values()], plan, is_tied=is_tied)
+    for (_, kind), names in found.items():
+        ranks = owners(kind, plan)
+        stage = plan.zero_stage if ranks > 1 else 0
+        named = [(name, sizes[name].size) for name in names]
+        buckets = lay_out(named, ranks if stage else 1, plan.bucket_bytes // accumulated)
+        if ranks > 1:
+            counts = traffic.setdefault(_axes(plan, ("dp", "tp") if kind == "partial" else ("dp",)), {})
+            for bucket in buckets:
+                reduce: Op = "reduce_scatter" if stage else "all_reduce"
+                _add(counts, reduce, Count(1, bucket.size * accumulated) * (run.microbatches if stage >= 2 else 1))
+                gathers = _gathers(place, bucket.slots[0].name) * run.microbatches if stage == 3 else int(stage > 0)
+                _add(counts, "all_gather", Count(1, bucket.size * element) * gathers)
+        if kind == "tied":
+            sums = sum(bucket.slice_size for bucket in buckets) * accumulated
+            traffic["ends"] = {"all_reduce": Count(len(buckets), sums)}
+    if plan.dp > 1:
+        _add(traffic.setdefault("dp", {}), "all_reduce", Count(1, 8))  # the loss
+    if plan.world_size > 1:
+        norm = Count(1, MASTER_BYTES[run.precision])
+        _add(traffic.setdefault(_axes(plan, ("pp", "dp", "tp")), {}), "all_reduce", norm)
+    return {
+        axes: {op: count for op, count in counts.items() if count.calls} for axes, counts in traffic.items() if counts
+    }
+
+
+def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
+    """All that one rank takes part in in a step, by axes of the mesh."""
+    traffic = {"tp": tensor_parallel_traffic(place, head_positions), "pp": pipeline_traffic(place)}
+    for axes, counts in state_traffic(place).items():
+        for op, count in counts.items():
+            _add(traffic.setdefault(axes, {}), op, count)
+    return {axes: counts for axes, counts in traffic.items() if counts}
+
+
+def _gathers(place: Place, name: str) -> int:
+    """How often stage 3 gathers a parameter for one microbatch: before the forward pass and the backward pass."""
+    unit = unit_of(name)
+    if unit == "embedding":
+        return 1
+    return place.is_first + 2 * place.is_last if unit == "tokens" else 2
+
+
+def _axes(plan: Plan, axes: Sequence[str]) -> str:
+    """The name of some axes together: those of more than one rank."""
+    return "_".join(axis for axis in axes if getattr(plan, axis) > 1)
 
 
 def _transfers(place: Place, *ops: PipelineOp) -> int:

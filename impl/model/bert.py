@@ -17,14 +17,22 @@ from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
 class BERT(nn.Module):
     """Bidirectional transformer with masked-token and next-sentence heads (Devlin et al. 2019, section 3).
 
-    The heads' own layers are small, and whole on every rank. x is the last stage's output: [n, h], sequence parallel
+    The heads' own layers are small, and whole on every rank. x is the last layer's output: [n, h], sequence parallel
     [n / t, h].
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, tp: TensorParallel, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        tp: TensorParallel,
+        stages: Sequence[Stage],
+        *,
+        recompute_core: bool = False,
+    ) -> None:
         super().__init__()
         h = config.hidden_size
-        self.trunk = Trunk(config, vocab_size, tp, stages, causal=False, token_types=2)
+        self.trunk = Trunk(config, vocab_size, tp, stages, causal=False, token_types=2, recompute_core=recompute_core)
         if any(stage.is_last for stage in stages):
             self.token_dense = nn.Linear(h, h)
             self.token_norm = nn.LayerNorm(h)
@@ -44,7 +52,7 @@ class BERT(nn.Module):
         Shapes: x, positions [b, k] -> [b k, V / t], [b, 2].
         """
         tp = self.trunk.tp
-        x = tp.gather(x, tp.group).view(len(positions), -1, x.shape[-1])
+        x = tp.gather(self.trunk.final_norm(x), tp.group).view(len(positions), -1, x.shape[-1])
         masked = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1])).flatten(0, 1)
         masked = self.token_norm(functional.gelu(self.token_dense(masked), approximate="tanh"))
         tokens = self.tokens.logits(masked, F, self.token_bias)

@@ -13,6 +13,11 @@ SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
 VOCABULARY_MULTIPLE = 128
 """Rows of a rank's embedding come in multiples of this, for fast matrix products (Megatron-LM 2019, section 4.2)."""
 
+MASK_BLOCKS = 8
+"""Blocks in which a dropout mask is drawn, each from a seed of its own."""
+LOSS_CHUNK = {"cpu": 2**18, "cuda": 2**26}
+"""Logits that are turned to fp32 at a time: as many as stay in a core's cache, or keep a GPU busy."""
+
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class ModelConfig:

@@ -14,12 +14,20 @@ from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
 class GPT(nn.Module):
     """Left-to-right transformer, learned positions, token embedding as output matrix (Radford et al. 2019).
 
-    x is the last stage's output: [n, h], sequence parallel [n / t, h].
+    x is the last layer's output: [n, h], sequence parallel [n / t, h].
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, tp: TensorParallel, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        tp: TensorParallel,
+        stages: Sequence[Stage],
+        *,
+        recompute_core: bool = False,
+    ) -> None:
         super().__init__()
-        self.trunk = Trunk(config, vocab_size, tp, stages, causal=True)
+        self.trunk = Trunk(config, vocab_size, tp, stages, causal=True, recompute_core=recompute_core)
 
     @property
     def tokens(self) -> VocabParallelEmbedding:
@@ -28,7 +36,7 @@ class GPT(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores of this rank's part of the vocabulary as every next token. Shapes: x -> [n, V / t]."""
-        return self.tokens.logits(x, self.trunk.tp.f)
+        return self.tokens.logits(self.trunk.final_norm(x), self.trunk.tp.f)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean over all positions of -log p(target), in nats. Shapes: x, [b, s] -> scalar."""

@@ -22,16 +22,20 @@ def build_model(
     dtype: torch.dtype,
     tp: TensorParallel,
     stages: Sequence[Stage] | None = None,
+    *,
+    recompute_core: bool = False,
 ) -> GPT | BERT:
     """This rank's part of the model with Megatron's initial weights: normal(0, 0.02), residual projections scaled by
     1/sqrt(2L).
 
     Args:
         stages: those that this rank owns; None: all of a model in one stage.
+        recompute_core: compute attention's scores and their product with v anew in the backward pass.
     Source: Megatron-LM 2019, section 4.2. Biases are 0, LayerNorm is the identity.
     """
     family = GPT if config.family == "gpt" else BERT
-    model = family(config, vocab_size, tp, stages or split(config, vocab_size, 1)).to(dtype)
+    stages = stages or split(config, vocab_size, 1)
+    model = family(config, vocab_size, tp, stages, recompute_core=recompute_core).to(dtype)
     shards = shards_of(model)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:

@@ -5,22 +5,21 @@ them between the split blocks, its part of that order: of one sequence it is Kor
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from impl.model.config import ModelConfig
+from impl.model.config import MASK_BLOCKS, ModelConfig
 from impl.pipeline.stage import Stage
+from impl.recompute import recompute
 from impl.seeding import derive
 from impl.tensor_parallel.group import Part, TensorParallel
 from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
-
-MASK_BLOCKS = 8
-"""Blocks in which a dropout mask is drawn, each from a seed of its own."""
 
 
 class DropoutKey(NamedTuple):
@@ -64,28 +63,43 @@ class Dropout(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention, a part of the heads on each rank; `causal` hides later tokens.
 
+    With `recompute_core` only q, k and v are kept of the core, softmax(q k^T) v with its dropout, which the backward
+    pass computes anew: Korthikanti et al. 2022, section 5, selective recomputation.
+
     Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).
     """
 
-    def __init__(self, config: ModelConfig, tp: TensorParallel, place: str, *, causal: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, tp: TensorParallel, place: str, *, causal: bool, recompute_core: bool = False
+    ) -> None:
         super().__init__()
         h = config.hidden_size
         self.heads, self.causal = config.num_heads // tp.degree, causal
         self.qkv = ColumnParallelLinear(h, 3 * h, tp, blocks=3)
         self.projection = RowParallelLinear(h, h, tp)
         self.dropout = Dropout(config.dropout, f"{place}.probabilities", tp.part)
+        self.recompute_core = recompute_core
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         qkv = self.qkv(x)
         q, k, v = qkv.view(-1, seq_len, 3, self.heads, qkv.shape[1] // (3 * self.heads)).permute(2, 0, 3, 1, 4)
-        if self.dropout.rate == 0.0 or not self.training:
-            context = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        else:  # the fused kernel draws its own mask, which no key would reproduce
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-            if self.causal:  # added, not filled in: the backward pass then keeps no mask
-                scores += torch.full((seq_len, seq_len), -math.inf, dtype=x.dtype, device=x.device).triu(1)
-            context = self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
+        context = (self._core_again if self.recompute_core else self._core)(q, k, v, key)
         return self.projection(context.transpose(1, 2).reshape(len(qkv), -1))
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, key: DropoutKey | None) -> Tensor:
+        """Shapes: [b, a / t, s, h / a] each, and the result."""
+        if self.dropout.rate == 0.0 or not self.training:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        # the fused kernel draws its own mask, which no key would reproduce
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if self.causal:  # added, not filled in: the backward pass then keeps no mask
+            length = q.shape[2]
+            scores += torch.full((length, length), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+        return self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
+
+    @torch.compiler.disable()  # a backward pass within a backward pass is not traced
+    def _core_again(self, q: Tensor, k: Tensor, v: Tensor, key: DropoutKey | None) -> Tensor:
+        return recompute(partial(self._core, key=key), q, k, v)
 
 
 class MLP(nn.Module):
@@ -121,11 +135,13 @@ class Layer(nn.Module):
     Communication: f and g twice forward and twice backward.
     """
 
-    def __init__(self, config: ModelConfig, tp: TensorParallel, index: int, *, causal: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, tp: TensorParallel, index: int, *, causal: bool, recompute_core: bool = False
+    ) -> None:
         super().__init__()
         place = f"layers.{index}"
         self.attention_norms, self.mlp_norms = Norms(config), Norms(config)
-        self.attention = Attention(config, tp, f"{place}.attention", causal=causal)
+        self.attention = Attention(config, tp, f"{place}.attention", causal=causal, recompute_core=recompute_core)
         self.mlp = MLP(config, tp)
         self.attention_dropout = Dropout(config.dropout, f"{place}.attention", tp.tokens)
         self.mlp_dropout = Dropout(config.dropout, f"{place}.mlp", tp.tokens)
@@ -137,6 +153,14 @@ class Layer(nn.Module):
         norms = self.mlp_norms
         change = self.mlp_dropout(self.mlp(norms.input(x)), key)
         return norms.sum(x + norms.output(change))
+
+
+class Block(NamedTuple):
+    """A part of a stage: what is recomputed as one, and whose parameters are gathered together."""
+
+    name: str
+    run: Callable[[Any], Tensor]
+    """Activations in, None for the first block of a model, to activations out; the loss or scores, of the head."""
 
 
 class Trunk(nn.Module):
@@ -156,6 +180,7 @@ class Trunk(nn.Module):
         *,
         causal: bool,
         token_types: int = 0,
+        recompute_core: bool = False,
     ) -> None:
         super().__init__()
         h, norm = config.hidden_size, lambda exists: nn.LayerNorm(config.hidden_size) if exists else nn.Identity()
@@ -166,31 +191,29 @@ class Trunk(nn.Module):
         self.token_types = nn.Embedding(token_types, h) if first and token_types else None
         self.embedding_norm = norm(first and config.norms.embedding)
         self.embedding_dropout = Dropout(config.dropout, "embedding", tp.tokens)
-        layers = {str(i): Layer(config, tp, i, causal=causal) for stage in stages for i in stage.layers}
-        self.layers = nn.ModuleDict(layers)
+        layer = partial(Layer, config, tp, causal=causal, recompute_core=recompute_core)
+        self.layers = nn.ModuleDict({str(i): layer(i) for stage in stages for i in stage.layers})
         self.final_norm = norm(last and config.norms.final)
 
-    def forward(
+    def blocks(
         self,
         stage: Stage,
-        x: Tensor | None,
         tokens: tuple[Tensor, Tensor | None] | None,
         seq_len: int,
         key: DropoutKey | None,
-    ) -> Tensor:
-        """One stage's output, from tokens and (BERT) token types if it is the first, else from x, the output before.
+    ) -> Iterator[Block]:
+        """A stage's blocks but for the model's head, in order; the first stage's begin with tokens and (BERT) types.
 
-        Shapes: tokens and types [b, s]; x and result [n, h] (sequence parallel: [n / t, h]).
+        Shapes: tokens and types [b, s]; inputs and outputs [n, h] (sequence parallel: [n / t, h]).
         """
         if stage.is_first:
             assert tokens is not None
-            x = self._embed(*tokens, key)
+            yield Block("embedding", lambda _: self._embed(*tokens))
+            yield Block("embedding_norm", lambda x: self.embedding_dropout(self.embedding_norm(x), key))
         for i in stage.layers:
-            x = self.layers[str(i)](x, seq_len, key)
-        assert x is not None
-        return self.final_norm(x) if stage.is_last else x
+            yield Block(f"layers.{i}", partial(self.layers[str(i)], seq_len=seq_len, key=key))
 
-    def _embed(self, tokens: Tensor, types: Tensor | None, key: DropoutKey | None) -> Tensor:
+    def _embed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
         assert self.tokens is not None
         assert self.positions is not None
         index, of = self.tp.tokens
@@ -198,4 +221,4 @@ class Trunk(nn.Module):
         x = self.tokens(tokens.flatten()) + self.positions(own % tokens.shape[1])
         if self.token_types is not None and types is not None:
             x = x + self.token_types(types.flatten()[own])
-        return self.embedding_dropout(self.embedding_norm(x), key)
+        return x

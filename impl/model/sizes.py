@@ -89,6 +89,7 @@ SIZES: dict[str, Size] = {
     "gpt-2.5b": _megatron("tables 1 and 2", "2.5B", 54, 1920, 20),
     "gpt-4.2b": _megatron("table 1", "4.2B", 64, 2304, 24),
     # the scaling study of table 1 has 32 heads, the model trained to convergence 24
+    "gpt-8b": _megatron("table 1 (32 heads; table 2 has 24)", "8.3B", 72, 3072, 32),
     "gpt-8.3b": _megatron("table 2 (24 heads; table 1 has 32)", "8.3B", 72, 3072, 24),
     "bert-336m": _megatron_bert("336M", 24, 1024, 16),
     "bert-1.3b": _megatron_bert("1.3B", 24, 2048, 32),

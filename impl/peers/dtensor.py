@@ -32,7 +32,7 @@ from impl.train import MASTERS, WEIGHTS
 
 def why_invalid(run: Run) -> str | None:
     """What this engine cannot do of a run, in one line; None: it can train it."""
-    lacks = [*why_model_is_invalid(run), *([f"plan.pp {run.plan.pp}"] if run.plan.pp > 1 else [])]
+    lacks = why_model_is_invalid(run, "tp")
     return f"the dtensor engine has no {', '.join(lacks)}" if lacks else None
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from impl.mesh import AXES
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.pipeline.stage import Stage, split
@@ -95,16 +96,21 @@ class GPT(nn.Module):
         return self.head(self.trunk(x))
 
 
-def why_model_is_invalid(run: Run) -> list[str]:
-    """What of a run this model, or who trains it, does not have."""
-    model = run.model
+def why_model_is_invalid(run: Run, axis: str) -> list[str]:
+    """What of a run this model, or who trains it over this axis of the mesh alone, does not have."""
+    model, plan, is_data_parallel = run.model, run.plan, axis == "dp"
     missing = {
         f"model.family {model.family!r}": model.family != "gpt",
         f"model.norm_placement {model.norm_placement!r}": model.norm_placement != "pre",
         f"model.dropout {model.dropout}": model.dropout > 0,
-        f"plan.dp {run.plan.dp}": run.plan.dp > 1,
         "compile": run.compile,
+        f"precision {run.precision!r}": run.precision == "fp16",
+        "fp32_gradients False": not (run.fp32_gradients or is_data_parallel),
+        f"plan.zero_stage {plan.zero_stage}": plan.zero_stage > 0 and not is_data_parallel,
+        f"plan.recompute {plan.recompute!r}": plan.recompute != "none",
+        "plan.offload_optimizer": plan.offload_optimizer,
     }
+    missing |= {f"plan.{other} {getattr(plan, other)}": other != axis and getattr(plan, other) > 1 for other in AXES}
     return [name for name, is_missing in missing.items() if is_missing]
 
 
@@ -113,9 +119,18 @@ def places(run: Run) -> Tensor:
     return torch.arange(run.train.microbatch * run.model.seq_len) % run.model.seq_len
 
 
+def whole_model(run: Run, vocab_size: int, mesh: DeviceMesh) -> GPT:
+    """All of the model with its initial weights, which every rank has."""
+    (all_layers,) = split(run.model, vocab_size, 1)
+    model = GPT(run.model, vocab_size, all_layers, places(run)).to(WEIGHTS[run.precision])
+    model.load_state_dict(initial_weights(run, vocab_size, mesh))
+    return model
+
+
 def initial_weights(run: Run, vocab_size: int, mesh: DeviceMesh) -> dict[str, Tensor]:
     """Those that our serial GPT begins with, under this one's names."""
-    alone = TensorParallel(mesh.get_group("dp"), sequence_parallel=False, overlap=False)
+    axis = next(axis for axis in AXES if mesh[axis].size() == 1)
+    alone = TensorParallel(mesh.get_group(axis), sequence_parallel=False, overlap=False)
     whole = split(run.model, vocab_size, 1)
     ours = build_model(run.model, vocab_size, run.seed, WEIGHTS[run.precision], alone, whole)
     return rearranged(ours.state_dict(), run.model, vocab_size)

@@ -39,11 +39,9 @@ STAGES: dict[str, type[PipelineScheduleMulti]] = {
 
 def why_invalid(run: Run) -> str | None:
     """What this engine cannot do of a run, in one line; None: it can train it."""
-    plan, lacks = run.plan, why_model_is_invalid(run)
+    plan, lacks = run.plan, why_model_is_invalid(run, "pp")
     if plan.pp == 1:
         lacks.append("plan.pp 1")
-    if plan.tp > 1:
-        lacks.append(f"plan.tp {plan.tp}")
     if plan.schedule not in {*ONE_STAGE, *STAGES}:
         lacks.append(f"plan.schedule {plan.schedule!r} (it has {', '.join([*ONE_STAGE, *STAGES])})")
     if plan.schedule == "one_f_one_b" and run.microbatches < plan.pp:

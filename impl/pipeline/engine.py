@@ -50,7 +50,8 @@ class WeightGradients:
 class _Step:
     """What a rank holds during one step, by stage and microbatch."""
 
-    inputs: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
+    input_gradients: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
+    """One each, after the backward pass; the input itself is given up, whose parts or copies a stage may keep."""
     outputs: dict[tuple[int, int], Any] = field(default_factory=dict)
     """The loss, or where the backward pass of an output begins; the output itself is given up once it is sent."""
     owed: dict[tuple[int, int], Owed] = field(default_factory=dict)
@@ -72,6 +73,11 @@ class Engine:
         self.schedule, self.row = schedule, lower(schedule)[links.group.rank()]
         self.own, self.last = set(schedule.stages_of(self.rank)), len(schedule.rank_of) - 1
         self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Memory for what is received, between steps."""
+        return [buffer for free in self._free.values() for buffer in free]
 
     def run(self, forward: Forward, like: Tensor, watch: Watch | None = None) -> None:
         """Do the row's actions; gradients are accumulated by autograd, or by `WeightGradients`.
@@ -104,10 +110,10 @@ class Engine:
         op, stage, microbatch = action
         at = stage, microbatch
         if op is Op.F:
-            x = received.detach().requires_grad_(torch.is_grad_enabled()) if received is not None else None
+            arriving = step.input_gradients.setdefault(at, []) if torch.is_grad_enabled() else None
+            x = _enter(received, arriving) if received is not None and arriving is not None else received
             y = forward(stage, microbatch, x)
             if torch.is_grad_enabled():
-                step.inputs[at] = x
                 step.outputs[at] = y if stage == self.last else torch.autograd.graph.get_gradient_edge(y)
             if stage < self.last:
                 self._hand_over(step, Op.F, at, y.detach())
@@ -116,10 +122,8 @@ class Engine:
         else:
             with self.weights.collecting() if self.schedule.is_split else nullcontext([]) as owed:
                 torch.autograd.backward([step.outputs.pop(at)], [received])
-            x = step.inputs.pop(at)
-            if x is not None:
-                assert x.grad is not None
-                self._hand_over(step, Op.B, at, x.grad)
+            for grad in step.input_gradients.pop(at):
+                self._hand_over(step, Op.B, at, grad)
             step.owed[at] = owed
             if op is Op.B:
                 self._pay(step, at)
@@ -162,3 +166,23 @@ class Engine:
             self.weights.accumulate(weight, gradient())
         for buffer in step.buffers.pop(at, ()):
             self._free[tuple(buffer.shape), buffer.dtype].append(buffer)
+
+
+class _Enter(torch.autograd.Function):
+    """Into a stage: the gradient of what it begins with is put into a list; that itself is not held on to."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, received: Tensor, arriving: list[Tensor]) -> Tensor:
+        ctx.arriving = arriving
+        return received.view_as(received)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        ctx.arriving.append(grads[0])
+        return None, None, None
+
+
+def _enter(received: Tensor, arriving: list[Tensor]) -> Tensor:
+    x = _Enter.apply(torch.empty(0, requires_grad=True), received.detach(), arriving)
+    assert isinstance(x, Tensor)
+    return x

@@ -7,9 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.collectives import all_gather
-
-CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}
-"""Logits that are turned to fp32 at a time: as many as stay in a core's cache, or keep a GPU busy."""
+from impl.model.config import LOSS_CHUNK
 
 
 class Tokens(NamedTuple):
@@ -67,5 +65,5 @@ class _SplitNats(torch.autograd.Function):
 def _chunks(logits: Tensor) -> list[slice]:
     """Rows to treat together."""
     n, width = logits.shape
-    step = max(1, CHUNK_ELEMENTS[logits.device.type] // width)
+    step = max(1, LOSS_CHUNK[logits.device.type] // width)
     return [slice(start, start + step) for start in range(0, n, step)]

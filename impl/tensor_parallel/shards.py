@@ -1,6 +1,6 @@
 """Which part of a parameter a rank has: slices of the whole parameter that serial training has under the same name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,17 @@ class Shard:
         """The whole parameter from all ranks' parts, in order: the inverse of `take`."""
         blocks = [part.unflatten(self.dim, (self.blocks, -1)) for part in parts]
         return torch.cat(blocks, self.dim + 1).flatten(self.dim, self.dim + 1).narrow(self.dim, 0, self.size)
+
+    def runs(self, start: int, stop: int, part: Part) -> Iterator[tuple[int, int, int]]:
+        """Indices `start` to `stop` of a rank's part along the dim as (first there, first in the whole, count) of those
+        that follow each other in both; padding is left out."""
+        width = (self.size + self.padding) // (self.blocks * part.of)
+        while start < stop:
+            block, within = divmod(start, width)
+            first, count = (block * part.of + part.index) * width + within, min(stop - start, width - within)
+            if (real := min(count, self.size - first)) > 0:
+                yield start, first, real
+            start += count
 
     def whole_shape(self, shape: Sequence[int]) -> list[int]:
         """Shape of the whole parameter, from that of a rank's part."""

@@ -1,93 +1,94 @@
-"""Gradients of data-parallel ranks: accumulated in flat buckets, summed over the ranks while the backward pass runs."""
+"""Gradients: accumulated in flat buckets, reduced over the ranks that divide them while the backward pass runs."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from impl.collectives import Pending, all_reduce_start, all_reduce_sum
+from impl.collectives import Pending, all_reduce_start, all_reduce_sum, reduce_scatter_into_start
+from impl.zero.buckets import Bucket
+
+BUFFERS = 2
+"""Buckets that are scattered at a time, while further ones are filled."""
+PIECE = 2**15
+"""Elements."""
 
 
-class Reduced(NamedTuple):
-    """Parameters whose gradients are summed over the same ranks."""
-
-    parameters: Sequence[nn.Parameter]
-    group: dist.ProcessGroup
-    is_split: bool
-    """Each tensor-parallel rank has another part of these parameters; else all have the same."""
-    is_counted: bool = True
-    """Whether this pipeline rank counts them in the gradient norm; False: another one does, which has them too."""
-    is_late: bool = False
-    """Reduced after the last backward pass: their other ranks are elsewhere in the schedule."""
-
-
-@dataclass
-class Bucket:
-    """Gradients that are reduced by one collective; `flat` holds them all, each parameter's is a view of it."""
-
-    flat: Tensor
-    parameters: list[nn.Parameter]
-    kind: Reduced
-    missing: int = 0
-    pending: list[Pending] = field(default_factory=list)
+class _Reduction(NamedTuple):
+    bucket: Bucket
+    pending: Pending
+    flat: Tensor | None = None
+    """What is reduced, where it is given up afterwards."""
+    buffer: Tensor | None = None
+    """Of which that is a part."""
 
 
 class Gradients:
-    """The sum over microbatches and ranks of every parameter's gradient.
+    """The sum over microbatches and ranks of every parameter's gradient, or of what this rank owns of it.
 
-    Gradients accumulate in `dtype`. Parameters are laid out from the last to the first, in the order in which the
-    backward pass finishes them, so that a bucket's reduction overlaps the rest of it.
+    Communication (P: bytes of the gradients, of m microbatches): stage 0 all-reduces P in a step, stage 1
+    reduce-scatters P, stages 2 and 3 m P: they keep no rank's sum over microbatches. A tied embedding's owned part is
+    all-reduced over the pipeline's ends besides.
 
-    Communication: one all-reduce of each bucket per step, the parameter count times the size of `dtype` in all.
+    Source: ZeRO (1910.02054), sections 5.1, 5.2 and 7.
 
     Args:
+        overlap: reduce a bucket when it is full; else at the step's end, at stages 2 and 3 without going on meanwhile.
         arrivals: how often a parameter gets a gradient in one microbatch, where it is not once.
         put_off: parameters that get theirs by `add`, not by autograd.
     """
 
     def __init__(
         self,
-        kinds: Iterable[Reduced],
-        tp_group: dist.ProcessGroup,
-        pp_group: dist.ProcessGroup,
+        buckets: Sequence[Bucket],
+        every_rank: dist.ProcessGroup,
         *,
-        dtype: torch.dtype,
-        bucket_bytes: int,
         overlap: bool,
         arrivals: Mapping[nn.Parameter, int] | None = None,
         put_off: Collection[nn.Parameter] = (),
     ) -> None:
-        self.tp_group, self.pp_group, self.overlap = tp_group, pp_group, overlap
-        self.arrivals = arrivals or {}
+        self.buckets, self.every_rank, self.overlap = buckets, every_rank, overlap
         self.of: dict[nn.Parameter, Tensor] = {}
-        self.buckets = [
-            Bucket(self._lay_out(part, dtype), part, kind)
-            for kind in kinds
-            for part in _split(list(kind.parameters)[::-1], bucket_bytes // dtype.itemsize)
-        ]
-        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        """Where a parameter's gradient is accumulated; none where no rank's sum over microbatches is kept."""
+        self._bucket_of = {p: bucket for bucket in buckets for p in bucket.parameters}
+        self._arrivals = {bucket: sum((arrivals or {}).get(p, 1) for p in bucket.parameters) for bucket in buckets}
+        self._missing = dict.fromkeys(buckets, 0)
         self._fresh: set[nn.Parameter] = set()
+        """Parameters whose place holds nothing yet."""
+        self._untouched: set[Bucket] = set()
+        """Buckets whose owned gradient holds nothing of this step yet."""
+        self._reducing: deque[_Reduction] = deque()
+        self._free: list[Tensor] = []
+        self._lent: dict[Bucket, Tensor] = {}
+        shared = [bucket.layout for bucket in buckets if bucket.stage >= 2 and len(bucket.parameters) > 1]
+        self._common = max((layout.size for layout in shared), default=0)
+        """Elements of a buffer: a single parameter that is larger gets memory of its own."""
+        for bucket in buckets:
+            if bucket.flat is not None:
+                self._place(bucket, bucket.flat)
         for parameter in self._bucket_of.keys() - set(put_off):  # autograd's hook comes without a gradient too
             parameter.register_post_accumulate_grad_hook(self._arrived)
 
-    def _lay_out(self, parameters: list[nn.Parameter], dtype: torch.dtype) -> Tensor:
-        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=parameters[0].device)
-        start = 0
-        for p in parameters:
-            self.of[p] = flat[start : start + p.numel()].view_as(p)
-            if p.dtype == dtype:
-                p.grad = self.of[p]  # autograd then adds in place
-            start += p.numel()
-        return flat
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Memory for gradients on their way to their owners."""
+        return [*self._free, *self._lent.values()]
+
+    def _place(self, bucket: Bucket, flat: Tensor) -> None:
+        for parameter, view in zip(bucket.parameters, bucket.views(flat), strict=True):
+            self.of[parameter] = view
+            if bucket.is_added_in_place:
+                parameter.grad = view
 
     def _arrived(self, parameter: Tensor) -> None:
         """Autograd has accumulated a gradient."""
         assert isinstance(parameter, nn.Parameter)
-        if parameter.dtype == self.of[parameter].dtype:
+        if self._bucket_of[parameter].is_added_in_place:
             self._count(parameter)
         else:
             assert parameter.grad is not None
@@ -95,22 +96,85 @@ class Gradients:
             parameter.grad = None
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Accumulate a gradient that autograd does not."""
-        if parameter in self._fresh:
+        """Accumulate a gradient that autograd does not; it may become the bucket's memory."""
+        bucket = self._bucket_of[parameter]
+        if bucket.flat is None:
+            self._make_room()
+            is_bucket = gradient.numel() == bucket.layout.size and gradient.dtype == bucket.dtype
+            bucket.flat = gradient.flatten() if is_bucket else self._buffer(bucket)
+            self._place(bucket, bucket.flat)
+            self._fresh.update(bucket.parameters)
+        if parameter not in self._fresh:
+            _accumulate(self.of[parameter], gradient)
+        elif self.of[parameter].data_ptr() != gradient.data_ptr():
             self.of[parameter].copy_(gradient)
-            self._fresh.remove(parameter)
-        else:
-            self.of[parameter].add_(gradient)
+        self._fresh.discard(parameter)
         self._count(parameter)
+
+    def _buffer(self, bucket: Bucket) -> Tensor:
+        """Memory for a bucket's gradient, used again by one after another (ZeRO's constant-size buffers, C_B)."""
+        if bucket.layout.size > self._common:
+            flat = torch.empty(bucket.layout.size, dtype=bucket.dtype, device=bucket.device)
+        else:
+            empty = partial(torch.empty, self._common, dtype=bucket.dtype, device=bucket.device)
+            self._lent[bucket] = self._free.pop() if self._free else empty()
+            flat = self._lent[bucket][: bucket.layout.size]
+        stops = [0, *(slot.stop for slot in bucket.layout.slots)]
+        starts = [*(slot.start for slot in bucket.layout.slots), len(flat)]
+        for stop, start in zip(stops, starts, strict=True):
+            flat[stop:start].zero_()  # padding
+        return flat
 
     def _count(self, parameter: nn.Parameter) -> None:
         bucket = self._bucket_of[parameter]
-        bucket.missing -= 1
-        if bucket.missing == 0 and self.overlap and not bucket.kind.is_late:
+        self._missing[bucket] -= 1
+        missing, arrivals = self._missing[bucket], self._arrivals[bucket]
+        if bucket.stage >= 2 and missing % arrivals == 0:
+            self._reduce_scatter(bucket)
+        elif bucket.stage < 2 and missing == 0 and self.overlap:
             self._reduce(bucket)
 
     def _reduce(self, bucket: Bucket) -> None:
-        bucket.pending.append(all_reduce_start(bucket.flat, bucket.kind.group))
+        """Begin the sum of what all microbatches have added up to."""
+        assert bucket.flat is not None
+        if bucket.stage:
+            self._make_room()
+            pending = reduce_scatter_into_start(bucket.gradient, bucket.flat, bucket.kind.group)
+        else:
+            pending = all_reduce_start(bucket.flat, bucket.kind.group)
+        self._reducing.append(_Reduction(bucket, pending))
+
+    def _reduce_scatter(self, bucket: Bucket) -> None:
+        """Begin the sum of what has arrived since the last time, a microbatch's gradients."""
+        assert bucket.flat is not None
+        for parameter in bucket.parameters:
+            if parameter in self._fresh:  # where another parameter's of the next microbatch came first
+                self.of[parameter].zero_()
+                self._fresh.remove(parameter)
+            del self.of[parameter]
+        own = bucket.gradient if bucket in self._untouched else torch.empty_like(bucket.gradient)
+        self._untouched.discard(bucket)
+        pending = reduce_scatter_into_start(own, bucket.flat, bucket.kind.group)
+        self._reducing.append(_Reduction(bucket, pending, bucket.flat, self._lent.pop(bucket, None)))
+        bucket.flat = None
+        if not self.overlap:
+            self._complete()
+
+    def _make_room(self) -> None:
+        """Await reductions until another one may begin."""
+        while len(self._reducing) >= BUFFERS:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Await the oldest reduction."""
+        bucket, pending, flat, buffer = self._reducing.popleft()
+        own = pending.wait()
+        if flat is None:
+            return
+        if own is not bucket.gradient:
+            bucket.gradient.add_(own)
+        if buffer is not None:
+            self._free.append(buffer)
 
     @contextmanager
     def accumulated(self, microbatches: int) -> Iterator[None]:
@@ -120,43 +184,46 @@ class Gradients:
         Raises:
             RuntimeError: a parameter got too few gradients, or too many, so that its bucket was not reduced rightly.
         """
+        self._untouched.update(self.buckets)
         for bucket in self.buckets:
-            bucket.missing = microbatches * sum(self.arrivals.get(p, 1) for p in bucket.parameters)
-            if bucket.parameters[0].dtype == bucket.flat.dtype:
+            self._missing[bucket] = microbatches * self._arrivals[bucket]
+            if bucket.is_added_in_place:
+                assert bucket.flat is not None
                 bucket.flat.zero_()
-            else:
+            elif bucket.stage < 2:
                 self._fresh.update(bucket.parameters)
         yield
-        if any(bucket.missing for bucket in self.buckets):
+        if any(self._missing.values()):
             raise RuntimeError("a parameter took no part in a backward pass")
         for bucket in self.buckets:
-            if not self.overlap or bucket.kind.is_late:
+            if bucket.stage < 2 and not self.overlap:
                 self._reduce(bucket)
-        for bucket in self.buckets:
-            while bucket.pending:
-                bucket.pending.pop().wait()
+        while self._reducing:
+            self._complete()
+        tied = [all_reduce_start(b.gradient, b.kind.ends) for b in self.buckets if b.kind.ends is not None]
+        for pending in tied:
+            pending.wait()
 
-    def clip(self, limit: float) -> Tensor:
-        """The global L2 norm of the gradients, which are scaled down to `limit` if it is larger; 0: never scaled.
+    def norm(self) -> Tensor:
+        """The global L2 norm of the gradients, each parameter's counted once.
 
-        Communication: an all-reduce of a scalar over the tensor-parallel ranks, and one over the pipeline's.
+        Communication: an all-reduce of a scalar over all ranks.
         """
-        flats = [bucket.flat for bucket in self.buckets]
-        split, whole = flats[0].new_zeros(()), flats[0].new_zeros(())
-        for bucket, norm in zip(self.buckets, torch._foreach_norm(flats), strict=True):
-            if bucket.kind.is_counted:
-                (split if bucket.kind.is_split else whole).add_(norm.square())
-        norm = all_reduce_sum(all_reduce_sum(split, self.tp_group) + whole, self.pp_group).sqrt()
-        if limit:
-            torch._foreach_mul_(flats, torch.clamp(limit / (norm + 1e-6), max=1.0))
-        return norm
+        counted = [bucket.gradient for bucket in self.buckets if bucket.is_first_copy]
+        dtype = torch.float64 if self.buckets[0].dtype == torch.float64 else torch.float32
+        norms = torch._foreach_norm(counted, 2, dtype=dtype) if counted else []
+        squares = sum((norm.square() for norm in norms), torch.zeros((), dtype=dtype, device=self.buckets[0].device))
+        return all_reduce_sum(squares, self.every_rank).sqrt()
+
+    def scale(self, factor: Tensor | float) -> None:
+        """Multiply what this rank owns of all gradients."""
+        torch._foreach_mul_([bucket.gradient for bucket in self.buckets], factor)
 
 
-def _split(parameters: list[nn.Parameter], elements: int) -> list[list[nn.Parameter]]:
-    """Neighbours together, each part closed by the parameter that makes it reach `elements`."""
-    parts: list[list[nn.Parameter]] = [[]] if parameters else []
-    for p in parameters:
-        if parts[-1] and sum(q.numel() for q in parts[-1]) >= elements:
-            parts.append([])
-        parts[-1].append(p)
-    return parts
+def _accumulate(total: Tensor, gradient: Tensor) -> None:
+    if total.dtype == gradient.dtype or total.device.type != "cpu":
+        total.add_(gradient)
+        return
+    # a CPU converts all of a smaller type before it adds: in pieces, what it has converted is in its cache still
+    for part, of_gradient in zip(total.view(-1).split(PIECE), gradient.reshape(-1).split(PIECE), strict=True):
+        part.add_(of_gradient)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from impl.optim import MasterAdamW, learning_rate
+from impl.optim import MasterAdamW, Share, learning_rate
 from impl.recipe import Recipe
-from impl.zero.gradients import Bucket, Gradients, Reduced
+from impl.zero.buckets import Bucket, Kind, divide
+from impl.zero.gradients import Gradients
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.sampled_from(["cosine", "linear", "constant"]))
@@ -37,16 +38,33 @@ def model(dtype: torch.dtype) -> Any:
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)).to(dtype)
 
 
-def gradients_of(net: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype, bucket_bytes: int = 100) -> Gradients:
-    whole = Reduced(list(net.parameters()), group, is_split=False)
-    return Gradients([whole], group, group, dtype=dtype, bucket_bytes=bucket_bytes, overlap=True)
+def gradients_of(
+    kinds: list[Kind], dtype: torch.dtype = torch.float32, bucket_bytes: int = 100, **options: Any
+) -> Gradients:
+    buckets = divide(kinds, stage=0, dtype=dtype, bucket_bytes=bucket_bytes, kept=dtype)
+    return Gradients(buckets, kinds[0].group, **{"overlap": True, **options})
+
+
+def whole(net: nn.Module, group: dist.ProcessGroup) -> list[Kind]:
+    return [Kind(dict(reversed(list(net.named_parameters()))), group)]
+
+
+def optimizer_of(net: nn.Module, gradients: Gradients, recipe: Recipe) -> MasterAdamW:
+    return MasterAdamW(
+        [Share(b.own_weights, b.gradient, b.places(), True) for b in gradients.buckets],
+        {name for name, p in net.named_parameters() if p.dim() > 1},
+        recipe,
+        dtype=torch.float32,
+        offload=False,
+        publish=lambda _: None,
+    )
 
 
 def test_fp32_is_torch_adamw_without_decay_of_biases_and_norms(one_rank: dist.ProcessGroup) -> None:
     recipe = Recipe(lr=1e-2, weight_decay=0.1)
     ours, theirs = model(torch.float32), model(torch.float32)
-    gradients = gradients_of(ours, one_rank, torch.float32)
-    optimizer = MasterAdamW(dict(ours.named_parameters()), gradients.of, recipe)
+    gradients = gradients_of(whole(ours, one_rank))
+    optimizer = optimizer_of(ours, gradients, recipe)
     decayed = [p for p in theirs.parameters() if p.dim() > 1]
     kept = [p for p in theirs.parameters() if p.dim() == 1]
     reference = torch.optim.AdamW(
@@ -67,8 +85,8 @@ def test_fp32_is_torch_adamw_without_decay_of_biases_and_norms(one_rank: dist.Pr
 def test_bf16_weights_follow_fp32_masters(one_rank: dist.ProcessGroup) -> None:
     """Updates far below bf16's resolution add up in the masters until the rounded weight moves."""
     net = model(torch.bfloat16)
-    gradients = gradients_of(net, one_rank, torch.float32)
-    optimizer = MasterAdamW(dict(net.named_parameters()), gradients.of, Recipe(weight_decay=0.0))
+    gradients = gradients_of(whole(net, one_rank))
+    optimizer = optimizer_of(net, gradients, Recipe(weight_decay=0.0))
     before = net[0].weight.detach().clone()
     for i in range(40):
         with gradients.accumulated(1):
@@ -79,12 +97,12 @@ def test_bf16_weights_follow_fp32_masters(one_rank: dist.ProcessGroup) -> None:
     moved = (net[0].weight - before).abs().max().item()
     assert 1e-4 < moved < 2e-3
     assert net[0].weight.dtype == torch.bfloat16
-    assert all(m.dtype == torch.float32 for _, m in optimizer.rounded)
+    assert all(master.dtype == torch.float32 for master in optimizer.masters)
 
 
 def test_bf16_microbatches_accumulate_in_fp32(one_rank: dist.ProcessGroup) -> None:
     net: Any = nn.Linear(1, 1, bias=False).bfloat16()
-    gradients = gradients_of(net, one_rank, torch.float32)
+    gradients = gradients_of(whole(net, one_rank))
     parts = [256.0] + [0.5] * 64  # bf16 has 8 bits: 256 + 0.5 is 256 there
     for _ in range(2):  # the second step forgets the first
         with gradients.accumulated(len(parts)):
@@ -97,8 +115,7 @@ def test_bf16_microbatches_accumulate_in_fp32(one_rank: dist.ProcessGroup) -> No
 @given(bucket_bytes=st.integers(1, 2000))
 def test_buckets_hold_every_gradient_once(bucket_bytes: int, one_rank: dist.ProcessGroup) -> None:
     net = model(torch.float32)
-    gradients = gradients_of(net, one_rank, torch.float32, bucket_bytes)
-    assert sum(b.flat.numel() for b in gradients.buckets) == sum(p.numel() for p in net.parameters())
+    gradients = gradients_of(whole(net, one_rank), bucket_bytes=bucket_bytes)
     assert [p for b in gradients.buckets for p in b.parameters] == list(net.parameters())[::-1]
     with gradients.accumulated(1):
         net(torch.ones(2, 8)).sum().backward()
@@ -108,8 +125,9 @@ def test_buckets_hold_every_gradient_once(bucket_bytes: int, one_rank: dist.Proc
         assert q.grad is not None
         torch.testing.assert_close(gradients.of[p], q.grad)
     norm = torch.cat([q.grad.flatten() for q in reference.parameters() if q.grad is not None]).norm()
-    assert gradients.clip(0.5).item() == pytest.approx(norm.item(), rel=1e-5)
-    assert gradients.clip(0.0).item() == pytest.approx(0.5, rel=1e-4)
+    assert gradients.norm().item() == pytest.approx(norm.item(), rel=1e-5)
+    gradients.scale(0.5)
+    assert gradients.norm().item() == pytest.approx(0.5 * norm.item(), rel=1e-5)
 
 
 def take(gradients: Gradients, microbatches: int, *parts: Callable[[], object]) -> None:
@@ -126,8 +144,7 @@ def test_a_parameter_with_a_gradient_too_few_or_too_many_is_an_error(
     dtype: torch.dtype, bucket_bytes: int, overlap: bool, one_rank: dist.ProcessGroup
 ) -> None:
     net = model(dtype)
-    whole = Reduced(list(net.parameters()), one_rank, is_split=False)
-    gradients = Gradients([whole], one_rank, one_rank, dtype=torch.float32, bucket_bytes=bucket_bytes, overlap=overlap)
+    gradients = gradients_of(whole(net, one_rank), bucket_bytes=bucket_bytes, overlap=overlap)
     x = torch.ones(2, 8, dtype=dtype)
     with pytest.raises(RuntimeError, match="took no part"), gradients.accumulated(1):
         net[0](x).sum().backward()
@@ -138,20 +155,21 @@ def test_a_parameter_with_a_gradient_too_few_or_too_many_is_an_error(
     take(gradients, 2, backward, backward)  # and the next step is well
 
 
-@given(bucket_bytes=st.integers(1, 2000), is_split=st.lists(st.booleans(), min_size=6, max_size=6))
+@given(bucket_bytes=st.integers(1, 2000), which=st.lists(st.booleans(), min_size=6, max_size=6))
 def test_a_bucket_holds_parameters_of_one_kind(
-    bucket_bytes: int, is_split: list[bool], one_rank: dist.ProcessGroup
+    bucket_bytes: int, which: list[bool], one_rank: dist.ProcessGroup
 ) -> None:
     net = model(torch.float32)
-    kind_of = dict(zip(net.parameters(), is_split, strict=True))
-    kinds = [Reduced([p for p, its in kind_of.items() if its is kind], one_rank, kind) for kind in (True, False)]
-    gradients = Gradients(kinds, one_rank, one_rank, dtype=torch.float32, bucket_bytes=bucket_bytes, overlap=True)
-    assert all(kind_of[p] is bucket.kind.is_split for bucket in gradients.buckets for p in bucket.parameters)
+    kind_of = dict(zip(net.parameters(), which, strict=True))
+    named = lambda its: {name: p for name, p in net.named_parameters() if kind_of[p] is its}
+    kinds = [Kind(named(its), one_rank) for its in (True, False)]
+    gradients = gradients_of(kinds, bucket_bytes=bucket_bytes)
+    assert all(len({kind_of[p] for p in bucket.parameters}) == 1 for bucket in gradients.buckets)
     assert {p for bucket in gradients.buckets for p in bucket.parameters} == set(kind_of)
     with gradients.accumulated(1):
         net(torch.ones(2, 8)).sum().backward()
     norm = torch.cat([gradients.of[p].flatten() for p in kind_of]).norm().item()
-    assert gradients.clip(0.0).item() == pytest.approx(norm, rel=1e-5)
+    assert gradients.norm().item() == pytest.approx(norm, rel=1e-5)
 
 
 # Gradients that do not come once a microbatch from autograd ---------------------------------------------------------
@@ -176,10 +194,8 @@ class Tied(nn.Module):
 
 
 def of_tied(net: Tied, group: dist.ProcessGroup, arrivals: int, overlap: bool = True) -> Gradients:
-    kinds = [Reduced([net.weight], group, is_split=True), Reduced([*net.between.parameters()], group, is_split=False)]
-    return Gradients(
-        kinds, group, group, dtype=torch.float32, bucket_bytes=1, overlap=overlap, arrivals={net.weight: arrivals}
-    )
+    kinds = [Kind({"weight": net.weight}, group), *whole(net.between, group)]
+    return gradients_of(kinds, bucket_bytes=1, overlap=overlap, arrivals={net.weight: arrivals})
 
 
 def reductions(gradients: Gradients, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
@@ -194,13 +210,13 @@ def reductions(gradients: Gradients, monkeypatch: pytest.MonkeyPatch) -> list[Bu
 def test_a_tied_embedding_is_complete_with_the_gradients_of_both_its_ends(
     microbatches: int, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, parted = Tied(), Tied()
-    once, twice = of_tied(whole, one_rank, 1), of_tied(parted, one_rank, 2)
+    joined, parted = Tied(), Tied()
+    once, twice = of_tied(joined, one_rank, 1), of_tied(parted, one_rank, 2)
     order = reductions(twice, monkeypatch)
     tokens = torch.tensor([0, 3, 3, 1])
     with once.accumulated(microbatches):
         for _ in range(microbatches):
-            whole.one_stage(tokens)
+            joined.one_stage(tokens)
     with twice.accumulated(microbatches):
         for _ in range(microbatches):
             assert not order, "reduced before the last gradient"
@@ -208,7 +224,7 @@ def test_a_tied_embedding_is_complete_with_the_gradients_of_both_its_ends(
         assert len(order) == len(twice.buckets)
         assert order[-1].parameters == [parted.weight], "its last gradient is that of the look-up"
     assert len(order) == len(twice.buckets)
-    for p, q in zip(parted.parameters(), whole.parameters(), strict=True):
+    for p, q in zip(parted.parameters(), joined.parameters(), strict=True):
         torch.testing.assert_close(twice.of[p], once.of[q])
 
 
@@ -226,10 +242,7 @@ def test_weights_that_are_put_off_get_their_gradients_by_add(
     dtype: torch.dtype, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net: Any = nn.Linear(3, 2).to(dtype)
-    whole = Reduced(list(net.parameters()), one_rank, is_split=False)
-    gradients = Gradients(
-        [whole], one_rank, one_rank, dtype=torch.float32, bucket_bytes=10**6, overlap=True, put_off=[net.weight]
-    )
+    gradients = gradients_of(whole(net, one_rank), bucket_bytes=10**6, put_off=[net.weight])
     order = reductions(gradients, monkeypatch)
     x, owed = torch.ones(1, 3, dtype=dtype), torch.full((2, 3), 256.0 if dtype is torch.bfloat16 else 1.5, dtype=dtype)
     for _ in range(2):
@@ -250,45 +263,3 @@ def test_weights_that_are_put_off_get_their_gradients_by_add(
     take(gradients, 1, add, of_bias)
     with pytest.raises(RuntimeError, match="took no part"):
         take(gradients, 1, add, add, of_bias)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_what_is_late_is_reduced_behind_all_others(
-    overlap: bool, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the order in which gradients come: its other ranks are elsewhere in their schedules."""
-    net = model(torch.float32)
-    late = list(net[2].parameters())  # the first of the backward pass
-    kinds = [
-        Reduced(late, one_rank, is_split=True, is_late=True),
-        Reduced([*net[0].parameters(), *net[1].parameters()], one_rank, is_split=False),
-    ]
-    gradients = Gradients(kinds, one_rank, one_rank, dtype=torch.float32, bucket_bytes=1, overlap=overlap)
-    order = reductions(gradients, monkeypatch)
-    with gradients.accumulated(1):
-        net(torch.ones(2, 8)).sum().backward()
-        assert len(order) == (4 if overlap else 0)
-    assert len(order) == len(gradients.buckets) == 6
-    if overlap:
-        assert [bucket.kind.is_late for bucket in order] == [False] * 4 + [True] * 2
-    assert sorted(map(id, order)) == sorted(map(id, gradients.buckets))
-
-
-def test_what_is_not_counted_is_left_out_of_the_norm_and_clipped_all_the_same(one_rank: dist.ProcessGroup) -> None:
-    net = model(torch.float32)
-    elsewhere = list(net[2].parameters())
-    kinds = [
-        Reduced(elsewhere, one_rank, is_split=True, is_counted=False, is_late=True),
-        Reduced([*net[0].parameters(), *net[1].parameters()], one_rank, is_split=False),
-    ]
-    gradients = Gradients(kinds, one_rank, one_rank, dtype=torch.float32, bucket_bytes=100, overlap=True)
-    with gradients.accumulated(1):
-        net(torch.ones(2, 8)).square().sum().backward()
-    before = {p: gradients.of[p].clone() for p in net.parameters()}
-    counted = [p for p in net.parameters() if all(p is not q for q in elsewhere)]
-    norm = torch.cat([before[p].flatten() for p in counted]).norm().item()
-    assert norm > 0.5
-    assert norm < torch.cat([g.flatten() for g in before.values()]).norm().item()
-    assert gradients.clip(0.5).item() == pytest.approx(norm, rel=1e-5)
-    for p, gradient in before.items():
-        torch.testing.assert_close(gradients.of[p], gradient * 0.5 / norm, rtol=1e-4, atol=0)

@@ -179,6 +179,39 @@ def test_selective_recomputation_repeats_the_attention_products_only():
     assert selective == pytest.approx(72 * batch * s * layers * h**2 * bracket, rel=1e-12)
 
 
+# Korthikanti et al. 2022, tables 3 and 5: model, GPUs, global batch, seconds with selective recomputation and sequence
+# parallelism, MFU and HFU in percent of 312 TFLOP/s
+TABLE_5 = [
+    ("korthikanti-22b", 8, 4, 1.10, 41.5, 43.7),
+    ("korthikanti-175b", 64, 64, 13.75, 51.4, 52.8),
+    ("korthikanti-530b", 280, 280, 37.83, 56.0, 57.0),
+    ("korthikanti-1t", 512, 512, 71.49, 56.3, 57.0),
+]
+
+
+@pytest.mark.parametrize(("name", "gpus", "batch", "seconds", "mfu", "hfu"), TABLE_5)
+def test_korthikanti_table_5_and_what_selective_recomputation_costs_of_it(
+    name: str, gpus: int, batch: int, seconds: float, mfu: float, hfu: float
+):
+    """Equation 8 adds three times what selective recomputation does again: Megatron-LM#523."""
+    config = named(name)
+    layers, h, s = config.num_layers, config.hidden_size, config.seq_len
+    model, ours = (hardware_flops("ptdp", config, batch, recompute=way) for way in ("none", "selective"))
+    equation_8 = 72 * batch * layers * s * h**2 * (1 + s / (3 * h) + 51200 / (12 * h * layers))
+    percent = lambda flops: 100 * flops / seconds / gpus / 312e12
+    assert percent(model) == pytest.approx(mfu, abs=0.2)  # 1.10 s are rounded to half a percent
+    assert percent(equation_8) == pytest.approx(hfu, abs=0.2)
+    assert 3 * (ours - model) == pytest.approx(equation_8 - model, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "percent"), [("gpt-175b", 2.7), ("korthikanti-530b", 1.6)])
+def test_equation_9s_overhead_is_printed_in_section_5(name: str, percent: float):
+    config = named(name)
+    assert 100 * config.seq_len / (6 * config.hidden_size) == pytest.approx(percent, abs=0.1)
+    ours, model = (hardware_flops("palm_12", padded(name), 1, recompute=way) for way in ("selective", "none"))
+    assert 100 * (ours / model - 1) == pytest.approx(percent / 3, abs=0.1)
+
+
 @given(gpts, st.integers(1, 64), st.integers(2, 8), st.sampled_from(sorted(MODEL_FLOPS)))
 def test_flops_grow_with_the_batch_and_with_recomputation(config: ModelConfig, batch: int, times: int, convention: str):
     model = model_flops(convention, config, batch)

@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from decimal import Decimal
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.cost.parameters import count_parameters, resolve_vocab
+from impl.cost.parameters import count_parameters, named_parameters, rank_parameters, resolve_vocab
 from impl.errors import InputError
 from impl.model.bert import BERT
 from impl.model.config import ModelConfig
@@ -79,6 +80,38 @@ def test_the_count_is_the_models(family: str, model: type[GPT] | type[BERT], pla
     shards = shards_of(built)  # the vocabulary's padding is not counted
     shapes = [shards[n].whole_shape(p.shape) if n in shards else p.shape for n, p in built.named_parameters()]
     assert count_parameters(config, 300).total == sum(map(math.prod, shapes))
+
+
+class Ranks:
+    """As much of a process group as a model asks for."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._size - 1
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(("family", "model"), [("gpt", GPT), ("bert", BERT)])
+def test_the_list_is_the_models_in_its_order(family: str, model: type[GPT] | type[BERT], placement: str):
+    config = dataclasses.replace(named(f"{family}-8m"), norm_placement=placement, num_heads=8)
+    stages = split(config, 300, 3)
+    for tp in (1, 2, 4):
+        group: Any = Ranks(tp)
+        for owned in (stages, stages[:1], stages[1:2], stages[2:], stages[::2]):
+            with torch.device("meta"):
+                built = model(config, 300, TensorParallel(group, sequence_parallel=False, overlap=True), owned)
+            shards = shards_of(built)
+            theirs = [(name, tuple(p.shape), name in shards) for name, p in built.named_parameters()]
+            ours = named_parameters(config, 300, tp, owned)
+            assert ours == theirs
+            parts = rank_parameters(config, 300, tp, owned)
+            assert parts.split == sum(parameter.size for parameter in ours if parameter.is_split)
+            assert parts.whole == sum(parameter.size for parameter in ours if not parameter.is_split)
 
 
 def test_parts_of_a_tiny_bert_by_hand():

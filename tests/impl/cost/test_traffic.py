@@ -1,6 +1,5 @@
 """What ranks send each other: the count of a real step is the formula, to the byte."""
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from impl.collectives import counted
-from impl.cost.traffic import Count, Op, Place, gradient_bytes, pipeline_traffic, tensor_parallel_traffic
+from impl.cost.parameters import count_parameters
+from impl.cost.traffic import Count, Op, Place, pipeline_traffic, state_traffic, step_traffic, tensor_parallel_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig
 from impl.plan import Plan
@@ -19,8 +19,6 @@ from tests.impl.pipeline.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=9, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
 RECIPE = Recipe(steps=1, global_batch=8, microbatch=1)
-LOSS = Count(1, 8)
-"""The loss is one float64."""
 
 
 @pytest.fixture(scope="module")
@@ -36,38 +34,30 @@ class Moved(NamedTuple):
     pp_rank: int
     counts: dict[str, dict[Op, Count]]
     """By axes of the mesh."""
-    buckets: dict[str, int]
-    """Of gradients that are reduced, by axes of the mesh."""
     head_positions: int
 
 
 def step(one: Trainer) -> Moved:
+    plan = one.run.plan
+    joined = lambda *axes: "_".join(axis for axis in axes if getattr(plan, axis) > 1)
+    groups = [(bucket.kind.ends, "ends") for bucket in one.buckets if bucket.kind.ends is not None]
+    groups += [(bucket.kind.group, joined("dp", "tp")) for bucket in one.buckets]
+    groups += [(one.gradients.every_rank, joined("pp", "dp", "tp"))]
     names = {str(one.group.group_name): "dp", str(one.tp.group.group_name): "tp", str(one.pp_group.group_name): "pp"}
-    kinds = [bucket.kind for bucket in one.gradients.buckets if bucket.kind.group.size() > 1]
-    for kind in kinds:
-        names.setdefault(str(kind.group.group_name), "ends" if kind.is_late else "dp_tp")
-    assert len(set(names.values())) == len(names), "two groups have one name"
+    for group, axes in groups:
+        names.setdefault(str(group.group_name), axes)
     with counted() as counts:
         one.step(0)
     by_axes: dict[str, dict[Op, Count]] = {}
     for (group, op), count in counts.items():
-        by_axes.setdefault(names[group], {})[op] = count
-    buckets = Counter(names[str(kind.group.group_name)] for kind in kinds)
-    return Moved(one.pp_group.rank(), by_axes, dict(buckets), one.head_positions)
+        of_axes = by_axes.setdefault(names[group], {})
+        of_axes[op] = of_axes.get(op, Count()) + count
+    return Moved(one.pp_group.rank(), by_axes, one.head_positions)
 
 
 def assert_is_as_predicted(run: Run, found: Moved) -> None:
     place = Place(run, run.model.vocabulary(257), found.pp_rank)
-    expected = {"tp": tensor_parallel_traffic(place, found.head_positions), "pp": pipeline_traffic(place)}
-    reduced = gradient_bytes(place)
-    assert reduced.keys() == found.buckets.keys()
-    sums = {axes: Count(found.buckets[axes], size) for axes, size in reduced.items()}
-    if run.plan.dp > 1:
-        sums["dp"] = sums.get("dp", Count()) + LOSS
-    for axes, sum_ in sums.items():
-        of_axes = expected.setdefault(axes, {})
-        of_axes["all_reduce"] = of_axes.get("all_reduce", Count()) + sum_
-    assert found.counts == {axes: counts for axes, counts in expected.items() if counts}
+    assert found.counts == step_traffic(place, found.head_positions)
 
 
 WITHOUT_PIPELINE: list[tuple[Plan, Precision]] = [
@@ -79,6 +69,10 @@ WITHOUT_PIPELINE: list[tuple[Plan, Precision]] = [
     (Plan(tp=4, sequence_parallel=True), "bf16"),
     (Plan(dp=2, tp=2), "fp32"),
     (Plan(dp=2, tp=2, sequence_parallel=True, bucket_bytes=10_000), "bf16"),
+    (Plan(tp=2, recompute="selective"), "fp32"),
+    (Plan(tp=2, recompute="full"), "fp32"),
+    (Plan(tp=2, sequence_parallel=True, recompute="full"), "bf16"),
+    (Plan(tp=4, recompute="full", partition_activations=True), "fp32"),
 ]
 PIPELINES: list[tuple[Plan, Precision]] = [
     (Plan(pp=2, schedule="gpipe"), "fp32"),
@@ -95,13 +89,29 @@ PIPELINES: list[tuple[Plan, Precision]] = [
     (Plan(pp=2, dp=2, tp=2, schedule="zb_h1", scatter_gather=False), "bf16"),
     (Plan(pp=2, dp=2, tp=2, schedule="interleaved", chunks=4, sequence_parallel=True), "fp64"),
     (Plan(pp=2, tp=4), "fp32"),
+    (Plan(pp=2, tp=2, schedule="zb_h1", recompute="full", partition_activations=True), "bf16"),
+    (Plan(pp=2, tp=2, schedule="zb_h1", recompute="full", sequence_parallel=True), "fp32"),
     # rank 0 has both ends, rank 1 hands over to itself
     (Plan(pp=2, tp=2, schedule="tests.impl.pipeline.own_schedule:two_ways", chunks=2), "fp32"),
 ]
 
 
+SMALL: dict[str, Any] = {"bucket_bytes": 10_000}
+ZERO: list[tuple[Plan, Precision]] = [
+    (Plan(dp=2, zero_stage=1, **SMALL), "bf16"),
+    (Plan(dp=2, zero_stage=2, **SMALL), "fp32"),
+    (Plan(dp=2, zero_stage=3, **SMALL), "bf16"),
+    (Plan(dp=2, tp=2, zero_stage=1, sequence_parallel=True), "fp32"),
+    (Plan(dp=2, tp=2, zero_stage=3), "bf16"),
+    (Plan(tp=2, zero_stage=3, sequence_parallel=True), "fp32"),
+    (Plan(dp=2, pp=2, zero_stage=2, schedule="zb_h1", **SMALL), "bf16"),
+    (Plan(dp=2, pp=2, zero_stage=3, schedule="interleaved", chunks=2, **SMALL), "fp32"),
+    (Plan(dp=2, tp=2, pp=2, zero_stage=3, sequence_parallel=True, **SMALL), "fp32"),
+]
+
+
 @pytest.mark.parametrize("family", ["gpt", "bert"])
-@pytest.mark.parametrize("plans", [WITHOUT_PIPELINE, PIPELINES], ids=["pp = 1", "pp > 1"])
+@pytest.mark.parametrize("plans", [WITHOUT_PIPELINE, PIPELINES, ZERO], ids=["pp = 1", "pp > 1", "ZeRO"])
 def test_a_step_of_every_rank_sends_what_the_formulas_say(
     plans: list[tuple[Plan, Precision]], family: str, data: Path
 ) -> None:
@@ -113,6 +123,24 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
         assert {found.pp_rank for found in ranks} == set(range(run.plan.pp))
         for found in ranks:
             assert_is_as_predicted(run, found)
+
+
+@pytest.mark.parametrize(("stage", "volume"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_zero_moves_two_or_three_times_the_parameters(stage: int, volume: int) -> None:
+    """ZeRO, section 7: a rank of many sends and receives about as many elements as are scattered or gathered, and an
+    all-reduce is both; embeddings, gathered once less, and padding are the rest."""
+    model = ModelConfig(num_layers=24, hidden_size=1024, num_heads=16, seq_len=1024, vocab_size=8192)
+    run = Run(
+        model=model,
+        plan=Plan(dp=64, zero_stage=stage),
+        train=Recipe(global_batch=64, microbatch=1),
+        precision="fp16",
+        fp32_gradients=False,
+    )
+    counts = state_traffic(Place(run, 8192))["dp"]
+    moved = sum(count.bytes * (2 if op == "all_reduce" else 1) for op, count in counts.items())
+    parameters = count_parameters(model).total
+    assert moved / (2 * parameters) == pytest.approx(volume, rel=0.04 if stage == 3 else 0.001)
 
 
 def test_tokens_that_do_not_divide_are_sent_whole(data: Path) -> None:
@@ -146,7 +174,7 @@ def test_sequence_parallelism_moves_as_many_bytes_but_for_the_gather_in_the_back
     ]
     one, two = (tensor_parallel_traffic(Place(run, 1024), 64) for run in runs)
     layer = {op: two[op].calls - one[op].calls for op in two}
-    assert layer == {"all_reduce": 0, "reduce_scatter": 4, "all_gather": 4 + 2}
+    assert layer == {"reduce_scatter": 4, "all_gather": 4 + 2}
 
 
 SCHEDULES = [("gpipe", 1), ("one_f_one_b", 1), ("zb_h1", 1), ("interleaved", 2), ("interleaved", 4)]

@@ -18,6 +18,7 @@ from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.stage import Stage, split
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
+from tests.impl.model.through import through
 
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, seq_len=16)
 VOCAB = 50
@@ -36,7 +37,7 @@ def trunk_output(
 ) -> Tensor:
     """What the one stage of a serial model makes of tokens."""
     every = Stage(range(len(model.trunk.layers)), is_first=True, is_last=True)
-    return model.trunk(every, None, (tokens, types), tokens.shape[1], key)
+    return through(model.trunk, every, None, (tokens, types), tokens.shape[1], key)
 
 
 def logits(model: GPT | BERT, tokens: Tensor, key: DropoutKey | None = None) -> Tensor:
@@ -127,7 +128,7 @@ def test_post_layernorm_ends_normalised_and_pre_starts_raw(build: Build) -> None
     block_input = {}
     for name, model in (("post", post), ("pre", pre)):
         model.trunk.layers["0"].register_forward_pre_hook(lambda _, x, name=name: block_input.__setitem__(name, x[0]))
-        out = trunk_output(model, tokens)
+        out = model.trunk.final_norm(trunk_output(model, tokens))
         assert torch.allclose(out.std(-1, unbiased=False), torch.ones(16, dtype=torch.float64), rtol=0.02)
     assert torch.allclose(block_input["post"].std(-1, unbiased=False), torch.ones(16, dtype=torch.float64), rtol=0.02)
     assert block_input["pre"].std() < 0.1
@@ -149,7 +150,7 @@ def test_stages_in_turn_are_the_model_to_the_last_bit(
     key, x = DropoutKey(0, 0, 0), None
     for stage in stages:
         part = build_model(config, VOCAB, 0, torch.float64, serial, [stage])
-        x = part.trunk(stage, x, (tokens, types) if stage.is_first else None, 16, key)
+        x = through(part.trunk, stage, x, (tokens, types) if stage.is_first else None, 16, key)
     assert x is not None
     assert torch.equal(x, trunk_output(whole, tokens, types, key))
 

@@ -6,7 +6,7 @@ from impl.errors import InputError
 from impl.model.sizes import SIZES, named
 
 NAMES = {
-    "gpt": ["0.5m", "2m", "8m", "25m", "355m", "1.2b", "2.5b", "4.2b", "8.3b", "175b"],
+    "gpt": ["0.5m", "2m", "8m", "25m", "355m", "1.2b", "2.5b", "4.2b", "8b", "8.3b", "175b"],
     "bert": ["0.5m", "2m", "8m", "25m", "336m", "1.3b", "3.9b"],
     "ptdp": ["1.7b", "3.6b", "7.5b", "18.4b", "39.1b", "76.1b", "145.6b", "310.1b", "529.6b", "1t"],
     "korthikanti": ["22b", "175b", "530b", "1t"],

@@ -15,6 +15,7 @@ from impl.model.initialise import build_model
 from impl.model.layers import MASK_BLOCKS, Dropout, DropoutKey
 from impl.pipeline.stage import split
 from impl.tensor_parallel.group import WHOLE, Part, TensorParallel
+from tests.impl.model.through import through
 from tests.ranks import run_ranks
 
 KEY = DropoutKey(3, 0, 0)
@@ -85,7 +86,7 @@ def draw_all(tp: TensorParallel, key: DropoutKey) -> Drawn:
             module.register_forward_hook(note)
     tokens = torch.arange(24).view(2, 12)
     (stage,) = split(CONFIG, 300, 1)
-    out = tp.gather(model.trunk(stage, None, (tokens, None), 12, key), tp.group)
+    out = tp.gather(through(model.trunk, stage, None, (tokens, None), 12, key), tp.group)
     return Drawn(masks, out.detach().numpy())
 
 

@@ -41,14 +41,13 @@ def _train(run: Run, data: Path) -> Trained:
     trainer = Trainer(run, TokenFolder.open(data), build_mesh(run.plan, "cpu"), torch.device("cpu"))
     losses = [trainer.step(i).loss.item() for i in range(run.train.steps)]
     vocabulary = trainer.model.tokens
-    over_tokens = [vocabulary.weight]
-    if run.model.family == "bert":
-        over_tokens.append(trainer.model.get_parameter("token_bias"))
+    names = ["trunk.tokens.weight", *(["token_bias"] if run.model.family == "bert" else [])]
+    owned = {one.name: one.tensors for one in trainer.optimizer.owned()}
     padding = []
-    for parameter in over_tokens:
-        state = trainer.optimizer.adam.state[parameter]
-        padding += [t[vocabulary.tokens.count :] for t in (parameter, state["exp_avg"], state["exp_avg_sq"])]
-        assert state["exp_avg"][: vocabulary.tokens.count].all(), "a token's row has no gradient"
+    for name in names:
+        width = trainer.model.get_parameter(name).numel() // len(vocabulary.weight)
+        padding += [t.view(-1, width)[vocabulary.tokens.count :] for t in owned[name].values()]
+        assert owned[name]["exp_avg"].view(-1, width)[: vocabulary.tokens.count].all(), "a token's row has no gradient"
     return Trained(losses, len(padding[0]), not any(t.count_nonzero() for t in padding))
 
 

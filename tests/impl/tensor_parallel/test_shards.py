@@ -57,6 +57,21 @@ def test_parts_are_of_one_size_and_hold_every_element_once(split: Split) -> None
     assert (elements == 0).sum() * split.shard.size == split.shard.padding * split.whole.numel()
 
 
+@given(splits(), st.data())
+def test_runs_say_where_a_parts_indices_are_in_the_whole(split: Split, data: st.DataObject) -> None:
+    shard = split.shard
+    for rank, part in enumerate(split.parts):
+        stop = data.draw(st.integers(0, part.shape[shard.dim]))
+        start = data.draw(st.integers(0, stop))
+        expected = part.narrow(shard.dim, start, stop - start)
+        found = [
+            (split.whole.narrow(shard.dim, there, count), part.narrow(shard.dim, at, count))
+            for at, there, count in shard.runs(start, stop, Part(rank, split.ranks))
+        ]
+        assert all(torch.equal(whole, own) for whole, own in found)
+        assert sum(own.numel() for _, own in found) == (expected != 0).sum()
+
+
 def test_every_block_is_split_by_itself() -> None:
     whole = torch.arange(12)  # queries 0-3, keys 4-7, values 8-11
     assert Shard(0, 12, blocks=3).take(whole, Part(1, 2)).tolist() == [2, 3, 6, 7, 10, 11]

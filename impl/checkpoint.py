@@ -1,0 +1,265 @@
+"""Checkpoints that any layout can load: every tensor lies there whole, under the name that it has in every layout."""
+
+import dataclasses
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from impl.chunks import Chunk, LoadChunks, SaveChunks, State, chunks
+from impl.errors import InputError
+from impl.model.config import ModelConfig
+from impl.optim import Owned
+from impl.tensor_parallel.shards import shards_of
+from impl.train import Trainer
+
+NAME = re.compile(r"step-(\d{8,})")
+"""Of a finished checkpoint's folder; others that begin so are being written or removed."""
+T = TypeVar("T")
+
+
+class Saved(NamedTuple):
+    """A whole checkpoint."""
+
+    path: Path
+    step: int
+    """Training steps that it has behind it."""
+    state: State
+
+
+def latest(folder: Path) -> tuple[Saved | None, list[str]]:
+    """The newest whole checkpoint in a folder, and what is wrong with each newer one.
+
+    Whole is one whose metadata can be read and whose files are as long as that says; their content is not read.
+    """
+    damaged: list[str] = []
+    for step, path in sorted(_finished(folder).items(), reverse=True):
+        try:
+            return Saved(path, step, _whole_state(path)), damaged
+        except Exception as error:  # whatever unpickling a damaged file raises
+            damaged.append(f"{path} is damaged ({_reason(error)})")
+    return None, damaged
+
+
+def _whole_state(path: Path) -> State:
+    metadata = dcp.FileSystemReader(path).read_metadata()
+    ends: dict[str, int] = {}
+    for place in metadata.storage_data.values():
+        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+    for name, size in ends.items():
+        if (found := (path / name).stat().st_size) < size:
+            raise ValueError(f"{name} has {found} bytes of {size}")
+    return metadata.planner_data
+
+
+def _finished(folder: Path) -> dict[int, Path]:
+    """Folders of checkpoints that were written to their end, by step."""
+    found = {path: NAME.fullmatch(path.name) for path in folder.glob("step-*")}
+    return {int(match[1]): path for path, match in found.items() if match}
+
+
+class Loaded(NamedTuple):
+    """What training goes on from."""
+
+    step: int
+    warnings: list[str]
+    """Newer checkpoints that are damaged."""
+
+
+class Checkpoints:
+    """The checkpoints of one training run, in a folder that all ranks see.
+
+    Holds master weights, moments, the count of updates, the loss scale and the step. The step is all there is of the
+    position in the data, the learning rate and the random numbers: these are functions of step and seed. Loaded in
+    another layout or precision, training goes on as it would have there.
+
+    A save copies to host memory what this rank owns, each element once over all ranks, and a thread writes it while
+    training goes on. It is written into a folder beside and renamed when every rank has finished, so that a process
+    killed at any moment leaves the last one as it was.
+
+    Memory: 12 bytes of host memory per parameter that is owned, kept between saves.
+    Communication: of plans only, and over `group`, whose ranks are all of the run's; nothing else may use it.
+
+    Args:
+        group: can communicate from host memory (gloo).
+        keep: how many of the newest stay.
+    """
+
+    def __init__(self, folder: Path, trainer: Trainer, group: dist.ProcessGroup, *, keep: int = 2) -> None:
+        self.folder, self.trainer, self.group, self.keep = folder, trainer, group, keep
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: Future[None] | None = None
+        self._copies: list[Tensor] = []
+        self._shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
+        self._shards = shards_of(trainer.model)
+
+    def save(self, step: int) -> None:
+        """Begin to write a checkpoint after `step` steps; waits for the one before.
+
+        Raises:
+            RuntimeError: the one before was not written, and why.
+        """
+        self.wait()
+        own = [chunk for owned in self._to_host() for chunk in self._chunks(owned)]
+        planner = SaveChunks(own, self._state(step))
+        self._under_way = self._thread.submit(self._write, step, planner)
+
+    def wait(self) -> None:
+        """Until no save is under way.
+
+        Raises:
+            RuntimeError: the last one was not written, and why.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        try:
+            under_way.result()
+        except (Exception, CheckpointException) as error:
+            raise RuntimeError(f"no checkpoint was written to {self.folder}: {_reason(error)}") from error
+
+    def load(self) -> Loaded | None:
+        """Go on from the newest whole checkpoint; None: there is none.
+
+        Raises:
+            InputError: it is one of another model, vocabulary, seed or data; or all that are there are damaged.
+        """
+        self.wait()
+        saved, damaged = self._first(lambda: latest(self.folder))
+        if saved is None:
+            if damaged:
+                raise InputError(
+                    f"no whole checkpoint: {'; '.join(damaged)}; without {self.folder} training begins anew"
+                )
+            return None
+        if why := _why_another(saved.state["identity"], _identity(self.trainer)):
+            raise InputError(f"{saved.path} is a checkpoint of another run: {why}")
+        own = [chunk for owned in self.trainer.optimizer.owned() for chunk in self._chunks(owned)]
+        try:
+            dcp.load(
+                {}, storage_reader=dcp.FileSystemReader(saved.path), planner=LoadChunks(own), process_group=self.group
+            )
+        except CheckpointException as error:
+            raise InputError(f"{saved.path} cannot be loaded: {_reason(error)}") from None
+        self._restore(saved.state)
+        return Loaded(saved.step, damaged)
+
+    def _restore(self, state: State) -> None:
+        self.trainer.optimizer.publish()
+        self.trainer.optimizer.updates = state["updates"]
+        if state["precision"] == self.trainer.run.precision:  # a scale is of a precision
+            for name, value in state["loss_scale"].items():
+                setattr(self.trainer.loss_scale, name, value)
+
+    def _state(self, step: int) -> State:
+        scale = self.trainer.loss_scale
+        return {
+            "step": step,
+            "updates": self.trainer.optimizer.updates,
+            "precision": self.trainer.run.precision,
+            "loss_scale": {"scale": scale.scale, "good_steps": scale.good_steps, "skipped": scale.skipped},
+            "identity": _identity(self.trainer),
+        }
+
+    def _chunks(self, owned: Owned) -> Iterator[Chunk]:
+        shape = self._shapes[owned.name]
+        return chunks(owned, shape, self._shards.get(owned.name), self.trainer.tp.part)
+
+    def _to_host(self) -> list[Owned]:
+        """Copies of what this rank is to write, in memory that is the same at every save."""
+        own = [owned for owned in self.trainer.optimizer.owned() if owned.is_writer]
+        if not self._copies:
+            pinned = self.trainer.device.type == "cuda"
+            self._copies = [
+                torch.empty(t.shape, dtype=t.dtype, pin_memory=pinned) for o in own for t in o.tensors.values()
+            ]
+        free = iter(self._copies)
+        copies = [
+            o._replace(tensors={k: next(free).copy_(t, non_blocking=True) for k, t in o.tensors.items()}) for o in own
+        ]
+        if self.trainer.device.type == "cuda":
+            torch.cuda.current_stream(self.trainer.device).synchronize()
+        return copies
+
+    def _write(self, step: int, planner: SaveChunks) -> None:
+        part = self.folder / f"step-{step:08}.part"
+        self._first(lambda: _clear(self.folder))
+        dcp.save({}, storage_writer=dcp.FileSystemWriter(part), planner=planner, process_group=self.group)
+        self._first(lambda: self._publish(part, step))
+
+    def _publish(self, part: Path, step: int) -> None:
+        """Rename what all ranks have written, and remove what is too old, or of steps that were not gone on from."""
+        path = part.with_suffix("")
+        _sync(part)
+        if path.exists():
+            path.rename(path.with_suffix(".old"))
+        part.rename(path)
+        _sync(self.folder)
+        finished = _finished(self.folder)
+        kept = sorted(s for s in finished if s <= step)[-self.keep :]
+        for other in finished.keys() - set(kept):
+            finished[other].rename(finished[other].with_suffix(".old"))
+        _clear(self.folder)
+
+    def _first(self, action: Callable[[], T]) -> T:
+        """What the first rank's action gives or raises, on every rank."""
+        told: list[Any] = [None, None]
+        if self.group.rank() == 0:
+            try:
+                told[0] = action()
+            except Exception as error:  # the other ranks are waiting for word
+                told[1] = error
+        dist.broadcast_object_list(told, group=self.group, group_src=0)
+        if told[1] is not None:
+            raise told[1]
+        return told[0]
+
+
+def _identity(trainer: Trainer) -> State:
+    """What a checkpoint and what it is loaded into have to have in common."""
+    run = trainer.run
+    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items()}
+    return {**model, "model.vocab_size": trainer.vocab_size, "seed": run.seed, "data": trainer.data.sha256}
+
+
+def _why_another(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """The first difference between two identities; a field that is newer than the checkpoint had its default."""
+    defaults = {f"model.{field.name}": field.default for field in dataclasses.fields(ModelConfig)}
+    there = {**defaults, **saved}
+    return next((f"{name} {there[name]!r}, here {value!r}" for name, value in own.items() if there[name] != value), "")
+
+
+def _reason(error: BaseException) -> str:
+    """An error in one line; of several ranks', the first's."""
+    where = ""
+    if isinstance(error, CheckpointException):
+        rank, (error, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        where = f"rank {rank}: "
+    lines = str(error).strip().splitlines() or [""]
+    return f"{where}{lines[0] if isinstance(error, InputError) else f'{type(error).__name__}: {lines[0]}'}"
+
+
+def _clear(folder: Path) -> None:
+    """Make the folder, and remove from it what saves that were interrupted left behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("step-*"):
+        if not NAME.fullmatch(path.name):
+            shutil.rmtree(path)
+
+
+def _sync(folder: Path) -> None:
+    """Names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

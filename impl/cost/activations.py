@@ -1,0 +1,178 @@
+"""Bytes of activations: what a microbatch's forward pass keeps for its backward pass on one rank, part by part.
+
+Letters are those of Korthikanti et al. 2022: b sequences of s tokens, n = b s, hidden size h, a heads, t ranks that
+share a layer; e is an element's size. Every number is what `impl.activations` counts on a CPU, to the byte. CUDA is
+different in little: norms keep statistics in fp32, and fused attention is taken to keep what flash attention does: q,
+k, v, its result and a logarithm a row, which its fp64 fallback exceeds. What a compiled layer keeps is the compiler's
+choice.
+"""
+
+from dataclasses import dataclass
+
+from impl.cost.parameters import ELEMENT_BYTES
+from impl.model.config import MASK_BLOCKS, padded_vocabulary
+from impl.pipeline.stage import Stage
+from impl.run import Run
+
+INDEX_BYTES = 8
+"""Of a token, a position or another number that rows are looked up by."""
+
+
+def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int, tp_rank: int = 0) -> dict[str, int]:
+    """Bytes kept of one microbatch in a pipeline stage, by part; what waits in host memory is `offloaded_layers`.
+
+    Args:
+        head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
+        tp_rank: ranks differ by the bytes of some masks where 8 divides neither the tokens nor the heads.
+    Source: Korthikanti et al. 2022 (2205.05198), sections 4.1 to 4.3.
+    """
+    rank, parts = _Rank(run, tp_rank), dict[str, int]()
+    if stage.is_first:
+        parts["embedding"] = rank.embedding
+        parts["embedding_norm"] = rank.norm(rank.own) * run.model.norms.embedding + rank.token_mask
+    parts["offloaded_layers" if run.plan.offload_activations else "layers"] = len(stage.layers) * rank.layer
+    if stage.is_last:
+        parts["head"] = rank.head(head_positions)
+        parts["loss"] = rank.loss(vocab_size, head_positions)
+    return parts
+
+
+def layer_bytes(run: Run, tp_rank: int = 0) -> int:
+    """Bytes kept of one microbatch in one layer, wherever they wait.
+
+    Without norms' statistics, with dropout, two norms and 16 bits: s b h (10 + 24/t + 5as/ht), 34/t for the first two
+    with sequence parallelism; without the last term if recomputation is selective; 2 s b h if it is full.
+
+    Source: Korthikanti et al. 2022 (2205.05198), table 2.
+    """
+    return _Rank(run, tp_rank).layer
+
+
+def working_bytes(run: Run, tp_rank: int = 0) -> int:
+    """Bytes that a layer's backward pass takes besides, of what it computes anew and, if it waits elsewhere, its input.
+
+    One layer has them at a time. Gradients that come and go, as without recomputation, are not counted.
+    """
+    rank, plan = _Rank(run, tp_rank), run.plan
+    if plan.recompute == "selective":
+        return rank.core + rank.core_copies
+    if plan.recompute == "full":
+        has_input = not (plan.partition_activations or plan.offload_activations)
+        return rank.around_core + rank.core - (rank.activations if has_input else 0)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A microbatch on one tensor-parallel rank."""
+
+    run: Run
+    index: int
+
+    @property
+    def e(self) -> int:
+        return ELEMENT_BYTES[self.run.precision]
+
+    @property
+    def wide(self) -> int:
+        """Size of an element of what is computed in fp32 at least."""
+        return max(self.e, 4)
+
+    @property
+    def tokens(self) -> int:
+        return self.run.train.microbatch * self.run.model.seq_len
+
+    @property
+    def parts(self) -> int:
+        """That the tokens between split blocks are in."""
+        return self.run.plan.tp if self.run.plan.sequence_parallel else 1
+
+    @property
+    def own(self) -> int:
+        """Tokens of the rank between split blocks."""
+        return self.tokens // self.parts
+
+    @property
+    def activations(self) -> int:
+        """[n, h], sequence parallel [n / t, h]."""
+        return self.own * self.run.model.hidden_size * self.e
+
+    @property
+    def features(self) -> int:
+        """[n, h / t]."""
+        return self.tokens * self.run.model.hidden_size // self.run.plan.tp * self.e
+
+    @property
+    def token_mask(self) -> int:
+        """Of dropout on the rank's [n, h]."""
+        return self._mask(self.own, self.parts, self.run.model.hidden_size)
+
+    @property
+    def layer(self) -> int:
+        plan = self.run.plan
+        if plan.recompute == "full":
+            return self.activations // (plan.tp if plan.partition_activations else 1)
+        return self.around_core + (self.core if plan.recompute == "none" else 0)
+
+    @property
+    def around_core(self) -> int:
+        """Inputs of a layer's norms and column-parallel products; q, k, v, context, both sides of the GELU; masks."""
+        norms = 2 * self.run.model.norms.norms_per_block * self.norm(self.own)
+        return norms + 2 * self.activations + (3 + 1 + 4 + 4) * self.features + 2 * self.token_mask
+
+    @property
+    def core(self) -> int:
+        """Of attention: probabilities before and after dropout, and its mask; fused, a logarithm a row."""
+        model, heads = self.run.model, self.run.model.num_heads // self.run.plan.tp
+        if model.dropout == 0.0:
+            return heads * self.tokens * self.wide
+        of_head = self.tokens * model.seq_len
+        return 2 * heads * of_head * self.e + self._mask(heads, self.run.plan.tp, of_head)
+
+    @property
+    def core_copies(self) -> int:
+        """What the core keeps besides its inputs, which it has: the fused kernel's result, or q, k and v laid out anew
+        for batched products, where there are several sequences of several heads.
+        """
+        heads = self.run.model.num_heads // self.run.plan.tp
+        if self.run.model.dropout == 0.0:
+            return self.features
+        return 3 * self.features if heads > 1 and self.run.train.microbatch > 1 else 0
+
+    @property
+    def embedding(self) -> int:
+        """Tokens, positions and (BERT) types that rows were looked up by, and which tokens are another rank's."""
+        by_own = 2 if self.run.model.family == "bert" else 1
+        elsewhere = self.tokens if self.run.plan.tp > 1 else 0
+        return INDEX_BYTES * (self.tokens + by_own * self.own) + elsewhere
+
+    def norm(self, rows: int) -> int:
+        """Input, mean and deviation."""
+        return rows * (self.run.model.hidden_size + 2) * self.e
+
+    def head(self, positions: int) -> int:
+        """The last norm, and what goes into the logits; BERT's heads work on the whole [n, h] and on masked tokens."""
+        b, h = self.run.train.microbatch, self.run.model.hidden_size
+        final = self.norm(self.own) * self.run.model.norms.final
+        if self.run.model.family == "gpt":
+            return final + self.activations
+        masked = INDEX_BYTES * b * positions + 3 * b * positions * h * self.e + self.norm(b * positions)
+        pooled = b * h * self.e
+        return final + self.tokens * h * self.e + masked + pooled
+
+    def loss(self, vocab_size: int, positions: int) -> int:
+        """Logits, and of each token its sum, its target and whether that is here; (BERT) the next sentence's loss."""
+        scored, plan = self.run.train.microbatch * positions, self.run.plan
+        logits = scored * padded_vocabulary(vocab_size, plan.tp) // plan.tp * self.e
+        tokens = logits + scored * (self.wide + INDEX_BYTES + 1)
+        if self.run.model.family == "gpt":
+            return tokens
+        return tokens + self.run.train.microbatch * (2 * self.wide + INDEX_BYTES) + self.wide
+
+    def _mask(self, rows: int, of: int, width: int) -> int:
+        """A byte an element, in the blocks that masks are drawn in."""
+        if self.run.model.dropout == 0.0:
+            return 0
+        index, size = self.index if of > 1 else 0, -(-rows * of // MASK_BLOCKS)
+        first, last = index * rows // size, -(-(index + 1) * rows // size)
+        return (last - first) * size * width

@@ -1,0 +1,138 @@
+"""Memory that a step passes through: gradients on their way, gathered parameters, what the pipeline hands over."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+
+from impl.cost.buckets import Bucket
+from impl.cost.parameters import named_parameters
+from impl.cost.traffic import Place
+from impl.pipeline.schedule import Action, Op
+from impl.pipeline.stage import Stage
+from impl.zero.partition import TIED, unit_of, units_of_block
+
+REDUCTIONS = 2
+"""Buckets of gradients that are reduced at a time, while further ones are filled."""
+BLOCKS = {"mlp": ("down", "up"), "attention": ("projection", "qkv")}
+BACKWARD = [
+    f"{block}{part}"
+    for block, (rows, columns) in BLOCKS.items()
+    for part in ("_norms.sum", "_norms.output", f".{rows}", f".{columns}", "_norms.input")
+]
+"""A layer's parts in the order in which the backward pass comes to them."""
+STEADY = 4
+"""Microbatches for each pipeline rank after which a step has shown all that it does."""
+
+
+def received_at_once(row: Iterable[Action]) -> int:
+    """Buffers that a pipeline rank receives into, of a size each; kept for the microbatch's backward pass in the stage.
+
+    Args:
+        row: a rank's actions with sends and receives.
+    """
+    used = Counter[tuple[int, int]]()
+    most = 0
+    for op, *at in row:
+        if op in (Op.RECV_F, Op.RECV_B):
+            used[at[0], at[1]] += 1
+            most = max(most, used.total())
+        elif op in (Op.B, Op.W):
+            del used[at[0], at[1]]
+    return most
+
+
+def gathered_elements(place: Place, buckets: Sequence[Bucket]) -> int:
+    """Most elements of divided parameters that are there as a whole: a block's, and the next one's ahead of it."""
+    sizes = Counter[str]()
+    for bucket in buckets:
+        if bucket.zero_stage == 3:
+            sizes[bucket.unit] += bucket.layout.size
+    most = 0
+    for stage in place.stages:
+        units = [set(units_of_block(block)) for block in _blocks(stage)]
+        if place.run.plan.overlap_param_gather:
+            units += [a | b for a, b in pairwise(units)]
+        most = max(most, *(sum(sizes[unit] for unit in some) for some in units))
+    return most
+
+
+def _blocks(stage: Stage) -> list[str]:
+    """A stage's blocks, in order."""
+    layers = [f"layers.{i}" for i in stage.layers]
+    return ["embedding", "embedding_norm"] * stage.is_first + layers + ["head"] * stage.is_last
+
+
+def gradient_elements(place: Place, buckets: Sequence[Bucket], row: Iterable[Action]) -> int:
+    """Elements of the buffers that hold gradients of divided buckets until all ranks' are summed.
+
+    A buffer is as large as the largest bucket of several parameters; there are as many as are filled and reduced at a
+    time. A parameter that is larger has its own.
+    """
+    divided = [bucket for bucket in buckets if bucket.zero_stage >= 2]
+    common = max((bucket.layout.size for bucket in divided if len(bucket.names) > 1), default=0)
+    alone = max((bucket.layout.size for bucket in divided if bucket.layout.size > common), default=0)
+    divided = [bucket for bucket in divided if bucket.layout.size <= common]
+    bucket_of = {name: i for i, bucket in enumerate(divided) for name in bucket.names}
+    stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True))
+    arriving = {
+        (op, i): [bucket_of[name] for name in _finished(place, stage, op) if name in bucket_of]
+        for i, stage in stages.items()
+        for op in (Op.B, Op.I, Op.W)
+    }
+    expected = Counter(chain.from_iterable(arriving[Op.B, i] for i in stages))
+    filled = Counter[int]()
+    filling = reducing = made = 0
+    for op, stage, microbatch in row:
+        if microbatch >= STEADY * place.run.plan.pp:
+            continue
+        for bucket in arriving.get((op, stage), ()):
+            if filled[bucket] == 0:
+                reducing = min(reducing, REDUCTIONS - 1)
+                filling += 1
+                made = max(made, filling + reducing)
+            filled[bucket] += 1
+            if filled[bucket] == expected[bucket]:
+                filled[bucket] = 0
+                filling -= 1
+                reducing += place.run.plan.overlap_grad_reduce
+    return made * common + alone
+
+
+def arriving_elements(place: Place, buckets: Sequence[Bucket], is_native: bool) -> int:
+    """Elements of the last buckets to be scattered in a microbatch, which may still be on their way in the next one.
+
+    Their owned slices are summed apart from those of earlier microbatches, which they are added to.
+
+    Args:
+        is_native: the ranks' parts are summed as they arrive (NCCL); else when all have arrived, beside each other.
+    """
+    run = place.run
+    if not run.plan.overlap_grad_reduce or run.microbatches == 1:
+        return 0
+    layout_of = {name: bucket.layout for bucket in buckets if bucket.zero_stage >= 2 for name in bucket.names}
+    names = [name for name in _finished(place, place.stages[0], Op.B) if name in layout_of]
+    last = list(dict.fromkeys(layout_of[name] for name in reversed(names)))[:REDUCTIONS]
+    if len(place.stages) == 1 and place.is_last and not place.is_first:  # the next microbatch's begin with the head
+        last += [layout_of[name] for name in names[:1]]
+    return sum(layout.slice_size + (0 if is_native else layout.size) for layout in last)
+
+
+def _finished(place: Place, stage: Stage, op: Op) -> list[str]:
+    """The parameters whose gradients a microbatch's backward pass, or a part of it, is done with, in that order."""
+    named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage])
+    names = [parameter.name for parameter in reversed(named)]
+    units = list(dict.fromkeys(map(unit_of, names)))
+    names.sort(key=lambda name: (units.index(unit_of(name)), _place_in_layer(name)))
+    if stage.is_last and not stage.is_first:
+        names.sort(key=lambda name: name != TIED)  # the head's
+    put_off = {p.name for p in named if p.name.startswith("trunk.layers.") and len(p.shape) == 2}
+    return {
+        Op.B: names,
+        Op.I: [name for name in names if name not in put_off],
+        Op.W: [name for name in names if name in put_off],
+    }[op]
+
+
+def _place_in_layer(name: str) -> int:
+    """When the backward pass comes to a part of a layer."""
+    return next((i for i, part in enumerate(BACKWARD) if part in name), 0)

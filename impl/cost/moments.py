@@ -1,0 +1,150 @@
+"""The moments of a step at which a rank's memory may be fullest: what is kept then, and what is being computed.
+
+Letters as in `impl.cost.activations`. A backward pass frees what it has used, so that the last block's, the first to
+go back, finds most kept; which of its operations takes most besides depends on the shape.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from impl.cost.activations import stage_bytes, working_bytes
+from impl.cost.buckets import Bucket
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
+from impl.cost.traffic import Place
+from impl.model.config import LOSS_CHUNK, padded_vocabulary
+from impl.pipeline.schedule import HELD, Action, Op
+from impl.pipeline.stage import Stage
+from impl.run import Run
+
+OFFLOADED = "offloaded_layers"
+"""What `stage_bytes` calls activations that wait in host memory."""
+
+SENDS = 2
+"""Sends under way at a time."""
+
+
+class Moment(NamedTuple):
+    """Bytes of activations that wait for their backward pass, and of what comes and goes."""
+
+    kept: int
+    computed: int
+
+    def plus(self, other: "Moment", times: int = 1) -> "Moment":
+        return Moment(self.kept + times * other.kept, self.computed + times * other.computed)
+
+
+def fullest(place: Place, row: Iterable[Action], head_positions: int, device: str) -> Moment:
+    """Of all forward and backward passes of a step."""
+    stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True))
+    kept = {i: Moment(kept_bytes(place, stage, head_positions, device), 0) for i, stage in stages.items()}
+    owed = {i: _owed(place, stage) for i, stage in stages.items()}
+    backward = {i: _fullest_of_backward(place, stage, head_positions, device) for i, stage in stages.items()}
+    held = Moment(0, _handed_over(place))
+    found = held
+    for op, stage, _ in row:
+        if op is Op.F:
+            held = held.plus(kept[stage])
+        found = max(found, held.plus(backward[stage]) if op in (Op.B, Op.I) else held, key=sum)
+        if op in (Op.B, Op.I):
+            held = held.plus(kept[stage], -1)
+        if op in (Op.I, Op.W):
+            held = held.plus(owed[stage], 1 if op is Op.I else -1)
+    return found
+
+
+def offloaded(place: Place, row: Iterable[Action], head_positions: int) -> int:
+    """Most bytes of activations that wait in host memory at a time."""
+    if not place.run.plan.offload_activations:
+        return 0
+    stages = zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True)
+    host = {i: stage_bytes(place.run, place.vocab_size, stage, head_positions)[OFFLOADED] for i, stage in stages}
+    held = most = 0
+    for op, stage, _ in row:
+        held += HELD.get(op, 0) * host[stage]
+        most = max(most, held)
+    return most
+
+
+def update_moment(run: Run, buckets: Sequence[Bucket]) -> Moment:
+    """Of the optimizer's step: gradients that are smaller than the master weights are converted, bucket by bucket."""
+    is_small = not run.fp32_gradients and not run.plan.offload_optimizer
+    largest = max(bucket.updated for bucket in buckets)
+    return Moment(0, largest * MASTER_BYTES[run.precision] if is_small else 0)
+
+
+def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> int:
+    """Of a microbatch in a stage, on the device, without the input where that stays in the buffer it came in."""
+    run, plan = place.run, place.run.plan
+    parts = stage_bytes(run, place.vocab_size, stage, head_positions)
+    is_copied = plan.partition_activations or (run.scatters and plan.tp > 1)
+    elsewhere = parts.get(OFFLOADED, 0) if device != "cpu" else 0
+    stays = not (stage.is_first or is_copied or elsewhere)
+    return sum(parts.values()) - elsewhere - (place.transferred if stays else 0)
+
+
+def _handed_over(place: Place) -> int:
+    """What the pipeline's ranks send, which is not freed before it has left, and a tensor to take its shape from."""
+    return _own(place) + (SENDS * place.transferred if place.run.plan.pp > 1 else 0)
+
+
+def _owed(place: Place, stage: Stage) -> Moment:
+    """What matrices' gradients are computed from later, where the schedule puts them off: inputs, and gradients."""
+    own, features = _own(place), place.activations // place.run.plan.tp
+    return Moment(
+        len(stage.layers) * (2 * own + 5 * features), len(stage.layers) * (2 * place.activations + 7 * features)
+    )
+
+
+def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device: str) -> Moment:
+    """What a stage's backward pass adds to what was kept; less what is freed by then."""
+    parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
+    ends = Moment(parts.get("head", 0) + parts.get("loss", 0), 0)
+    found = [moment.plus(ends, -1) for moment in _layer_computed(place, stage)]
+    if stage.is_last:
+        found.append(Moment(0, _head_computed(place, head_positions, device)))
+    if stage.is_first:
+        freed = kept_bytes(place, stage, head_positions, device) - parts["embedding"]
+        found.append(Moment(-freed, place.activations + _embedding_rows(place)))
+    return max(found, key=sum)
+
+
+def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
+    """Of the last layer's MLP and attention."""
+    run, plan, model = place.run, place.run.plan, place.run.model
+    e, h, t = ELEMENT_BYTES[run.precision], model.hidden_size, plan.tp
+    own, features, again = _own(place), place.activations // t, working_bytes(run)
+    arrives = stage.is_last or (run.scatters and t > 1)  # else it is in the buffer it was received in
+    gradients = own * (1 if model.norms.sum else arrives + model.norms.output)
+    gradients += own * (model.dropout > 0) + place.activations * (plan.sequence_parallel and t > 1)
+    if stage.is_first and stage.is_last:
+        gradients += _embedding_rows(place)  # the head's part of the tied embedding's gradient
+    product = 4 * features if place.schedule.is_split else 4 * h * h // t * e
+    mlp = Moment(-own * (model.norms.sum + model.norms.output), gradients + 4 * features + product)
+    yield mlp.plus(Moment(0, again)) if plan.recompute == "full" else mlp
+    if model.dropout > 0:
+        scores = run.train.microbatch * model.num_heads // t * model.seq_len**2 * e
+        attention, freed = gradients + again + features + scores, own + 8 * features
+        yield Moment(0, attention - freed) if plan.recompute == "full" else Moment(-freed, attention)
+
+
+def _own(place: Place) -> int:
+    """[n, h], sequence parallel [n / t, h]."""
+    return place.activations // (place.run.plan.tp if place.run.plan.sequence_parallel else 1)
+
+
+def _head_computed(place: Place, head_positions: int, device: str) -> int:
+    """The gradients of the logits' two factors, or a part of the logits in fp32; they are overwritten by their own."""
+    run = place.run
+    e, rows = ELEMENT_BYTES[run.precision], _rows(place)
+    scored = run.train.microbatch * head_positions
+    chunk = min(scored, max(1, LOSS_CHUNK[device] // rows)) * min(rows, place.vocab_size)
+    return max(2 * chunk * max(e, 4), _embedding_rows(place) + scored * run.model.hidden_size * e)
+
+
+def _embedding_rows(place: Place) -> int:
+    """Bytes of a tensor like the rank's part of the embedding."""
+    return _rows(place) * place.run.model.hidden_size * ELEMENT_BYTES[place.run.precision]
+
+
+def _rows(place: Place) -> int:
+    return padded_vocabulary(place.vocab_size, place.run.plan.tp) // place.run.plan.tp

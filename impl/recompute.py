@@ -1,0 +1,102 @@
+"""Activations that the backward pass computes anew, from inputs that alone are kept."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from impl.collectives import all_gather, own_start
+
+Function = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How an input waits for the backward pass: `unpack` makes it again from what `pack` made of it."""
+
+    pack: Callable[[Tensor], Tensor]
+    unpack: Callable[[Tensor], Tensor]
+
+    def then(self, other: "Kept") -> "Kept":
+        """What this one has packed, packed by the other."""
+        return Kept(lambda x: other.pack(self.pack(x)), lambda packed: self.unpack(other.unpack(packed)))
+
+
+WHOLE = Kept(lambda x: x, lambda x: x)
+
+
+def partitioned(group: dist.ProcessGroup) -> Kept:
+    """A copy of this rank's part of what every rank of the group has; the whole can be freed.
+
+    Source: ZeRO (1910.02054), section 6.1, P_a. Shapes: [t n, ...] is kept as [n, ...].
+    Communication: one all-gather of the input's bytes in the backward pass.
+    """
+    return Kept(lambda x: own_start(x, group).wait().clone(), lambda part: all_gather(part, group))
+
+
+def offloaded(device: torch.device) -> Kept:
+    """A copy in host memory of what is on the device; on a CPU, whose memory that is, the input itself.
+
+    The copies are queued behind the device's other work, which the host does not wait for.
+
+    Source: ZeRO (1910.02054), section 6.1, P_a+cpu.
+    """
+    if device.type == "cpu":
+        return WHOLE
+    return Kept(_to_host, lambda host: host.to(device, non_blocking=True))
+
+
+def _to_host(x: Tensor) -> Tensor:
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return host.copy_(x, non_blocking=True)
+
+
+def kept_by(group: dist.ProcessGroup, device: torch.device, *, partition: bool, offload: bool) -> Kept:
+    """How a recomputed layer's input is kept: each tensor-parallel rank's part or all of it, on the device or off."""
+    parts = partitioned(group) if partition else WHOLE
+    return parts.then(offloaded(device) if offload else WHOLE)
+
+
+def recompute(function: Function, *inputs: Tensor, kept: Kept = WHOLE) -> Tensor:
+    """function(*inputs), of which nothing but the inputs is kept: the backward pass calls it again.
+
+    Parameters inside get their gradients as usual, and hooks run. The function must return the same for the same
+    inputs; without gradients it is just called.
+
+    Source: Chen et al. 2016 (1604.06174); Korthikanti et al. 2022 (2205.05198), section 5.
+    Communication: the function's own, again in the backward pass, and that of `kept`.
+    """
+    if not torch.is_grad_enabled():
+        return function(*inputs)
+    # an operation whose inputs need no gradient has no backward pass, though parameters inside may need one
+    anchor = torch.empty(0, requires_grad=True)
+    out = _Recompute.apply(anchor, function, kept, *inputs)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, function: Function, kept: Kept, *inputs: Tensor) -> Tensor:
+        ctx.function, ctx.kept = function, kept
+        ctx.save_for_backward(*map(kept.pack, inputs))
+        return function(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        needed = ctx.needs_input_grad[3:]
+        inputs = [
+            ctx.kept.unpack(packed).detach().requires_grad_(needs)
+            for packed, needs in zip(ctx.saved_tensors, needed, strict=True)
+        ]
+        with torch.enable_grad():
+            out = ctx.function(*inputs)
+        if out.requires_grad:
+            begin = torch.autograd.graph.get_gradient_edge(out)
+            del out  # only the way back is needed
+            torch.autograd.backward(begin, grad)
+        return None, None, None, *(x.grad for x in inputs)

@@ -1,0 +1,127 @@
+"""How much memory the tensors of a step take at its fullest moment, and what for: counted, not estimated."""
+
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Held = Mapping[str, Collection[Tensor]]
+"""Tensors by what they are for; views are as good as what they are views of."""
+HOST = "host"
+"""What is not on the tracked device."""
+
+
+@dataclass(eq=False)
+class _Memory:
+    """A storage, from the operation that made it to the one before which it was freed."""
+
+    size: int
+    born: int
+    died: int | None = None
+    is_kept: bool = False
+    """Autograd kept it for the backward pass."""
+    watch: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class Tracked(TorchDispatchMode):
+    """The memory of every operation's results, for as long as they live."""
+
+    def __init__(self, held: Held, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.peak = device, 0
+        self._all: list[_Memory] = []
+        self._alive: dict[int, _Memory] = {}
+        self._time = self._total = self._fullest = 0
+        self._resizable: dict[_Memory, weakref.ref[torch.UntypedStorage]] = {}
+        self._sizes: dict[_Memory, int] = {}
+        for tensor in (tensor for tensors in held.values() for tensor in tensors):
+            self._see(tensor)
+        for memory in self._all:  # what is told beforehand may be given back, and taken again, while it lives
+            assert memory.watch is not None
+            self._resizable[memory] = memory.watch
+            self._total -= memory.size
+        self._sample()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._see(leaf)
+        self._sample()
+        return result
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Note that autograd keeps the tensor."""
+        if (memory := self._see(tensor)) is not None:
+            memory.is_kept = True
+        return tensor
+
+    def _see(self, tensor: Tensor) -> _Memory | None:
+        if tensor.device != self.device:
+            return None
+        storage = tensor.untyped_storage()
+        name = storage._cdata
+        if name not in self._alive:
+            memory = _Memory(storage.nbytes(), self._time)
+            memory.watch = weakref.ref(storage, lambda _: self._gone(name))
+            self._alive[name] = memory
+            self._all.append(memory)
+            self._total += memory.size
+        return self._alive[name]
+
+    def _gone(self, name: int) -> None:
+        memory = self._alive.pop(name)
+        memory.died = self._time
+        if self._resizable.pop(memory, None) is None:
+            self._total -= memory.size
+
+    def _sample(self) -> None:
+        sizes = {memory: _size(watch) for memory, watch in self._resizable.items()}
+        total = self._total + sum(sizes.values())
+        if total > self.peak:
+            self.peak, self._fullest, self._sizes = total, self._time, sizes
+        self._time += 1
+
+    def parts(self, held: Held) -> dict[str, int]:
+        """Bytes at the fullest moment of what is told by now; of activations that autograd kept; of the rest.
+
+        What is told and lies elsewhere than on the device is `host`, where there is any.
+        """
+        parts = {**dict.fromkeys(held, 0), "activations": 0, "rest": 0}
+        at_peak = [m for m in self._all if m.born <= self._fullest and (m.died is None or m.died > self._fullest)]
+        category: dict[_Memory, str] = {}
+        for name, tensors in held.items():
+            for tensor in tensors:
+                if tensor.device != self.device:
+                    parts[HOST] = parts.get(HOST, 0) + tensor.untyped_storage().nbytes()
+                elif (memory := self._alive.get(tensor.untyped_storage()._cdata)) is not None:
+                    category[memory] = name
+        for memory in at_peak:
+            name = category.get(memory, "activations" if memory.is_kept else "rest")
+            parts[name] += self._sizes.get(memory, memory.size)
+        return parts
+
+
+def _size(watch: weakref.ref[torch.UntypedStorage]) -> int:
+    storage = watch()
+    return storage.nbytes() if storage is not None else 0
+
+
+@contextmanager
+def tracked(held: Held, device: torch.device) -> Iterator[Tracked]:
+    """Count what is on the device while operations inside run; they become slower.
+
+    What was there before is counted if it is told; what an operation needs within itself is not counted.
+
+    Args:
+        held: what there is already; memory that changes its size has to be told here.
+    """
+    tracker = Tracked(held, device)
+    with torch.autograd.graph.saved_tensors_hooks(tracker.pack, lambda tensor: tensor), tracker:
+        yield tracker

@@ -1,0 +1,97 @@
+"""Memory as it is predicted against what the tensors of a step take, on every rank of many layouts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impl.cost.memory import memory
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.tracking import tracked
+from impl.train import Trainer
+from tests.impl.pipeline.on_ranks import on_ranks
+
+STATES = ("parameters", "gradients", "optimizer")
+GPT = ModelConfig(num_layers=4, hidden_size=64, num_heads=4, seq_len=64, vocab_size=512)
+BERT = replace(GPT, family="bert", norm_placement="post")
+SANDWICH = replace(GPT, norm_placement="sandwich")
+SMALL_BUCKETS = 100_000
+
+
+def run(model: ModelConfig = GPT, dropout: float = 0.0, batch: int = 4, **changed: Any) -> Run:
+    """Two microbatches a rank of two sequences each, or as many as make the batch."""
+    fields = {name: changed.pop(name) for name in ("precision", "fp32_gradients") if name in changed}
+    plan = Plan(bucket_bytes=SMALL_BUCKETS, **changed)
+    recipe = Recipe(steps=1, global_batch=batch * plan.dp, microbatch=2)
+    return Run(model=replace(model, dropout=dropout), plan=plan, train=recipe, **fields)
+
+
+LAYOUTS = [
+    run(),
+    run(dropout=0.1),
+    run(BERT, dropout=0.1, precision="bf16"),
+    run(SANDWICH, precision="fp16", fp32_gradients=False),
+    run(dropout=0.1, recompute="selective"),
+    run(dropout=0.1, recompute="full"),
+    run(recompute="full", precision="bf16"),
+    run(BERT, dropout=0.1, recompute="full", offload_optimizer=True),
+    run(tp=2),
+    run(dropout=0.1, tp=2, precision="bf16"),
+    run(dropout=0.1, tp=2, sequence_parallel=True, precision="bf16"),
+    run(BERT, tp=2, sequence_parallel=True),
+    run(dropout=0.1, tp=2, recompute="full", partition_activations=True),
+    run(dropout=0.1, tp=2, sequence_parallel=True, recompute="selective"),
+    run(dp=2, zero_stage=1, precision="bf16"),
+    run(dp=2, zero_stage=2),
+    run(dropout=0.1, dp=2, zero_stage=3),
+    run(BERT, dp=2, zero_stage=3, precision="bf16", fp32_gradients=False),
+    run(dp=2, zero_stage=2, precision="fp16", offload_optimizer=True),
+    run(dp=2, zero_stage=3, overlap_param_gather=False, overlap_grad_reduce=False, recompute="full"),
+    run(batch=8, pp=2),
+    run(dropout=0.1, batch=8, pp=2, precision="bf16"),
+    run(BERT, batch=8, pp=2, recompute="full"),
+    run(batch=8, pp=2, schedule="gpipe"),
+    run(batch=8, pp=2, schedule="zb_h1"),
+    run(batch=8, pp=2, schedule="interleaved", chunks=2),
+    run(dropout=0.1, batch=8, pp=2, recompute="full", schedule="interleaved", chunks=2),
+    run(batch=8, pp=4, precision="bf16"),
+    run(batch=8, pp=2, tp=2, scatter_gather=True),
+    run(dropout=0.1, batch=8, pp=2, tp=2, sequence_parallel=True, schedule="zb_h1"),
+    run(batch=8, pp=2, dp=2, zero_stage=1),
+    run(dropout=0.1, batch=8, pp=2, dp=2, zero_stage=2, precision="bf16"),
+    run(batch=8, pp=2, dp=2, zero_stage=3, schedule="interleaved", chunks=2),
+    run(tp=2, dp=2, sequence_parallel=True, zero_stage=3, precision="bf16"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
+    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
+    return folder
+
+
+def measured(one: Trainer) -> tuple[int, int, dict[str, int]]:
+    with tracked(one.held(), one.device) as found:
+        one.step(0)
+    return one.pp_group.rank(), one.head_positions, found.parts(one.held())
+
+
+def test_every_rank_needs_what_is_predicted(data: Path) -> None:
+    far: list[str] = []
+    for layout, ranks in on_ranks(measured, LAYOUTS, data).items():
+        for rank, (pp_rank, head_positions, parts) in enumerate(ranks):
+            ours = memory(layout, layout.model.vocabulary(257), pp_rank, head_positions, "cpu").as_dict()
+            theirs = parts | {"total": sum(parts.values())}
+            computed = [of["activations"] + of["rest"] for of in (ours, theirs)]
+            exact = all(ours[name] == theirs[name] for name in STATES)
+            ratios = [computed[0] / computed[1], ours["total"] / theirs["total"]]
+            if not exact or any(abs(ratio - 1) > 0.05 for ratio in ratios) or theirs["buffers"] > ours["buffers"]:
+                far.append(f"{layout.plan} rank {rank}: {ours} instead of {theirs}, {ratios}")
+    assert not far, "\n".join(far)
+    assert len(LAYOUTS) >= 30

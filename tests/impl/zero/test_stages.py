@@ -1,0 +1,115 @@
+"""ZeRO's stages train as stage 0 does: losses, gradient norms and weights, in every layout."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.train import Trainer
+from tests.impl.pipeline.on_ranks import on_ranks
+
+MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1, norm_placement="sandwich")
+RECIPE = Recipe(steps=20, global_batch=8, microbatch=1, lr=1e-3, warmup_steps=3)
+SMALL: dict[str, Any] = {"bucket_bytes": 6_000}
+STAGES = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
+    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
+    return folder
+
+
+class Trained(NamedTuple):
+    """What one rank has after some steps."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[tuple[str, int, int], np.ndarray]
+    """Master weights that it owns, by name and elements."""
+
+
+def trained(one: Trainer) -> Trained:
+    steps = [one.step(i) for i in range(one.run.train.steps)]
+    owned = {(o.name, o.start, o.stop): o.tensors["weight"].numpy().copy() for o in one.optimizer.owned()}
+    return Trained([step.loss.item() for step in steps], [step.grad_norm.item() for step in steps], owned)
+
+
+def same_elements(one: Trained, whole: Trained) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What a rank owns beside the same elements of a rank that owns all of its part of the model."""
+    parameters = {name: weights for (name, _, _), weights in whole.weights.items()}
+    return [(weights, parameters[name][start:stop]) for (name, start, stop), weights in one.weights.items()]
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_two_ranks_give_the_bits_of_stage_0(family: str, data: Path) -> None:
+    """With one microbatch a rank, and clipping off: otherwise sums of more than two numbers change their order."""
+    recipe = replace(RECIPE, microbatch=4, clip_norm=0.0)
+    plans = [Plan(dp=2, zero_stage=stage, **SMALL) for stage in (0, *STAGES)]
+    plans += [Plan(dp=2, zero_stage=3, overlap_grad_reduce=False, overlap_param_gather=False, **SMALL)]
+    runs = [Run(model=replace(MODEL, family=family), plan=plan, train=recipe) for plan in plans]
+    stage_0, *others = on_ranks(trained, runs, data).values()
+    for ranks in others:
+        for one, whole in zip(ranks, stage_0, strict=True):
+            assert one.losses == whole.losses
+            np.testing.assert_allclose(one.norms, whole.norms, rtol=1e-6)
+            assert all(np.array_equal(mine, theirs) for mine, theirs in same_elements(one, whole))
+        sizes = [sum(weights.size for weights in one.weights.values()) for one in ranks]
+        assert sum(sizes) == sum(weights.size for weights in stage_0[0].weights.values())
+        assert max(sizes) < 0.6 * sum(sizes), "nothing is divided"
+
+
+LAYOUTS: list[Plan] = [
+    Plan(dp=2),
+    Plan(dp=4),
+    Plan(dp=2, tp=2),
+    Plan(dp=2, tp=2, sequence_parallel=True),
+    Plan(tp=2, sequence_parallel=True),
+    Plan(dp=2, pp=2, schedule="gpipe"),
+    Plan(dp=2, pp=2, schedule="zb_h1"),
+    Plan(dp=2, pp=2, schedule="interleaved", chunks=2),
+    Plan(dp=4, tp=2, sequence_parallel=True),
+    Plan(dp=2, tp=2, pp=2),
+    Plan(dp=2, tp=2, pp=2, schedule="zb_h1", sequence_parallel=True),
+    Plan(dp=2, pp=4),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_every_layout_trains_as_serial_stage_0(ranks: int, data: Path) -> None:
+    plans = [plan for plan in LAYOUTS if plan.world_size == ranks]
+    run = lambda plan: Run(model=MODEL, plan=replace(plan, **SMALL), train=replace(RECIPE, steps=4), precision="fp64")
+    runs = {plan: [run(replace(plan, zero_stage=stage)) for stage in (0, *STAGES)] for plan in plans}
+    found = on_ranks(trained, [run(Plan()), *(one for some in runs.values() for one in some)], data)
+    (serial,) = found[run(Plan())]
+    for some in runs.values():
+        stage_0, *others = (found[one] for one in some)
+        for ranks_of in (stage_0, *others):
+            for one, whole in zip(ranks_of, stage_0, strict=True):
+                np.testing.assert_allclose(one.losses, serial.losses, rtol=1e-12)
+                np.testing.assert_allclose(one.norms, serial.norms, rtol=1e-12)
+                for mine, theirs in same_elements(one, whole):
+                    np.testing.assert_allclose(mine, theirs, rtol=1e-7, atol=1e-10)
+
+
+def test_twenty_steps_in_fp32_with_clipping(data: Path) -> None:
+    plans = [
+        replace(plan, zero_stage=stage, **SMALL) for plan in (Plan(dp=4), Plan(dp=2, tp=2)) for stage in (0, *STAGES)
+    ]
+    runs = [Run(model=MODEL, plan=plan, train=RECIPE) for plan in plans]
+    found = list(on_ranks(trained, runs, data).values())
+    for stage_0, *others in (found[:4], found[4:]):
+        for ranks in others:
+            for one, whole in zip(ranks, stage_0, strict=True):
+                np.testing.assert_allclose(one.losses, whole.losses, rtol=1e-6)
+                np.testing.assert_allclose(one.norms, whole.norms, rtol=1e-5)
+                mine, theirs = map(np.concatenate, zip(*same_elements(one, whole), strict=True))
+                assert np.linalg.norm(mine - theirs) < 5e-6 * np.linalg.norm(theirs)  # AdamW divides by tiny gradients
