@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        size = _take(argv, "--model") if argv[:1] == ["train"] else None
+        size = _take(argv, "--model") if argv[:1] in (["train"], ["memory"]) else None
         call = _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)
         given = _plan_fields(argv) if argv[0] in ("run", "status") else None
         return call(plan_fields=given) if given else call()

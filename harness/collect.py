@@ -28,6 +28,7 @@ def record_of(attempt: Path) -> Record:
             "started": datetime.fromtimestamp(spec["submitted"], UTC).isoformat(timespec="seconds"),
             "ended": ended.isoformat(timespec="seconds"),
             **seconds,
+            **({"resumed_at": first["resumed"]} if first.get("resumed") else {}),
             "total_seconds": ended.timestamp() - spec["submitted"],
         },
         "ranks": [r["rank"] for r in whole],

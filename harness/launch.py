@@ -41,6 +41,8 @@ class Site:
     ranks_per_node: int = 8
     device: Device = "cpu"
     """cuda: one GPU for each rank."""
+    allow_oom: bool = False
+    """Start also what is predicted not to fit the memory that is there."""
 
     def require(self) -> None:
         """Check that the scheduler is there.
@@ -137,9 +139,22 @@ def supervise(folder: str) -> None:
             child.kill()
             child.wait()
     if code < 0:
-        fail(attempt, rank, "failed", f"rank {rank} was killed by {signal.Signals(-code).name}")
+        fail(attempt, rank, "failed", f"rank {rank} was killed by {signal.Signals(-code).name}{_stages(spec, rank)}")
     elif code and not (attempt / f"rank-{rank}.failure.json").exists():
         fail(attempt, rank, "failed", f"rank {rank} exited with status {code}")
+
+
+def _stages(spec: dict[str, Any], rank: int) -> str:
+    """Which stages of a pipeline the rank had, to be told behind its number; nothing without a pipeline."""
+    from impl.pipeline.schedules import build  # only a supervisor that has lost its rank pays for it
+    from impl.run import from_dict
+
+    run = from_dict(spec["run"])
+    plan, pp_rank = run.plan, rank // (run.plan.dp * run.plan.tp)
+    if plan.pp == 1:
+        return ""
+    stages = build(plan.schedule, plan.pp, run.microbatches, plan.chunks).stages_of(pp_rank)
+    return f" (pipeline rank {pp_rank}, stage {', '.join(map(str, stages))})"
 
 
 def fail(attempt: Path, rank: int, status: str, reason: str) -> None:

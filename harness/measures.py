@@ -9,17 +9,20 @@ import pandas as pd
 
 from harness.labels import SHAPE, Record, complete, fields, label_of, point, varying
 from harness.statistics import estimate, quartiles, warmup_steps
-from impl.cost.flops import model_flops
+from impl.cost.flops import hardware_flops, model_flops
+from impl.cost.memory import memory
 from impl.cost.peaks import peak_flops
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.model.norm_placement import PLACEMENTS
+from impl.run import from_dict
 
 CONVENTION = "palm_12"
 """How FLOPs are counted where nothing else is asked for: as most published numbers are; for GPT and for BERT."""
 DEGREES = ("dp", "tp", "pp")
 IN_THE_PLAN = (
     "dp", "tp", "sequence_parallel", "overlap_input_grad_reduce", "pp", "schedule", "chunks", "scatter_gather",
+    "recompute", "zero_stage",
 )  # fmt: skip
 """Fields of the plan that rows have columns for."""
 
@@ -51,14 +54,19 @@ def tokens_per_second(record: Record) -> float:
     return len(seconds) * tokens_per_step(record["config"]) / math.fsum(seconds) if seconds else math.nan
 
 
-def flops_per_step(record: Record, convention: str = CONVENTION) -> float:
-    """Model FLOPs of one optimizer step over all ranks; NaN where the vocabulary is not known."""
+def flops_per_step(record: Record, convention: str = CONVENTION, *, recomputed: bool = False) -> float:
+    """Model FLOPs of one optimizer step over all ranks, or those that are carried out, with what the run computes anew
+    in the backward pass; NaN where the vocabulary is not known.
+    """
     config, vocab_size = record["config"], (record.get("resolved") or {}).get("vocab_size")
     if vocab_size is None and config["model"].get("vocab_size") is None:
         return math.nan
     head_positions = (record.get("resolved") or {}).get("head_positions")  # BERT's masked ones, where recorded
     model, sequences = ModelConfig(**config["model"]), config["train"]["global_batch"]
-    return model_flops(convention, model, sequences, vocab_size, head_positions)
+    if not recomputed:
+        return model_flops(convention, model, sequences, vocab_size, head_positions)
+    anew = config["plan"].get("recompute", "none")
+    return hardware_flops(convention, model, sequences, vocab_size, head_positions, recompute=anew)
 
 
 def oversubscribed(record: Record) -> bool:
@@ -213,7 +221,11 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
     config, environment = record["config"], record.get("environment") or {}
     seconds, rate, ranks = step_seconds(record), tokens_per_second(record), world_size(config)
     q1, median, q3 = quartiles(seconds) if seconds else (math.nan,) * 3
-    flops = flops_per_step(record, convention) * rate / tokens_per_step(config) / ranks if seconds else math.nan
+    steps_of_a_rank = rate / tokens_per_step(config) / ranks  # a second
+    flops, hardware = (
+        flops_per_step(record, convention, recomputed=on) * steps_of_a_rank if seconds else math.nan
+        for on in (False, True)
+    )
     gemm = [rank["gemm_flops_per_s"] for rank in record.get("ranks") or () if rank.get("gemm_flops_per_s")]
     on_cpu = environment.get("device") == "cpu"  # a CPU's peak depends on its clock of the moment: no MFU
     peak = None if on_cpu else peak_flops(environment.get("device_name") or "", config.get("precision", ""))
@@ -227,6 +239,11 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
         "flop_convention": convention,
         "model_flops_per_second_per_device": flops,
         "mfu": flops / peak if peak else math.nan,
+        "hardware_flops_per_second_per_device": hardware,
+        "hfu": hardware / peak if peak else math.nan,
+        "skipped_steps": float(sum(1 for step in record.get("steps") or () if step.get("skipped")))
+        if config.get("precision") == "fp16"
+        else math.nan,
         "gemm_share": flops / (math.fsum(gemm) / len(gemm)) if gemm else math.nan,
     }
 
@@ -247,24 +264,59 @@ def _memory(record: Record) -> dict[str, Any]:
         "whole_state_bytes": largest("state_bytes", "whole"),
         "model_activation_bytes": largest("activation_bytes", "model"),
         "layer_activation_bytes": largest("activation_bytes", "layer"),
+        **_categories(record),
+    }
+
+
+CATEGORIES = {
+    **{name: (name,) for name in ("parameters", "gradients", "optimizer", "activations", "buffers", "rest")},
+    "states": ("parameters", "gradients", "optimizer"),
+}
+
+
+def _categories(record: Record) -> dict[str, float]:
+    """Memory of the fullest rank in a step, `memory_bytes` and by category, and all that as predicted for it; NaN where
+    tensors were not counted.
+    """
+    measured = [rank.get("memory") or {} for rank in record.get("ranks") or ()]
+    totals = [sum(size for name, size in of_rank.items() if name != "host") for of_rank in measured]
+    fullest, sizes = totals.index(max(totals)) if any(totals) else 0, dict[str, dict[str, int]]()
+    if any(totals):
+        run, resolved = from_dict(complete(record["config"])), record["resolved"]
+        place = fullest // (run.plan.dp * run.plan.tp)
+        device = record["environment"]["device"]
+        predicted = memory(run, resolved["vocab_size"], place, resolved["head_positions"], device)
+        sizes = {"": measured[fullest] | {"total": totals[fullest]}, "predicted_": predicted.as_dict()}
+    wanted = {"memory_bytes": ("total",)} | {f"{name}_bytes": parts for name, parts in CATEGORIES.items()}
+    return {
+        f"{kind}{column}": float(sum(sizes[kind][part] for part in parts)) if sizes else math.nan
+        for kind in ("", "predicted_")
+        for column, parts in wanted.items()
     }
 
 
 def _traffic(record: Record) -> dict[str, Any]:
-    """Collectives over the tensor-parallel ranks and sends to the next stages in one step: the busiest rank's.
+    """Collectives over the tensor-parallel and over the data-parallel ranks, and sends to the next stages, in one step:
+    the busiest rank's.
 
     In a ring a rank sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in an
     all-reduce, which is both.
     """
     counted = [rank["traffic"] for rank in record.get("ranks") or () if "traffic" in rank]
     if not counted:
-        return dict.fromkeys(("tp_calls", "tp_bytes_sent", "pp_sends", "pp_bytes_sent"), math.nan)
-    tp = record["config"]["plan"].get("tp", 1)
+        return dict.fromkeys(("tp_calls", "tp_bytes_sent", "dp_bytes_sent", "pp_sends", "pp_bytes_sent"), math.nan)
     passes = lambda op: 2 if op == "all_reduce" else 1
     within, sent = ([axes.get("tp", {}) for axes in counted], [axes.get("pp", {}).get("send", {}) for axes in counted])
+
+    def in_rings(axis: str) -> float:
+        degree = record["config"]["plan"].get(axis, 1)
+        ops = [axes.get(axis, {}).items() for axes in counted]
+        return max(sum(passes(op) * count["bytes"] for op, count in of_rank) for of_rank in ops) * (degree - 1) / degree
+
     return {
         "tp_calls": max(sum(count["calls"] for count in ops.values()) for ops in within),
-        "tp_bytes_sent": max(sum(passes(op) * n["bytes"] for op, n in ops.items()) for ops in within) * (tp - 1) / tp,
+        "tp_bytes_sent": in_rings("tp"),
+        "dp_bytes_sent": in_rings("dp"),
         "pp_sends": max(count.get("calls", 0) for count in sent),
         "pp_bytes_sent": max(count.get("bytes", 0) for count in sent),
     }

@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.claims import Check, Claim, Evidence, Row
 from harness.labels import point
-from harness.measures import Record, about, frame, size_name
+from harness.measures import IN_THE_PLAN, Record, about, frame, size_name
 from harness.measures import combine as combine_repeats
 from harness.published import published
 from harness.render import Column, Table
@@ -23,6 +23,7 @@ from impl.run import Run, to_dict
 
 Printed = Mapping[Any, Any]
 """A row of `results/published`."""
+RATE_UNIT = "TFLOP/s per GPU"
 MIB = 2**20
 POINTS = 0.05
 """How far a relative speed may be from the published one to count as the same; assumed, as devices differ."""
@@ -34,6 +35,7 @@ COLUMNS = {
     "schedule": Column(key="schedule", header="schedule", text=True),
     "chunks": Column(key="chunks", header="chunks"),
     "scatter_gather": Column(key="scatter_gather", header="scatter/gather", text=True),
+    "zero_stage": Column(key="zero_stage", header="ZeRO stage"),
     "microbatch": Column(key="microbatch", header="microbatch"),
     "global_batch": Column(key="global_batch", header="global batch"),
 }
@@ -103,7 +105,7 @@ class Figure:
 
     @cached_property
     def _points(self) -> list[tuple[Run, float]]:
-        rows = published(self.paper).query("where == @self.where").to_dict("records")
+        rows = published(self.paper).query("where == @self.where and unit == @RATE_UNIT").to_dict("records")
         return [(self.run_of(row), row["value"] * TERA) for row in rows]
 
     def _row(self, run: Run, rate: float) -> dict[str, Any]:
@@ -111,7 +113,7 @@ class Figure:
         model, batch, plan = run.model, run.train.global_batch, run.plan
         share = model_flops("ptdp", model, batch) / hardware_flops("ptdp", model, batch, recompute="full")
         return {
-            **{name: getattr(plan, name) for name in ("tp", "pp", "dp", "schedule", "chunks", "scatter_gather")},
+            **{name: getattr(plan, name) for name in IN_THE_PLAN},
             "model": f"GPT {size_name(count_parameters(model).total)}",
             "global_batch": batch,
             "microbatch": run.train.microbatch,
@@ -182,10 +184,11 @@ class Figure:
         return ", ".join(f"{COLUMNS[name].header} {row[name]}" for name in names)
 
     def _notes(self) -> list[str]:
+        where = f"{self.where}, read off the plot," if self.where.startswith("figure") else self.where
         return [
             "Rates: ours counts model FLOPs (palm_12), the operations that training needs. Published: the paper's "
-            f"{self.where}, read off the plot, on A100s; it counts the recomputed forward pass (equation 3), so these "
-            f"two are not to be compared. Relative: to {self.relative_to}, ours and published in model FLOPs.",
+            f"{where} on A100s; it counts the recomputed forward pass (equation 3), so these two are not to be "
+            f"compared. Relative: to {self.relative_to}, ours and published in model FLOPs.",
             "Bubble: idle over computing time of all pipeline ranks in the last step; simulated: the same schedule "
             "with the run's own median times, and transfers that take none. Sent: the busiest rank's bytes in a step.",
         ]

@@ -13,6 +13,9 @@ SCHEMA = 1
 FINISHED = ("ok", "nan")
 """Statuses that a new run of the sweep leaves alone: training again would give the same."""
 
+RESUMED = "resumed.json"
+"""In an attempt's folder: the step that it went on from, if it did not begin anew."""
+
 Record = dict[str, Any]
 
 
@@ -109,6 +112,14 @@ class Store:
         """Remove all tries at a run that has a finished record."""
         for attempt in (self.folder / "attempts").glob(f"{run_id}-*"):
             self.forget_attempt(attempt)
+
+    def checkpoints(self, run_id: str) -> Path:
+        """Where the checkpoints of a run lie, whichever of its tries wrote them."""
+        return (self.folder / "checkpoints" / run_id).resolve()
+
+    def forget_checkpoints(self, run_id: str) -> None:
+        """Remove those of a run that has a finished record."""
+        shutil.rmtree(self.checkpoints(run_id), ignore_errors=True)
 
 
 def _one_line_per_item(record: Record) -> str:

@@ -9,16 +9,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import submitit
+import tyro
 
 from harness.collect import base_record, record_of, steps_so_far
 from harness.environment import CODE, host_environment
 from harness.experiment import Point
 from harness.launch import STOP, Site
-from harness.store import FINISHED, Record, Store, write_atomically
+from harness.store import FINISHED, RESUMED, Record, Store, read_json, write_atomically
 from harness.validity import Datasets, summary, warnings, why_invalid
+from impl.errors import InputError
 from impl.run import to_dict
 
 POLL_SECONDS = 0.25
@@ -36,6 +38,30 @@ class Display(Protocol):
 
 
 @dataclass(frozen=True)
+class Saving:
+    """Checkpoints of the points of a sweep."""
+
+    checkpoint_every: int = 0
+    """Steps between checkpoints; what was interrupted or failed goes on from its last one. 0: none are written."""
+    keep_checkpoints: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Keep the checkpoints of what is finished, too."""
+
+    def require(self, out: Path | None) -> None:
+        """Check that it makes sense with this folder for records.
+
+        Raises:
+            InputError: it does not.
+        """
+        every = self.checkpoint_every
+        if every < 0:
+            raise InputError(f"--checkpoint-every {every}: must be a number of steps, or 0 for no checkpoints")
+        if self.keep_checkpoints and not every:
+            raise InputError("--keep-checkpoints: none are written; --checkpoint-every says after how many steps")
+        if every and out is None:
+            raise InputError(f"--checkpoint-every {every}: needs --out, where the same command finds them again")
+
+
+@dataclass(frozen=True)
 class Options:
     """Where and how the points of a sweep run."""
 
@@ -43,6 +69,7 @@ class Options:
     jobs: int = 1
     time_limit_seconds: float = 24 * 3600.0
     collective_timeout_seconds: float = 600.0
+    saving: Saving = Saving()
 
 
 @dataclass
@@ -51,6 +78,8 @@ class Job:
     attempt: Path
     job: submitit.Job[None]
     looked: float = 0.0
+    has_told: bool = False
+    """It has been said what it goes on from."""
 
 
 class Sweep:
@@ -126,6 +155,8 @@ class Sweep:
             "submitted": time.time(),
             "time_limit_seconds": self.options.time_limit_seconds,
             "collective_timeout_seconds": self.options.collective_timeout_seconds,
+            "checkpoint_every": self.options.saving.checkpoint_every,
+            "checkpoints": str(self.store.checkpoints(point.run.id)),
             "driver_pid": os.getpid() if self.options.site.on == "local" else None,
         }
         write_atomically(attempt / "spec.json", json.dumps(spec))
@@ -136,17 +167,31 @@ class Sweep:
         return {"id": run.id, "experiment": self.store.experiment, "tier": self.store.tier, "run": to_dict(run)}
 
     def _finish(self, job: Job) -> None:
+        self._tell_resumed(job)
         record = record_of(job.attempt)
         self.store.write(record)
         if record["status"] in FINISHED:
             self.store.forget_attempts(record["id"])
+            if not self.options.saving.keep_checkpoints:
+                self.store.forget_checkpoints(record["id"])
         self.display.finished(job.point, record)
 
     def _look(self, job: Job) -> None:
         now = time.monotonic()
         if now - job.looked >= LOOK_SECONDS:
             job.looked = now
+            self._tell_resumed(job)
             self.display.advanced(job.point, steps_so_far(job.attempt))
+
+    def _tell_resumed(self, job: Job) -> None:
+        found = None if job.has_told else read_json(job.attempt / RESUMED)
+        if found is None:
+            return
+        job.has_told = True
+        for warning in found["warnings"]:
+            self.display.message(f"{job.point.label}: {warning}")
+        steps = job.point.run.train.steps
+        self.display.message(f"{job.point.label}: goes on from step {found['step']} of {steps}")
 
 
 @contextlib.contextmanager

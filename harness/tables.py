@@ -59,8 +59,10 @@ THROUGHPUT = (
     Column(key="step_seconds_iqr", header="step, IQR", unit="ms", si="s", scale=MILLI, digits=2),
     FLOP_RATE,
     Column(key="mfu", header="MFU", unit="%", si="fraction", scale=PERCENT, digits=3),
+    Column(key="hfu", header="HFU", unit="%", si="fraction", scale=PERCENT, digits=3),
     Column(key="gemm_share", header="share of GEMM rate", unit="%", si="fraction", scale=PERCENT, digits=3),
     Column(key="peak_memory_bytes", header="memory per rank", unit="GiB", si="B", scale=GIB, digits=3),
+    Column(key="skipped_steps", header="skipped steps", si="steps"),
     BUBBLE, RUNS, MARK,
 )  # fmt: skip
 SCALING = (
@@ -96,6 +98,8 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
         notes.append("The GEMM rate is what a rank's matrix products alone reached in the same run.")
     if any(rows["bubble"].notna()):
         notes.append("Bubble: idle over computing time of all pipeline ranks in the last step, the update not counted.")
+    if any(rows["skipped_steps"].notna()):
+        notes.append("Skipped: steps whose fp16 gradients overflowed, so that nothing but the loss scale was changed.")
     if any(record["status"] != "ok" for record in records):
         notes.append(f"{denominators(records)}.")
     return measured("throughput", title, THROUGHPUT, rows, notes)

@@ -8,8 +8,7 @@ from typing import Any
 import psutil
 
 from harness.launch import Site
-from impl.cost.memory import state_bytes
-from impl.cost.parameters import count_parameters
+from harness.memory import gpu_memory, in_one_line, predicted, shown
 from impl.data.config import SYNTHETIC
 from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
 from impl.data.tokens import SPLITS, Entropy, TokenFolder
@@ -19,6 +18,7 @@ from impl.run import Run
 
 RANK_BYTES = 400 * 2**20
 """Resident memory of a rank that has imported PyTorch and holds nothing yet, measured on Linux."""
+ANYWAY = "--allow-oom starts it all the same"
 SEGMENTS = {"gpt": 1, "bert": 2}
 """Stretches of text that a training sequence can be made of."""
 
@@ -87,7 +87,7 @@ def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
     except InputError as error:
         return str(error)
     reason = _vocabulary(run, data) or _files(run) or site.why_invalid(run.plan.world_size)
-    return reason or (_memory(run, data.manifest.vocab_size) if (site.on, site.device) == ("local", "cpu") else None)
+    return reason or _memory(run, data.manifest.vocab_size, site)
 
 
 def warnings(run: Run, site: Site) -> list[str]:
@@ -122,17 +122,22 @@ def _files(run: Run) -> str | None:
     return missing_inputs(run)
 
 
-def _memory(run: Run, tokenizer_size: int) -> str | None:
-    """Whether this machine has the memory for the model states of all ranks."""
-    ranks = run.plan.world_size
-    vocab_size = run.model.vocabulary(tokenizer_size)
-    parameters = count_parameters(run.model, vocab_size).total
-    states = state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision)
-    needed = ranks * RANK_BYTES + ranks // run.plan.pp * sum(states)
-    memory = psutil.virtual_memory().total
-    if needed > memory:
-        return (
-            f"{ranks} ranks with a model of {parameters / 1e6:.1f}M parameters need at least {needed / 2**30:.1f} GiB, "
-            f"this machine has {memory / 2**30:.1f} GiB"
-        )
-    return None
+def _memory(run: Run, tokenizer_size: int, site: Site) -> str | None:
+    """Why the memory of this machine or its GPUs is predicted not to be enough; a cluster's is not known."""
+    if site.on != "local" or site.allow_oom:
+        return None
+    ranks = predicted(run, tokenizer_size, site.device)
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
+    parts = f"pipeline rank {fullest} ({in_one_line(ranks[fullest])})"
+    if site.device == "cuda":
+        most, there = ranks[fullest].total, gpu_memory()
+        if there is None or most <= there:
+            return None
+        return f"{parts} needs {shown(most)}, a GPU here has {shown(there)}; {ANYWAY}"
+    copies = run.plan.dp * run.plan.tp
+    needed = sum(copies * (RANK_BYTES + memory.total) for memory in ranks)
+    there = psutil.virtual_memory().total
+    if needed <= there:
+        return None
+    count = f"{run.plan.world_size} ranks need {shown(needed)}"
+    return f"{count}, this machine has {shown(there)}; the most has {parts}; {ANYWAY}"

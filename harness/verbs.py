@@ -18,9 +18,10 @@ from harness.draw import draw_timeline
 from harness.environment import gpu_count
 from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
 from harness.launch import Site, Where
+from harness.memory import Flag, memory_from
 from harness.progress import LiveDisplay
 from harness.store import FINISHED, Record, Store
-from harness.sweep import Options, Sweep
+from harness.sweep import Options, Saving, Sweep
 from harness.validity import Datasets, why_invalid
 from impl.data.config import DataConfig
 from impl.errors import InputError
@@ -30,14 +31,14 @@ from impl.run import Run
 WIDEST = 1000
 """Columns of a terminal on which any table has room."""
 
-Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Json = Flag
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 Format = Literal["md", "csv", "tex", "json"]
 
 
 def list_experiments(
     *,
-    markdown: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    markdown: Flag = False,
     out: Path = Path("results"),
     json: Json = False,
 ) -> int:
@@ -78,6 +79,8 @@ def run(
     partition: str | None = None,
     ranks_per_node: int = 8,
     device: DeviceChoice = "auto",
+    allow_oom: Flag = False,
+    saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
     plan: Plan = Plan(),  # noqa: B008 - frozen
     plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
     json: Json = False,
@@ -96,25 +99,34 @@ def run(
         partition: Slurm partition.
         ranks_per_node: Ranks on one node of the cluster.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank.
+        allow_oom: Start also what is predicted not to fit the memory of this machine.
+        saving: Checkpoints, if any.
         plan: Fields of the parallel plan that are given replace those of every point.
         plan_fields: Which are given.
         json: Print one JSON document on standard output.
     """
     _require_positive(jobs=jobs, time_limit=time_limit, ranks_per_node=ranks_per_node)
+    saving.require(out)
     found = load(experiment)
     chosen = points(_changed(found.runs[tier], data, plan, plan_fields), only)
-    site = _site(on, device, [p.run for p in chosen], partition, ranks_per_node)
+    site = _site(on, device, [p.run for p in chosen], partition, ranks_per_node, allow_oom=allow_oom)
     store = Store(out, found.id, tier)
     datasets = Datasets(_synthetic_cache(store))
     if data:
         datasets.open(data)
     store.require_writable()
-    _sweep(chosen, store, datasets, Options(site=site, jobs=jobs, time_limit_seconds=time_limit))
+    options = Options(site=site, jobs=jobs, time_limit_seconds=time_limit, saving=saving)
+    _sweep(chosen, store, datasets, options)
+    return _tell_results(found, store, chosen, json)
+
+
+def _tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool) -> int:
+    """Write the tables and figures of all records, print those of the chosen points; the exit status."""
     records = [r for r in map(store.read, (p.run.id for p in chosen)) if r is not None]
     files = _write_results(store, found)
     if json:
         shown = _as_json(records, found)
-        _print_json({**_described(found), "tier": tier, "records": records, **shown, "files": files})
+        _print_json({**_described(found), "tier": store.tier, "records": records, **shown, "files": files})
     else:
         _print_tables(records, found)
         print("\nwritten:")
@@ -207,7 +219,9 @@ def train_from(default: Run) -> Callable[..., int]:
         *,
         on: Where = "local",
         device: DeviceChoice = "auto",
+        allow_oom: Flag = False,
         time_limit: float = 24 * 3600.0,
+        saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
         out: Path | None = None,
         json: Json = False,
     ) -> int:
@@ -217,12 +231,15 @@ def train_from(default: Run) -> Callable[..., int]:
             config: What is trained and how.
             on: Local processes, or a Slurm cluster.
             device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank.
+            allow_oom: Start also what is predicted not to fit the memory of this machine.
             time_limit: Seconds the run may take.
+            saving: Checkpoints, if any.
             out: Keep the record, tables and figures in this folder; without it they are only printed.
             json: Print the record.
         """
         _require_positive(time_limit=time_limit)
-        site = _site(on, device, [config])
+        saving.require(out)
+        site = _site(on, device, [config], allow_oom=allow_oom)
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(out or Path(scratch), "train", "small")
             cache = _synthetic_cache(store)
@@ -230,7 +247,7 @@ def train_from(default: Run) -> Callable[..., int]:
             if reason := why_invalid(config, Datasets(cache if cache.exists() else Path(scratch) / ".synthetic"), site):
                 raise InputError(reason)
             store.require_writable()
-            options = Options(site=site, time_limit_seconds=time_limit)
+            options = Options(site=site, time_limit_seconds=time_limit, saving=saving)
             _sweep([Point(config, f"train {config.id}")], store, Datasets(cache), options)
             record = store.read(config.id)
             assert record is not None
@@ -279,7 +296,7 @@ def prepare(
 
 
 def table_of(default: Run) -> dict[str, Callable[..., int]]:
-    """The verbs by name; `train` starts from `default`."""
+    """The verbs by name; `train` and `memory` start from `default`."""
     return {
         "list": list_experiments,
         "run": run,
@@ -287,6 +304,7 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
         "table": table,
         "train": train_from(default),
         "timeline": draw_timeline,
+        "memory": memory_from(default),
         "prepare": prepare,
     }
 
@@ -298,7 +316,13 @@ def _require_positive(**values: float) -> None:
 
 
 def _site(
-    on: Where, device: DeviceChoice, runs: Sequence[Run], partition: str | None = None, ranks_per_node: int = 8
+    on: Where,
+    device: DeviceChoice,
+    runs: Sequence[Run],
+    partition: str | None = None,
+    ranks_per_node: int = 8,
+    *,
+    allow_oom: bool = False,
 ) -> Site:
     """The place to run at; `auto` takes GPUs if they are enough for every run, so that all run on the same device.
 
@@ -308,7 +332,7 @@ def _site(
     if device == "auto":
         enough = on == "local" and gpu_count() >= max(run.plan.world_size for run in runs)
         device = "cuda" if enough else "cpu"
-    site = Site(on, partition, ranks_per_node, device)
+    site = Site(on, partition, ranks_per_node, device, allow_oom)
     site.require()
     return site
 

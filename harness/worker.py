@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 import traceback
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
@@ -16,9 +17,10 @@ import torch
 import torch.distributed as dist
 
 from harness import launch
+from harness.continuation import Continuation, Measured
 from harness.environment import device_environment
 from harness.stopwatch import Stopwatch
-from harness.store import write_atomically
+from harness.store import RESUMED, write_atomically
 from impl.collectives import counted
 from impl.cost.parameters import count_parameters
 from impl.cost.traffic import Count
@@ -26,6 +28,7 @@ from impl.data.tokens import TokenFolder
 from impl.mesh import AXES, build_mesh
 from impl.model.config import padded_vocabulary
 from impl.run import Run, from_dict
+from impl.tracking import tracked
 from impl.train import WEIGHTS, Step, Trainer
 
 FLUSH_SECONDS = 0.5
@@ -65,10 +68,9 @@ class Worker:
             device_id=self.device if cuda else None,
         )
         self.mesh = build_mesh(self.run.plan, self.device.type)
-        self.evaluations: list[dict[str, Any]] = []
-        self.traffic: dict[str, dict[str, dict[str, int]]] = {}
+        self.measured = Measured(seconds={"startup": 0.0, "training": 0.0, "evaluation": 0.0})
+        self.memory_by_category: dict[str, int] | None = None
         self.watch = Stopwatch(self.device)
-        self.seconds = {"startup": 0.0, "training": 0.0, "evaluation": 0.0}
 
     def run_to_end(self) -> None:
         """Start up, train, evaluate, write the result."""
@@ -79,25 +81,28 @@ class Worker:
         activations = None if self.run.compile else trainer.activation_bytes()._asdict()
         gc.collect()
         gc.freeze()  # the model's objects are never garbage: do not scan them between steps
+        continuation = self._continuation(trainer)
         dist.barrier()
-        self.seconds["startup"] = time.time() - self.spec["submitted"]
-        status, reason = self._train(trainer)
+        self.measured.seconds["startup"] = time.time() - self.spec["submitted"]
+        status, reason = self._train(trainer, continuation)
         if status == "ok":
             self._evaluate(trainer, self.run.train.steps, final=True)
-            if not all(math.isfinite(evaluation["nats"]) for evaluation in self.evaluations):
+            if not all(math.isfinite(evaluation["nats"]) for evaluation in self.measured.evaluations):
                 status, reason = "nan", "an evaluation's loss is not finite"
         result = {
             "status": status,
             "reason": reason,
-            "seconds": self.seconds,
-            "evaluations": self.evaluations,
+            "seconds": self.measured.seconds,
+            "evaluations": self.measured.evaluations,
+            "resumed": self.measured.resumed,
             "rank": {
                 "rank": self.rank,
                 **self._memory(),
                 **gemm,
                 "state_bytes": trainer.state_bytes()._asdict(),
                 "activation_bytes": activations,
-                "traffic": self.traffic,
+                "memory": self.memory_by_category,
+                "traffic": self.measured.traffic,
                 "timeline": self.watch.row() if self._shows_timeline() else None,
             },
             "device": device_environment(self.device),
@@ -108,37 +113,64 @@ class Worker:
                 "head_positions": trainer.head_positions,
             },
         }
+        if continuation is not None:
+            continuation.checkpoints.wait()
         write_atomically(self.attempt / f"rank-{self.rank}.json", json.dumps(result))
         dist.destroy_process_group()
 
-    def _train(self, trainer: Trainer) -> tuple[str, str | None]:
-        """All steps, timed at optimizer-step boundaries after the device has finished; stops at the first NaN loss."""
-        every = self.run.evaluation.every
+    def _continuation(self, trainer: Trainer) -> Continuation | None:
+        """Checkpoints, if they are asked for; training goes on from the last one, if there is one."""
+        if not self.spec["checkpoint_every"]:
+            return None
+        timeout = timedelta(seconds=self.spec["collective_timeout_seconds"])
+        folder = Path(self.spec["checkpoints"])
+        continuation = Continuation(folder, self.spec["checkpoint_every"], trainer, timeout)
+        found = continuation.resume()
+        if found is not None:
+            self.measured, warnings = found
+            if self.rank == 0:
+                told = {"step": self.measured.resumed[-1], "warnings": warnings}
+                write_atomically(self.attempt / RESUMED, json.dumps(told))
+        return continuation
+
+    def _train(self, trainer: Trainer, continuation: Continuation | None) -> tuple[str, str | None]:
+        """All steps that are left, timed at their ends, when the device has finished; stops at the first NaN loss."""
+        every, begun = self.run.evaluation.every, len(self.measured.steps)
         with open(self.attempt / f"rank-{self.rank}.steps.jsonl", "w") as log:
             flushed = time.perf_counter()
-            for i in range(self.run.train.steps):
+            log.writelines(json.dumps(line) + "\n" for line in self.measured.steps)
+            log.flush()
+            for i in range(begun, self.run.train.steps):
                 begin = time.perf_counter()
                 self.watch.reset()
-                step = trainer.step(i, self.watch) if i else self._first_step(trainer)
+                step = trainer.step(i, self.watch) if i > begun else self._first_step(trainer, i)
                 loss, norm = step.loss.item(), step.grad_norm.item()  # waits for the device
                 end = time.perf_counter()
-                self.seconds["training"] += end - begin
-                flushed = self._log(
-                    log, flushed, {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": end - begin}
-                )
+                self.measured.seconds["training"] += end - begin
+                line = {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": end - begin}
+                line |= {"skipped": True} if step.is_skipped else {}
+                self.measured.steps.append(line)
+                flushed = self._log(log, flushed, line)
                 if not math.isfinite(loss):
                     return "nan", f"loss is {loss} at step {i}"
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
                     self._evaluate(trainer, i + 1, final=False)
+                if continuation is not None:
+                    continuation.after(i + 1, self.measured)
         return "ok", None
 
-    def _first_step(self, trainer: Trainer) -> Step:
-        """Step 0, and what this rank's collectives moved in it, by axes of the mesh; every step is alike."""
-        with counted() as counts:
-            step = trainer.step(0)
+    def _first_step(self, trainer: Trainer, i: int) -> Step:
+        """A step, the memory that it took, and what this rank's collectives moved in it, by axes of the mesh; every
+        step is alike."""
+        # operations of a compiled layer are not seen one by one
+        tracking = nullcontext() if self.run.compile else tracked(trainer.held(), self.device)
+        with counted() as counts, tracking as memory:
+            step = trainer.step(i)
+        self.memory_by_category = memory.parts(trainer.held()) if memory is not None else None
+        self.measured.traffic = {}
         axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
         for (group, op), count in counts.items():
-            ops = self.traffic.setdefault(axes.get(group, "joint"), {})
+            ops = self.measured.traffic.setdefault(axes.get(group, "joint"), {})
             ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))
         return step
 
@@ -157,8 +189,8 @@ class Worker:
     def _evaluate(self, trainer: Trainer, step: int, *, final: bool) -> None:
         begin = time.perf_counter()
         for evaluation in trainer.evaluate(final=final):
-            self.evaluations.append({"step": step, **dataclasses.asdict(evaluation)})
-        self.seconds["evaluation"] += time.perf_counter() - begin
+            self.measured.evaluations.append({"step": step, **dataclasses.asdict(evaluation)})
+        self.measured.seconds["evaluation"] += time.perf_counter() - begin
 
     def _gemm_rate(self) -> dict[str, Any]:
         """FLOP/s of the model's largest kind of matrix product alone, [b s, h] x [h, 4h], on all ranks at once."""

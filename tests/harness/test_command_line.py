@@ -17,7 +17,7 @@ from tests.harness.calls import Started, call, put_record, refused, stop_before_
 from tests.harness.small_runs import write_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("list", "run", "status", "table", "train", "timeline", "prepare")
+VERBS = ("list", "run", "status", "table", "train", "timeline", "memory", "prepare")
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --plan.schedule"
 

@@ -16,6 +16,7 @@ import pytest
 
 from harness.environment import gpu_count
 from harness.experiment import Point
+from harness.launch import Site
 from harness.store import Record, Store
 from impl.model.config import ModelConfig
 from impl.run import Run
@@ -100,7 +101,7 @@ def test_a_rank_that_raises_or_needs_too_much_memory_says_so(tokens: Path, store
     most, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (2**36, hard))  # so that nothing but this run is refused memory
     try:
-        sweep(store, [raises, too_much], told=told)
+        sweep(store, [raises, too_much], site=Site(allow_oom=True), told=told)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     found = kept(store, raises)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from harness import verbs
 from harness.experiment import TIERS, Experiment, experiment_ids, load
-from impl.cost.traffic import Place, pipeline_traffic
+from impl.cost.traffic import Place, step_traffic
 from impl.pipeline.schedule import Action, Schedule
 from impl.pipeline.schedules import build
 from impl.run import Run, from_dict
@@ -270,7 +270,8 @@ def test_train_with_a_pipeline_tells_who_did_what_when(
     assert_follows(shown, build(run.plan.schedule, run.plan.pp, run.microbatches))
     for i, rank in enumerate(record["ranks"]):  # pipeline ranks are the mesh's first axis
         pp_rank = i // (run.plan.dp * run.plan.tp)
-        expected = pipeline_traffic(Place(run, record["resolved"]["vocab_size"], pp_rank))
+        place = Place(run, record["resolved"]["vocab_size"], pp_rank)
+        expected = step_traffic(place, record["resolved"]["head_positions"])["pp"]
         assert rank["traffic"]["pp"] == {op: asdict(count) for op, count in expected.items()}
     for one, other in zip(record["steps"], serial_record["steps"], strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)

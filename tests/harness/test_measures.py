@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from harness import measures
 from harness.labels import label, point
 from harness.measures import frame
+from harness.tables import throughput_table
 from impl.errors import InputError
 from tests.harness.made_up_records import config, record, with_pipeline, without_numbers
 
@@ -57,6 +58,25 @@ def test_mfu_only_where_the_peak_is_known_and_never_on_a_cpu() -> None:
     assert shares["known"]["mfu"] == pytest.approx(rate / 989e12)
     assert math.isnan(shares["unknown"]["mfu"])
     assert math.isnan(shares["cpu"]["mfu"])
+
+
+def test_skipped_steps_are_counted_where_there_is_a_loss_scale() -> None:
+    run = record(precision="fp16")
+    run["steps"][1]["skipped"] = True
+    assert frame([run]).iloc[0]["skipped_steps"] == 1
+    assert math.isnan(frame([record()]).iloc[0]["skipped_steps"])
+    assert "skipped steps" in {column.header for column in throughput_table([run]).columns}
+    assert "skipped steps" not in {column.header for column in throughput_table([record()]).columns}
+
+
+def test_hfu_counts_what_is_recomputed_and_mfu_does_not() -> None:
+    at: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA H200", "precision": "bf16"}
+    ways = ("none", "selective", "full")
+    none, selective, full = (frame([record(plan__recompute=way, **at)]).iloc[0] for way in ways)
+    assert none["mfu"] == none["hfu"] == selective["mfu"] == full["mfu"]
+    assert none["hfu"] < selective["hfu"] < full["hfu"] < none["mfu"] * 4 / 3
+    assert full["hfu"] == pytest.approx(full["hardware_flops_per_second_per_device"] / 989e12)
+    assert full["recompute"] == "full"
 
 
 def test_flop_rate_is_palm_12_per_device_and_its_share_of_the_gemm_rate() -> None:

@@ -72,7 +72,7 @@ def test_a_pipeline_that_breaks_ends_at_once_and_says_where(store: Store, tmp_pa
     for run, rank in ((first, 0), (last, 1)):
         found = kept(store, run)
         assert found["status"] == "failed"
-        assert found["reason"].startswith(f"rank {rank} was killed by SIGKILL")
+        assert found["reason"] == f"rank {rank} was killed by SIGKILL (pipeline rank {rank}, stage {rank})"
         assert found["steps"]
     found = kept(store, raises)
     assert found["status"] == "failed"

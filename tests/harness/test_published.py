@@ -111,7 +111,7 @@ def test_ptdps_table_1_is_consistent_with_the_named_sizes_and_the_peak():
     for row in sizes:
         counted = count_parameters(SIZES[row["model"]].config).total / 1e9
         assert counted == pytest.approx(row["value"], abs=0.06)
-        rate = value("hardware_flop_rate", model=row["model"], **at)
+        rate = value("hardware_flop_rate", model=row["model"], where="table 1", **at)
         assert value("hardware_flop_share", model=row["model"], **at) == pytest.approx(100 * rate / peak, abs=0.6)
         total = value("aggregate_hardware_flop_rate", model=row["model"], **at)
         assert total == pytest.approx(rate * row["gpus"] / 1e3, rel=0.01)

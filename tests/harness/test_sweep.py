@@ -44,7 +44,7 @@ class FakeJob:
 class FakeSite:
     """Ends every run as told, by what a worker would have written."""
 
-    on, device = "local", "cpu"
+    on, device, allow_oom = "local", "cpu", False
     impatient = False
     """Whether the user presses Ctrl-C again for every job that is being cancelled."""
 

@@ -1,0 +1,174 @@
+"""Training is killed around its saves, again and again, and goes on from the last checkpoint each time."""
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.experiment import Point
+from harness.store import Record, Store
+from harness.sweep import Saving
+from impl.checkpoint import Checkpoints
+from impl.evaluation_config import EvaluationConfig
+from impl.plan import Plan
+from impl.run import Run
+from impl.train import Trainer
+from tests.harness.calls import refused
+from tests.harness.saving import build, promised, train_and_save
+from tests.harness.small_runs import ENDLESS, Told, processes, small, sweep, write_tokens
+from tests.harness.test_sweep import FakeSite
+from tests.ranks import CONTEXT
+
+SECONDS_TO_LIVE = 0.15
+"""At most, after the first save of a process: some saves."""
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+# Kills ---------------------------------------------------------------------------------------------------------------
+
+
+def kill_amid_saves(run: Run, folder: Path, chance: random.Random) -> None:
+    with tempfile.TemporaryDirectory() as meeting:
+        started = promised(folder)
+        arguments = lambda rank: (run, folder, rank, f"file://{meeting}/rendezvous")
+        ranks = [
+            CONTEXT.Process(target=train_and_save, args=arguments(rank), daemon=True)
+            for rank in range(run.plan.world_size)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            end = time.monotonic() + 60
+            while promised(folder) == started:
+                assert time.monotonic() < end
+                assert all(process.is_alive() for process in ranks)
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, SECONDS_TO_LIVE))
+        finally:
+            chance.shuffle(ranks)
+            for process in ranks:
+                process.kill()
+                time.sleep(chance.choice([0.0, 0.01]))
+            for process in ranks:
+                process.join()
+
+
+def state(one: Trainer) -> list[torch.Tensor]:
+    return [tensor for own in one.optimizer.owned() for tensor in own.tensors.values()]
+
+
+@pytest.mark.parametrize(("plan", "kills"), [(Plan(), 44), (Plan(dp=2, zero_stage=2), 6)])
+def test_a_training_that_is_killed_has_its_last_checkpoint_whole(
+    plan: Plan, kills: int, tokens: Path, tmp_path: Path, one_rank: dist.ProcessGroup
+) -> None:
+    alone = replace(small(tokens, steps=ENDLESS, decay="constant"), precision="fp64")
+    run, uninterrupted, after = replace(alone, plan=plan), build(alone), build(alone)
+    chance, behind, left = random.Random(kills), 0, 0
+    for _ in range(kills):
+        kill_amid_saves(run, tmp_path, chance)
+        folder = tmp_path / "checkpoints"
+        left += any(path.suffix for path in folder.iterdir())
+        loaded = Checkpoints(folder, after, one_rank).load()
+        assert loaded is not None
+        assert not loaded.warnings
+        assert loaded.step >= promised(tmp_path)
+        assert after.optimizer.updates == loaded.step
+        for i in range(behind, loaded.step):
+            uninterrupted.step(i)
+        behind = loaded.step
+        for tensor, expected in zip(state(after), state(uninterrupted), strict=True):
+            torch.testing.assert_close(tensor, expected, rtol=1e-8, atol=1e-10)
+    assert left, "no save was ever interrupted"
+
+
+# The harness ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("harness.sweep.LOOK_SECONDS", 0.0)
+    yield Store(tmp_path, "made_up", "smoke")
+    for process in processes(tmp_path):
+        process.kill()
+
+
+def kept(store: Store, run: Run) -> Record:
+    found = store.read(run.id)
+    assert found is not None
+    return found
+
+
+def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
+    tokens: Path, store: Store, one_rank: dist.ProcessGroup
+) -> None:
+    steps = 200
+    run = replace(small(tokens, dp=2, steps=steps), evaluation=EvaluationConfig(sequences=4, every=25))
+    finished = lambda: [path for path in store.checkpoints(run.id).glob("step-*") if not path.suffix]
+
+    def kill(_: Point) -> None:
+        ranks = processes(store.folder, "harness.worker") if len(finished()) == 2 else []
+        for process in ranks:
+            process.kill()
+
+    saving = Saving(checkpoint_every=20)
+    told = sweep(store, [run], told=Told(on_look=kill), saving=saving)
+    assert told.ends == [(run.id, "failed")]
+    assert not told.messages
+    assert finished()
+    told = sweep(store, [run], saving=saving)
+    record = kept(store, run)
+    assert record["status"] == "ok", record["reason"]
+    [step] = record["times"]["resumed_at"]
+    assert step >= 20
+    assert step % 20 == 0
+    assert [message.split(": ")[1] for message in told.messages] == [f"goes on from step {step} of {steps}"]
+    assert [line["step"] for line in record["steps"]] == list(range(steps))
+    assert [line["step"] for line in record["evaluations"]] == list(range(25, steps + 1, 25))
+    one = build(replace(run, plan=Plan()))
+    assert [line["loss"] for line in record["steps"]] == pytest.approx(
+        [one.step(i).loss.item() for i in range(steps)], rel=1e-5
+    )
+    of_ranks = [sum(line["seconds"][rank] for line in record["steps"]) for rank in range(2)]
+    assert record["times"]["training_seconds"] == pytest.approx(max(of_ranks))  # of both tries
+    assert not store.checkpoints(run.id).exists()
+
+
+@pytest.mark.parametrize("outcome", ["ok", "failed"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_checkpoints_stay_until_a_record_is_finished_or_as_long_as_is_wanted(
+    tokens: Path, store: Store, outcome: str, keep: bool
+) -> None:
+    run = small(tokens)
+    folder = store.checkpoints(run.id) / "step-00000001"
+    folder.mkdir(parents=True)
+    sweep(store, [run], site=FakeSite({run.id: outcome}), saving=Saving(1, keep))
+    assert folder.exists() == (keep or outcome == "failed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--checkpoint-every", "-1", "--out", "x"], "must be a number of steps"),
+        (["--checkpoint-every", "5"], "needs --out"),
+        (["--keep-checkpoints", "--out", "x"], "none are written"),
+    ],
+)
+def test_checkpoints_that_make_no_sense_are_refused(
+    arguments: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert why in refused("train", *arguments)
+    assert not os.listdir(tmp_path)
