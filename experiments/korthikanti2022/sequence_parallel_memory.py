@@ -224,8 +224,8 @@ EXPERIMENT = Experiment(
     deviations="bf16, not fp16. The paper's models have two layers of their width here: one layer is what is "
     "compared, and without pipelines and recomputation all of them do not fit 8 GPUs. At `small` heads and sequence "
     "are a quarter of the paper's, with one head a rank: t and 5as/h, on which the share depends, are the paper's. "
-    "Selective and full recomputation, figure 7's other bars, are not there yet. Two steps a run, often on fewer cores "
-    "than ranks: the times say nothing.",
+    "Selective and full recomputation, figure 7's other bars, are in korthikanti2022/activation_recomputation. Two "
+    "steps a run, often on fewer cores than ranks: the times say nothing.",
     runs={
         "smoke": [run for tp in (1, 2, 4) for run in memory(SMOKE, tp, microbatch=4)],
         "small": [

@@ -47,7 +47,7 @@ MODELS: dict[Tier, dict[int, ModelConfig]] = {
         1: named("gpt-1.2b"),
         2: named("gpt-2.5b"),
         4: named("gpt-4.2b"),
-        8: replace(named("gpt-8.3b"), num_heads=32),  # table 1's; 24 heads are table 2's
+        8: named("gpt-8b"),
     },
 }
 """The model of each tensor-parallel degree: about as many parameters on a rank as the first has."""

@@ -87,8 +87,7 @@ EXPERIMENT = Experiment(
     "nodes, so where the paper changes from one to the other is not seen.",
     table=FIGURE.table,
     cost={"smoke": "1 min, 2 CPU cores", "small": "3 min, 2 CPU cores", "paper": "15 min, 64 GPUs with 80 GB"},
-    deviations=DEVIATIONS
-    + "By formula 32 stages of 2 ranks need a little over 80 GB for that, and may be `oom`. At `smoke` and `small` a "
+    deviations=DEVIATIONS + "At `smoke` and `small` a "
     "model of eight small layers is on two ranks, in the two layouts there are; at `small`, layouts of four ranks "
     "share two cores, and say what is sent but nothing of speed. CPUs have no nodes: what the paper finds is absent.",
     runs={

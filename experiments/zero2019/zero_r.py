@@ -1,0 +1,330 @@
+"""What do partitioned and offloaded activations add to divided states, in memory and in speed?
+
+With layers recomputed a rank keeps their inputs, and every tensor-parallel rank keeps the same: P_a leaves each its
+part, P_a+cpu moves that to the host. Table 3 has five configurations: C1 divides optimizer states (P_os), C2 adds P_a,
+C3 divides gradients too (P_os+g), C4 adds P_a to that and C5 P_a+cpu. They train models of up to 40, 60, 50, 140 and
+150B parameters (figure 6); what they save (figure 7) buys larger batches, and with these speed (figure 8).
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pandas as pd
+
+from experiments.zero2019.zero_throughput import CPU, on_v100s
+from harness.claims import Claim, Evidence, Row
+from harness.experiment import Experiment
+from harness.labels import point
+from harness.measures import Record, about, combine, frame
+from harness.published import published
+from harness.rate_figures import POINTS, Printed
+from harness.render import Column, Table
+from harness.scaling import LEAST_TIMED_STEPS
+from harness.tables import FLOP_RATE, MARK, MODEL, RUNS, TERA, measured
+from impl.cost.activations import layer_bytes
+from impl.cost.memory import memory_of_ranks
+from impl.evaluation_config import EvaluationConfig
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.run import Precision, Run, from_dict, to_dict
+
+V100 = 32e9
+"""Bytes."""
+CLOSE = 0.05
+"""How far counted bytes may be from the predicted."""
+P_A: dict[str, Any] = {"partition_activations": True}
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "C1": {"zero_stage": 1},
+    "C2": {"zero_stage": 1, **P_A},
+    "C3": {"zero_stage": 2},
+    "C4": {"zero_stage": 2, **P_A},
+    "C5": {"zero_stage": 2, **P_A, "offload_activations": True},
+}
+"""Table 3; buffers of constant size, and memory that is given out once (C_B, M_D), are in all of them."""
+SAVES = (("C1", "C2"), ("C1", "C3"), ("C2", "C4"), ("C3", "C4"))
+"""The second of two configurations has one saving more than the first."""
+LAYER = "layer_activation_bytes"
+
+
+def configuration(plan: Mapping[str, Any]) -> str:
+    """Its name in table 3; empty for other plans."""
+    fields = ("zero_stage", "partition_activations", "offload_activations")
+    own = tuple(int(plan[name]) for name in fields)
+    named = {tuple(int(c.get(name, 0)) for name in fields): name for name, c in CONFIGURATIONS.items()}
+    return named.get(own, "")
+
+
+def of_the_paper() -> list[tuple[Run, Printed]]:
+    """The run behind each bar of figures 7 and 8."""
+    bars = published("zero2019").query("where in ('figure 7', 'figure 8')").to_dict("records")
+    return [(on_v100s(bar, **CONFIGURATIONS[_of_bar(bar)]), bar) for bar in bars]
+
+
+def _of_bar(bar: Printed) -> str:
+    return bar["quantity"].rpartition("_")[2].upper()
+
+
+@cache
+def predicted(run: Run) -> dict[str, float]:
+    """Bytes that a GPU is predicted to need, of all and of a layer's input, wherever that waits."""
+    memory = memory_of_ranks(run, run.model.vocab_size or 0, run.model.seq_len)[0]
+    return {"predicted_memory_bytes": memory.total, "predicted_layer": layer_bytes(run)}
+
+
+@cache
+def printed_rows() -> dict[str, dict[str, Any]]:
+    """Figures 7 and 8 as rows of the table, by the point of the run, with what is predicted for it."""
+    rows: dict[str, dict[str, Any]] = {}
+    for run, bar in of_the_paper():
+        known = {"model": f"GPT {bar['note'].partition(':')[0]}", "configuration": _of_bar(bar), **predicted(run)}
+        known |= {"tp": run.plan.tp, "dp": run.plan.dp, "microbatch": run.train.microbatch}
+        is_rate = bar["where"] == "figure 8"
+        known |= {"published_rate" if is_rate else "cached": bar["value"] * (TERA if is_rate else 1e9)}
+        rows[point(to_dict(run))] = {"published_rate": math.nan, "cached": math.nan} | known
+    return rows
+
+
+def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
+    """What was run in one of the configurations, repeats combined, with what figures 7 and 8 have."""
+    if not rows.empty:
+        rows = pd.DataFrame(rows[rows["status"] == "ok"]).drop_duplicates("id")
+    if rows.empty:
+        return []
+    out = []
+    for row in combine(rows, ("point", "source", "device_name"), (FLOP_RATE.key,)).to_dict("records"):
+        beside = printed_rows().get(row["point"], {})
+        extra = {name: beside.get(name, math.nan) for name in ("published_rate", "cached")}
+        config = json.loads(row["point"])
+        is_recomputed = config["plan"]["recompute"] == "full"
+        extra |= {"configuration": configuration(config["plan"]) if is_recomputed else ""}
+        extra |= {"predicted_layer": layer_bytes(from_dict(config))}
+        extra |= {} if row["timed_steps"] >= LEAST_TIMED_STEPS else {FLOP_RATE.key: math.nan}
+        out.append(row | extra)
+    return [row for row in out if row["configuration"]]
+
+
+def by_configuration(rows: Sequence[Row]) -> list[dict[str, dict[Any, Any]]]:
+    """Points that differ in their configuration only."""
+    groups: dict[tuple[Any, ...], dict[str, dict[Any, Any]]] = {}
+    for row in points(pd.DataFrame(list(rows))):
+        same = tuple(row[name] for name in ("model", "tp", "dp", "microbatch", "global_batch", "device_name"))
+        groups.setdefault(same, {})[row["configuration"]] = row
+    return list(groups.values())
+
+
+BYTES: dict[str, Any] = {"unit": "GB", "si": "B", "scale": 1e9, "digits": 3}
+MEGABYTES: dict[str, Any] = BYTES | {"unit": "MB", "scale": 1e6}
+SHOWN = (
+    MODEL,
+    Column(key="configuration", header="configuration", text=True),
+    Column(key="tp", header="t"),
+    Column(key="dp", header="N"),
+    Column(key="microbatch", header="batch of a replica"),
+    Column(key="memory_bytes", header="memory, counted", **BYTES),
+    Column(key="predicted_memory_bytes", header="memory, predicted", **BYTES),
+    Column(key="cached", header="cached, published", **BYTES),
+    Column(key=LAYER, header="a layer keeps, counted", **MEGABYTES),
+    Column(key="predicted_layer", header="a layer keeps, predicted", **MEGABYTES),
+    FLOP_RATE,
+    Column(key="published_rate", header="published rate", unit="TFLOP/s", si="FLOP/s", scale=TERA, digits=3),
+    RUNS, MARK,
+)  # fmt: skip
+
+
+def table(records: Sequence[Record]) -> Table:
+    """Our points, then the bars of figures 7 and 8; where one of these was run here, both in one row."""
+    title = f"ZeRO-R's configurations{about(records)}"
+    ours = points(frame(records))
+    if not ours:
+        return Table("zero_r", title, (), pd.DataFrame())
+    there = {row["point"] for row in ours}
+    ours.sort(key=lambda row: (-row["dp"], row["tp"], row["configuration"]))
+    rows = pd.DataFrame([*ours, *(row for key, row in printed_rows().items() if key not in there)])
+    rows["device_name"] = rows["device_name"].fillna(rows["device_name"].iloc[0])
+    rows["oversubscribed"] = rows["oversubscribed"].eq(True)
+    notes = (
+        "Memory: of all tensors on the fullest rank, at the fullest moment of the first step; predicted by `harness "
+        "memory`, for GPUs where nothing was run here. On a CPU the host's memory is the device's. A layer keeps: its "
+        "input, of one microbatch, for the backward pass to recompute the rest from.",
+        "Published: figures 7 and 8, read off the plots. Cached is what PyTorch's allocator had taken, in use or not. "
+        "The paper does not say whether recomputed FLOPs count in its rates; ours are model FLOPs.",
+    )
+    return measured("zero_r", title, SHOWN, rows, notes)
+
+
+def as_predicted(rows: Sequence[Row]) -> Evidence | None:
+    found = [row for row in points(pd.DataFrame(list(rows))) if not math.isnan(row["memory_bytes"])]
+    ratios = [row["memory_bytes"] / row["predicted_memory_bytes"] for row in found]
+    if not ratios:
+        return None
+    numbers = f"{min(ratios):.3f} to {max(ratios):.3f} times the prediction, {len(ratios)} points"
+    return Evidence(all(abs(one - 1) <= CLOSE for one in ratios), numbers)
+
+
+def leaves_a_part(rows: Sequence[Row]) -> Evidence | None:
+    """Whether P_a leaves exactly 1/t of the inputs of layers."""
+    pairs = [(g[a], g[b]) for g in by_configuration(rows) for a, b in (("C1", "C2"), ("C3", "C4")) if {a, b} <= set(g)]
+    pairs = [(whole, part) for whole, part in pairs if not math.isnan(whole[LAYER])]
+    shares = {(row["tp"], row[LAYER] / whole[LAYER]) for whole, row in pairs}
+    numbers = ", ".join(f"{share:.4g} (t={tp})" for tp, share in sorted(shares))
+    return Evidence(all(tp * share == 1 for tp, share in shares), numbers) if shares else None
+
+
+def every_saving_counts(rows: Sequence[Row]) -> Evidence | None:
+    """Whether each of P_os+g and P_a lowers the memory, and P_a+cpu does not raise it."""
+    groups = [{name: row["memory_bytes"] for name, row in group.items()} for group in by_configuration(rows)]
+    groups = [group for group in groups if len(group) == len(CONFIGURATIONS) and not math.isnan(sum(group.values()))]
+    if not groups:
+        return None
+    holds = all(g[b] < g[a] for g in groups for a, b in SAVES) and all(g["C5"] <= g["C4"] * 1.001 for g in groups)
+    numbers = (", ".join(f"{name} {size / g['C1']:.0%}" for name, size in g.items()) for g in groups)
+    return Evidence(holds, "; ".join(numbers))
+
+
+def fits_the_largest(rows: Sequence[Row]) -> Evidence | None:
+    """Whether the largest model of each configuration is predicted to fit, and the largest predicted have its order."""
+    if not by_configuration(rows):
+        return None
+    sizes = {name: largest(name) for name in CONFIGURATIONS}
+    bars = published("zero2019").query("where == 'figure 6'").to_dict("records")
+    needed = {_of_bar(bar): predicted(on_v100s(bar, **CONFIGURATIONS[_of_bar(bar)])) for bar in bars}
+    fits = all(memory["predicted_memory_bytes"] <= V100 for memory in needed.values())
+    drawn = [_of_bar(bar) for bar in sorted(bars, key=lambda bar: bar["value"])]
+    numbers = ", ".join(f"{name} {sizes[name] / 1e9:.0f}B" for name in drawn)
+    return Evidence(fits and drawn == sorted(sizes, key=lambda name: sizes[name]), f"largest by prediction: {numbers}")
+
+
+@cache
+def largest(name: str) -> float:
+    """Parameters, by 12 L h^2, of the deepest model of figure 6's width, batch and ranks predicted to fit a V100."""
+    bar = next(bar for bar in published("zero2019", f"max_model_size_{name.lower()}").to_dict("records"))
+    run = on_v100s(bar | {"note": "1 layers, hidden size 8192, 64 heads"}, **CONFIGURATIONS[name])
+    fits, too_deep = 1, 1024
+    while too_deep - fits > 1:
+        layers = (fits + too_deep) // 2
+        deeper = replace(run, model=replace(run.model, num_layers=layers))
+        if predicted(deeper)["predicted_memory_bytes"] <= V100:
+            fits = layers
+        else:
+            too_deep = layers
+    return 12.0 * fits * run.model.hidden_size**2
+
+
+def below_the_cached(rows: Sequence[Row]) -> Evidence | None:
+    """Whether what is predicted for figure 7's models has its order, and is below what PyTorch had cached."""
+    if not by_configuration(rows):
+        return None
+    bars = [row for row in printed_rows().values() if not math.isnan(row["cached"])]
+    numbers = [
+        f"{row['predicted_memory_bytes'] / 1e9:.1f} of {row['cached'] / 1e9:.1f} GB ({row['configuration']}, "
+        f"{row['model'].removeprefix('GPT ')})"
+        for row in bars
+    ]
+    of_one = [row for row in bars if row["model"] == bars[0]["model"]]
+    orders = [
+        [row["configuration"] for row in sorted(of_one, key=lambda row: (-row[key], row["configuration"]))]
+        for key in ("cached", "predicted_memory_bytes")
+    ]
+    holds = all(row["predicted_memory_bytes"] <= row["cached"] for row in bars) and orders[0] == orders[1]
+    return Evidence(holds, ", ".join(numbers))
+
+
+def offloading_costs(rows: Sequence[Row]) -> Evidence | None:
+    """Whether C5 is slower than C4 where both have the same batch."""
+    found = [(group["C4"], group["C5"]) for group in by_configuration(rows) if {"C4", "C5"} <= set(group)]
+    fair = [(a, b) for a, b in found if not a["oversubscribed"] and not math.isnan(a[FLOP_RATE.key] + b[FLOP_RATE.key])]
+    shares = [b[FLOP_RATE.key] / a[FLOP_RATE.key] for a, b in fair]
+    return Evidence(all(one < 1 for one in shares), ", ".join(f"{one:.0%}" for one in shares)) if shares else None
+
+
+def rates_as_published(rows: Sequence[Row]) -> Evidence | None:
+    """Whether the rates of figure 8's 60B model relative to C4's are the published."""
+    found = [
+        row for row in points(pd.DataFrame(list(rows))) if not math.isnan(row["published_rate"] + row[FLOP_RATE.key])
+    ]
+    first = next((row for row in found if row["configuration"] == "C4"), None)
+    if first is None or len(found) < 2:
+        return None
+    of_first = lambda row, key: row[key] / first[key]
+    off = [abs(of_first(row, FLOP_RATE.key) - of_first(row, "published_rate")) for row in found]
+    close = sum(one <= POINTS for one in off)
+    return Evidence(close == len(off), f"{close} of {len(off)} points; furthest {100 * max(off):.1f} points off")
+
+
+def tried(model: ModelConfig, names: Sequence[str], tp: int, dp: int, batch: int, **run: Any) -> list[Run]:
+    """The configurations on CPUs; two steps for the memory, in the paper's precision, where nothing else is said."""
+    precision: Precision = run.pop("precision", "fp16")
+    steps, repeats = run.pop("steps", 2), run.pop("repeats", 1)
+    return [
+        Run(
+            model=model,
+            plan=Plan(tp=tp, dp=dp, recompute="full", bucket_bytes=2**18, **CONFIGURATIONS[name]),
+            train=replace(CPU, steps=steps, global_batch=batch * dp, microbatch=batch, warmup_steps=0),
+            evaluation=EvaluationConfig(sequences=None),
+            precision=precision,
+            fp32_gradients=precision == "fp32",
+            repeat=repeat,
+        )
+        for repeat in range(repeats)
+        for name in names
+    ]
+
+
+SMOKE = ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_len=128)
+SMALL = ModelConfig(num_layers=8, hidden_size=256, num_heads=4, seq_len=256)
+ON_FAIR_TERMS: dict[str, Any] = {"tp": 2, "dp": 1, "steps": 8, "precision": "fp32"}
+"""Two ranks, each with a core, for the speed."""
+
+EXPERIMENT = Experiment(
+    source="ZeRO (Rajbhandari et al. 2019), sections 6.1 and 10.5, tables 3 and 7 to 9, figures 6 to 8",
+    expectation="memory falls from C1 to C5, P_a leaves 1/t of the activations; 40, 60, 50, 140 and 150B fit; "
+    "C4 is three times as fast as C1, by larger batches, and C5 slower than C4",
+    claims=(
+        Claim(text="a step takes as much memory as predicted, within 5%", source="section 10.5", check=as_predicted),
+        Claim(text="P_a leaves one of t parts of the activations, exactly", source="section 6.1", check=leaves_a_part),
+        Claim(
+            text="P_a and the division of gradients lower the memory, each and together; P_a+cpu does not raise it",
+            source="figure 7",
+            check=every_saving_counts,
+        ),
+        Claim(
+            text="by prediction, figure 7's models take less than was cached, in the same order",
+            source="figure 7",
+            check=below_the_cached,
+        ),
+        Claim(
+            text="by prediction, figure 6's models fit 32 GB, and the largest that do have the same order",
+            source="figure 6",
+            check=fits_the_largest,
+        ),
+        Claim(text="P_a+cpu costs speed at the same batch", source="figure 8", check=offloading_costs),
+        Claim(
+            text="rates relative to C4's are within 5 points of the published",
+            source="figure 8",
+            check=rates_as_published,
+        ),
+    ),
+    table=table,
+    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "20 min, 400 GPUs with 32 GB"},
+    deviations="No dropout, with fused attention; the paper names neither vocabulary nor sequence: 51,200 and 1,024. "
+    "Figure 6's models are not trained: C1 to C5 are at the paper's sizes in figures 7 and 8, and figure 6 is held "
+    "against what is predicted, with its widest models' width. At `smoke` and `small` 4 or 8 ranks share two cores for "
+    "two steps: these say what is kept, and nothing of speed, which two tensor-parallel ranks are for, in fp32. A "
+    "CPU's memory is the host's, so that P_a+cpu moves nothing there.",
+    runs={
+        "smoke": [
+            *tried(SMOKE, list(CONFIGURATIONS), tp=2, dp=2, batch=8),
+            *tried(SMOKE, ("C4", "C5"), batch=8, **ON_FAIR_TERMS),
+        ],
+        "small": [
+            *tried(SMALL, list(CONFIGURATIONS), tp=2, dp=2, batch=8),
+            *tried(SMOKE, list(CONFIGURATIONS), tp=4, dp=2, batch=8),
+            *tried(SMALL, ("C3", "C4", "C5"), batch=4, repeats=3, **ON_FAIR_TERMS),
+        ],
+        "paper": [run for run, _ in of_the_paper()],
+    },
+)

@@ -1,0 +1,185 @@
+"""ZeRO's figures 2, 3 and 6 to 8: their points are the runs, printed numbers stand beside ours, and verdicts turn."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from experiments.zero2019 import zero_r, zero_throughput
+from harness.claims import claims_table
+from harness.experiment import TIERS, Experiment, load
+from harness.measures import flops_per_step
+from harness.published import published
+from harness.rate_figures import Printed
+from impl.cost.activations import layer_bytes
+from impl.cost.memory import memory
+from impl.cost.parameters import count_parameters
+from impl.cost.traffic import Place, state_traffic
+from impl.plan import Plan
+from impl.run import Run, to_dict
+from tests.harness.made_up_records import record_of
+
+THROUGHPUT, ZERO_R = load("zero_throughput"), load("zero_r")
+GPU: dict[str, Any] = {"device": "cuda", "device_name": "Tesla V100-SXM3-32GB", "tier": "paper"}
+YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
+
+
+def bars(*figures: str) -> list[Printed]:
+    """Rows of figures, those of rates only in figures 2 and 3."""
+    rows = [row for row in published("zero2019").to_dict("records") if row["where"] in figures]
+    return [row for row in rows if row["unit"] not in ("times", "TFLOP/s")]
+
+
+def made(run: Run, rate: float = 1e9, **place: Any) -> dict[str, Any]:
+    """A record of a run that has this rate of model FLOPs a device, keeps and sends what is predicted."""
+    full = record_of(run, **place)
+    seconds = flops_per_step(full) / (rate * run.plan.world_size)
+    for step in full["steps"]:
+        step["seconds"] = [seconds] * run.plan.world_size
+    vocab = run.model.vocabulary(257)
+    traffic = state_traffic(Place(run, vocab))
+    full["resolved"]["head_positions"] = run.model.seq_len
+    sizes = memory(run, vocab, 0, run.model.seq_len, full["environment"]["device"]).as_dict()
+    for rank in full["ranks"]:
+        rank["activation_bytes"]["layer"] = layer_bytes(run)
+        rank["memory"] = {name: size for name, size in sizes.items() if name != "total"}
+        rank["traffic"] |= {axes: {op: asdict(n) for op, n in ops.items()} for axes, ops in traffic.items()}
+    return full
+
+
+def fast_as_printed(run: Run, rate: float) -> dict[str, Any]:
+    """A record with a rate and nothing else."""
+    full = bare(run)
+    seconds = flops_per_step(full) / (rate * 1e12 * run.plan.world_size)
+    return full | {"steps": [step | {"seconds": [seconds]} for step in full["steps"]]}
+
+
+@cache
+def bare(run: Run) -> dict[str, Any]:
+    """Made for one rank: hundreds would say the same."""
+    alone = replace(run, plan=Plan(), train=replace(run.train, global_batch=1, microbatch=1))
+    full = record_of(alone, **GPU)
+    full["config"] = json.loads(json.dumps(to_dict(run)))
+    return full | {"id": run.id, "ranks": [rank | {"traffic": {}} for rank in full["ranks"]]}
+
+
+def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+    return list(claims_table(experiment.claims, records).frame["verdict"])
+
+
+@pytest.mark.parametrize("experiment", [THROUGHPUT, ZERO_R], ids=lambda experiment: experiment.id)
+def test_every_run_of_every_tier_is_valid_and_its_own(experiment: Experiment) -> None:
+    for tier in TIERS:
+        runs = experiment.runs[tier]
+        assert [run.why_invalid() for run in runs if run.why_invalid()] == []
+        assert len({run.id for run in runs}) == len(runs)
+    assert max(run.plan.world_size for run in experiment.runs["smoke"]) <= 4
+
+
+@pytest.mark.parametrize(
+    ("experiment", "figures", "count"),
+    [(THROUGHPUT, ("figure 2", "figure 3"), 22), (ZERO_R, ("figure 7", "figure 8"), 13)],
+    ids=lambda value: getattr(value, "id", ""),
+)
+def test_the_paper_tier_is_the_figures_point_by_point(
+    experiment: Experiment, figures: tuple[str, ...], count: int
+) -> None:
+    rows, runs = bars(*figures), experiment.runs["paper"]
+    assert len(rows) == len(runs) == count
+    for row, run in zip(rows, runs, strict=True):
+        plan, model = run.plan, run.model
+        assert (plan.tp, plan.pp, plan.dp, plan.world_size) == (row["tp"], row["pp"], row["dp"], row["gpus"])
+        assert (run.train.global_batch, run.microbatches, plan.recompute) == (row["global_batch"], 1, "full")
+        billions = float(row["note"].partition("B:")[0])
+        assert count_parameters(model).total / 1e9 == pytest.approx(billions, rel=0.05)
+        assert plan.zero_stage == {"megatron": 0, "zero": 2, "c1": 1, "c2": 1}.get(row["quantity"].split("_")[-1], 2)
+        assert plan.partition_activations == (plan.tp > 1 and row["quantity"][-2:] not in ("on", "c1", "c3"))
+        assert plan.offload_activations == row["quantity"].endswith("c5")
+
+
+def test_printed_speedups_are_those_of_the_printed_rates() -> None:
+    drawn = {
+        row["note"].partition(":")[0]: row["value"]
+        for row in published("zero2019", "speedup_over_megatron").to_dict("records")
+    }
+    ours = {row["model"]: row["published_speedup"] for row in zero_throughput.of_the_paper().values()}
+    assert len(drawn) == 9
+    for size, value in drawn.items():
+        speedups = [
+            row["published_speedup"] for row in zero_throughput.of_the_paper().values() if row["model"] == f"GPT {size}"
+        ]
+        assert any(one == pytest.approx(value, rel=0.05) for one in speedups), (size, ours)
+
+
+def test_printed_totals_are_the_printed_rates_times_the_gpus() -> None:
+    totals = published("zero2019", "aggregate_flop_rate_zero").to_dict("records")
+    for total, row in zip(totals, bars("figure 3"), strict=True):
+        assert total["value"] == pytest.approx(row["value"] * row["gpus"], rel=0.01)
+
+
+def test_throughput_table_has_every_printed_rate_beside_ours_or_below() -> None:
+    assert THROUGHPUT.table is not None
+    below = THROUGHPUT.table([made(run) for run in THROUGHPUT.runs["smoke"]]).frame
+    assert sum(not math.isnan(rate) for rate in below["published_rate"]) == 22
+    runs = THROUGHPUT.runs["paper"]
+    rates = [row["value"] for row in bars("figure 2", "figure 3")]
+    beside = THROUGHPUT.table([fast_as_printed(run, rate) for run, rate in zip(runs, rates, strict=True)]).frame
+    assert len(beside) == 22
+    for name in ("speedup", "scaling"):
+        assert list(beside[name]) == pytest.approx(list(beside[f"published_{name}"]), nan_ok=True)
+    assert THROUGHPUT.table([]).frame.empty
+
+
+def test_throughput_verdicts() -> None:
+    runs = THROUGHPUT.runs["paper"]
+    rates = [row["value"] for row in bars("figure 2", "figure 3")]
+    as_printed = [fast_as_printed(run, rate) for run, rate in zip(runs, rates, strict=True)]
+    assert verdicts(THROUGHPUT, as_printed) == [YES] * 4 + [ABSENT]
+    level = [fast_as_printed(run, 30 / run.plan.dp**0.1) for run in runs]
+    assert verdicts(THROUGHPUT, level)[1:4] == [NO] * 3
+    smoke = [made(run, 2e9 if run.plan.zero_stage else 1e9) for run in THROUGHPUT.runs["smoke"]]
+    assert verdicts(THROUGHPUT, smoke) == [YES, ABSENT, NO, ABSENT, YES]
+    for record in smoke:
+        if record["config"]["plan"]["zero_stage"] == 3:
+            record["ranks"][0]["traffic"]["dp"]["all_gather"]["bytes"] *= 2
+    assert verdicts(THROUGHPUT, smoke)[4] == NO
+
+
+def test_configurations_are_table_3s() -> None:
+    plans = {name: ZERO_R.runs["smoke"][i].plan for i, name in enumerate(zero_r.CONFIGURATIONS)}
+    assert all(zero_r.configuration(vars(plan)) == name for name, plan in plans.items())
+    assert [plan.zero_stage for plan in plans.values()] == [1, 1, 2, 2, 2]
+    assert [plan.partition_activations for plan in plans.values()] == [False, True, False, True, True]
+
+
+def test_zero_r_table_and_verdicts() -> None:
+    smoke = [made(run, 0.9e9 if run.plan.offload_activations else 1e9, cores=2) for run in ZERO_R.runs["smoke"]]
+    assert ZERO_R.table is not None
+    shown = ZERO_R.table(smoke).frame
+    assert sum(not math.isnan(size) for size in shown["cached"]) == 7
+    assert sum(not math.isnan(rate) for rate in shown["published_rate"]) == 6
+    assert list(shown["memory_bytes"][:5]) == pytest.approx(list(shown["predicted_memory_bytes"][:5]))
+    assert verdicts(ZERO_R, smoke) == [YES] * 6 + [ABSENT]
+    for record in smoke[3:]:
+        for rank in record["ranks"]:
+            rank["memory"]["rest"] *= 3
+            rank["activation_bytes"]["layer"] += 8
+        record["steps"][-1]["seconds"] = [1e-9] * 4
+    assert verdicts(ZERO_R, smoke)[:3] == [NO] * 3
+    assert ZERO_R.table([]).frame.empty
+
+
+def test_figure_8_is_reproduced_by_its_own_rates() -> None:
+    runs = [(run, bar["value"]) for run, bar in zero_r.of_the_paper() if bar["where"] == "figure 8"]
+    assert verdicts(ZERO_R, [fast_as_printed(run, rate) for run, rate in runs])[5:] == [YES, YES]
+    assert verdicts(ZERO_R, [fast_as_printed(run, 20) for run, _ in runs])[5:] == [NO, NO]
+
+
+def test_the_largest_models_fit_their_configurations_only() -> None:
+    sizes = [zero_r.largest(name) / 1e9 for name in zero_r.CONFIGURATIONS]
+    drawn = [published("zero2019", f"max_model_size_c{i}")["value"].item() for i in range(1, 6)]
+    assert all(size >= bar for size, bar in zip(sizes, drawn, strict=True))
+    assert sorted(range(5), key=lambda i: sizes[i]) == sorted(range(5), key=lambda i: drawn[i])

@@ -1,0 +1,127 @@
+"""PTD-P's table 2: its rows are the runs, printed numbers stand beside ours, and verdicts turn."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from experiments.ptdp2021.zero3_versus_ptdp import FIGURE, between_nodes
+from harness.claims import claims_table
+from harness.experiment import TIERS, load
+from harness.measures import flops_per_step
+from harness.published import published
+from impl.cost.flops import hardware_flops
+from impl.cost.parameters import count_parameters
+from impl.cost.traffic import Place, pipeline_traffic, state_traffic
+from impl.plan import Plan
+from impl.run import Run, to_dict
+from tests.harness.made_up_records import record_of
+
+EXPERIMENT = load("zero3_versus_ptdp")
+GPU: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB", "tier": "paper"}
+YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
+
+
+@cache
+def bare(run: Run) -> dict[str, Any]:
+    """Made for one rank: thousands would say the same."""
+    full = record_of(replace(run, plan=Plan(), train=replace(run.train, global_batch=1, microbatch=1)), **GPU)
+    full["config"] = json.loads(json.dumps(to_dict(run)))
+    return full | {"id": run.id, "ranks": []}
+
+
+def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+    """Records of the table's rows that are as fast as printed, times a factor."""
+    made = []
+    for run, row in zip(FIGURE.runs, FIGURE.printed.values(), strict=True):
+        seconds = flops_per_step(bare(run)) / (row["published_model_rate"] * factor(run) * run.plan.world_size)
+        made.append(bare(run) | {"steps": [step | {"seconds": [seconds]} for step in bare(run)["steps"]]})
+    return made
+
+
+def on_cpu(run: Run, seconds: float) -> dict[str, Any]:
+    """A record whose ranks have sent what the formulas say."""
+    full = record_of(run, seconds=seconds)
+    for i, rank in enumerate(full["ranks"]):
+        place = Place(run, run.model.vocabulary(257), i // (run.plan.dp * run.plan.tp))
+        traffic = {**state_traffic(place), **({"pp": found} if (found := pipeline_traffic(place)) else {})}
+        rank["traffic"] |= {axes: {op: asdict(n) for op, n in ops.items()} for axes, ops in traffic.items()}
+    return full
+
+
+def verdicts(records: list[dict[str, Any]]) -> list[str]:
+    return list(claims_table(EXPERIMENT.claims, records).frame["verdict"])
+
+
+def test_the_paper_tier_is_table_2_row_by_row() -> None:
+    rows = published("ptdp2021", "hardware_flop_rate").query("where == 'table 2'").to_dict("records")
+    assert len(rows) == len(FIGURE.runs) == len({run.id for run in FIGURE.runs}) == 12
+    for row, run in zip(rows, FIGURE.runs, strict=True):
+        plan = run.plan
+        assert (plan.tp, plan.pp, plan.dp, plan.world_size) == (row["tp"], row["pp"], row["dp"], row["gpus"])
+        assert run.train.global_batch == row["global_batch"]
+        assert f"microbatch {run.train.microbatch}" in row["note"]
+        assert plan.zero_stage == (3 if row["note"].startswith("ZeRO-3") else 0)
+        assert plan.recompute == "full"
+    sizes = {round(count_parameters(run.model).total / 1e9, 1) for run in FIGURE.runs}
+    assert sizes == {174.6, 529.6}
+
+
+def test_every_run_of_every_tier_is_valid() -> None:
+    for tier in TIERS:
+        assert [run.why_invalid() for run in EXPERIMENT.runs[tier] if run.why_invalid()] == []
+    assert {run.plan.world_size for run in EXPERIMENT.runs["smoke"]} == {2}
+
+
+def test_printed_days_follow_from_printed_rates() -> None:
+    days = published("ptdp2021", "training_days").to_dict("records")
+    rates = published("ptdp2021", "hardware_flop_rate").query("where == 'table 2'").to_dict("records")
+    for run, day, rate in zip(FIGURE.runs, days, rates, strict=True):
+        flops = hardware_flops("ptdp", run.model, 1, recompute="full") / run.model.seq_len * 300e9
+        seconds = flops / (rate["value"] * 1e12 * rate["gpus"])
+        assert seconds / 86400 == pytest.approx(day["value"], abs=1.1)
+
+
+def test_every_printed_row_stands_in_the_table_beside_ours_or_below() -> None:
+    assert EXPERIMENT.table is not None
+    below = EXPERIMENT.table([on_cpu(run, 0.1) for run in EXPERIMENT.runs["smoke"]])
+    assert sum(not math.isnan(rate) for rate in below.frame["published_rate"]) == 12
+    assert all(size > 0 for size, tp in zip(below.frame["between_nodes"], below.frame["tp"], strict=True) if tp != 2)
+    assert "between_nodes" in [column.key for column in below.columns]
+    beside = EXPERIMENT.table(paper()).frame
+    assert len(beside) == 12
+    assert list(beside["relative"]) == pytest.approx(list(beside["published_relative"]))
+    assert EXPERIMENT.table([]).frame.empty
+
+
+def test_by_formula_zero_3_sends_a_hundred_times_as_much_between_nodes() -> None:
+    by_ranks = {(run.plan.world_size, run.plan.zero_stage): between_nodes(run, 51200) for run in FIGURE.runs[:9]}
+    parameters = count_parameters(FIGURE.runs[0].model).total
+    assert by_ranks[384, 3] == pytest.approx((4 + 2 + 2) * parameters, rel=0.02)  # gradients are reduced in fp32
+    assert all(by_ranks[ranks, 3] > 20 * by_ranks[ranks, 0] for ranks in (384, 768, 1536))
+
+
+TURNED: list[tuple[Callable[[Run], float], list[str]]] = [
+    (lambda run: 1.0, [YES] * 4),
+    (lambda run: 2.0 if run.plan.zero_stage == 3 and run.plan.dp == 768 else 1.0, [NO, NO, YES, NO]),
+    (lambda run: 3.0 if run.plan.dp in (1536, 2240) else 1.0, [YES, YES, NO, NO]),
+]
+
+
+@pytest.mark.parametrize(("factor", "expected"), TURNED)
+def test_verdicts_on_the_papers_own_numbers(factor: Callable[[Run], float], expected: list[str]) -> None:
+    assert verdicts(paper(factor)) == [*expected, ABSENT, ABSENT]
+
+
+def test_verdicts_of_small_runs() -> None:
+    smoke = [on_cpu(run, 0.2 if run.plan.zero_stage else 0.1) for run in EXPERIMENT.runs["smoke"]]
+    assert verdicts(smoke) == [YES, ABSENT, ABSENT, ABSENT, YES, YES]
+    for record in smoke:
+        for rank in record["ranks"]:
+            if "dp" in rank["traffic"]:
+                rank["traffic"]["dp"] = {"all_reduce": {"calls": 1, "bytes": 8}}
+    assert verdicts(smoke)[4:] == [NO, NO]

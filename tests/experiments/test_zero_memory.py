@@ -1,0 +1,92 @@
+"""ZeRO's table 1, figure 1 and table 2: the formulas reproduce them, and verdicts turn with what was counted."""
+
+from typing import Any
+
+import pytest
+
+from experiments.zero2019.zero_max_model_size import DEEPEST, LIMIT, MEASURED, MORE, STAGES, deep, on_v100s
+from harness.claims import claims_table
+from harness.experiment import Experiment, load
+from harness.memory import predicted
+from harness.published import published
+from impl.cost.parameters import count_parameters
+from impl.run import Run
+from tests.harness.made_up_records import record_of
+
+MEMORY, LARGEST = load("zero_memory"), load("zero_max_model_size")
+YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
+
+
+def counted(run: Run, times: float = 1.0) -> dict[str, Any]:
+    """A record of the run, with the predicted memory, the activations multiplied."""
+    full = record_of(run)
+    full["resolved"]["head_positions"] = run.model.seq_len
+    ours = predicted(run, 257, "cpu")
+    for r, rank in enumerate(full["ranks"]):
+        sizes = ours[r // (run.plan.dp * run.plan.tp)].as_dict()
+        rank["memory"] = {name: size for name, size in sizes.items() if name not in ("total", "host")}
+        rank["memory"]["activations"] *= times
+    return full
+
+
+def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+    return list(claims_table(experiment.claims, records).frame["verdict"])
+
+
+@pytest.mark.parametrize("experiment", [MEMORY, LARGEST])
+def test_what_is_as_predicted_is_reproduced(experiment: Experiment) -> None:
+    records = [counted(run) for run in experiment.runs["small"]]
+    assert verdicts(experiment, records) == [YES] * 4
+    assert experiment.table is not None
+    rows = experiment.table(records).frame
+    assert list(rows["memory_bytes"].dropna()) == list(rows["predicted_memory_bytes"].dropna())
+    assert len(rows["memory_bytes"].dropna()) == len(records)
+    assert experiment.table([]).frame.empty
+    assert verdicts(experiment, []) == [ABSENT] * 4
+    assert verdicts(experiment, [record_of(run) for run in experiment.runs["smoke"]]) == [ABSENT] * 4  # older ones
+
+
+def test_published_numbers_stand_beside_the_formulas() -> None:
+    for experiment, columns in ((MEMORY, "formula_states_bytes"), (LARGEST, "formula")):
+        assert experiment.table is not None
+        rows = experiment.table([counted(experiment.runs["smoke"][0])]).frame.dropna(subset="published")
+        assert len(rows) == (58 if experiment is MEMORY else 20)
+        for row in rows.to_dict("records"):
+            assert row[columns] == pytest.approx(row["published"], rel=0.03)
+
+
+def test_verdicts_on_memory_turn() -> None:
+    runs = MEMORY.runs["smoke"]
+    assert verdicts(MEMORY, [counted(run, times=1.5) for run in runs]) == [YES, YES, NO, YES]
+    records = [counted(run) for run in runs]
+    for rank in records[2]["ranks"]:
+        rank["memory"]["gradients"] *= 2
+    assert verdicts(MEMORY, records) == [NO, NO, NO, YES]
+
+
+def test_verdicts_on_the_largest_model_turn() -> None:
+    runs = LARGEST.runs["smoke"]
+    assert verdicts(LARGEST, [counted(run, times=2) for run in runs])[0] == NO
+    records = [counted(run) for run in runs]
+    for rank in records[2]["ranks"]:  # stage 1 with the fewest layers
+        rank["memory"]["optimizer"] += int(LIMIT)
+    assert verdicts(LARGEST, records) == [NO, NO, ABSENT, YES]
+
+
+def test_the_deepest_models_are_those_that_are_predicted_to_fit() -> None:
+    for (tp, stage), layers in DEEPEST.items():
+        runs = [deep(layers + more, tp, stage) for more in (0, 1, MORE)]
+        sizes = [max(rank.total for rank in predicted(run, 257, "cpu")) for run in runs]
+        assert [size <= LIMIT for size in sizes] == [True, False, False]
+
+
+def test_the_papers_measured_models_have_its_sizes_and_can_be_laid_out() -> None:
+    rows = [row for row in published("zero2019").to_dict("records") if "measured" in row["quantity"]]
+    assert len(rows) == len(LARGEST.runs["paper"]) == 10
+    for row in rows:
+        stage = STAGES[int(row["quantity"].rpartition("_")[2])]
+        billions, hidden = MEASURED[stage][row["tp"]]
+        run = on_v100s(billions, hidden, row["tp"], stage)
+        assert run in LARGEST.runs["paper"]
+        assert run.why_invalid() is None
+        assert count_parameters(run.model).total / 1e9 == pytest.approx(row["value"], rel=0.1)
