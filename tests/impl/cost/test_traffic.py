@@ -11,7 +11,7 @@ from impl.cost.parameters import count_parameters
 from impl.cost.traffic import Count, Op, Place, pipeline_traffic, state_traffic, step_traffic, tensor_parallel_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig
-from impl.plan import Plan
+from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
@@ -126,7 +126,7 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
 
 
 @pytest.mark.parametrize(("stage", "volume"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-def test_zero_moves_two_or_three_times_the_parameters(stage: int, volume: int) -> None:
+def test_zero_moves_two_or_three_times_the_parameters(stage: ZeroStage, volume: int) -> None:
     """ZeRO, section 7: a rank of many sends and receives about as many elements as are scattered or gathered, and an
     all-reduce is both; embeddings, gathered once less, and padding are the rest."""
     model = ModelConfig(num_layers=24, hidden_size=1024, num_heads=16, seq_len=1024, vocab_size=8192)

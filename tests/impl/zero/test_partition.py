@@ -1,6 +1,7 @@
 """Who owns what: everything once, whatever the sizes and the number of ranks."""
 
 import math
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -58,7 +59,7 @@ def test_rectangles_are_the_elements_in_order(shape: list[int], data: st.DataObj
     st.booleans(),
 )
 def test_divisions_have_every_parameter_once(
-    family: str, norms: str, tp: int, sequence_parallel: bool, stage: int, is_tied: bool
+    family: Any, norms: str, tp: int, sequence_parallel: bool, stage: Any, is_tied: bool
 ) -> None:
     config = ModelConfig(family=family, norm_placement=norms, num_layers=3, hidden_size=16, num_heads=2)
     named = [(p.name, p.is_split) for p in named_parameters(config, 100, tp)]
