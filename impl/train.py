@@ -196,6 +196,7 @@ class Trainer:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
 
         def forward(stage: int, k: int, x: Tensor | None) -> Tensor:
+            self.gradients.settle()
             microbatch = self.group.rank() * count + k
             first = i * self.run.train.global_batch + microbatch * size
             key = DropoutKey(self.run.seed, i, microbatch)

@@ -98,25 +98,6 @@ def gradient_elements(place: Place, buckets: Sequence[Bucket], row: Iterable[Act
     return made * common + alone
 
 
-def arriving_elements(place: Place, buckets: Sequence[Bucket], is_native: bool) -> int:
-    """Elements of the last buckets to be scattered in a microbatch, which may still be on their way in the next one.
-
-    Their owned slices are summed apart from those of earlier microbatches, which they are added to.
-
-    Args:
-        is_native: the ranks' parts are summed as they arrive (NCCL); else when all have arrived, beside each other.
-    """
-    run = place.run
-    if not run.plan.overlap_grad_reduce or run.microbatches == 1:
-        return 0
-    layout_of = {name: bucket.layout for bucket in buckets if bucket.zero_stage >= 2 for name in bucket.names}
-    names = [name for name in _finished(place, place.stages[0], Op.B) if name in layout_of]
-    last = list(dict.fromkeys(layout_of[name] for name in reversed(names)))[:REDUCTIONS]
-    if len(place.stages) == 1 and place.is_last and not place.is_first:  # the next microbatch's begin with the head
-        last += [layout_of[name] for name in names[:1]]
-    return sum(layout.slice_size + (0 if is_native else layout.size) for layout in last)
-
-
 def _finished(place: Place, stage: Stage, op: Op) -> list[str]:
     """The parameters whose gradients a microbatch's backward pass, or a part of it, is done with, in that order."""
     named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage])

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from impl.cost.buckets import buckets
-from impl.cost.buffers import arriving_elements, gathered_elements, gradient_elements, received_at_once
+from impl.cost.buffers import gathered_elements, gradient_elements, received_at_once
 from impl.cost.moments import fullest, offloaded, update_moment
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, rank_parameters
 from impl.cost.traffic import Place
@@ -100,7 +100,7 @@ def memory(run: Run, vocab_size: int, pp_rank: int, head_positions: int, device:
         buffers=gathered_elements(place, divided) * each.weight
         + gradient_elements(place, divided, row) * each.gradient
         + received_at_once(with_transfers) * place.transferred,
-        rest=moment.computed + arriving_elements(place, divided, has_host) * each.gradient,
+        rest=moment.computed,
         host=has_host * (optimizer * run.plan.offload_optimizer + offloaded(place, row, head_positions)),
     )
 

@@ -160,6 +160,11 @@ class Gradients:
         if not self.overlap:
             self._complete()
 
+    def settle(self) -> None:
+        """Complete all reductions under way, whose memory a forward pass needs."""
+        while self._reducing:
+            self._complete()
+
     def _make_room(self) -> None:
         """Await reductions until another one may begin."""
         while len(self._reducing) >= BUFFERS:
@@ -198,8 +203,7 @@ class Gradients:
         for bucket in self.buckets:
             if bucket.stage < 2 and not self.overlap:
                 self._reduce(bucket)
-        while self._reducing:
-            self._complete()
+        self.settle()
         tied = [all_reduce_start(b.gradient, b.kind.ends) for b in self.buckets if b.kind.ends is not None]
         for pending in tied:
             pending.wait()

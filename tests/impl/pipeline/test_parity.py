@@ -152,8 +152,8 @@ PLANS = {
         Plan(pp=2, schedule="zb_h1", tp=2, sequence_parallel=True), Plan(pp=2, schedule=f"{OWN}:every_other", dp=2),
     ),
     "bert": (
-        Plan(pp=2, schedule="zb_h1"), Plan(pp=2, schedule=f"{OWN}:two_ways", chunks=2, tp=2), Plan(pp=4, dp=2),
-        Plan(pp=2, schedule="interleaved", chunks=2, tp=2, dp=2, sequence_parallel=True), Plan(pp=2, schedule="gpipe"),
+        Plan(pp=2, schedule="zb_h1"), Plan(pp=2, schedule=f"{OWN}:two_ways", chunks=2, tp=2), Plan(pp=4),
+        Plan(pp=2, schedule="interleaved", chunks=2, tp=2, sequence_parallel=True), Plan(pp=2, schedule="gpipe"),
     ),
 }  # fmt: skip
 LONG = [(family, plan) for family, plans in PLANS.items() for plan in plans]
