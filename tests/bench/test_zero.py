@@ -24,10 +24,11 @@ from harness.side_by_side import Engine, Turn, compared, notes, table, take_turn
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
+from impl.pipeline.engine import Watch
 from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Precision, Run, from_dict, to_dict
-from impl.train import Trainer
+from impl.train import Step, Trainer
 from tests import ranks
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ WARMUP = 2
 PEERS: dict[ZeroStage, tuple[str, ...]] = {1: ("DeepSpeed",), 2: ("DeepSpeed", "FSDP2"), 3: ("DeepSpeed", "FSDP2")}
 """By stage."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
-LOSSES_AGREE = {"fp32": 1e-5, "bf16": 1e-3}
+LOSSES_AGREE = {"fp32": 3e-5, "bf16": 1e-3}  # 10 steps of AdamW, whose first divide by tiny gradients
 
 MEMORY_RECIPE = replace(RECIPE, steps=2, global_batch=16)  # of two microbatches the second one meets gradients
 TINY = ModelConfig(num_layers=2, hidden_size=32, num_heads=2, seq_len=16)
@@ -78,6 +79,7 @@ def notes_of_peers() -> Iterator[str]:
         "reduced at every microbatch in fp32, no division; stage 2 keeps parameters from the first forward pass to the "
         "last backward pass (`reshard_after_forward=False`, `set_reshard_after_backward`)."
     )
+    yield ("Ours: a step ends when all parameters are gathered, which in training goes on into the next forward pass.")
     yield "Made by `make bench`."
 
 
@@ -99,10 +101,20 @@ NOTES_OF_MEMORY = (
 )
 
 
+class Settled(Trainer):
+    """Ours, which begins to gather parameters as a step ends: in another engine's turn, if it were not awaited."""
+
+    def step(self, i: int, watch: Watch | None = None) -> Step:
+        step = super().step(i, watch)
+        for bucket in self.buckets:
+            self.parameters.settle(bucket)
+        return step
+
+
 def engine(name: str, run: Run, data: TokenFolder) -> Engine:
     mesh = build_mesh(run.plan, "cpu")
     if name == "ours":
-        return Trainer(run, data, mesh, CPU)
+        return Settled(run, data, mesh, CPU)
     if name == "FSDP2":
         from impl.peers.fsdp import FSDPTrainer
 
