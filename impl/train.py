@@ -248,9 +248,12 @@ class Trainer:
         return torch.empty(tokens, hidden, dtype=dtype, device=self.device)
 
     def evaluate(self, *, final: bool) -> list[evaluate.Evaluation]:
-        """Validation, and after the last step the run's other evaluations; equal on every rank."""
+        """Validation, and after the last step the run's other evaluations; equal on every rank.
+
+        Memory: all weights of the rank's stages, at ZeRO's stage 3 too.
+        """
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.parameters.whole():
             return evaluate.evaluate(
                 self.run, self.data, self, self.group, final=final, batch=self.run.train.microbatch
             )
