@@ -243,11 +243,13 @@ def lines(table: Table) -> "Figure | None":
     if not known:
         return None
     figure, axes = _panels(len(known))
+    names = list(dict.fromkeys(table.frame["line"]))
     for ax, (heading, rows) in zip(axes, known.items(), strict=True):
         key, style = panels[heading]
-        ticks = list(dict.fromkeys(rows["at"]))
-        for i, (name, line) in enumerate(rows.groupby("line", sort=False)):
+        ticks = sorted(set(rows["at"]), key=_by_numbers)
+        for name, line in rows.sort_values("at", key=lambda at: at.map(ticks.index)).groupby("line", sort=False):
             at, rates = [ticks.index(x) for x in line["at"]], [rate / 1e12 for rate in line[key]]
+            i = names.index(name)
             colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
             ax.plot(at, rates, color=colour, marker=marker, linestyle=style, label=name)
             crowded = [(x, y) for x, y, over in zip(at, rates, line["oversubscribed"], strict=True) if over]
@@ -257,6 +259,11 @@ def lines(table: Table) -> "Figure | None":
         ax.legend(fontsize=8)
     figure.suptitle(table.title)
     return figure
+
+
+def _by_numbers(text: str) -> list[tuple[int, str]]:
+    """What sorts `ranks 64` before `ranks 128`."""
+    return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", text)]
 
 
 def timelines(records: Sequence[Record], folder: Path) -> list[Path]:

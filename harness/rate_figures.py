@@ -181,7 +181,7 @@ class Figure:
         return self.at or self.shown[-1:]
 
     def _text(self, row: Row, names: Iterable[str]) -> str:
-        return ", ".join(f"{COLUMNS[name].header} {row[name]}" for name in names)
+        return ", ".join(row[name] if name == "model" else f"{COLUMNS[name].header} {row[name]}" for name in names)
 
     def _notes(self) -> list[str]:
         where = f"{self.where}, read off the plot," if self.where.startswith("figure") else self.where
