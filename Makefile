@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
-BENCH ?= tests/bench
+JOBS ?= 2
+ONLY ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
@@ -10,7 +11,7 @@ quickstart: $(VENV)/.core
 	$(BIN)/python -m harness run quickstart
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -18,7 +19,7 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright --level warning
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m pytest $(BENCH) --benchmark-only --keep results/bench --override-ini addopts="--import-mode=importlib -p no:cacheprovider"
+	$(BIN)/python -m harness bench --keep results/bench $(if $(ONLY),--only '$(ONLY)')
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
