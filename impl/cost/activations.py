@@ -10,7 +10,7 @@ choice.
 from dataclasses import dataclass
 
 from impl.cost.parameters import ELEMENT_BYTES
-from impl.model.config import MASK_BLOCKS, padded_vocabulary
+from impl.model.config import LONGEST_PRODUCTS, MASK_BLOCKS, padded_vocabulary
 from impl.pipeline.stage import Stage
 from impl.run import Run
 
@@ -60,6 +60,11 @@ def working_bytes(run: Run, tp_rank: int = 0) -> int:
         has_input = not (plan.partition_activations or plan.offload_activations)
         return rank.around_core + rank.core - (rank.activations if has_input else 0)
     return 0
+
+
+def has_products(run: Run) -> bool:
+    """Whether attention's backward pass is by matrix products, from queries, keys and values (see `attend`)."""
+    return run.model.dropout == 0.0 and run.precision == "bf16" and run.model.seq_len <= LONGEST_PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -122,10 +127,10 @@ class _Rank:
 
     @property
     def core(self) -> int:
-        """Of attention: probabilities before and after dropout, and its mask; fused, a logarithm a row."""
+        """Of attention: probabilities before and after dropout, and its mask; fused, a logarithm a row, or nothing."""
         model, heads = self.run.model, self.run.model.num_heads // self.run.plan.tp
         if model.dropout == 0.0:
-            return heads * self.tokens * self.wide
+            return 0 if has_products(self.run) else heads * self.tokens * self.wide
         of_head = self.tokens * model.seq_len
         return 2 * heads * of_head * self.e + self._mask(heads, self.run.plan.tp, of_head)
 

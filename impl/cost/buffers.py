@@ -9,10 +9,8 @@ from impl.cost.parameters import named_parameters
 from impl.cost.traffic import Place
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage
-from impl.zero.partition import TIED, unit_of, units_of_block
+from impl.zero.partition import REDUCTIONS, TIED, unit_of, units_of_block
 
-REDUCTIONS = 2
-"""Buckets of gradients that are reduced at a time, while further ones are filled."""
 BLOCKS = {"mlp": ("down", "up"), "attention": ("projection", "qkv")}
 BACKWARD = [
     f"{block}{part}"

@@ -7,20 +7,17 @@ go back, finds most kept; which of its operations takes most besides depends on 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from impl.cost.activations import stage_bytes, working_bytes
+from impl.cost.activations import has_products, stage_bytes, working_bytes
 from impl.cost.buckets import Bucket
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
 from impl.cost.traffic import Place
-from impl.model.config import LOSS_CHUNK, padded_vocabulary
-from impl.pipeline.schedule import HELD, Action, Op
+from impl.model.config import GELU_CHUNK, LOSS_CHUNK, PRODUCT_ROWS, padded_vocabulary
+from impl.pipeline.schedule import HELD, SENDS_UNDER_WAY, Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
 
 OFFLOADED = "offloaded_layers"
 """What `stage_bytes` calls activations that wait in host memory."""
-
-SENDS = 2
-"""Sends under way at a time."""
 
 
 class Moment(NamedTuple):
@@ -84,7 +81,7 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
 
 def _handed_over(place: Place) -> int:
     """What the pipeline's ranks send, which is not freed before it has left, and a tensor to take its shape from."""
-    return _own(place) + (SENDS * place.transferred if place.run.plan.pp > 1 else 0)
+    return _own(place) + (SENDS_UNDER_WAY * place.transferred if place.run.plan.pp > 1 else 0)
 
 
 def _owed(place: Place, stage: Stage) -> Moment:
@@ -121,10 +118,30 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     product = 4 * features if place.schedule.is_split else 4 * h * h // t * e
     mlp = Moment(-own * (model.norms.sum + model.norms.output), gradients + 4 * features + product)
     yield mlp.plus(Moment(0, again)) if plan.recompute == "full" else mlp
-    if model.dropout > 0:
-        scores = run.train.microbatch * model.num_heads // t * model.seq_len**2 * e
-        attention, freed = gradients + again + features + scores, own + 8 * features
+    yield Moment(0, _gelu(run) + (gradients + again if plan.recompute == "full" else 0))
+    if core := _core_computed(run):
+        attention, freed = gradients + again + features + core, own + 8 * features
         yield Moment(0, attention - freed) if plan.recompute == "full" else Moment(-freed, attention)
+
+
+def _core_computed(run: Run) -> int:
+    """The scores' gradients, of all sequences at once; without dropout what `attend` works with, a sequence at a time,
+    and the gradients of queries, keys and values; nothing where that is left to the fused kernel.
+    """
+    model, t, e = run.model, run.plan.tp, ELEMENT_BYTES[run.precision]
+    heads, length = model.num_heads // t, model.seq_len
+    if model.dropout > 0:
+        return run.train.microbatch * heads * length**2 * e
+    if not has_products(run):
+        return 0
+    of_sequence = length * model.hidden_size // t * e
+    return 3 * run.train.microbatch * of_sequence + 8 * of_sequence + 3 * heads * min(PRODUCT_ROWS, length) * length * e
+
+
+def _gelu(run: Run) -> int:
+    """What it turns to fp32 at a time, and the result, where activations are smaller."""
+    elements = 4 * run.train.microbatch * run.model.seq_len * run.model.hidden_size // run.plan.tp
+    return 2 * 4 * min(GELU_CHUNK, elements) if ELEMENT_BYTES[run.precision] < 4 else 0
 
 
 def _own(place: Place) -> int:
@@ -133,12 +150,15 @@ def _own(place: Place) -> int:
 
 
 def _head_computed(place: Place, head_positions: int, device: str) -> int:
-    """The gradients of the logits' two factors, or a part of the logits in fp32; they are overwritten by their own."""
+    """The gradients of the logits' two factors, where tokens are split one of them whole and gathered anew, or a part
+    of the logits in fp32; they are overwritten by their own.
+    """
     run = place.run
     e, rows = ELEMENT_BYTES[run.precision], _rows(place)
     scored = run.train.microbatch * head_positions
     chunk = min(scored, max(1, LOSS_CHUNK[device] // rows)) * min(rows, place.vocab_size)
-    return max(2 * chunk * max(e, 4), _embedding_rows(place) + scored * run.model.hidden_size * e)
+    wholes = 3 if run.plan.sequence_parallel and run.plan.tp > 1 else 1
+    return max(chunk * 4 if e < 4 else 0, _embedding_rows(place) + wholes * scored * run.model.hidden_size * e)
 
 
 def _embedding_rows(place: Place) -> int:

@@ -7,6 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from impl.model.config import ModelConfig
+from impl.model.gelu import gelu
 from impl.model.layers import Trunk
 from impl.pipeline.stage import Stage
 from impl.tensor_parallel.conjugates import F
@@ -54,7 +55,7 @@ class BERT(nn.Module):
         tp = self.trunk.tp
         x = tp.gather(self.trunk.final_norm(x), tp.group).view(len(positions), -1, x.shape[-1])
         masked = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1])).flatten(0, 1)
-        masked = self.token_norm(functional.gelu(self.token_dense(masked), approximate="tanh"))
+        masked = self.token_norm(gelu(self.token_dense(masked)))
         tokens = self.tokens.logits(masked, F, self.token_bias)
         return tokens, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 

@@ -15,6 +15,12 @@ VOCABULARY_MULTIPLE = 128
 
 MASK_BLOCKS = 8
 """Blocks in which a dropout mask is drawn, each from a seed of its own."""
+LONGEST_PRODUCTS = 512
+"""Tokens of a sequence beyond which fused attention's own backward pass is as fast as one by matrix products."""
+PRODUCT_ROWS = 256
+"""Queries whose probabilities that one has at a time; with a causal mask the keys behind them are left out."""
+GELU_CHUNK = 2**16
+"""Elements that a CPU takes at a time: in fp32 they stay in a core's cache."""
 LOSS_CHUNK = {"cpu": 2**18, "cuda": 2**26}
 """Logits that are turned to fp32 at a time: as many as stay in a core's cache, or keep a GPU busy."""
 

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from impl.model.config import MASK_BLOCKS, ModelConfig
+from impl.model.fused_attention import attend, by_heads
+from impl.model.gelu import gelu
 from impl.pipeline.stage import Stage
 from impl.recompute import recompute
 from impl.seeding import derive
@@ -81,25 +82,25 @@ class Attention(nn.Module):
         self.recompute_core = recompute_core
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
-        qkv = self.qkv(x)
-        q, k, v = qkv.view(-1, seq_len, 3, self.heads, qkv.shape[1] // (3 * self.heads)).permute(2, 0, 3, 1, 4)
-        context = (self._core_again if self.recompute_core else self._core)(q, k, v, key)
-        return self.projection(context.transpose(1, 2).reshape(len(qkv), -1))
+        core = self._core_again if self.recompute_core else self._core
+        return self.projection(core(self.qkv(x), seq_len, key))
 
-    def _core(self, q: Tensor, k: Tensor, v: Tensor, key: DropoutKey | None) -> Tensor:
-        """Shapes: [b, a / t, s, h / a] each, and the result."""
+    def _core(self, qkv: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
+        """Shapes: [n, 3 h / t] -> [n, h / t]."""
         if self.dropout.rate == 0.0 or not self.training:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            return attend(qkv, seq_len, self.heads, causal=self.causal)
+        q, k, v = by_heads(qkv, seq_len, self.heads)
         # the fused kernel draws its own mask, which no key would reproduce
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         if self.causal:  # added, not filled in: the backward pass then keeps no mask
             length = q.shape[2]
             scores += torch.full((length, length), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-        return self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
+        context = self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
+        return context.transpose(1, 2).reshape(len(qkv), -1)
 
     @torch.compiler.disable()  # a backward pass within a backward pass is not traced
-    def _core_again(self, q: Tensor, k: Tensor, v: Tensor, key: DropoutKey | None) -> Tensor:
-        return recompute(partial(self._core, key=key), q, k, v)
+    def _core_again(self, qkv: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
+        return recompute(partial(self._core, seq_len=seq_len, key=key), qkv)
 
 
 class MLP(nn.Module):
@@ -114,7 +115,7 @@ class MLP(nn.Module):
         self.down = RowParallelLinear(4 * config.hidden_size, config.hidden_size, tp)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(gelu(self.up(x)))
 
 
 class Norms(nn.Module):

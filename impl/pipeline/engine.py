@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.collectives import Pending, receive_start, send_start
-from impl.pipeline.schedule import Action, Op, Schedule, lower
+from impl.pipeline.schedule import SENDS_UNDER_WAY, Action, Op, Schedule, lower
 
 Forward = Callable[[int, int, Tensor | None], Tensor]
 """(stage, microbatch, the stage's input, None for the first) -> its output, which is the loss if it is the last."""
@@ -19,9 +19,6 @@ Owed = list[tuple[Tensor, Callable[[], Tensor]]]
 Watch = Callable[[Action], AbstractContextManager[None]]
 """What is entered around every action that computes, to measure it."""
 
-SENDS_UNDER_WAY = 2
-"""Sends that a rank leaves behind it: what they send is not released before they are awaited, since gloo only then
-tells that they are done. Any number is safe: a row could run if every send were awaited at once (see `lower`)."""
 WORDS = {Op.F: "forward pass", Op.B: "backward pass", Op.I: "input gradient", Op.W: "weight gradient"}
 
 

@@ -54,6 +54,9 @@ DIRECTION = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
 """From the stage of a transfer to the stage at its other end."""
 HELD = {Op.F: 1, Op.B: -1, Op.W: -1}
 """Activations of one microbatch in one stage are held from its forward pass to the end of its backward pass."""
+SENDS_UNDER_WAY = 2
+"""Sends that a rank leaves behind it: what they send is not released before they are awaited, since gloo only then
+tells that they are done. Any number is safe: a row could run if every send were awaited at once (see `lower`)."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from impl.collectives import Pending, all_reduce_start, all_reduce_sum, reduce_scatter_into_start
+from impl.squares import squares
 from impl.zero.buckets import Bucket
+from impl.zero.partition import REDUCTIONS
 
-BUFFERS = 2
-"""Buckets that are scattered at a time, while further ones are filled."""
 PIECE = 2**15
 """Elements."""
 
@@ -167,7 +167,7 @@ class Gradients:
 
     def _make_room(self) -> None:
         """Await reductions until another one may begin."""
-        while len(self._reducing) >= BUFFERS:
+        while len(self._reducing) >= REDUCTIONS:
             self._complete()
 
     def _complete(self) -> None:
@@ -214,10 +214,9 @@ class Gradients:
         Communication: an all-reduce of a scalar over all ranks.
         """
         counted = [bucket.gradient for bucket in self.buckets if bucket.is_first_copy]
-        dtype = torch.float64 if self.buckets[0].dtype == torch.float64 else torch.float32
-        norms = torch._foreach_norm(counted, 2, dtype=dtype) if counted else []
-        squares = sum((norm.square() for norm in norms), torch.zeros((), dtype=dtype, device=self.buckets[0].device))
-        return all_reduce_sum(squares, self.every_rank).sqrt()
+        dtype, device = self.buckets[0].dtype, self.buckets[0].device
+        none = torch.zeros((), dtype=torch.promote_types(dtype, torch.float32), device=device)
+        return all_reduce_sum(squares(counted).sum() if counted else none, self.every_rank).sqrt()
 
     def scale(self, factor: Tensor | float) -> None:
         """Multiply what this rank owns of all gradients."""

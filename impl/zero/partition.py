@@ -13,6 +13,8 @@ Kind = Literal["split", "whole", "partial", "tied"]
 """Of a parameter: each tensor-parallel rank has another part; or all have the same; or they have the same but each
 meets its own tokens only (sequence parallelism); or it is at both ends of a pipeline."""
 
+REDUCTIONS = 2
+"""Buckets of gradients that are reduced at a time, while further ones are filled."""
 ALIGNMENT = 16
 """Elements to which parameters and slices are padded: every slice then begins on a vector register's border, so that an
 update gives the same bits whoever computes it."""

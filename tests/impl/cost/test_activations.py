@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.published import published
 from impl.activations import kept_for_backward
-from impl.cost.activations import layer_bytes, stage_bytes, working_bytes
+from impl.cost.activations import has_products, layer_bytes, stage_bytes, working_bytes
 from impl.cost.traffic import Place
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig
@@ -218,6 +218,7 @@ def test_what_is_not_kept_is_worked_with(run: Run) -> None:
     assert layer_bytes(partitioned) == layer_bytes(full) / run.plan.tp
     assert working_bytes(partitioned) == whole
     selective = with_plan(recompute="selective")
-    assert layer_bytes(full) < layer_bytes(selective) < whole <= layer_bytes(selective) + working_bytes(selective)
+    assert layer_bytes(full) < layer_bytes(selective) <= whole <= layer_bytes(selective) + working_bytes(selective)
+    assert (layer_bytes(selective) == whole) == has_products(run)  # nothing of the core is kept in any case
     split = layer_bytes(with_plan(sequence_parallel=True))
     assert split < whole if run.plan.tp > 1 else split == whole

@@ -19,7 +19,7 @@ from impl import collectives
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.pipeline import engine
-from impl.pipeline.schedule import HELD, Action, Op, Schedule, lower
+from impl.pipeline.schedule import HELD, SENDS_UNDER_WAY, Action, Op, Schedule, lower
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform
 from impl.plan import Plan
@@ -199,7 +199,7 @@ def test_as_many_microbatches_live_as_simulated(plan: Plan, data: Path) -> None:
 @every_plan
 def test_outputs_are_released_once_they_are_sent(plan: Plan, data: Path) -> None:
     for found, _ in each(plan, data):
-        assert found.outputs <= engine.SENDS_UNDER_WAY + 1
+        assert found.outputs <= SENDS_UNDER_WAY + 1
 
 
 @every_plan
