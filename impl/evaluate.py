@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ Kind = Literal["causal", "masked", "words", "last_word"]
 
 
 class Scorer(Protocol):
-    """A model that tells how likely tokens are; called without gradients and dropout, by ranks at their own pace."""
+    """A model that tells how likely tokens are; called without gradients and dropout, on every rank equally often."""
 
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         """-log p(target | inputs up to there) in nats, and whether the target is the likeliest token; both on the CPU.
@@ -35,6 +35,11 @@ class Scorer(Protocol):
         Shapes: int64 [b, s], [b, s] -> float32 [b, s], bool [b, s]; b and s differ from call to call.
         """
         ...
+
+
+@runtime_checkable
+class MaskedScorer(Scorer, Protocol):
+    """A model that also tells how likely masked tokens are."""
 
     def masked(self, batch: Batch) -> Tensor:
         """-log p of the masked positions' original tokens in nats, on the CPU. Shapes: float32 [b, k]."""
@@ -83,6 +88,8 @@ def evaluate(
 ) -> list[Evaluation]:
     """Validation, and if `final` the run's texts and LAMBADA, equal on every rank: each scores every n-th piece.
 
+    All ranks of the group make equally many forward passes, which may therefore be collectives.
+
     Communication: one all-reduce of three float64 numbers for each evaluation, together.
 
     Raises:
@@ -118,6 +125,13 @@ def missing_inputs(run: Run) -> str | None:
     return None
 
 
+class _Batch(NamedTuple):
+    picks: np.ndarray
+    """Pieces to score."""
+    counts: bool
+    """Whether they are this rank's; else it only keeps step with ranks that have some left."""
+
+
 @dataclass(frozen=True)
 class _Work:
     """This rank's share: every `ranks`-th piece, `batch` at once."""
@@ -127,19 +141,22 @@ class _Work:
     rank: int
     ranks: int
 
-    def batches(self, count: int) -> Iterator[np.ndarray]:
-        mine = np.arange(self.rank, count, self.ranks)
-        for start in range(0, len(mine), self.batch):
-            yield mine[start : start + self.batch]
+    def batches(self, count: int) -> Iterator[_Batch]:
+        """As many as the rank with most pieces has; one with fewer scores the first piece again, for nothing."""
+        mine, most = np.arange(self.rank, count, self.ranks), -(-count // self.ranks)
+        for start in range(0, most, self.batch):
+            picks = mine[start : start + self.batch]
+            yield _Batch(picks, True) if len(picks) else _Batch(np.zeros(1, np.int64), False)
 
     def score(self, windows: Windows) -> tuple[float, int]:
         """Nats and number of the targets in this rank's windows."""
         nats, tokens = 0.0, 0
-        for picks in self.batches(windows.count):
+        for picks, counts in self.batches(windows.count):
             inputs, targets, is_scored = windows.cut(picks)
             losses, _ = self.scorer.next_token(inputs, targets)
-            nats += losses[torch.from_numpy(is_scored)].double().sum().item()
-            tokens += int(is_scored.sum())
+            if counts:
+                nats += losses[torch.from_numpy(is_scored)].double().sum().item()
+                tokens += int(is_scored.sum())
         return nats, tokens
 
 
@@ -160,10 +177,12 @@ def _masked(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
     every = num_windows(ids, seq_len)
     count = min(sequences or every, every)
     nats, tokens = 0.0, 0
-    for picks in work.batches(count):
+    assert isinstance(work.scorer, MaskedScorer)
+    for picks, counts in work.batches(count):
         batch = masked_batch(ids, picks, seq_len=seq_len, seed=MASK_SEED, vocab_size=data.manifest.vocab_size)
         losses = work.scorer.masked(batch)
-        nats, tokens = nats + losses.double().sum().item(), tokens + losses.numel()
+        if counts:
+            nats, tokens = nats + losses.double().sum().item(), tokens + losses.numel()
     key = _key(run, data, data.sha256, 0) | {"sequences": "all" if count == every else count, "mask_seed": MASK_SEED}
     return Evaluation(name="valid", kind="masked", nats=nats, tokens=tokens, key=key)
 
@@ -203,7 +222,7 @@ def _last_words(path: Path, run: Run, data: TokenFolder, work: _Work) -> Evaluat
     rows = [np.concatenate([c, w])[-seq_len - 1 :] for c, w in zip(contexts, words, strict=True)]
     order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
     nats, tokens, correct = 0.0, 0, 0
-    for picks in work.batches(len(rows)):
+    for picks, counts in work.batches(len(rows)):
         part = [order[i] for i in picks]
         lengths = np.array([[len(rows[i]) - 1] for i in part])
         firsts = lengths - np.array([[len(words[i])] for i in part])
@@ -213,9 +232,10 @@ def _last_words(path: Path, run: Run, data: TokenFolder, work: _Work) -> Evaluat
         column = np.arange(padded.shape[1] - 1)
         is_word = torch.from_numpy((column >= firsts) & (column < lengths))
         losses, is_likeliest = work.scorer.next_token(padded[:, :-1], padded[:, 1:])
-        nats += losses[is_word].double().sum().item()
-        tokens += int(is_word.sum())
-        correct += int((is_likeliest | ~is_word).all(dim=1).sum())
+        if counts:
+            nats += losses[is_word].double().sum().item()
+            tokens += int(is_word.sum())
+            correct += int((is_likeliest | ~is_word).all(dim=1).sum())
     key = _key(run, data, TextFile(path.name, path).sha256(), 0)
     return Evaluation(
         name="lambada",

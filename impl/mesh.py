@@ -6,9 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from impl.errors import InputError
-from impl.plan import Plan
-
-AXES = ("pp", "dp", "tp")
+from impl.plan import AXES, Plan
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:

@@ -9,6 +9,8 @@ from impl.fields import CHECKED
 
 ZeroStage = Literal[0, 1, 2, 3]
 Recompute = Literal["none", "selective", "full"]
+AXES = ("pp", "dp", "tp")
+"""Of the mesh of ranks, the slowest one first."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

@@ -19,6 +19,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+EngineName = Literal["native", "deepspeed", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -34,6 +35,8 @@ class Run:
     """bf16, fp16: weights and activations of that type, fp32 master weights and moments; fp16 scales the loss."""
     fp32_gradients: bool = True
     """Accumulate and reduce the gradients of bf16 and fp16 weights in fp32; False: in the weights' type."""
+    engine: EngineName = "native"
+    """Whose implementation trains: ours, DeepSpeed's, or PyTorch's own parts."""
     compile: bool = False
     """torch.compile on each transformer block."""
     threads: PositiveInt = 1

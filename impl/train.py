@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
 from impl.cost.memory import StateBytes
 from impl.data.batches import Batch, causal_batch, masked_batch
 from impl.data.tokens import TokenFolder
-from impl.mesh import AXES, ends_group, joint_group
+from impl.mesh import ends_group, joint_group
 from impl.model.bert import BERT
+from impl.model.config import padded_vocabulary
 from impl.model.gpt import GPT
 from impl.model.initialise import build_model
 from impl.model.layers import Block, DropoutKey
@@ -25,6 +26,7 @@ from impl.pipeline.engine import Engine, Links, Watch, WeightGradients
 from impl.pipeline.schedule import forward_only
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage, split
+from impl.plan import AXES
 from impl.precision import LossScale
 from impl.recompute import kept_by, recompute
 from impl.run import Run
@@ -248,15 +250,24 @@ class Trainer:
         return torch.empty(tokens, hidden, dtype=dtype, device=self.device)
 
     def evaluate(self, *, final: bool) -> list[evaluate.Evaluation]:
-        """Validation, and after the last step the run's other evaluations; equal on every rank.
-
-        Memory: all weights of the rank's stages, at ZeRO's stage 3 too.
-        """
+        """Validation, and after the last step the run's other evaluations; equal on every rank."""
         self.model.eval()
-        with torch.no_grad(), self.parameters.whole():
+        with torch.no_grad():
             return evaluate.evaluate(
                 self.run, self.data, self, self.group, final=final, batch=self.run.train.microbatch
             )
+
+    def settings(self) -> dict[str, Any]:
+        """PyTorch's version, types, the padded vocabulary, and the sizes of this rank's buckets of gradients."""
+        name = lambda dtype: str(dtype).removeprefix("torch.")
+        return {
+            "torch": torch.__version__,
+            "weights": name(WEIGHTS[self.run.precision]),
+            "accumulates": name(self.buckets[0].dtype),
+            "optimizer": {"name": "AdamW", "weights": name(MASTERS[self.run.precision])},
+            "padded_vocab_size": padded_vocabulary(self.vocab_size, self.run.plan.tp),
+            "bucket_bytes": [bucket.layout.size * bucket.dtype.itemsize for bucket in self.buckets],
+        }
 
     def held(self) -> dict[str, list[Tensor]]:
         """What this rank holds between steps, by category; no two tensors share memory."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from impl.errors import InputError
-from impl.model.config import SPECIAL_TOKENS
+from impl.model.config import SPECIAL_TOKENS, ModelConfig
 from impl.seeding import derive
 
 MASKED_SHARE = 0.15
@@ -47,6 +47,11 @@ def num_windows(tokens: np.ndarray, seq_len: int) -> int:
 def masked_positions(seq_len: int) -> int:
     """Tokens that BERT predicts in each sequence: 15% of it, one at least (Devlin et al. 2019, section 3.1)."""
     return max(1, round(MASKED_SHARE * seq_len))
+
+
+def head_positions(model: ModelConfig) -> int:
+    """Positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's."""
+    return masked_positions(model.seq_len) if model.family == "bert" else model.seq_len
 
 
 def causal_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed: int | None) -> Batch:

@@ -4,43 +4,39 @@ DeepSpeed reads LOCAL_RANK, and DS_ACCELERATOR=cpu where there is no GPU, from t
 ranks sets them. LOCAL_SIZE, their number, saves stage 3 a look at the machine at every reduction.
 """
 
+import json
 import logging
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
+from deepspeed.utils import groups
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
-from impl.errors import InputError
 from impl.optim import learning_rate
-from impl.peers.gpt import whole_model, why_model_is_invalid
+from impl.peers.gpt import whole_model
 from impl.peers.training import Peer, adamw
+from impl.pipeline.engine import Watch
 from impl.run import Run
+from impl.squares import squares
 from impl.train import Step
 
 
-def why_invalid(run: Run) -> str | None:
-    """What this engine cannot do of a run, in one line; None: it can train it."""
-    lacks = why_model_is_invalid(run, "dp")
-    if run.precision == "fp64":
-        lacks.append("precision 'fp64'")
-    if run.precision == "bf16" and run.plan.zero_stage == 0:
-        lacks.append("bf16 with plan.zero_stage 0: it accumulates no gradients in fp32 there, and updates otherwise")
-    return f"the deepspeed engine has no {', '.join(lacks)}" if lacks else None
-
-
-def settings(run: Run, vocab_size: int) -> dict[str, Any]:
+def configuration(run: Run, vocab_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration. Its sizes are elements; its own defaults would put all of a small model in one bucket.
 
     Buckets have our bytes. Stage 3 keeps vectors whole on every rank, as its default does in a model of common size,
     and fetches one layer ahead; what is not used again within a layer is freed.
     """
-    h, stage = run.model.hidden_size, run.plan.zero_stage
+    h, stage = run.model.hidden_size, zero_stage(run)
     gradients = "fp32" if run.precision == "fp32" or run.fp32_gradients else "bf16"
     bucket = run.plan.bucket_bytes // {"fp32": 4, "bf16": 2}[gradients]
     layer = 12 * h * h
@@ -67,6 +63,54 @@ def settings(run: Run, vocab_size: int) -> dict[str, Any]:
     }
 
 
+def zero_stage(run: Run) -> int:
+    """DeepSpeed's stage: on one data-parallel rank stage 1 splits nothing, and only it adds gradients up in fp32."""
+    return max(run.plan.zero_stage, 1) if run.precision == "bf16" and run.plan.dp == 1 else run.plan.zero_stage
+
+
+def prepare() -> None:
+    """Let DeepSpeed use the process group that there is, and be quiet."""
+    deepspeed.logger.setLevel(logging.WARNING)
+    # without this it looks for compilers, and compiles collectives of its own for a minute
+    deepspeed.ops.__dict__.setdefault("__compatible_ops__", {})
+    groups.mpu = None  # a pipeline before this engine leaves its own here
+    deepspeed.init_distributed(dist_init_required=False)
+
+
+def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> Any:
+    """DeepSpeed's engine."""
+    with redirect_stdout(StringIO()):
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    # it passes over keys that it does not know
+    assert engine.zero_optimization_stage() == config["zero_optimization"]["stage"]
+    return engine
+
+
+def is_reduced(run: Run, engine: Any) -> bool:
+    """Whether it has to reduce gradients: of one rank it would only copy them, unless ZeRO's own code takes them so."""
+    return run.plan.dp > 1 or (zero_stage(run) > 0 and not isinstance(engine.optimizer, BF16_Optimizer))
+
+
+def resolved(engine: Any) -> dict[str, Any]:
+    """What DeepSpeed made of its configuration, ready for JSON."""
+    config = engine._config
+    names = (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "grad_accum_dtype",
+        "communication_data_type",
+        "prescale_gradients",
+        "pipeline",
+    )
+    told = {name: getattr(config, name) for name in names}
+    told |= {"bf16": config.bfloat16_config.model_dump(), "zero_optimization": config.zero_config.model_dump()}
+    told |= {"version": deepspeed.__version__, "optimizer_class": type(engine.optimizer).__name__}
+    told["clipped_by"] = "DeepSpeed" if engine.zero_optimization_stage() else "this suite, before AdamW's step"
+    return json.loads(json.dumps(told, default=str))
+
+
 def save_no_weights(model: nn.Module) -> None:
     """Let this model's linear layers alone be DeepSpeed's for stage 3, which free their weights after the forward pass.
 
@@ -82,50 +126,47 @@ def _linear(module: nn.Linear, input: Tensor) -> Tensor:
 
 
 class DeepSpeedTrainer(Peer):
-    """DeepSpeed's engine around PyTorch's fused AdamW, over the ranks of a mesh's data-parallel axis.
-
-    Raises:
-        InputError: the run needs something that this engine lacks.
-    """
+    """DeepSpeed's engine around PyTorch's fused AdamW, over the ranks of a mesh's data-parallel axis."""
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        if reason := why_invalid(run):
-            raise InputError(reason)
-        super().__init__(run, data, device)
-        self.group = mesh.get_group("dp")
-        deepspeed.logger.setLevel(logging.WARNING)
-        # without this it looks for compilers, and compiles collectives of its own for a minute
-        deepspeed.ops.__dict__.setdefault("__compatible_ops__", {})
-        vocab_size = run.model.vocabulary(data.manifest.vocab_size)
-        self.model = whole_model(run, vocab_size, mesh).to(device)
+        super().__init__(run, data, mesh, device)
+        self.model = whole_model(run, self.vocab_size, mesh).to(device)
         if run.plan.zero_stage == 3:
             save_no_weights(self.model)
         self.adam = adamw(self.model.parameters(), run.train)
-        self.engine, *_ = deepspeed.initialize(
-            model=self.model, optimizer=self.adam, config=settings(run, vocab_size), dist_init_required=False
-        )
-        assert self.engine.zero_optimization_stage() == run.plan.zero_stage  # it passes over keys that it does not know
+        prepare()
+        self.engine = initialize(self.model, self.adam, configuration(run, self.vocab_size))
+        self.engine.enable_backward_allreduce = is_reduced(run, self.engine)
 
-    def step(self, i: int) -> Step:
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"torch": torch.__version__} | resolved(self.engine)
+
+    def step(self, i: int, watch: Watch | None = None) -> Step:
         lr = learning_rate(self.run.train, i)
         for group in self.adam.param_groups:
             group["lr"] = lr
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         norm: Tensor | None = None
-        for inputs, targets in self.share(i, self.group.rank()):
+        for inputs, targets in self.share(i, self.dp_group.rank()):
             part = self.mean(self.engine(inputs), targets)
             self.engine.backward(part, scale_wrt_gas=False)
             loss += part.detach()
-            if self.run.plan.zero_stage == 0 and self.engine.is_gradient_accumulation_boundary():
+            if zero_stage(self.run) == 0 and self.engine.is_gradient_accumulation_boundary():
                 norm = self._clip(self.run.train.clip_norm)
             self.engine.step()
-        loss = all_reduce_sum(loss, self.group) / self.group.size()
+        loss = all_reduce_sum(loss, self.dp_group) / self.dp_group.size()
         norm = torch.as_tensor(self.engine.get_global_grad_norm()) if norm is None else norm
         return Step(loss, norm, lr)
 
+    def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.scores(self.engine(inputs), targets)
+
     def _clip(self, limit: float) -> Tensor:
         """DeepSpeed clips at stage 0 too, but does not tell the norm."""
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit or torch.inf)
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = squares(grads).sum().sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), limit or torch.inf, norm)
+        return norm
 
     def weights(self) -> dict[str, Tensor]:
         """All weights whole, by name. Communication: at stage 3 an all-gather."""

@@ -4,6 +4,8 @@
 dim: sequence parallelism then gathers and scatters neighbouring rows without a copy.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,22 +24,16 @@ from torch.distributed.tensor.parallel import (
 
 from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
-from impl.errors import InputError
-from impl.peers.gpt import GPT, initial_weights, places, why_model_is_invalid
+from impl.peers.gpt import GPT, initial_weights, places
 from impl.peers.training import PeerTrainer, own
 from impl.pipeline.stage import split
 from impl.run import Run
 from impl.train import MASTERS, WEIGHTS
 
 
-def why_invalid(run: Run) -> str | None:
-    """What this engine cannot do of a run, in one line; None: it can train it."""
-    lacks = why_model_is_invalid(run, "tp")
-    return f"the dtensor engine has no {', '.join(lacks)}" if lacks else None
-
-
-def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
     """Split the model over a mesh with one axis; both ends of the tied matrix are split by rows of the vocabulary.
+    Returns the styles by module.
 
     Between the split blocks activations are plain tensors: DTensor's dispatch would only add to their cost.
     """
@@ -64,32 +60,32 @@ def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> Non
         )
     parallelize_module(model, mesh, styles)
     model.tie()
+    return styles
 
 
 class DTensorTrainer(PeerTrainer):
     """`PeerTrainer` over the ranks of a mesh's tensor-parallel axis.
 
     Clipping and AdamW work on the ranks' own parts: `clip_grad_norm_` refuses plain parameters beside DTensors.
-
-    Raises:
-        InputError: the run needs something that this engine lacks.
     """
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        if reason := why_invalid(run):
-            raise InputError(reason)
-        super().__init__(run, data, device)
+        super().__init__(run, data, mesh, device)
         self.group = mesh.get_group("tp")
-        vocab_size = run.model.vocabulary(data.manifest.vocab_size)
         here = places(run)
         if run.plan.sequence_parallel:
             here = here.chunk(self.group.size())[self.group.rank()]
-        (whole,) = split(run.model, vocab_size, 1)
-        self.model = GPT(run.model, vocab_size, whole, here).to(WEIGHTS[run.precision])
-        self.model.load_state_dict(initial_weights(run, vocab_size, mesh))
+        (whole,) = split(run.model, self.vocab_size, 1)
+        self.model = GPT(run, self.vocab_size, whole, here).to(WEIGHTS[run.precision])
+        self.model.load_state_dict(initial_weights(run, self.vocab_size, mesh))
         self.model.to(device)
-        parallelize(self.model, mesh["tp"], sequence_parallel=run.plan.sequence_parallel)
+        self.styles = parallelize(self.model, mesh["tp"], sequence_parallel=run.plan.sequence_parallel)
         self.keep(self.model)
+        is_split = [isinstance(p, DTensor) and p.placements[0].is_shard() for p in self.masters]
+        self.is_split = torch.tensor(is_split, device=device)
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"styles": {name: repr(style) for name, style in self.styles.items()}}
 
     def backward(self, i: int) -> Tensor:
         count, size = self.run.microbatches, self.run.train.microbatch
@@ -103,7 +99,7 @@ class DTensorTrainer(PeerTrainer):
                 part = F.cross_entropy(logits, targets.flatten()) / count
                 part.backward()
             loss += own(part.detach())
-            if k == count - 1 or self.run.precision == "bf16":
+            if k == count - 1 or self.widens:
                 self._hand_all_over()
         self._sum_partial()
         return loss
@@ -125,6 +121,9 @@ class DTensorTrainer(PeerTrainer):
             torch._foreach_copy_(self.partial, [part.view_as(g) for part, g in zip(parts, self.partial, strict=True)])
 
     def norm(self, squares: Tensor) -> Tensor:
-        is_split = [isinstance(p, DTensor) and p.placements[0].is_shard() for p in self.masters]
-        split = torch.tensor(is_split, device=self.device)
-        return (all_reduce_sum(squares[split].sum(), self.group) + squares[~split].sum()).sqrt()
+        split, whole = (squares * self.is_split).sum(), (squares * ~self.is_split).sum()
+        return (all_reduce_sum(split, self.group) + whole).sqrt()
+
+    def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        logits = self.model(inputs)
+        return self.scores(logits.full_tensor(), targets)

@@ -6,6 +6,8 @@ after its forward pass; stages 1 and 2 keep them all from the first forward pass
 and 3 reduce gradients at every microbatch, so that they stay sharded; stage 1 reduces the sum once.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,19 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
-from impl.errors import InputError
-from impl.peers.gpt import GPT, whole_model, why_model_is_invalid
-from impl.peers.training import PeerTrainer
+from impl.evaluate import Evaluation
+from impl.peers.gpt import GPT, whole_model
+from impl.peers.training import PeerTrainer, name_of
 from impl.run import Run
 from impl.train import MASTERS, WEIGHTS
-
-
-def why_invalid(run: Run) -> str | None:
-    """What this engine cannot do of a run, in one line; None: it can train it."""
-    lacks = why_model_is_invalid(run, "dp")
-    if run.plan.zero_stage == 0:
-        lacks.append("plan.zero_stage 0")
-    return f"the fsdp engine has no {', '.join(lacks)}" if lacks else None
 
 
 def shard(model: GPT, mesh: DeviceMesh, run: Run) -> list[FSDPModule]:
@@ -59,37 +53,48 @@ class FSDPTrainer(PeerTrainer):
     """`PeerTrainer` over the ranks of a mesh's data-parallel axis; ZeRO's stages 1 to 3.
 
     Clipping and AdamW work on the ranks' own parts, without DTensor's dispatch.
-
-    Raises:
-        InputError: the run needs something that this engine lacks.
     """
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        if reason := why_invalid(run):
-            raise InputError(reason)
-        super().__init__(run, data, device)
-        self.group = mesh.get_group("dp")
-        self.model = whole_model(run, run.model.vocabulary(data.manifest.vocab_size), mesh)
+        super().__init__(run, data, mesh, device)
+        self.model = whole_model(run, self.vocab_size, mesh)
         self.model.to(device, MASTERS[run.precision])
-        self.root, *_ = shard(self.model, mesh["dp"], run)
+        self.groups = shard(self.model, mesh["dp"], run)
         self.keep(self.model)
+
+    def settings(self) -> dict[str, Any]:
+        stage = self.run.plan.zero_stage
+        return super().settings() | {
+            "groups": ["root", *(f"layers.{i}" for i in range(self.run.model.num_layers))],
+            "param_dtype": name_of(WEIGHTS[self.run.precision]),
+            "reduce_dtype": name_of(self.accumulated),
+            "reshard_after_forward": stage == 3,
+            "reduces_every_microbatch": stage > 1,
+            "forward_prefetch": 1,
+        }
+
+    def evaluate(self, *, final: bool) -> list[Evaluation]:
+        found = super().evaluate(final=final)
+        for group in self.groups:
+            group.reshard()
+        return found
 
     def backward(self, i: int) -> Tensor:
         count, stage = self.run.microbatches, self.run.plan.zero_stage
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self.forget()
-        for k, (inputs, targets) in enumerate(self.share(i, self.group.rank()), 1):
-            self.root.set_requires_gradient_sync(stage > 1 or k == count)
-            self.root.set_reshard_after_backward(stage == 3 or k == count)
-            part = self.mean(self.model(inputs), targets) / self.group.size()
+        root = self.groups[0]
+        for k, (inputs, targets) in enumerate(self.share(i, self.dp_group.rank()), 1):
+            root.set_requires_gradient_sync(stage > 1 or k == count)
+            root.set_reshard_after_backward(stage == 3 or k == count)
+            part = self.mean(self.model(inputs), targets) / self.dp_group.size()
             part.backward()
             loss += part.detach()
-        for parameter in self.masters:
-            self.hand_over(parameter)
-        return all_reduce_sum(loss, self.group)
+        self.hand_all_over()
+        return all_reduce_sum(loss, self.dp_group)
 
     def norm(self, squares: Tensor) -> Tensor:
-        return all_reduce_sum(squares.sum(), self.group).sqrt()
+        return all_reduce_sum(squares.sum(), self.dp_group).sqrt()
 
     def weights(self) -> dict[str, Tensor]:
         """All weights whole, by name. Communication: one all-gather of each."""

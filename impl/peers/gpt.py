@@ -1,17 +1,19 @@
 """GPT from PyTorch's own layers, for engines that split it by themselves; all of it, or one pipeline stage.
 
-All tokens of a microbatch are one dim, as in our models.
+All tokens of a microbatch are one dim, as in our models. Layers are compiled and recomputed as PyTorch's documentation
+does it: one by one, what is recomputed inside what is compiled, and both inside what an engine wraps around a layer.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
 
-from impl.mesh import AXES
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.pipeline.stage import Stage, split
+from impl.plan import AXES
 from impl.run import Run
 from impl.tensor_parallel.group import TensorParallel
 from impl.train import WEIGHTS
@@ -44,30 +46,45 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__()
+        config = run.model
         self.attention_norms = nn.ModuleDict({"input": nn.LayerNorm(config.hidden_size)})
         self.mlp_norms = nn.ModuleDict({"input": nn.LayerNorm(config.hidden_size)})
         self.attention, self.mlp = Attention(config), MLP(config)
+        self.pass_through = self.recomputed if run.plan.recompute == "full" else self.compute
+        if run.compile:
+            self.pass_through = torch.compile(self.pass_through)
 
     def forward(self, x: Tensor, seq_len: int) -> Tensor:
+        return self.pass_through(x, seq_len)
+
+    def recomputed(self, x: Tensor, seq_len: int) -> Tensor:
+        out = checkpoint(self.compute, x, seq_len, use_reentrant=False, preserve_rng_state=False)
+        assert isinstance(out, Tensor)
+        return out
+
+    def compute(self, x: Tensor, seq_len: int) -> Tensor:
         x = x + self.attention(self.attention_norms["input"](x), seq_len)
         return x + self.mlp(self.mlp_norms["input"](x))
 
 
 class Trunk(nn.Module):
-    def __init__(self, config: ModelConfig, vocab_size: int, stage: Stage, places: Tensor) -> None:
+    def __init__(self, run: Run, vocab_size: int, stage: Stage, places: Tensor) -> None:
         super().__init__()
+        config = run.model
         self.seq_len = config.seq_len
         self.tokens = nn.Embedding(vocab_size, config.hidden_size) if stage.is_first else None
         self.positions = nn.Embedding(config.seq_len, config.hidden_size) if stage.is_first else None
-        self.layers = nn.ModuleDict({str(i): Layer(config) for i in stage.layers})
+        self.layers = nn.ModuleDict({str(i): Layer(run) for i in stage.layers})
         self.final_norm = nn.LayerNorm(config.hidden_size) if stage.is_last else nn.Identity()
         self.register_buffer("places", places, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.tokens is not None and self.positions is not None:
-            x = self.tokens(x.flatten()) + self.positions(self.places)
+        if self.tokens is not None:
+            x = self.tokens(x.flatten())
+        if self.positions is not None:
+            x = x + self.positions(self.places)
         for layer in self.layers.values():
             x = layer(x, self.seq_len)
         return self.final_norm(x)
@@ -82,10 +99,10 @@ class GPT(nn.Module):
     Places: of the tokens in their sequence [b s] (sequence parallel: [b s / t]).
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, stage: Stage, places: Tensor) -> None:
+    def __init__(self, run: Run, vocab_size: int, stage: Stage, places: Tensor) -> None:
         super().__init__()
-        self.trunk = Trunk(config, vocab_size, stage, places)
-        self.head = nn.Linear(config.hidden_size, vocab_size, bias=False) if stage.is_last else nn.Identity()
+        self.trunk = Trunk(run, vocab_size, stage, places)
+        self.head = nn.Linear(run.model.hidden_size, vocab_size, bias=False) if stage.is_last else nn.Identity()
         self.tie()
 
     def tie(self) -> None:
@@ -96,24 +113,6 @@ class GPT(nn.Module):
         return self.head(self.trunk(x))
 
 
-def why_model_is_invalid(run: Run, axis: str) -> list[str]:
-    """What of a run this model, or who trains it over this axis of the mesh alone, does not have."""
-    model, plan, is_data_parallel = run.model, run.plan, axis == "dp"
-    missing = {
-        f"model.family {model.family!r}": model.family != "gpt",
-        f"model.norm_placement {model.norm_placement!r}": model.norm_placement != "pre",
-        f"model.dropout {model.dropout}": model.dropout > 0,
-        "compile": run.compile,
-        f"precision {run.precision!r}": run.precision == "fp16",
-        "fp32_gradients False": not (run.fp32_gradients or is_data_parallel),
-        f"plan.zero_stage {plan.zero_stage}": plan.zero_stage > 0 and not is_data_parallel,
-        f"plan.recompute {plan.recompute!r}": plan.recompute != "none",
-        "plan.offload_optimizer": plan.offload_optimizer,
-    }
-    missing |= {f"plan.{other} {getattr(plan, other)}": other != axis and getattr(plan, other) > 1 for other in AXES}
-    return [name for name, is_missing in missing.items() if is_missing]
-
-
 def places(run: Run) -> Tensor:
     """The place in its sequence of every token of a microbatch."""
     return torch.arange(run.train.microbatch * run.model.seq_len) % run.model.seq_len
@@ -122,7 +121,7 @@ def places(run: Run) -> Tensor:
 def whole_model(run: Run, vocab_size: int, mesh: DeviceMesh) -> GPT:
     """All of the model with its initial weights, which every rank has."""
     (all_layers,) = split(run.model, vocab_size, 1)
-    model = GPT(run.model, vocab_size, all_layers, places(run)).to(WEIGHTS[run.precision])
+    model = GPT(run, vocab_size, all_layers, places(run)).to(WEIGHTS[run.precision])
     model.load_state_dict(initial_weights(run, vocab_size, mesh))
     return model
 

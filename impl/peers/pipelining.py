@@ -4,6 +4,8 @@ The loss is divided by the number of microbatches, so that no gradient is scaled
 ranks exchange none; outputs of the microbatches are not kept.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -20,9 +22,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
-from impl.errors import InputError
 from impl.mesh import ends_group
-from impl.peers.gpt import GPT, initial_weights, places, why_model_is_invalid
+from impl.peers import relay
+from impl.peers.gpt import GPT, initial_weights, places
 from impl.peers.training import PeerTrainer
 from impl.pipeline.stage import Stage, split
 from impl.run import Run
@@ -37,64 +39,52 @@ STAGES: dict[str, type[PipelineScheduleMulti]] = {
 """Those that take several stages a rank; zb_h1 is the zero-bubble one with one."""
 
 
-def why_invalid(run: Run) -> str | None:
-    """What this engine cannot do of a run, in one line; None: it can train it."""
-    plan, lacks = run.plan, why_model_is_invalid(run, "pp")
-    if plan.pp == 1:
-        lacks.append("plan.pp 1")
-    if plan.schedule not in {*ONE_STAGE, *STAGES}:
-        lacks.append(f"plan.schedule {plan.schedule!r} (it has {', '.join([*ONE_STAGE, *STAGES])})")
-    if plan.schedule == "one_f_one_b" and run.microbatches < plan.pp:
-        lacks.append(f"one_f_one_b with fewer microbatches, {run.microbatches}, than plan.pp {plan.pp}")
-    if plan.schedule == "zb_h1" and run.precision == "bf16":
-        lacks.append("zb_h1 in bf16: it adds weight gradients up in the weights' precision")
-    return f"the pipelining engine has no {'; '.join(lacks)}" if lacks else None
-
-
 class PipeliningTrainer(PeerTrainer):
-    """`PeerTrainer` over the ranks of a mesh's pipeline axis, with the same layers on each as ours has.
+    """`PeerTrainer` over the ranks of a mesh's pipeline axis, with the same layers on each as ours has."""
 
-    Raises:
-        InputError: the run needs something that this engine lacks.
-    """
+    model: torch.nn.ModuleDict
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        if reason := why_invalid(run):
-            raise InputError(reason)
-        super().__init__(run, data, device)
+        super().__init__(run, data, mesh, device)
         self.group, count = mesh.get_group("pp"), run.plan.pp * run.plan.chunks
-        vocab_size = run.model.vocabulary(data.manifest.vocab_size)
-        parts = split(run.model, vocab_size, count)
+        self.stages = parts = split(run.model, self.vocab_size, count)
         here = {i: parts[i] for i in range(self.group.rank(), count, run.plan.pp)}
-        weights = initial_weights(run, vocab_size, mesh)
+        weights = initial_weights(run, self.vocab_size, mesh)
         self.model = torch.nn.ModuleDict()
         for i, part in here.items():
-            module = GPT(run.model, vocab_size, part, places(run)).to(WEIGHTS[run.precision])
+            module = GPT(run, self.vocab_size, part, places(run)).to(WEIGHTS[run.precision])
             module.load_state_dict({name: weights[name] for name in module.state_dict()})
             self.model[str(i)] = module.to(device)
         self.keep(self.model)
-        if run.precision == "bf16":
-            for parameter in self.masters:
-                parameter.register_post_accumulate_grad_hook(self.hand_over)
+        self.add_up()
         self.is_first, self.is_last = 0 in here, count - 1 in here
         self.ends = ends_group(mesh, {0, run.plan.pp - 1})
         tied = {"0.trunk.tokens.weight", f"{count - 1}.head.weight"}
         self.tied = [p for name, p in self.model.named_parameters() if name in tied]
-        self.schedule = self._schedule([self._stage(i, part, vocab_size, count) for i, part in here.items()])
+        elsewhere = [] if self.is_first else self.tied
+        self.counted = torch.tensor([all(p is not q for q in elsewhere) for p in self.masters], device=device)
+        """Whose gradients' norms count here: the tied embedding's where the first stage is."""
+        self.schedule = self._schedule([self._stage(i, part, count) for i, part in here.items()])
 
-    def _stage(self, i: int, part: Stage, vocab_size: int, count: int) -> PipelineStage:
-        size, model = self.run.train.microbatch, self.run.model
-        like = lambda width: torch.empty(
-            size * model.seq_len, width, dtype=WEIGHTS[self.run.precision], device="meta", requires_grad=True
-        )
-        tokens = torch.empty(size, model.seq_len, dtype=torch.int64, device="meta")
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {
+            "schedule": type(self.schedule).__name__,
+            "stages_of_a_rank": self.run.plan.chunks,
+            "microbatches": self.run.microbatches,
+            "layers_of_stages": [len(stage.layers) for stage in self.stages],
+        }
+
+    def _stage(self, i: int, part: Stage, count: int) -> PipelineStage:
+        model = self.run.model
+        like = lambda width: relay.between(self, width, "meta").requires_grad_()
+        tokens = torch.empty(self.run.train.microbatch, model.seq_len, dtype=torch.int64, device="meta")
         return PipelineStage(
             self.model[str(i)],
             i,
             count,
             self.device,
             input_args=tokens if part.is_first else like(model.hidden_size),
-            output_args=like(vocab_size if part.is_last else model.hidden_size),
+            output_args=like(self.vocab_size if part.is_last else model.hidden_size),
             group=self.group,
         )
 
@@ -121,9 +111,7 @@ class PipeliningTrainer(PeerTrainer):
             losses=losses if self.is_last else None,
             return_outputs=False,
         )
-        for parameter in self.masters:
-            if parameter.grad is not None:
-                self.hand_over(parameter)
+        self.hand_all_over()
         self._sum_ends()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in losses:
@@ -139,7 +127,7 @@ class PipeliningTrainer(PeerTrainer):
             all_reduce_sum(grad, self.ends)
 
     def norm(self, squares: Tensor) -> Tensor:
-        """The tied embedding counts where the first stage is."""
-        elsewhere = [] if self.is_first else self.tied
-        is_counted = torch.tensor([all(p is not q for q in elsewhere) for p in self.masters], device=self.device)
-        return all_reduce_sum(squares[is_counted].sum(), self.group).sqrt()
+        return all_reduce_sum((squares * self.counted).sum(), self.group).sqrt()
+
+    def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return relay.score(self, {int(i): part for i, part in self.model.items()}, inputs, targets, self.group)

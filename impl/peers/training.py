@@ -1,37 +1,103 @@
-"""What peer engines have in common: data, gradient clipping and AdamW on master weights, as in our own training."""
+"""What peer engines have in common: data, evaluation, gradient clipping and AdamW on master weights, as ours has."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from impl.data.batches import causal_batch
 from impl.data.tokens import TokenFolder
+from impl.evaluate import Evaluation, evaluate
 from impl.optim import learning_rate
+from impl.peers.validity import part_of
+from impl.pipeline.engine import Watch
 from impl.recipe import Recipe
 from impl.run import Run
-from impl.train import MASTERS, Step
+from impl.squares import squares
+from impl.train import MASTERS, WEIGHTS, Step
 
 
 class Peer(ABC):
     """Another engine that trains one run as `impl.train.Trainer` does."""
 
-    def __init__(self, run: Run, data: TokenFolder, device: torch.device) -> None:
-        self.run, self.device, self.tokens = run, device, data.tokens("train")
+    model: nn.Module
+    """What of the model is on this rank, as the engine calls it."""
+
+    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
+        self.run, self.data, self.device, self.tokens = run, data, device, data.tokens("train")
+        self.dp_group = mesh.get_group("dp")
+        self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
 
     @abstractmethod
-    def step(self, i: int) -> Step:
+    def step(self, i: int, watch: Watch | None = None) -> Step:
         """Forward and backward over the i-th global batch, then the update."""
+
+    def settings(self) -> dict[str, Any]:
+        """The part of the engine, its version and its configuration after its own defaults, ready for JSON."""
+        run = self.run
+        return {
+            "part": part_of(run),
+            "version": torch.__version__,
+            "weights": name_of(WEIGHTS[run.precision]),
+            "accumulates": name_of(self.accumulated),
+            "optimizer": {"name": "AdamW", "fused": True, "weights": name_of(MASTERS[run.precision])},
+            "recompute": "layers" if run.plan.recompute == "full" else "none",
+            "compile": "layers" if run.compile else "none",
+        }
+
+    @property
+    def accumulated(self) -> torch.dtype:
+        """In which gradients are added up and reduced."""
+        return (MASTERS if self.run.fp32_gradients else WEIGHTS)[self.run.precision]
+
+    @property
+    def widens(self) -> bool:
+        """Whether that is wider than autograd's gradients are."""
+        return self.accumulated != WEIGHTS[self.run.precision]
+
+    def evaluate(self, *, final: bool) -> list[Evaluation]:
+        """Validation, and after the last step the run's other evaluations; equal on every rank."""
+        self.model.eval()
+        with torch.no_grad():
+            found = evaluate(self.run, self.data, self, self.dp_group, final=final, batch=self.run.train.microbatch)
+        self.model.train()
+        return found
+
+    def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        """-log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s].
+
+        A whole microbatch is computed, whose other rows and places change nothing.
+        """
+        count, length = inputs.shape
+        padding = ((0, self.run.train.microbatch - count), (0, self.run.model.seq_len - length))
+        whole = [self.place(np.pad(part, padding)) for part in (inputs, targets)]
+        nats, is_likeliest = self.score(*whole)[:, :count, :length].cpu()
+        return nats, is_likeliest > 0
+
+    def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """What `next_token` tells, together, on every rank. Shapes: [b, s], [b, s] -> float32 [2, b, s]."""
+        return self.scores(self.model(inputs), targets)
+
+    def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Shapes: [b s, V], [b, s] -> float32 [2, b, s]."""
+        goal = targets.flatten()
+        nats = F.cross_entropy(logits.to(MASTERS[self.run.precision]), goal, reduction="none")
+        return torch.stack([nats.float(), (logits.argmax(1) == goal).float()]).view(2, *targets.shape)
 
     def batch(self, samples: np.ndarray) -> tuple[Tensor, Tensor]:
         """Inputs and targets. Shapes: [b, s] both."""
         batch = causal_batch(self.tokens, samples, seq_len=self.run.model.seq_len, seed=self.run.seed)
-        place = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-        return place(batch.inputs), place(batch.targets)
+        return self.place(batch.inputs), self.place(batch.targets)
+
+    def place(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def share(self, i: int, rank: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The microbatches of a data-parallel rank in the i-th global batch. Shapes: [b, s] both."""
@@ -58,6 +124,11 @@ class PeerTrainer(Peer):
         self.masters = {p: nn.Parameter(own(p).detach().to(dtype)) for p in model.parameters()}
         self.adam = adamw(self.masters.values(), self.run.train)
 
+    def add_up(self) -> None:
+        """Where gradients are widened, give each to its master as soon as it is there."""
+        for parameter in self.masters if self.widens else ():
+            parameter.register_post_accumulate_grad_hook(self.hand_over)
+
     @abstractmethod
     def backward(self, i: int) -> Tensor:
         """Leave the gradient of the i-th global batch's mean loss to AdamW; returns that loss."""
@@ -66,7 +137,7 @@ class PeerTrainer(Peer):
     def norm(self, squares: Tensor) -> Tensor:
         """The global L2 norm of the gradients, from the squared norms of this rank's, in the order of `masters`."""
 
-    def step(self, i: int) -> Step:
+    def step(self, i: int, watch: Watch | None = None) -> Step:
         loss = self.backward(i)
         norm = self._clip(self.run.train.clip_norm)
         lr = learning_rate(self.run.train, i)
@@ -83,6 +154,11 @@ class PeerTrainer(Peer):
         """Drop the old gradients: autograd then hands its own tensor over, with no copy."""
         for parameter, master in self.masters.items():
             parameter.grad = master.grad = None
+
+    def hand_all_over(self) -> None:
+        for parameter in self.masters:
+            if parameter.grad is not None:
+                self.hand_over(parameter)
 
     @torch.no_grad()
     def hand_over(self, parameter: Tensor) -> None:
@@ -102,7 +178,7 @@ class PeerTrainer(Peer):
     def _clip(self, limit: float) -> Tensor:
         """Scale the gradients down to the global L2 norm `limit`; 0: never. Returns the norm before."""
         grads = [master.grad for master in self.masters.values() if master.grad is not None]
-        norm = self.norm(torch.stack(torch._foreach_norm(grads)).square())
+        norm = self.norm(squares(grads))
         if limit:
             torch._foreach_mul_(grads, torch.clamp(limit / (norm + 1e-6), max=1.0))
         return norm
@@ -124,3 +200,7 @@ def adamw(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Ada
 def own(tensor: Tensor) -> Tensor:
     """This rank's part, the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

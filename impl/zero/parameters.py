@@ -1,7 +1,6 @@
 """Parameters that data-parallel ranks divide among them, gathered from their owners before they are used."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -57,16 +56,6 @@ class Parameters:
                 before = here
         assert isinstance(x, Tensor)
         return x
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """All weights are there inside: ranks may go at their own pace, which no gather allows."""
-        buckets = list(self._users)
-        self.acquire(buckets)
-        try:
-            yield
-        finally:
-            self.release(buckets)
 
     def acquire(self, buckets: Sequence[Bucket], ahead: Sequence[Bucket] = ()) -> None:
         """Await the buckets' weights; begin to gather those that are needed next."""

@@ -1,4 +1,7 @@
-"""Peer engines do the same work as ours: equal losses and gradient norms on the same run."""
+"""Peer engines do the same work as ours: equal losses, norms, gradients and predictions on the same run.
+
+Here PyTorch on one rank, its DTensor, and what engines lack.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,108 +11,162 @@ import numpy as np
 import pytest
 import torch
 
-from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
+from impl.engines import make
 from impl.errors import InputError
-from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
-from impl.peers.dtensor import DTensorTrainer, why_invalid
 from impl.peers.gpt import rearranged
+from impl.peers.validity import part_of, why_invalid
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.tensor_parallel.shards import Shard, shards_of
-from impl.train import Trainer
+from tests.impl.peer_runs import Data, Trained, assert_same_work, both, ours, trainer, write_data
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=16)
 RECIPE = Recipe(steps=20, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
-PLANS = [Plan(tp=2), Plan(tp=2, sequence_parallel=True)]
+PLANS = {"split": Plan(tp=2), "sequence split": Plan(tp=2, sequence_parallel=True)}
+PLAIN = Run(model=MODEL, train=RECIPE, engine="torch")
+ALONE = {
+    "fp32": PLAIN,
+    "bf16": replace(PLAIN, precision="bf16"),
+    "bf16 gradients": replace(PLAIN, precision="bf16", fp32_gradients=False),
+    "recomputed": replace(PLAIN, plan=Plan(recompute="full")),
+    "one rank's ZeRO": replace(PLAIN, plan=Plan(zero_stage=2)),
+    "deepspeed": replace(PLAIN, engine="deepspeed"),
+    "deepspeed bf16": replace(PLAIN, engine="deepspeed", precision="bf16"),
+}
+SPLIT = {
+    f"{name}, {case}": replace(PLAIN, **({"plan": plan} | changes))
+    for name, plan in PLANS.items()
+    for case, changes in {
+        "clipped": {},
+        "unclipped": {"train": replace(RECIPE, clip_norm=0.0, microbatch=4)},
+        "small microbatches": {"train": replace(RECIPE, microbatch=1)},
+        "bf16": {"precision": "bf16"},
+    }.items()
+}
+SPLIT["recomputed"] = replace(PLAIN, plan=replace(PLANS["sequence split"], recompute="full"))
+SPLIT["bf16 gradients"] = replace(PLAIN, plan=PLANS["split"], precision="bf16", fp32_gradients=False)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return write_data(tmp_path_factory.mktemp("tokens"))
 
 
-def trainers(run: Run, data: Path) -> tuple[Trainer, DTensorTrainer]:
-    mesh, folder, cpu = build_mesh(run.plan, "cpu"), TokenFolder.open(data), torch.device("cpu")
-    return Trainer(run, folder, mesh, cpu), DTensorTrainer(run, folder, mesh, cpu)
+@pytest.fixture(scope="module")
+def alone(data: Data) -> list[dict[Any, Trained]]:
+    return both(ALONE, 1, data)
 
 
-def steps(run: Run, data: Path) -> list[np.ndarray]:
-    """Loss, gradient norm and learning rate of every step, ours and the peer's."""
-    numbers = lambda step: [step.loss.item(), step.grad_norm.item(), step.lr]
-    both = trainers(run, data)
-    return [np.array([numbers(one.step(i)) for i in range(run.train.steps)]) for one in both]
+@pytest.fixture(scope="module")
+def split(data: Data) -> list[dict[Any, Trained]]:
+    return both(SPLIT, 2, data)
 
 
-def first_gradients(run: Run, data: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Shard]]:
-    ours, peer = trainers(run, data)
-    ours.backward(0)
-    peer.backward(0)
-    theirs = {name: peer.masters[p].grad for name, p in peer.model.named_parameters()}
-    return (
-        {name: ours.gradients.of[p].numpy() for name, p in ours.model.named_parameters()},
-        {name: grad.numpy() for name, grad in theirs.items() if grad is not None},
-        shards_of(ours.model),
-    )
+@pytest.mark.parametrize("case", ALONE)
+def test_one_rank_equals_ours_over_20_steps(case: str, alone: list[dict[Any, Trained]]) -> None:
+    (rank,) = alone
+    if case not in rank:
+        pytest.skip("deepspeed is not installed")
+    assert_same_work(rank[case], rank[ours(ALONE[case])], ALONE[case])
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("changes", [{}, {"clip_norm": 0.0, "microbatch": 4}, {"microbatch": 1}])
-def test_dtensor_equals_ours_over_20_steps(plan: Plan, changes: dict[str, Any], data: Path) -> None:
-    run = Run(model=MODEL, plan=plan, train=replace(RECIPE, **changes))
-    for ours, theirs in run_ranks(2, steps, run, data):
-        np.testing.assert_allclose(theirs[:, 0], ours[:, 0], rtol=1e-5)
-        np.testing.assert_allclose(theirs[:, 1], ours[:, 1], rtol=1e-4)
-        np.testing.assert_array_equal(theirs[:, 2], ours[:, 2])
-        assert ours[-1, 0] < ours[0, 0]
-        assert (ours[:, 1] > RECIPE.clip_norm).any(), "clipping was never at work"
+@pytest.mark.parametrize("case", SPLIT)
+def test_dtensor_equals_ours_over_20_steps(case: str, split: list[dict[Any, Trained]]) -> None:
+    for rank in split:
+        assert_same_work(rank[case], rank[ours(SPLIT[case])], SPLIT[case])
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_dtensor_equals_ours_in_bf16(plan: Plan, data: Path) -> None:
-    run = Run(model=MODEL, plan=plan, train=RECIPE, precision="bf16")
-    for ours, theirs in run_ranks(2, steps, run, data):
-        np.testing.assert_allclose(theirs[:, 0], ours[:, 0], rtol=1e-3)
-        np.testing.assert_allclose(theirs[:, 1], ours[:, 1], rtol=1e-2)
+def first_gradients(
+    runs: list[Run], data: Path
+) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Shard]]]:
+    """Ours and the peer's on this rank, and how ours are split."""
+    found, folder = [], TokenFolder.open(data)
+    for run in runs:
+        native, peer = trainer(ours(run), folder), trainer(run, folder)
+        native.backward(0)
+        peer.backward(0)
+        theirs = {name: peer.masters[p].grad.numpy() for name, p in peer.model.named_parameters()}
+        mine = {name: native.gradients.of[p].numpy() for name, p in native.model.named_parameters()}
+        found.append((mine, theirs, shards_of(native.model)))
+    return found
 
 
-@pytest.mark.parametrize("vocab_size", [512, 301])
-@pytest.mark.parametrize("plan", PLANS)
-def test_every_gradient_of_dtensor_equals_ours(plan: Plan, vocab_size: int, data: Path) -> None:
+def test_every_gradient_of_dtensor_equals_ours(data: Data) -> None:
     """An outside oracle for our layers. DTensor splits 301 tokens unevenly, we pad them."""
-    run = Run(model=replace(MODEL, vocab_size=vocab_size), plan=plan, train=RECIPE, precision="fp64")
-    answers = run_ranks(2, first_gradients, run, data)
-    shards = answers[0][2]
-    parts = lambda engine, name: [torch.from_numpy(answer[engine][name]) for answer in answers]
-    ours = {name: shards[name].join(parts(0, name)) if name in shards else parts(0, name)[0] for name in answers[0][0]}
-    expected = rearranged(ours, run.model, vocab_size)
-    del expected["head.weight"]  # tied
-    assert expected.keys() == answers[0][1].keys()
-    for name, gradient in expected.items():
-        found = torch.cat(parts(1, name), shards[name].dim) if name in shards else parts(1, name)[0]
-        assert found.shape == gradient.shape, name
-        assert (found - gradient).norm() < 1e-12 * gradient.norm(), name
+    runs = [
+        Run(model=replace(MODEL, vocab_size=size), plan=plan, train=RECIPE, precision="fp64", engine="torch")
+        for size in (512, 301)
+        for plan in PLANS.values()
+    ]
+    for run, answers in zip(runs, zip(*run_ranks(2, first_gradients, runs, data[0]), strict=True), strict=True):
+        shards = answers[0][2]
+        parts = lambda engine, name, answers=answers: [torch.from_numpy(answer[engine][name]) for answer in answers]
+        mine = {
+            name: shards[name].join(parts(0, name)) if name in shards else parts(0, name)[0] for name in answers[0][0]
+        }
+        expected = rearranged(mine, run.model, run.model.vocabulary(0))
+        del expected["head.weight"]  # tied
+        assert expected.keys() == answers[0][1].keys()
+        for name, gradient in expected.items():
+            found = torch.cat(parts(1, name), shards[name].dim) if name in shards else parts(1, name)[0]
+            assert found.shape == gradient.shape, name
+            assert (found - gradient).norm() < 1e-12 * gradient.norm(), name
 
 
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"model": ModelConfig(family="bert")}, "bert"),
-        ({"model": ModelConfig(norm_placement="post")}, "post"),
-        ({"model": ModelConfig(dropout=0.1)}, "dropout 0.1"),
-        ({"plan": Plan(dp=2)}, "dp 2"),
-        ({"plan": Plan(pp=2)}, "pp 2"),
-        ({"compile": True}, "compile"),
-    ],
-)
-def test_what_dtensor_lacks_is_refused(changes: dict[str, Any], word: str, data: Path) -> None:
-    run = replace(Run(), **changes)
-    assert why_invalid(Run()) is None
-    assert word in (why_invalid(run) or "")
-    with pytest.raises(InputError, match=word):
-        DTensorTrainer(run, TokenFolder.open(data), None, torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+VALID = {
+    "plain": Run(engine="torch"),
+    "ddp": Run(engine="torch", plan=Plan(dp=2)),
+    "fsdp": Run(engine="torch", plan=Plan(dp=2, zero_stage=2)),
+    "dtensor": Run(engine="torch", plan=Plan(tp=2)),
+    "pipelining": Run(engine="torch", plan=Plan(pp=2)),
+    "deepspeed": Run(engine="deepspeed", plan=Plan(dp=2, zero_stage=3)),
+    "deepspeed_pipeline": Run(engine="deepspeed", plan=Plan(pp=2, dp=2, zero_stage=1), train=Recipe(microbatch=4)),
+}
+LACKS_ALL: list[tuple[dict[str, Any], str]] = [
+    ({"model": ModelConfig(family="bert")}, "bert"),
+    ({"model": ModelConfig(norm_placement="post")}, "post"),
+    ({"model": ModelConfig(dropout=0.1)}, "dropout 0.1"),
+    ({"precision": "fp16"}, "fp16"),
+    ({"offload_optimizer": True}, "offload_optimizer"),
+    ({"recompute": "selective"}, "recompute 'selective'"),
+    ({"recompute": "full", "offload_activations": True}, "offload_activations"),
+]
+LACKS: list[tuple[str, dict[str, Any], str]] = [
+    *((part, changes, word) for part in VALID for changes, word in LACKS_ALL),
+    ("ddp", {"overlap_grad_reduce": False}, "overlap_grad_reduce False"),
+    ("fsdp", {"overlap_param_gather": False}, "overlap_param_gather False"),
+    ("dtensor", {"dp": 2}, "dp 2"),
+    ("pipelining", {"dp": 2}, "dp 2"),
+    ("pipelining", {"tp": 2}, "tp 2"),
+    ("pipelining", {"schedule": "mine:rows"}, "mine:rows"),
+    ("pipelining", {"schedule": "zb_h1", "precision": "bf16"}, "zb_h1 in bf16"),
+    ("pipelining", {"train": Recipe(global_batch=8, microbatch=8)}, "fewer microbatches"),
+    ("deepspeed", {"tp": 2}, "tp 2"),
+    ("deepspeed", {"precision": "fp64"}, "fp64"),
+    ("deepspeed", {"zero_stage": 0, "precision": "bf16"}, "zero_stage 0"),
+    ("deepspeed_pipeline", {"zero_stage": 2}, "zero_stage 2 (it has 0, 1)"),
+    ("deepspeed_pipeline", {"schedule": "gpipe"}, "gpipe"),
+    ("deepspeed_pipeline", {"zero_stage": 0, "precision": "bf16"}, "zero_stage 0"),
+    ("dtensor", {"compile": True, "recompute": "full"}, "compile with plan.recompute 'full'"),
+    ("pipelining", {"compile": True, "schedule": "zb_h1"}, "compile with zb_h1"),
+    ("deepspeed", {"compile": True}, "compile with plan.zero_stage 3"),
+]
+
+
+@pytest.mark.parametrize(("part", "changes", "word"), LACKS)
+def test_what_an_engine_lacks_is_refused(part: str, changes: dict[str, Any], word: str) -> None:
+    valid = VALID[part]
+    assert part_of(valid) == part
+    assert why_invalid(valid) is None
+    of_run = {name: value for name, value in changes.items() if name in vars(valid)}
+    of_plan = {name: value for name, value in changes.items() if name not in of_run}
+    run = replace(valid, plan=replace(valid.plan, **of_plan), **of_run)
+    reason = why_invalid(run) or ""
+    assert word in reason
+    assert "\n" not in reason
+    with pytest.raises(InputError, match=word.partition(" (")[0]):
+        make(run, None, None, torch.device("cpu"))  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,109 @@
+"""The matrix products of one rank for one microbatch, and its attention: what there is to compute, shape by shape."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from impl.cost.parameters import Parameter, named_parameters
+from impl.pipeline.stage import Stage
+from impl.run import Run
+from impl.zero.partition import TIED
+
+Pass = Literal["forward", "input gradient", "weight gradient"]
+HEAD = "head"
+"""What the token embedding's matrix is called where it is the output head."""
+
+
+class Product(NamedTuple):
+    """A matrix product of one rank, [m, k] times [k, n]."""
+
+    name: str
+    pass_: Pass
+    m: int
+    n: int
+    k: int
+    count: int
+    """How often it is done for one microbatch."""
+    is_split: bool
+    """Each tensor-parallel rank does another part of it; else all do the same."""
+
+    @property
+    def flops(self) -> int:
+        """Of all of them."""
+        return 2 * self.m * self.n * self.k * self.count
+
+
+class Core(NamedTuple):
+    """The core of attention, softmax(q k^T) v, of one rank; q, k and v are [b, a / t, s, h / a] each."""
+
+    batch: int
+    heads: int
+    seq_len: int
+    head_size: int
+    is_causal: bool
+    forwards: int
+    """How often it is done for one microbatch; with recomputation twice for each backward pass."""
+    backwards: int
+
+    @property
+    def flops(self) -> int:
+        """Of all of them, every token attending to the whole sequence; a causal kernel may leave half of it out."""
+        one = 2 * self.batch * self.heads * self.seq_len**2 * self.head_size
+        return one * (2 * self.forwards + 4 * self.backwards)
+
+
+def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions: int) -> list[Product]:
+    """Those of a rank that owns these stages: every matrix with its forward pass and both gradients.
+
+    Together all ranks do what `impl.cost.flops` counts, with a padded vocabulary. With full recomputation layers do
+    their forward pass twice.
+
+    Args:
+        head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
+    Shapes: a matrix [out, in] of this rank meets n tokens: [n, in] [in, out], [n, out] [out, in], [out, n] [n, in].
+    """
+    model, batch = run.model, run.train.microbatch
+    tokens = {HEAD: batch * head_positions, "token_dense": batch * head_positions, "pooler": batch}
+    tokens["next_sentence"] = batch
+    is_last = any(stage.is_last for stage in stages)
+    named = named_parameters(model, vocab_size, run.plan.tp, stages)
+    matrices = Counter((_matrix(p), p.shape, p.is_split) for p in named if _is_multiplied(p, is_last))
+    found = []
+    for (name, (out, into), is_split), count in matrices.items():
+        n = tokens.get(name, batch * model.seq_len)
+        forwards = count * (2 if run.plan.recompute == "full" and name not in tokens else 1)
+        found += [
+            Product(name, "forward", n, out, into, forwards, is_split),
+            Product(name, "input gradient", n, into, out, count, is_split),
+            Product(name, "weight gradient", out, into, n, count, is_split),
+        ]
+    return found
+
+
+def core(run: Run, stages: Sequence[Stage]) -> Core:
+    """Attention's core in the layers of these stages, for one microbatch."""
+    model, layers = run.model, sum(len(stage.layers) for stage in stages)
+    return Core(
+        batch=run.train.microbatch,
+        heads=model.num_heads // run.plan.tp,
+        seq_len=model.seq_len,
+        head_size=model.hidden_size // model.num_heads,
+        is_causal=model.family == "gpt",
+        forwards=layers * (1 if run.plan.recompute == "none" else 2),
+        backwards=layers,
+    )
+
+
+def _is_multiplied(parameter: Parameter, is_last: bool) -> bool:
+    """Embeddings are looked up: all of them but the one that is the output head as well."""
+    name = parameter.name
+    is_looked_up = name.startswith("trunk.") and not name.startswith("trunk.layers.")
+    return len(parameter.shape) == 2 and (not is_looked_up or (name == TIED and is_last))
+
+
+def _matrix(parameter: Parameter) -> str:
+    """The same for every layer's: `attention.qkv`, not `trunk.layers.3.attention.qkv.weight`."""
+    name = parameter.name.removesuffix(".weight")
+    if parameter.name == TIED:
+        return HEAD
+    return name.split(".", 3)[3] if name.startswith("trunk.layers.") else name

@@ -1,0 +1,57 @@
+"""Whose engine trains a run: ours, or a peer behind the same interface."""
+
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from impl.data.tokens import TokenFolder
+from impl.errors import InputError
+from impl.evaluate import Evaluation
+from impl.peers.validity import Part, part_of, why_invalid
+from impl.pipeline.engine import Watch
+from impl.run import Run
+from impl.train import Step
+
+TRAINERS: dict[Part, tuple[str, str]] = {
+    "native": ("impl.train", "Trainer"),
+    "plain": ("impl.peers.ddp", "PlainTrainer"),
+    "ddp": ("impl.peers.ddp", "DDPTrainer"),
+    "fsdp": ("impl.peers.fsdp", "FSDPTrainer"),
+    "dtensor": ("impl.peers.dtensor", "DTensorTrainer"),
+    "pipelining": ("impl.peers.pipelining", "PipeliningTrainer"),
+    "deepspeed": ("impl.peers.deepspeed", "DeepSpeedTrainer"),
+    "deepspeed_pipeline": ("impl.peers.deepspeed_pipeline", "DeepSpeedPipelineTrainer"),
+}
+"""Module and class; a module is imported when a run needs it: DeepSpeed's import takes seconds."""
+
+
+class Engine(Protocol):
+    """Trains one run; `step(i)` does the i-th optimizer step, and calling it with i = 0, 1, ... trains the model."""
+
+    vocab_size: int
+
+    def step(self, i: int, watch: Watch | None = None) -> Step:
+        """The i-th optimizer step, equal on every rank; only our own pipeline looks at the watch."""
+        ...
+
+    def evaluate(self, *, final: bool) -> list[Evaluation]:
+        """Validation, and after the last step the run's other evaluations; equal on every rank."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """The engine's version and its configuration after its own defaults, ready for JSON."""
+        ...
+
+
+def make(run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> Engine:
+    """The trainer of the run's engine.
+
+    Raises:
+        InputError: the engine cannot do something that the run needs.
+    """
+    if reason := why_invalid(run):
+        raise InputError(reason)
+    module, name = TRAINERS[part_of(run)]
+    return getattr(import_module(module), name)(run, data, mesh, device)

@@ -1,0 +1,147 @@
+"""GPT trained by PyTorch alone on one rank, and by its DistributedDataParallel on more, at its fastest settings."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from impl.collectives import all_reduce_sum
+from impl.data.tokens import TokenFolder
+from impl.peers.gpt import whole_model
+from impl.peers.training import PeerTrainer
+from impl.run import Run
+from impl.train import WEIGHTS
+
+
+class PlainTrainer(PeerTrainer):
+    """`PeerTrainer` on one rank: nothing is split, nothing wrapped."""
+
+    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
+        super().__init__(run, data, mesh, device)
+        self.model = whole_model(run, self.vocab_size, mesh).to(device)
+        self.keep(self.model)
+        self.add_up()
+
+    def backward(self, i: int) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.forget()
+        for inputs, targets in self.share(i, 0):
+            part = self.mean(self.model(inputs), targets)
+            part.backward()
+            loss += part.detach()
+        self.hand_all_over()
+        return loss
+
+    def norm(self, squares: Tensor) -> Tensor:
+        return squares.sum().sqrt()
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights, by name."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+
+class DDPTrainer(PlainTrainer):
+    """`PeerTrainer` over the ranks of a mesh's data-parallel axis; a step's last microbatch reduces its gradient.
+
+    DDP reduces gradients in the parameters' precision. Where they are to be summed in fp32, all but the last microbatch
+    add theirs up there, and a communication hook adds the last one's buckets and reduces the sums instead of them.
+    static_graph is off: it fails if the first backward pass reduces nothing, and spares only what is off here.
+    """
+
+    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
+        super().__init__(run, data, mesh, device)
+        cap: Any = run.plan.bucket_bytes * WEIGHTS[run.precision].itemsize / self.accumulated.itemsize / 2**20
+        self.ddp = DistributedDataParallel(
+            self.model,
+            process_group=self.dp_group,
+            bucket_cap_mb=cap,
+            gradient_as_bucket_view=True,
+            batched_grad_copy=device.type == "cuda",  # saves launches of kernels
+            forward_sync_buffers=False,
+        )
+        if self.widens:
+            self.ddp.register_comm_hook(None, self._reduce)
+        self.is_first = self.is_last = True
+        """Of a step's microbatches."""
+        self.sums: dict[int, tuple[list[Tensor], Tensor]] = {}
+        """By number of a bucket: its parameters, and the sums of their gradients, one after another."""
+
+    def settings(self) -> dict[str, Any]:
+        told = self.ddp._get_ddp_logging_data()
+        sizes = told.get("rebuilt_bucket_sizes") or told.get("initial_bucket_sizes") or ""
+        names = ("gradient_as_bucket_view", "find_unused_parameters", "static_graph")
+        return super().settings() | {
+            **{name: bool(told.get(name)) for name in names},
+            "bucket_cap_bytes": told.get("bucket_cap_bytes"),
+            "bucket_bytes": [int(size) for size in str(sizes).split(",") if size.strip()],
+            "comm_hook": "sums in fp32" if self.widens else "none",
+        }
+
+    def backward(self, i: int) -> Tensor:
+        count, ranks = self.run.microbatches, self.dp_group.size()
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.forget()
+        for k, (inputs, targets) in enumerate(self.share(i, self.dp_group.rank()), 1):
+            self.is_first, self.is_last = k == 1, k == count
+            with nullcontext() if self.is_last else self.ddp.no_sync():
+                with torch._dynamo.config.patch(optimize_ddp=False):  # layers are compiled whole
+                    logits = self.ddp(inputs)
+                part = self.mean(logits, targets)
+                (part / ranks if self.widens else part).backward()  # DDP's own reduction takes the mean
+            loss += part.detach()
+        if not self.widens:
+            self.hand_all_over()
+        return all_reduce_sum(loss, self.dp_group) / ranks
+
+    def forget(self) -> None:
+        """Drop the old gradients; sums in fp32 stay where they are, and are written anew."""
+        if self.widens:
+            self.model.zero_grad()
+        else:
+            super().forget()
+
+    @torch.no_grad()
+    def hand_over(self, parameter: Tensor) -> None:
+        if not self.widens:
+            super().hand_over(parameter)
+        elif not self.is_last:  # DDP puts the last one's into a bucket
+            assert isinstance(parameter, nn.Parameter)
+            master = self.masters[parameter]
+            if self.is_first and master.grad is not None and parameter.grad is not None:
+                master.grad.copy_(parameter.grad)
+                parameter.grad = None
+            else:
+                super().hand_over(parameter)
+
+    @torch.no_grad()
+    def _reduce(self, _: object, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Begin to sum a bucket's gradients over microbatches and ranks, in fp32."""
+        sums = self._sums(bucket)
+        if self.is_first:
+            sums.copy_(bucket.buffer())
+        else:
+            sums.add_(bucket.buffer())
+        work = dist.all_reduce(sums, group=self.dp_group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda _: bucket.buffer())
+
+    def _sums(self, bucket: dist.GradBucket) -> Tensor:
+        """Of a bucket's gradients so far. After the first step DDP lays its buckets out anew, and so are they."""
+        parameters = bucket.parameters()
+        before, sums = self.sums.get(bucket.index(), ([], bucket.buffer()))
+        if [id(p) for p in before] == [id(p) for p in parameters]:
+            return sums
+        sums = torch.empty(bucket.buffer().numel(), dtype=self.accumulated, device=self.device)
+        for parameter, part in zip(parameters, sums.split([p.numel() for p in parameters]), strict=True):
+            assert isinstance(parameter, nn.Parameter)
+            master = self.masters[parameter]
+            if master.grad is not None:
+                part.copy_(master.grad.flatten())
+            master.grad = part.view_as(master)
+        self.sums[bucket.index()] = parameters, sums
+        return sums

@@ -1,0 +1,116 @@
+"""GPT trained by DeepSpeed's pipeline, which is 1F1B, as its documentation does it, at its fastest settings.
+
+The layers of a rank are one of DeepSpeed's, the same as ours has there. What it reads from the environment is said in
+`impl.peers.deepspeed`.
+"""
+
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from impl.collectives import all_reduce_sum
+from impl.data.tokens import TokenFolder
+from impl.optim import learning_rate
+from impl.peers import relay
+from impl.peers.deepspeed import configuration, initialize, is_reduced, prepare, resolved, zero_stage
+from impl.peers.gpt import Trunk, initial_weights, places
+from impl.peers.training import Peer, adamw
+from impl.pipeline.engine import Watch
+from impl.pipeline.stage import Stage, split
+from impl.run import Run
+from impl.squares import squares
+from impl.train import MASTERS, WEIGHTS, Step
+
+
+class Body(Trunk):
+    """All of a stage but the token embedding, which is a layer of its own, for DeepSpeed to tie.
+
+    Shapes: tokens embedded [b, s, h], or the stage before's output [b s, h] -> [b s, h].
+    """
+
+    def __init__(self, run: Run, vocab_size: int, stage: Stage, places: Tensor) -> None:
+        super().__init__(run, vocab_size, stage, places)
+        self.tokens = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, -2))
+
+
+def logits(embedding: nn.Embedding, x: Tensor) -> Tensor:
+    """Shapes: [b s, h] -> [b s, V]."""
+    return F.linear(x, embedding.weight)
+
+
+def build(run: Run, vocab_size: int, mesh: DeviceMesh) -> PipelineModule:
+    """This rank's part of the model with its initial weights; for `no_grad`."""
+    stages = split(run.model, vocab_size, run.plan.pp)
+    tokens = nn.Embedding, vocab_size, run.model.hidden_size
+    model = PipelineModule(
+        layers=[
+            TiedLayerSpec("tokens", *tokens),
+            *(LayerSpec(Body, run, vocab_size, stage, places(run)) for stage in stages),
+            TiedLayerSpec("tokens", *tokens, forward_fn=logits),
+        ],
+        num_stages=run.plan.pp,
+        loss_fn=lambda out, targets: F.cross_entropy(out.to(MASTERS[run.precision]), targets.flatten()),
+        partition_method=f"type:{Body.__name__}",
+    ).to(WEIGHTS[run.precision])
+    weights = initial_weights(run, vocab_size, mesh)
+    for name, parameter in model.named_parameters():
+        ours = "trunk.tokens.weight" if name.startswith("tied_modules.") else f"trunk.{name.partition('.')[2]}"
+        parameter.copy_(weights[ours])
+    return model
+
+
+class DeepSpeedPipelineTrainer(Peer):
+    """DeepSpeed's engine around PyTorch's fused AdamW, over a mesh's pipeline and data-parallel axes.
+
+    In fp32 without ZeRO it clips by the first stage's norm; there gradients are clipped just before AdamW's step.
+    """
+
+    model: PipelineModule
+
+    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
+        super().__init__(run, data, mesh, device)
+        self.group, self.stage = mesh.get_group("pp"), zero_stage(run)
+        config = configuration(run, self.vocab_size)
+        config["zero_optimization"]["overlap_comm"] = False  # which a pipeline does not have
+        prepare()
+        # with gradients its broadcast of the tied weights would warn in every backward pass
+        with torch.no_grad(), redirect_stdout(StringIO()):
+            self.model = build(run, self.vocab_size, mesh)
+        self.adam = adamw(self.model.parameters(), run.train)
+        self.engine = initialize(self.model, self.adam, config)
+        parameters = list(self.model.parameters())
+        self.counted = torch.tensor([not getattr(p, "ds_pipe_replicated", False) for p in parameters], device=device)
+        """Whose gradients' norms count here: the tied embedding's where the first stage is."""
+        if self.stage == 0:
+            self.adam.register_step_pre_hook(self._clip)
+        self.engine.pipeline_enable_backward_allreduce = is_reduced(run, self.engine)
+
+    def settings(self) -> dict[str, Any]:
+        told = {"schedule": "TrainSchedule (1F1B)", "parts": [int(part) for part in self.model.parts]}
+        return super().settings() | {"torch": torch.__version__} | told | resolved(self.engine)
+
+    def step(self, i: int, watch: Watch | None = None) -> Step:
+        lr = learning_rate(self.run.train, i)
+        for group in self.adam.param_groups:
+            group["lr"] = lr
+        loss = self.engine.train_batch(self.share(i, self.dp_group.rank()))
+        norm = self.norm if self.stage == 0 else self.engine.get_global_grad_norm()
+        return Step(loss.double(), torch.as_tensor(norm), lr)
+
+    def _clip(self, *_: object) -> None:
+        grads, limit = [p.grad for p in self.model.parameters() if p.grad is not None], self.run.train.clip_norm
+        self.norm = all_reduce_sum((squares(grads) * self.counted).sum(), self.group).sqrt()
+        if limit:
+            torch._foreach_mul_(grads, torch.clamp(limit / (self.norm + 1e-6), max=1.0))
+
+    def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return relay.score(self, {self.group.rank(): self.model}, inputs, targets, self.group)
