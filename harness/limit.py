@@ -1,0 +1,199 @@
+"""The limit of a step: its matrix products, its attention and its collectives, each alone, on all ranks at once."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from impl.collectives import all_gather_into_start, all_reduce_start, reduce_scatter_into_start
+from impl.cost.gemms import Core, Product, core, products
+from impl.cost.traffic import Count, Op, Place, step_traffic
+from impl.data.batches import head_positions
+from impl.mesh import ends_group, joint_group
+from impl.run import Run
+from impl.train import MASTERS, WEIGHTS
+
+GEMM_SECONDS = 0.2
+REPEATS = 5
+LAUNCHES = 10
+"""Of one operation on a GPU between two looks at its clock."""
+
+Operation = Callable[[], object]
+
+
+def gemm_rate(run: Run, device: torch.device) -> dict[str, Any]:
+    """FLOP/s of the model's largest kind of matrix product alone, [b s, h] x [h, 4h]."""
+    m, h = run.train.microbatch * run.model.seq_len, run.model.hidden_size
+    operation = _product(Product("", "input gradient", m, 4 * h, h, 1, False), WEIGHTS[run.precision], device)
+    seconds = median_seconds(operation, device, at_least=GEMM_SECONDS)
+    return {"gemm_flops_per_s": 2 * m * h * 4 * h / seconds, "gemm_shape": [m, h, 4 * h]}
+
+
+def limit(run: Run, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
+    """Seconds that an optimizer step's products, attention and collectives of this rank take, each kind alone.
+
+    Every distinct product and collective is measured once warm, in the run's precision; a step's seconds are the sum
+    over layers and microbatches. What the plan recomputes is counted again. What there is follows from the run, not
+    from its engine: the products are those of `impl.cost.gemms`, the collectives those of `impl.cost.traffic`.
+
+    Communication: the collectives; all ranks have to ask at the same time.
+    """
+    places = [Place(run, vocab_size, pp_rank) for pp_rank in range(run.plan.pp)]
+    stages = places[mesh.get_local_rank("pp")].stages
+    dtype = WEIGHTS[run.precision]
+    dist.barrier()
+    gemms = [
+        {
+            "name": product.name,
+            "pass": product.pass_,
+            "shape": [product.m, product.n, product.k],
+            "calls": product.count * run.microbatches,
+            "seconds": median_seconds(_product(product, dtype, device), device),
+        }
+        for product in products(run, vocab_size, stages, head_positions(run.model))
+    ]
+    dist.barrier()
+    attention = _attention(core(run, stages), run.microbatches, dtype, device)
+    collectives = _collectives(places, mesh, device)
+    return {
+        "gemm_seconds": _total(gemms),
+        "attention_seconds": _total(attention),
+        "collective_seconds": _total(collectives),
+        "products": gemms,
+        "attention": attention,
+        "collectives": collectives,
+    }
+
+
+def median_seconds(operation: Operation, device: torch.device, *, at_least: float = 0.0) -> float:
+    """Of one call, of a few calls after a first one that does not count; more of them until some seconds are over."""
+    operation()
+    times, begin = [], time.perf_counter()
+    while len(times) < REPEATS or time.perf_counter() - begin < at_least:
+        times.append(_seconds_on_gpu(operation) if device.type == "cuda" else _seconds(operation))
+    return sorted(times)[len(times) // 2]
+
+
+def _seconds(operation: Operation) -> float:
+    begin = time.perf_counter()
+    operation()
+    return time.perf_counter() - begin
+
+
+def _seconds_on_gpu(operation: Operation) -> float:
+    """By the device's own clock."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(LAUNCHES):
+        operation()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / LAUNCHES
+
+
+def _total(rows: list[dict[str, Any]]) -> float:
+    return sum(row["calls"] * row["seconds"] for row in rows)
+
+
+def _product(product: Product, dtype: torch.dtype, device: torch.device) -> Operation:
+    """One of them, the operands transposed as they are in its pass."""
+    m, n, k = product.m, product.n, product.k
+    generator = torch.Generator(device).manual_seed(0)
+    random = lambda *shape: torch.randn(*shape, dtype=dtype, device=device, generator=generator)
+    a = random(k, m).t() if product.pass_ == "weight gradient" else random(m, k)
+    b = random(n, k).t() if product.pass_ == "forward" else random(k, n)
+    out = torch.empty(m, n, dtype=dtype, device=device)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _attention(core: Core, microbatches: int, dtype: torch.dtype, device: torch.device) -> list[dict[str, Any]]:
+    """Its forward and its backward pass, on heads that lie side by side in memory, as layers have them."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = core.batch, core.seq_len, 3, core.heads, core.head_size
+    qkv = torch.randn(*shape, dtype=dtype, device=device, generator=generator).permute(2, 0, 3, 1, 4)
+    q, k, v = (part.detach().requires_grad_() for part in qkv)
+    forward = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=core.is_causal)
+    out = forward()
+    backward = lambda: torch.autograd.grad(out, (q, k, v), qkv[0], retain_graph=True)
+    shown = [core.batch, core.heads, core.seq_len, core.head_size]
+    return [
+        {
+            "pass": pass_,
+            "shape": shown,
+            "calls": calls * microbatches,
+            "seconds": median_seconds(operation, device),
+        }
+        for pass_, calls, operation in (("forward", core.forwards, forward), ("backward", core.backwards, backward))
+    ]
+
+
+def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) -> list[dict[str, Any]]:
+    """What this rank takes part in in a step; of several sizes of one kind, calls of their mean.
+
+    A send is measured as every pipeline rank's at once, to the next one, and the last one's to the first.
+    """
+    run = places[0].run
+    traffic = [step_traffic(place, head_positions(run.model)) for place in places]
+    mine = traffic[mesh.get_local_rank("pp")]
+    every: list[tuple[str, Op]] = sorted(
+        {(axes, op) for counts in traffic for axes, ops in counts.items() for op in ops}
+    )
+    groups = {axes: _group(axes, places[0], mesh) for axes in dict.fromkeys(axes for axes, _ in every)}
+    found = []
+    for axes, op in every:
+        dist.barrier()
+        group, count = groups[axes], mine.get(axes, {}).get(op)
+        if op == "send" and count is None:  # who sends nothing receives
+            count = Count(0, 0)
+        if group is None or count is None:
+            continue
+        size = places[0].transferred if op == "send" else count.bytes // count.calls
+        operation = _collective(op, size, _dtype(run, axes, op), group, device)
+        seconds = median_seconds(operation, device)
+        found.append({"axes": axes, "op": op, "bytes": size, "calls": count.calls, "seconds": seconds})
+    return found
+
+
+def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The ranks that differ in these axes; None: this rank is at neither end of the pipeline. All ranks have to ask."""
+    if axes == "ends":
+        rank_of = place.schedule.rank_of
+        return ends_group(mesh, {rank_of[0], rank_of[len(rank_of) - 1]})
+    return joint_group(mesh, *axes.split("_"))
+
+
+def _dtype(run: Run, axes: str, op: Op) -> torch.dtype:
+    """Of what is sent: gradients are reduced in the type that they are added up in, all else is the weights'."""
+    is_gradient = op in ("all_reduce", "reduce_scatter") and axes != "tp"
+    return (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
+
+
+def _collective(
+    op: Op, whole_bytes: int, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device
+) -> Operation:
+    """It, from its start until its result is there."""
+    ranks = group.size()
+    part = torch.zeros(max(1, whole_bytes // dtype.itemsize // ranks), dtype=dtype, device=device)
+    whole = part.repeat(ranks)
+    operations: dict[Op, Operation] = {
+        "all_reduce": lambda: all_reduce_start(whole, group).wait(),
+        "all_gather": lambda: all_gather_into_start(whole, part, group).wait(),
+        "reduce_scatter": lambda: reduce_scatter_into_start(part, whole, group).wait(),
+        "send": lambda: _send_around(whole, torch.empty_like(whole), group),
+    }
+    return operations[op]
+
+
+def _send_around(tensor: Tensor, buffer: Tensor, group: dist.ProcessGroup) -> None:
+    rank, ranks = group.rank(), group.size()
+    both = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % ranks),
+        dist.P2POp(dist.irecv, buffer, group=group, group_peer=(rank - 1) % ranks),
+    ]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()

@@ -1,0 +1,184 @@
+"""Where a step's time goes: one step under PyTorch's profiler, any engine's, as seconds by kind of work."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as profiler
+
+STEP = "one step"
+PARTS: tuple[str, ...] = ("products", "attention", "optimizer", "operators", "communication", "rest")
+"""Where several kinds of work go on at once, their time is the first one's; `rest` is when none does."""
+PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_linear")}
+COVERS = ("aten::linear", "aten::matmul", "aten::einsum")
+"""Operators that prepare a product, and then call the one that does it: what they call is looked at instead."""
+ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
+COMMUNICATION = ("c10d::", "_c10d_functional::", "c10d_functional::", "gloo:", "nccl:")
+COMPILED = "## Call CompiledFxGraph"
+"""A compiled layer's own code: what no operator in it stands for is its fused kernels'."""
+KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+"""What keeps a GPU busy; the rest of what the profiler reports of it are annotations."""
+LARGEST = 20
+"""Operators, or kernels, that a profile names."""
+
+
+class Event(NamedTuple):
+    """What the profiler has seen, in seconds of any clock."""
+
+    name: str
+    start: float
+    end: float
+    thread: int = 0
+    id: int = 0
+    on_device: bool = False
+    """A kernel or a copy; `id` is that of the operator that launched it."""
+    is_async: bool = False
+    """A collective under way, from its start to its end, beside what the thread does."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time in which something of a part of the step went on."""
+
+    part: str
+    name: str
+    start: float
+    end: float
+
+
+def profiled(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Seconds of this rank's step, and of each of its parts, whose sum that is; a step before it warms up.
+
+    Args:
+        step: one optimizer step that has ended, on the device too, when it returns; all ranks call it together.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profiler(activities=activities) as trace:
+        step()
+        dist.barrier()
+        with record_function(STEP):
+            step()
+    return parts_of(_events(trace))
+
+
+def parts_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Seconds of the step among the events, of each of its parts, and of the largest operators in them.
+
+    Of nested operators the outermost counts, with all that it calls. On a CPU what counts is the thread that takes the
+    step. It communicates while it starts a collective, and while it is in no operator until a collective has ended
+    that ends meanwhile: it has waited for that one. A collective that goes on beside operators is not seen. On a GPU
+    what counts are kernels, each of the part of the operator that launched it; what only NCCL's kernels cover is
+    communication, and the rest is the device doing nothing.
+    """
+    step = next(event for event in events if event.name == STEP and not event.on_device)
+    inside = [event for event in events if event.start < step.end and event.end > step.start]
+    spans = list(_on_device(inside)) if any(event.on_device for event in inside) else _on_thread(inside, step)
+    clipped = [replace(span, start=max(span.start, step.start), end=min(span.end, step.end)) for span in spans]
+    sums: dict[tuple[str, str], tuple[float, int]] = {}
+    for span in clipped:
+        seconds, calls = sums.get((span.part, span.name), (0.0, 0))
+        sums[span.part, span.name] = seconds + span.end - span.start, calls + 1
+    largest = sorted(sums.items(), key=lambda item: -item[1][0])[:LARGEST]
+    return {
+        "seconds": step.end - step.start,
+        "parts": attribute(clipped, step.start, step.end),
+        "largest": [
+            {"part": part, "name": name, "seconds": seconds, "calls": calls}
+            for (part, name), (seconds, calls) in largest
+        ],
+    }
+
+
+def part_of(name: str) -> str | None:
+    """Which part of a step an operator is; None: its time is that of what it calls, or of nothing."""
+    if name in COVERS or name == STEP:
+        return None
+    if name in PRODUCTS:
+        return "products"
+    if name.startswith("Optimizer.step#") or "_fused_adam" in name:
+        return "optimizer"
+    if name.startswith(COMMUNICATION):
+        return "communication"
+    if name.startswith("aten::") and any(word in name for word in ATTENTION):
+        return "attention"
+    return "operators" if name.startswith("aten::") else None
+
+
+def outermost(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
+    """The operators of one thread that have a part and are in no other that has one, in order."""
+    end = float("-inf")
+    for event in sorted(events, key=lambda event: (event.start, -event.end)):
+        if event.start >= end and (part := part_of(event.name)) is not None:
+            end = event.end
+            yield part, event
+
+
+def attribute(spans: Iterable[Span], begin: float, end: float) -> dict[str, float]:
+    """Seconds of each part between two moments."""
+    edges = sorted(edge for s in spans if s.end > s.start for edge in ((s.start, 1, s.part), (s.end, -1, s.part)))
+    seconds, running, now = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0), begin
+    for time, change, part in [*edges, (end, 0, "rest")]:
+        seconds[next((p for p in PARTS if running[p]), "rest")] += time - now
+        running[part] += change
+        now = time
+    return seconds
+
+
+def _on_thread(events: Sequence[Event], step: Event) -> list[Span]:
+    """The operators of the step's thread, and the waits for collectives between them."""
+    own = [event for event in events if event.thread == step.thread and not event.is_async]
+    spans = [Span(part, event.name, event.start, event.end) for part, event in outermost(own)]
+    ended = sorted((e.end, e.name) for e in events if e.is_async and part_of(e.name) == "communication")
+    ends = [end for end, _ in ended]
+    idle, busy = [step.start, *(s.end for s in spans)], [*(s.start for s in spans), step.end]
+    for start, stop in zip(idle, busy, strict=True):
+        last = bisect_right(ends, stop) - 1
+        if last >= 0 and ends[last] > start:
+            spans.append(Span("communication", f"wait for {ended[last][1]}", start, ends[last]))
+    compiled = [event for event in own if event.name.startswith(COMPILED)]
+    return spans + [Span("operators", "compiled", event.start, event.end) for event in compiled]
+
+
+def _on_device(events: Sequence[Event]) -> Iterator[Span]:
+    """The kernels, each as a part of what launched it."""
+    launched: dict[int, str] = {}
+    for thread in {event.thread for event in events if not event.on_device}:
+        own = [e for e in events if e.thread == thread and not e.on_device and not e.is_async]
+        known = list(outermost(own))
+        starts = [event.start for _, event in known]
+        for event in own:
+            at = bisect_right(starts, event.start) - 1
+            if at >= 0 and event.end <= known[at][1].end:
+                launched[event.id] = known[at][0]
+    for kernel in (event for event in events if event.on_device):
+        is_nccl = kernel.name.lower().startswith("nccl")
+        part = "communication" if is_nccl else launched.get(kernel.id, "operators")
+        yield Span(part, kernel.name, kernel.start, kernel.end)
+
+
+def _events(trace: profiler) -> list[Event]:
+    assert trace.profiler is not None
+    assert trace.profiler.kineto_results is not None
+    events, found = trace.profiler.kineto_results.events(), []
+    zero = min(event.start_ns() for event in events)
+    for event in events:
+        on_device = event.device_type() != DeviceType.CPU
+        if on_device and event.activity_type() not in KERNELS:
+            continue
+        found.append(
+            Event(
+                name=event.name(),
+                start=(event.start_ns() - zero) / 1e9,
+                end=(event.end_ns() - zero) / 1e9,
+                thread=event.start_thread_id(),
+                id=event.linked_correlation_id() if on_device else event.correlation_id(),
+                on_device=on_device,
+                is_async=event.is_async(),
+            )
+        )
+    return found
