@@ -258,9 +258,9 @@ EXPERIMENT = Experiment(
             check=volumes,
         ),
     ),
-    found="Two ranks with stages 1 and 2 are 13 and 8% (give or take 6 and 11) faster than two that share the layers, which is figure 2's "
-    "side at its smallest model. A rank alone is faster than each of two, by 7%: this memory leaves no larger "
-    "batches to gain, so figure 3's super-linear scaling is not seen. Stages 0 to 3 send 2, 2, 2 and 3.01 "
+    found="Two ranks with stages 1 and 2 are 13 ± 6 and 8 ± 11% faster than two that share the layers, which is "
+    "figure 2's side at its smallest model. A rank alone is faster than each of two, by 7%: this memory leaves no "
+    "larger batches to gain, so figure 3's super-linear scaling is not seen. Stages 0 to 3 send 2, 2, 2 and 3.01 "
     "times the parameters.",
     table=table,
     cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "40 min, 400 GPUs with 32 GB"},

@@ -1,0 +1,53 @@
+"""Pairs of repeats: what belongs to one cell, what a ratio is of, and what is left out of it."""
+
+import math
+from typing import Any
+
+import pytest
+
+from harness.measures import frame
+from harness.pairs import Cell, cells, in_words, reaches_below
+from harness.statistics import Estimate, estimate
+from tests.harness.made_up_records import record
+
+
+def found(*records: dict[str, Any]) -> list[Cell]:
+    return cells(frame(records).to_dict("records"), lambda config: config.pop("engine"))
+
+
+def test_ratios_are_of_equal_repeats() -> None:
+    slow_day = {0: 0.1, 1: 0.3, 2: 0.2}
+    ours = [record(seconds=0.8 * seconds, repeat=repeat) for repeat, seconds in slow_day.items()]
+    theirs = [record(seconds=seconds, repeat=repeat, engine="torch") for repeat, seconds in slow_day.items()]
+    (cell,) = found(*theirs[::-1], *ours, record(seconds=9.0, repeat=3))
+    ratio = cell.ratio("native", "torch")
+    assert (ratio.mean, ratio.n) == (pytest.approx(0.8), 3)
+    assert ratio.half_width == pytest.approx(0.0, abs=1e-9)
+    assert cell.mean("torch", "step_seconds").mean == pytest.approx(0.2)
+    one_pair = found(ours[0], theirs[0])[0].ratio("native", "torch")
+    assert (one_pair.half_width, one_pair.n) == (None, 1)
+
+
+def test_what_has_no_pair_or_shares_cores_has_no_ratio() -> None:
+    (alone,) = found(record(repeat=0), record(repeat=1, engine="torch"))
+    (crowded,) = found(record(cores=1, plan__dp=2), record(cores=1, plan__dp=2, engine="torch"))
+    assert crowded.is_crowded
+    for cell in (alone, crowded):
+        assert math.isnan(cell.ratio("native", "torch").mean)
+    assert math.isnan(alone.mean("deepspeed", "step_seconds").mean)
+
+
+def test_cells_keep_devices_and_configurations_apart_and_say_who_could_not() -> None:
+    invalid = record(status="invalid", reason="no", engine="deepspeed")
+    apart = found(record(), record(device_name="another"), record(precision="bf16"), invalid)
+    why_not = {(cell.config["precision"], cell.first["device_name"]): cell.why_not for cell in apart}
+    could_not = {"deepspeed": "invalid"}
+    assert why_not == {("fp32", "AMD EPYC"): could_not, ("fp32", "another"): could_not, ("bf16", "AMD EPYC"): {}}
+    assert found(invalid) == []
+
+
+def test_an_interval_can_reach_the_limit_and_a_single_pair_has_none() -> None:
+    assert reaches_below(estimate([0.98, 1.04]))
+    assert not reaches_below(Estimate(1.01, None, 1))
+    assert not reaches_below(estimate([1.04, 1.05, 1.06]), 1.0)
+    assert (in_words(Estimate(0.8712, 0.0234, 3)), in_words(Estimate(0.8712, None, 1))) == ("0.871 ± 0.023", "0.871")
