@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +18,8 @@ from impl.run import Run
 from impl.train import Step
 
 RESAMPLES = 10_000
+Tell = Callable[[int, Mapping[str, float]], None]
+"""Told the index of a step and what it took each engine on this rank, when all have done it."""
 
 
 class Engine(Protocol):
@@ -33,8 +35,8 @@ class Turn(NamedTuple):
     loss: float
 
 
-def take_turns(engines: Mapping[str, Engine], steps: int) -> dict[str, list[Turn]]:
-    """Every engine's steps 0, 1, ... on this rank: A B A B. All ranks start a step together."""
+def take_turns(engines: Mapping[str, Engine], steps: int, tell: Tell | None = None) -> dict[str, list[Turn]]:
+    """Every engine's steps 0, 1, ... on this rank: A B C A B C. All ranks start a step together."""
     turns: dict[str, list[Turn]] = {name: [] for name in engines}
     gc.collect()
     gc.freeze()  # models are never garbage: do not scan them between steps
@@ -44,6 +46,8 @@ def take_turns(engines: Mapping[str, Engine], steps: int) -> dict[str, list[Turn
             begin = time.perf_counter()
             loss = engine.step(i).loss.item()
             turns[name].append(Turn(time.perf_counter() - begin, loss))
+        if tell is not None:
+            tell(i, {name: done[i].seconds for name, done in turns.items()})
     return turns
 
 
@@ -72,28 +76,44 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio(median(ours) / median(theirs), float(low), float(high))
 
 
-def compared(ranks: Sequence[Mapping[str, Sequence[Turn]]], ours: str, theirs: str, *, warmup: int) -> dict[str, Any]:
-    """All ranks' raw turns, and what they say without the first `warmup` steps.
+Ranks = Sequence[Mapping[str, Sequence[Turn]]]
+"""Every rank's turns by engine."""
 
-    A step takes what its slowest rank takes. `ours` and `theirs` are medians in seconds, `value`, `low` and `high` are
-    their ratio, `loss_difference` the largest relative one of a step.
-    """
-    slowest = {
-        name: [max(turn.seconds for turn in step) for step in zip(*(rank[name] for rank in ranks), strict=True)]
-        for name in (ours, theirs)
-    }
-    timed = {name: seconds[warmup:] for name, seconds in slowest.items()}
-    losses = {name: [turn.loss for turn in ranks[0][name]] for name in (ours, theirs)}
-    pairs = zip(losses[ours], losses[theirs], strict=True)
+
+def slowest(ranks: Ranks, name: str) -> list[float]:
+    """Seconds of every step of an engine: what its slowest rank takes."""
+    return [max(turn.seconds for turn in step) for step in zip(*(rank[name] for rank in ranks), strict=True)]
+
+
+def raw(ranks: Ranks) -> dict[str, Any]:
+    """What was measured, by engine: seconds of every step on every rank, and the steps' losses, which ranks share."""
     return {
-        "ours": median(timed[ours]),
-        "theirs": median(timed[theirs]),
-        **asdict(ratio_of_medians(timed[ours], timed[theirs])),
-        "loss_difference": max(abs(a - b) / abs(b) for a, b in pairs),
-        "warmup": warmup,
-        "seconds": {name: [[turn.seconds for turn in rank[name]] for rank in ranks] for name in (ours, theirs)},
-        "losses": losses,
+        "seconds": {name: [[turn.seconds for turn in rank[name]] for rank in ranks] for name in ranks[0]},
+        "losses": {name: [turn.loss for turn in turns] for name, turns in ranks[0].items()},
     }
+
+
+def compared(ranks: Ranks, ours: str, theirs: str, *, warmup: int) -> dict[str, Any]:
+    """What two engines' turns say without the first `warmup` steps.
+
+    `ours` and `theirs` are medians in seconds, `value`, `low` and `high` are their ratio, `loss_difference` the largest
+    relative one of a step.
+    """
+    a, b = (slowest(ranks, name)[warmup:] for name in (ours, theirs))
+    pairs = zip(ranks[0][ours], ranks[0][theirs], strict=True)
+    return {
+        "ours": median(a),
+        "theirs": median(b),
+        **asdict(ratio_of_medians(a, b)),
+        "loss_difference": max(abs(x.loss - y.loss) / abs(y.loss) for x, y in pairs),
+    }
+
+
+def against_peers(ranks: Ranks, ours: str, *, warmup: int) -> dict[str, Any]:
+    """`compared` with every other engine, which of them is the `best`, that with the lowest median, and the `raw`."""
+    peers = {name: compared(ranks, ours, name, warmup=warmup) for name in ranks[0] if name != ours}
+    best = min(peers, key=lambda name: peers[name]["theirs"])
+    return {"warmup": warmup, "best": best, "peers": peers, **raw(ranks)}
 
 
 def notes(run: Run, device: Mapping[str, Any], *, warmup: int) -> list[str]:
@@ -101,31 +121,39 @@ def notes(run: Run, device: Mapping[str, Any], *, warmup: int) -> list[str]:
     model, recipe = run.model, run.train
     return [
         f"GPT, {model.num_layers} layers, hidden size {model.hidden_size}, {model.num_heads} heads, sequence "
-        f"{model.seq_len}, vocabulary {model.vocab_size:,}; a step is {run.microbatches} microbatches of "
-        f"{recipe.microbatch} sequences, gradient clipping and AdamW on fp32 weights.",
-        f"Step time: the slowest rank's, median of {recipe.steps - warmup} steps after {warmup}; both engines take "
-        "turns step by step in the same processes. Interval: 95%, bootstrap over the pairs. Below 1 ours is faster. "
-        "Losses: the largest relative difference at any step.",
-        f"{run.plan.world_size} ranks of {device['torch_threads']} thread, {device['backend']}, on "
-        f"{device['device_name']}; torch {torch.__version__}. Cores of one machine and their loopback tell about "
-        "mechanics, not about a cluster.",
+        f"{model.seq_len}, vocabulary {model.vocab_size:,}; a step is {recipe.global_batch} sequences in microbatches "
+        f"of {recipe.microbatch}, gradient clipping and AdamW on fp32 weights.",
+        f"Step time: the slowest rank's, median of {recipe.steps - warmup} steps after {warmup}; all engines of a cell "
+        "take turns step by step in the same processes. Interval: 95%, bootstrap over the pairs. Below 1 ours is "
+        "faster. Losses: the largest relative difference at any step.",
+        f"{run.plan.world_size} {'ranks' if run.plan.world_size > 1 else 'rank'} of {device['torch_threads']} thread, "
+        f"{device['backend']}, on {device['device_name']}; torch {torch.__version__}. Cores of one machine and their "
+        "loopback tell about mechanics, not about a cluster.",
     ]
 
 
-def table(name: str, title: str, peer: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Table:
-    """One line for each comparison: its `precision` and `plan`, both medians, their ratio and how far losses differ."""
-    frame = pd.DataFrame(
-        [{**row, "interval": f"{row['low']:.3f} to {row['high']:.3f}"} for row in rows],
-        columns=["precision", "plan", "ours", "theirs", "value", "interval", "loss_difference"],
-    )
+def table(name: str, title: str, cells: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Table:
+    """One line for each peer of each cell, which has a `precision`, a `plan` and what `against_peers` says."""
+    keys = ["precision", "plan", "peer", "ours", "theirs", "value", "interval", "loss_difference"]
+    rows = [
+        {
+            **{key: cell[key] for key in ("precision", "plan")},
+            **result,
+            "peer": f"{peer} (best)" if peer == cell["best"] and len(cell["peers"]) > 1 else peer,
+            "interval": f"{result['low']:.3f} to {result['high']:.3f}",
+        }
+        for cell in cells
+        for peer, result in cell["peers"].items()
+    ]
     step = {"unit": "ms", "scale": 1e-3, "si": "s"}
     columns = (
         Column(key="precision", header="Precision", text=True),
         Column(key="plan", header="Plan", text=True),
+        Column(key="peer", header="Peer", text=True),
         Column(key="ours", header="Ours, step time", **step),
-        Column(key="theirs", header=f"{peer}, step time", **step),
-        Column(key="value", header="Ours / theirs", digits=3),
+        Column(key="theirs", header="Peer, step time", **step),
+        Column(key="value", header="Ours / peer", digits=3),
         Column(key="interval", header="95% interval", text=True),
         Column(key="loss_difference", header="Losses differ by", digits=2),
     )
-    return Table(name, title, columns, frame, tuple(notes))
+    return Table(name, title, columns, pd.DataFrame(rows, columns=keys), tuple(notes))

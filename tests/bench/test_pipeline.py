@@ -1,8 +1,7 @@
-"""Step time of pipeline parallelism over two ranks, by `make bench`: ours against PyTorch's pipelining, and against
-what the simulator says from costs measured before."""
+"""Step time of pipeline schedules over two ranks: against what the simulator says from costs measured before."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,35 +14,27 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from harness import render
-from harness.environment import device_environment
 from harness.render import Column, Table
-from harness.side_by_side import Engine, Turn, compared, notes, table, take_turns
+from harness.side_by_side import Engine, Turn, compared, raw, slowest, take_turns
 from harness.stopwatch import Stopwatch
 from impl.collectives import receive_start, send_start
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
-from impl.peers.pipelining import PipeliningTrainer
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate
-from impl.pipeline.stage import split
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Precision, Run, from_dict, to_dict
+from impl.run import Run, to_dict
 from impl.train import Step, Trainer
 from tests import ranks
+from tests.bench.cells import CPU, MODEL, WARMUP, Cell, Publish, take_rounds
+from tests.bench.screen import Screen
 
-CPU = torch.device("cpu")
-MODEL = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
-RECIPE = Recipe(steps=10, global_batch=32, microbatch=4, lr=1e-4)
-WARMUP = 2
-PLANS = {"1F1B": Plan(pp=2, schedule="one_f_one_b"), "GPipe": Plan(pp=2, schedule="gpipe")}
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
-LOSSES_AGREE = {"fp32": 1e-5, "bf16": 1e-3}
-
-SIMULATED = {
-    **PLANS,
+PLANS = {
+    "1F1B": Plan(pp=2, schedule="one_f_one_b"),
+    "GPipe": Plan(pp=2, schedule="gpipe"),
     "interleaved": Plan(pp=2, schedule="interleaved", chunks=2),
     "ZB-H1": Plan(pp=2, schedule="zb_h1"),
 }
@@ -59,40 +50,21 @@ SHORT = Run(  # actions of milliseconds: what a stopwatch costs shows more than 
 )
 STOPWATCH_COSTS, EMPTY_ACTIONS = 0.01, 10_000
 
-Cell = dict[str, Any]
-Publish = Callable[[str, str, dict[str, Any] | None], None]
-
 
 @pytest.fixture(scope="module")
 def measured(publish: Publish) -> Iterator[dict[str, list[Cell]]]:
     """Results as they are measured, by kind; shown at the end, and kept if all are there."""
-    found: dict[str, list[Cell]] = {"cells": [], "simulated": [], "stopwatch": []}
+    found: dict[str, list[Cell]] = {"simulated": [], "stopwatch": []}
     yield found
-    text = "\n".join(render.markdown(one) for one in tables(found))
-    wanted = {"cells": len(PLANS) * len(PRECISIONS), "simulated": len(SIMULATED), "stopwatch": 1}
-    publish("pipeline", text, found if {kind: len(rows) for kind, rows in found.items()} == wanted else None)
-
-
-def tables(found: dict[str, list[Cell]]) -> Iterator[Table]:
-    if rows := found["cells"]:
-        run = from_dict(rows[0]["run"])
-        layers = [len(stage.layers) for stage in split(run.model, MODEL.vocabulary(0), run.plan.pp)]
-        own = f"Layers of both engines' ranks, the output head counted as work: {' and '.join(map(str, layers))}."
-        said = notes(run, rows[0]["device"], warmup=WARMUP)
-        title = "Pipeline parallelism over two ranks: ours against PyTorch's pipelining"
-        yield table("pipeline", title, "torch", rows, [*said, own, *NOTES])
     if rows := found["simulated"]:
-        frame = pd.DataFrame(rows, columns=["schedule", "simulated", "measured", "error", "outside", "transfer"])
+        frame = pd.DataFrame(rows, columns=[column.key for column in COLUMNS])
         title = "Pipeline schedules over two ranks: simulated against measured"
-        yield Table("simulated", title, COLUMNS, frame, tuple(notes_of_simulation(found["stopwatch"])))
+        said = [*notes_of_simulation(found["stopwatch"]), "Made by `python -m harness bench`."]
+        text = render.markdown(Table("pipeline", title, COLUMNS, frame, tuple(said)))
+        is_whole = len(rows) == len(PLANS) and len(found["stopwatch"]) == 1
+        publish("pipeline", text, found if is_whole else None)
 
 
-NOTES = (
-    "torch: `PipelineStage` with static shapes under `Schedule1F1B` and `ScheduleGPipe`, the loss divided by the "
-    "microbatches in place of `scale_grads`, fused AdamW, autograd's own gradients with no copy, in bf16 added up in "
-    "fp32 by a hook.",
-    "Made by `make bench`.",
-)
 MS: dict[str, Any] = {"unit": "ms", "scale": 1e-3, "si": "s"}
 COLUMNS = (
     Column(key="schedule", header="Schedule", text=True),
@@ -107,8 +79,10 @@ COLUMNS = (
 def notes_of_simulation(stopwatch: list[Cell]) -> Iterator[str]:
     count = SIXTEEN.global_batch // SIXTEEN.microbatch
     yield (
-        f"The model of the table above in fp32, {count} microbatches of {SIXTEEN.microbatch} sequences. Measured: from "
-        f"the first start to the last end of a forward or backward pass on any rank, median of {PREDICTED} steps."
+        f"GPT, {MODEL.num_layers} layers, hidden size {MODEL.hidden_size}, {MODEL.num_heads} heads, sequence "
+        f"{MODEL.seq_len}, vocabulary {MODEL.vocab_size:,}, in fp32; {count} microbatches of {SIXTEEN.microbatch} "
+        "sequences; 2 ranks of one thread. Measured: from the first start to the last end of a forward or backward "
+        f"pass on any rank, median of {PREDICTED} steps."
     )
     yield (
         f"Simulated: the schedule's table with the median time of each stage's passes in the {CALIBRATION} steps "
@@ -122,33 +96,6 @@ def notes_of_simulation(stopwatch: list[Cell]) -> Iterator[str]:
             f"{cost['actions']} actions on each rank; on and off by turns, {SHORT.train.steps - WARMUP} pairs. Around "
             f"nothing at all it takes {1e6 * cost['alone']:.1f} µs an action."
         )
-
-
-def turns_of_a_rank(run: Run, data: Path) -> tuple[dict[str, list[Turn]], dict[str, Any]]:
-    folder, mesh = TokenFolder.open(data), build_mesh(run.plan, "cpu")
-    engines = {kind.__name__: kind(run, folder, mesh, CPU) for kind in (Trainer, PipeliningTrainer)}
-    return take_turns(engines, run.train.steps), device_environment(CPU)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_step_time_against_pipelining(
-    precision: Precision,
-    plan: str,
-    tokens: Path,
-    measured: dict[str, list[Cell]],
-    benchmark: BenchmarkFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 600)
-    run = Run(model=MODEL, plan=PLANS[plan], train=RECIPE, precision=precision)
-    answers = benchmark.pedantic(ranks.run_ranks, (2, turns_of_a_rank, run, tokens), rounds=1)
-    result = compared([turns for turns, _ in answers], "Trainer", "PipeliningTrainer", warmup=WARMUP)
-    assert result["loss_difference"] < LOSSES_AGREE[precision], "the engines do different work"
-    row = {"precision": precision, "plan": plan, "run": to_dict(run), "device": answers[0][1], **result}
-    measured["cells"].append(row)
-    benchmark.extra_info.update({key: result[key] for key in ("ours", "theirs", "value", "low", "high")})
-    assert result["low"] <= 1.0, "torch is faster"
 
 
 class Watched:
@@ -195,20 +142,24 @@ def costs(timelines: Sequence[Timeline]) -> dict[tuple[Op, int], float]:
     return {kind: median(values) for kind, values in seconds.items()}
 
 
-@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.parametrize("name", PLANS)
 def test_step_time_is_simulated_from_costs_of_other_steps(
     name: str,
     tokens: Path,
+    screen: Screen,
     measured: dict[str, list[Cell]],
     benchmark: BenchmarkFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 600)
-    plan = SIMULATED[name]
+    plan = PLANS[name]
     run = Run(model=MODEL, plan=plan, train=SIXTEEN)
+    screen.say(f"{name}: {SIXTEEN.steps} steps, watched")
     answers = benchmark.pedantic(ranks.run_ranks, (2, watched_rank, run, tokens), rounds=1)
+    screen.clear()
     timelines = [Timeline.from_rows(rows) for rows in zip(*(rows for rows, _, _ in answers), strict=True)]
     whole = [max(turn.seconds for turn in turns) for turns in zip(*(turns for _, turns, _ in answers), strict=True)]
+    take_rounds(benchmark, whole[1:])
     before, others = timelines[1 : 1 + CALIBRATION], timelines[1 + CALIBRATION :]
     cost, transfer = costs(before), max(seconds for _, _, seconds in answers)
     schedule = build(plan.schedule, plan.pp, run.microbatches, plan.chunks)
@@ -243,10 +194,12 @@ def test_stopwatch_costs_under_a_hundredth(
     tokens: Path, measured: dict[str, list[Cell]], benchmark: BenchmarkFixture
 ) -> None:
     answers = benchmark.pedantic(ranks.run_ranks, (2, stopwatch_of_a_rank, SHORT, tokens), rounds=1)
-    result = compared([turns for turns, _, _ in answers], "on", "off", warmup=WARMUP)
+    turns = [turns for turns, _, _ in answers]
+    take_rounds(benchmark, slowest(turns, "on")[WARMUP:])
+    result = compared(turns, "on", "off", warmup=WARMUP)
     assert result["loss_difference"] == 0
     actions, alone = answers[0][1], max(seconds for _, _, seconds in answers)
-    measured["stopwatch"].append({"run": to_dict(SHORT), "actions": actions, "alone": alone, **result})
+    measured["stopwatch"].append({"run": to_dict(SHORT), "actions": actions, "alone": alone, **result, **raw(turns)})
     benchmark.extra_info.update({key: result[key] for key in ("ours", "theirs", "value", "low", "high")})
     assert actions * alone < STOPWATCH_COSTS * result["theirs"]
     assert result["low"] < 1 + STOPWATCH_COSTS

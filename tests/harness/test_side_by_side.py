@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness import render
-from harness.side_by_side import Turn, compared, notes, ratio_of_medians, table, take_turns
+from harness.side_by_side import Turn, against_peers, compared, notes, ratio_of_medians, raw, slowest, table, take_turns
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -27,16 +27,20 @@ class Noting:
         return Step(torch.tensor(float(i)), torch.tensor(0.0), 0.0)
 
 
-def two_noting_engines() -> tuple[list[str], dict[str, list[Turn]]]:
+def three_noting_engines() -> tuple[list[str], dict[str, list[Turn]], list[tuple[int, list[str]]]]:
     called: list[str] = []
-    return called, take_turns({name: Noting(name, called) for name in "ab"}, 3)
+    told: list[tuple[int, list[str]]] = []
+    engines = {name: Noting(name, called) for name in "abc"}
+    turns = take_turns(engines, 2, lambda i, seconds: told.append((i, [n for n in seconds if seconds[n] > 0])))
+    return called, turns, told
 
 
 def test_engines_take_turns():
-    for called, turns in run_ranks(2, two_noting_engines):
-        assert called == ["a0", "b0", "a1", "b1", "a2", "b2"]
-        assert [turn.loss for turn in turns["b"]] == [0.0, 1.0, 2.0]
+    for called, turns, told in run_ranks(2, three_noting_engines):
+        assert called == ["a0", "b0", "c0", "a1", "b1", "c1"]
+        assert [turn.loss for turn in turns["b"]] == [0.0, 1.0]
         assert all(turn.seconds > 0 for turn in turns["a"])
+        assert told == [(0, ["a", "b", "c"]), (1, ["a", "b", "c"])]
 
 
 def test_ratio_is_of_medians():
@@ -66,15 +70,31 @@ def test_what_is_not_paired_is_refused(ours: list[float], theirs: list[float]):
 
 def test_a_step_takes_what_its_slowest_rank_takes():
     rank = lambda ours, theirs: {"a": [Turn(t, 2.0) for t in ours], "b": [Turn(t, 2.5) for t in theirs]}
-    result = compared([rank([9, 1, 4], [9, 8, 8]), rank([9, 3, 2], [9, 2, 2])], "a", "b", warmup=1)
+    ranks = [rank([9, 1, 4], [9, 8, 8]), rank([9, 3, 2], [9, 2, 2])]
+    assert slowest(ranks, "a") == [9, 3, 4]
+    result = compared(ranks, "a", "b", warmup=1)
     assert (result["ours"], result["theirs"], result["value"]) == (3.5, 8, 3.5 / 8)
     assert result["loss_difference"] == pytest.approx(0.2)
-    assert result["seconds"]["a"] == [[9, 1, 4], [9, 3, 2]]
-    text = render.markdown(table("x", "Title", "Peer", [{"precision": "fp32", "plan": "tensor", **result}], ["Said."]))
-    assert "| fp32 " in text
-    assert "3,500" in text
-    assert "Peer, step time (ms)" in text
+    assert raw(ranks)["seconds"]["a"] == [[9, 1, 4], [9, 3, 2]]
+    assert raw(ranks)["losses"] == {"a": [2.0] * 3, "b": [2.5] * 3}
+
+
+def test_the_best_peer_is_the_fastest_one():
+    seconds = {"ours": 2.0, "slow": 4.0, "fast": 2.5}
+    ranks = [{name: [Turn(each, 1.0)] * 3 for name, each in seconds.items()}] * 2
+    cell = against_peers(ranks, "ours", warmup=1)
+    assert list(cell["peers"]) == ["slow", "fast"]
+    assert cell["best"] == "fast"
+    assert cell["peers"]["slow"]["value"] == 0.5
+    text = render.markdown(table("x", "Title", [{"precision": "fp32", "plan": "tp", **cell}], ["Said."]))
+    first, second = text.splitlines()[4:6]
+    assert all(word in first for word in ("fp32", "tp", "slow ", "2,000", "4,000", "0.5"))
+    assert "fast (best)" in second
+    assert "0.800 to 0.800" in second
     assert text.endswith("- Said.\n")
+    del ranks[0]["slow"]
+    alone = against_peers(ranks, "ours", warmup=1)
+    assert "best" not in render.markdown(table("x", "Title", [{"precision": "fp32", "plan": "tp", **alone}], []))
 
 
 def test_notes_say_what_was_run():
@@ -82,7 +102,7 @@ def test_notes_say_what_was_run():
     run = Run(model=model, plan=Plan(pp=2), train=Recipe(steps=9, global_batch=12, microbatch=2))
     device = {"torch_threads": 1, "backend": "gloo", "device_name": "a processor"}
     what, how, where = notes(run, device, warmup=2)
-    for words in ("3 layers", "hidden size 64", "vocabulary 8,192", "6 microbatches of 2 sequences"):
+    for words in ("3 layers", "hidden size 64", "vocabulary 8,192", "12 sequences in microbatches of 2"):
         assert words in what
     assert "median of 7 steps after 2" in how
     assert "2 ranks of 1 thread, gloo, on a processor" in where

@@ -1,0 +1,278 @@
+"""The verb `bench`: what is slower and what is faster than a baseline, and how it is told; nothing is really timed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import bench, render
+from harness.bench import Report, Timing, compared
+from tests.harness.calls import call, document, refused
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = {"processor": "a processor", "cores": 2, "torch": "2.13.0"}
+ENVIRONMENT = {"processor": "a processor", "cores": 2, "packages": {"torch": "2.13.0"}}
+
+
+def report(medians: dict[str, float], **machine: Any) -> Report:
+    return Report(MACHINE | machine, {name: Timing(each, each / 100, 10) for name, each in medians.items()})
+
+
+def written(path: Path, medians: dict[str, float], **environment: Any) -> Path:
+    """A report as pytest-benchmark writes it, in the parts that are read."""
+    benchmarks = [
+        {"fullname": f"tests/bench/{name}", "stats": {"median": each, "iqr": each / 100, "rounds": 10, "data": [each]}}
+        for name, each in medians.items()
+    ]
+    machine = {"node": "a name", "environment": ENVIRONMENT | environment}
+    path.write_text(json.dumps({"machine_info": machine, "benchmarks": benchmarks, "version": "5"}))
+    return path
+
+
+def verdicts(now: Report, before: Report, tolerance: float = 0.15, **options: bool) -> dict[str, str]:
+    frame = compared(now, before, tolerance, **options).frame
+    return dict(zip(frame["name"], frame["verdict"], strict=True))
+
+
+def test_both_directions_ask_for_a_look():
+    before = report({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 1.0})
+    now = report({"a": 1.14, "b": 1.16, "c": 1 / 1.14, "d": 1 / 1.16, "e": 1.0})
+    assert verdicts(now, before) == {"a": "", "b": "slower", "c": "", "d": "faster", "e": ""}
+    assert set(verdicts(now, before, 0.2).values()) == {""}
+    table = compared(now, before, 0.15)
+    assert list(table.frame["asks for a look"]) == [False, True, False, True, False]
+    text = render.markdown(table)
+    assert "beyond 15% either way" in text
+    assert "2 of 5 benchmarks changed" in text
+    assert "None changed" in render.markdown(compared(before, before, 0.15))
+
+
+def test_what_one_run_alone_has_is_told():
+    before, now = report({"a": 1.0, "gone": 1.0}), report({"a": 1.0, "more": 1.0})
+    assert verdicts(now, before) == {"a": "", "gone": "not measured", "more": "new"}
+    assert verdicts(now, before, all_of_them=False) == {"a": "", "more": "new"}
+    assert not any(compared(now, before, 0.15).frame["asks for a look"])
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"processor": "another"}, "processor another before, a processor now"),
+        ({"cores": 64}, "cores 64 before, 2 now"),
+        ({"torch": "2.14.0"}, "torch 2.14.0 before, 2.13.0 now"),
+        ({"torch": None}, "torch unknown before, 2.13.0 now"),
+    ],
+)
+def test_another_machine_makes_no_verdict(other: dict[str, Any], words: str):
+    table = compared(report({"a": 9.0}), report({"a": 1.0}, **other), 0.15)
+    assert list(table.frame["verdict"]) == [""]
+    assert not any(table.frame["asks for a look"])
+    text = render.markdown(table)
+    assert words in text
+    assert "No verdict" in text
+    assert "9,000" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "no such file"),
+        ("", "no whole report"),
+        ("[]", "no whole report"),
+        ("[" * 100_000, "no whole report"),
+        ('{"benchmarks": []}', "no whole report"),
+        ('{"machine_info": {}, "benchmarks": []}', "no whole report"),
+        ('{"machine_info": {}, "benchmarks": [{"fullname": "a", "stats": {"median": 1}}]}', "no whole report"),
+        (
+            '{"machine_info": {}, "benchmarks": [{"fullname": "a", "stats": {"median": NaN, "iqr": 0, "rounds": 9}}]}',
+            "no whole report",
+        ),
+        (
+            '{"machine_info": {}, "benchmarks": [{"fullname": "a", "stats": {"median": -1, "iqr": 0, "rounds": 9}}]}',
+            "no whole report",
+        ),
+        (
+            '{"machine_info": [], "benchmarks": [{"fullname": "a", "stats": {"median": 1, "iqr": 0, "rounds": 9}}]}',
+            "no whole report",
+        ),
+        (
+            '{"machine_info": {}, "benchmarks": [{"fullname": 1, "stats": {"median": 1, "iqr": 0, "rounds": 9}}]}',
+            "no whole report",
+        ),
+    ],
+)
+def test_a_baseline_that_is_none_is_refused(content: str | None, told: str, tmp_path: Path):
+    path = tmp_path / "baseline.json"
+    if content is not None:
+        path.write_text(content)
+    error = refused("bench", "--compare", path)
+    assert f"--compare {path}" in error
+    assert told in error
+    assert "--keep DIR" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--tolerance 0", "--tolerance 0"),
+        ("--tolerance nan", "--tolerance nan"),
+        ("--tolerance some", "'some'"),
+        ("--onyl a", "did you mean --only?"),
+        ("extra", "extra"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: str, told: str):
+    assert told in refused("bench", *arguments.split())
+
+
+def test_a_folder_is_no_baseline(tmp_path: Path):
+    assert "no such file" in refused("bench", "--compare", tmp_path)
+
+
+def test_without_the_repository_there_are_no_benchmarks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(bench, "FOLDER", tmp_path / "bench")
+    assert "in the repository, not in the installed package" in refused("bench")
+
+
+def test_what_runs_them_may_be_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench, "NEEDED", ("pytest", "no_such_benchmark"))
+    error = refused("bench")
+    assert "need no_such_benchmark" in error
+    assert ".[dev]" in error
+
+
+# A made-up folder of benchmarks, which pytest really runs -----------------------------------------------------------
+
+BENCHMARKS = """
+import time
+import pytest
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_nap(name, benchmark):
+    benchmark.pedantic(time.sleep, (0.001,), rounds=3)
+
+def test_once(benchmark):
+    benchmark.pedantic(time.sleep, (0.001,), rounds=1)
+"""
+FAULT = """
+def test_fault(benchmark):
+    benchmark.pedantic(int, rounds=3)
+    assert False, "slower than it has to be"
+"""
+LONG = """
+import os, time
+from pathlib import Path
+
+def test_long(benchmark):
+    (Path(__file__).parent / "begun").write_text(str(os.getpid()))
+    benchmark.pedantic(time.sleep, (60,), rounds=1)
+"""
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    (folder / "conftest.py").write_text((ROOT / "tests" / "bench" / "conftest.py").read_text())
+    (folder / "test_naps.py").write_text(BENCHMARKS)
+    monkeypatch.setattr(bench, "FOLDER", folder)
+    return folder
+
+
+NAPS = ["test_naps.py::test_nap[one]", "test_naps.py::test_nap[two]"]
+
+
+def test_benchmarks_are_run_and_kept(made_up: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    (made_up / "test_fault.py").write_text(FAULT)
+    keep = tmp_path / "kept"
+    answer = call("bench", "--keep", keep, "--json")
+    shown = capfd.readouterr()
+    assert answer.status == 1
+    assert shown.out == "", "standard output is the document's"
+    assert "test_nap[two] PASSED" in shown.err, "where it is, is shown"
+    assert "slower than it has to be" in shown.err
+    told = document(answer.output)
+    assert [row["name"] for row in told["benchmarks"]] == ["test_fault.py::test_fault", *NAPS], "one round is not told"
+    assert all(row["rounds"] == 3 and 0 < row["median"] < 1 for row in told["benchmarks"])
+    assert told["files"] == [str(keep / "baseline.json")]
+    kept = json.loads((keep / "baseline.json").read_text())
+    assert [list(row) for row in kept["benchmarks"]] == [["fullname", "stats"]] * 4
+    assert kept["machine_info"]["environment"]["packages"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "medians", "status", "words"),
+    [
+        (0, {"a": 1.0, "b": 2.0}, 0, "None changed"),
+        (0, {"a": 1.5, "b": 2.0}, 1, "slower"),
+        (0, {"a": 0.5, "b": 2.0}, 1, "faster"),
+        (1, {"a": 1.0, "b": 2.0}, 1, "None changed"),
+        (0, {"a": 1.0}, 0, "not measured"),
+    ],
+)
+def test_the_exit_status_says_whether_to_look(
+    failed: int, medians: dict[str, float], status: int, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    now = json.loads(written(tmp_path / "now.json", medians).read_text())
+    monkeypatch.setattr(bench, "_chosen", lambda only: ["a", "b"])
+    monkeypatch.setattr(bench, "_measured", lambda names, keep, quiet: (failed, now))
+    keep = tmp_path / "kept"
+    answer = call("bench", "--compare", written(tmp_path / "then.json", {"a": 1.0, "b": 2.0}), "--keep", keep)
+    assert answer.status == status
+    assert words in answer.output
+    assert (keep / "baseline.json").exists() == (len(medians) == 2), "a part of them is no baseline"
+    if len(medians) == 2:
+        assert call("bench", "--compare", keep / "baseline.json").status == failed, "it can be read again"
+    partly = call("bench", "--only", "a", "--keep", tmp_path / "partly", "--json", "--compare", tmp_path / "then.json")
+    assert document(partly.output)["compared"]["rows"][0]["before"] == 1.0
+    assert not (tmp_path / "partly").exists()
+
+
+def test_nothing_measured_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench, "_chosen", lambda only: ["a"])
+    monkeypatch.setattr(bench, "_measured", lambda names, keep, quiet: (1, None))
+    answer = call("bench")
+    assert (answer.status, answer.output) == (1, "")
+    assert "no benchmark was measured" in answer.errors
+    once = {"fullname": "a", "stats": {"median": 1.0, "iqr": 0.0, "rounds": 1}}
+    monkeypatch.setattr(bench, "_measured", lambda names, keep, quiet: (0, {"machine_info": {}, "benchmarks": [once]}))
+    assert call("bench").status == 0, "one round is a benchmark, too"
+
+
+def test_what_matches_nothing_is_refused(made_up: Path):
+    error = refused("bench", "--only", "no-such-thing")
+    assert "'no-such-thing' matches no benchmark" in error
+    assert "test_naps.py::test_nap, test_naps.py::test_once" in error
+    (made_up / "test_broken.py").write_text("import no_such_module")
+    assert "cannot be read" in refused("bench")
+
+
+def test_an_interrupt_stops_all_of_it(made_up: Path):
+    (made_up / "test_long.py").write_text(LONG)
+    program = f"""if True:
+        import sys
+        from pathlib import Path
+        from harness import bench, cli
+        bench.FOLDER = Path({str(made_up)!r})
+        bench._chosen = lambda only: ["test_long.py::test_long"]
+        sys.exit(cli.main(["bench"]))
+    """
+    verb = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=-1, stderr=-1, text=True)
+    begun, deadline = made_up / "begun", time.monotonic() + 60
+    while not begun.exists() or not begun.read_text():
+        assert time.monotonic() < deadline
+        assert verb.poll() is None, verb.communicate()
+        time.sleep(0.05)
+    verb.send_signal(signal.SIGINT)
+    output, errors = verb.communicate(timeout=60)
+    assert verb.returncode == 130
+    assert errors.splitlines()[-1].startswith("interrupted; all ranks stopped")
+    assert "Traceback" not in output + errors
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
