@@ -22,6 +22,7 @@ def record_of(attempt: Path) -> Record:
         **base_record(spec),
         "status": status,
         "reason": reason,
+        "engine": first.get("engine", {"name": spec["run"].get("engine", "native")}),
         "resolved": {**first.get("resolved", {}), "data": spec["data_summary"]},
         "environment": {**spec["environment"], **first.get("device", {})},
         "times": {

@@ -30,7 +30,7 @@ PLANNED = (
     ("Korthikanti et al. 2022", "selective and full recomputation: figure 1, the rest of figure 7, tables 4 and 5"),
     ("Frontier 2023", "recipes of 22B, 175B and 1T, search for hyper-parameters, weak and strong scaling"),
     ("Zero bubble 2024", "throughput and memory of its schedules"),
-    ("Our own", "scaling laws and outliers by norm placement, redundant compute, plans found by search, other engines"),
+    ("Our own", "scaling laws and outliers by norm placement, redundant compute, plans found by search"),
     ("All", "predictions of the `paper` tier by a simulator, claims with verdicts, published numbers beside ours"),
 )
 """What is to come: paper, and its tables and figures."""

@@ -4,19 +4,21 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from harness.claims import Claim
 from harness.labels import Record, label
+from harness.measures import engine_of
 from harness.render import Table
 from impl.errors import InputError
 from impl.run import Run, to_dict
 
 Tier = Literal["smoke", "small", "paper"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,12 @@ class Experiment:
     """Expected time and the machine it is for, per tier."""
     runs: dict[Tier, list[Run]]
     claims: tuple[Claim, ...] = ()
+    """They are judged by the runs of the experiment's own engines; by those of another where there are no others."""
     table: Callable[[Sequence[Record]], Table] | None = None
-    """A table of the experiment's own, of whatever records there are; the stem of its files is its name."""
+    """A table of the experiment's own, of whatever records of the same engines there are; the stem of its files is its
+    name."""
+    profiles: bool = False
+    """Its runs are asked, after what is timed, where a step's time goes."""
     deviations: str = ""
     """What differs from the source, and why."""
     found: str = ""
@@ -77,7 +83,27 @@ def _from_module(name: str, module: ModuleType) -> Experiment:
     if not isinstance(experiment, Experiment) or not module.__doc__:
         raise InputError(f"experiments/{name}.py: an experiment needs a docstring and an EXPERIMENT = Experiment(...)")
     question, _, about = module.__doc__.strip().partition("\n")
-    return Experiment(**{**vars(experiment), "id": name, "question": question, "about": about.strip()})
+    named = replace(experiment, id=name, question=question, about=about.strip())
+    return replace(named, claims=_claims_of_own_engines(named), table=_table_of_own_engines(named))
+
+
+def _claims_of_own_engines(experiment: Experiment) -> tuple[Claim, ...]:
+    def checked(claim: Claim) -> Claim:
+        return replace(claim, check=lambda rows: claim.check(_of_own_engines(experiment, rows, lambda r: r["engine"])))
+
+    return tuple(map(checked, experiment.claims))
+
+
+def _table_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]], Table] | None:
+    table = experiment.table
+    return table and (lambda records: table(_of_own_engines(experiment, records, engine_of)))
+
+
+def _of_own_engines(experiment: Experiment, found: Sequence[_T], engine: Callable[[_T], str]) -> list[_T]:
+    """What the engines found that the experiment compares; where there is nothing of them, another engine."""
+    own, there = {run.engine for runs in experiment.runs.values() for run in runs}, sorted(set(map(engine, found)))
+    chosen = own.intersection(there) or there[:1]
+    return [one for one in found if engine(one) in chosen]
 
 
 def points(runs: list[Run], only: str | None = None) -> list[Point]:

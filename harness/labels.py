@@ -13,10 +13,13 @@ NOT_PART_OF_A_POINT = ("seed", "repeat")
 SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
 """What a model's name stands for; the number of parameters differs a little between norm placements."""
 PIPELINE = ("plan.pp", "plan.schedule", "plan.chunks")
-TELLING = ("model.norm_placement", "train.lr", "plan.dp", "plan.tp", *PIPELINE, "train.global_batch", "precision")
+TELLING = (
+    "model.norm_placement", "train.lr", "plan.dp", "plan.tp", *PIPELINE, "train.global_batch", "precision", "engine",
+)  # fmt: skip
 """Fields that name a point best, of several that tell the same points apart."""
-ALWAYS_NAMED = ("plan.tp", *PIPELINE)
-"""Named wherever they vary, even where others say as much: the numbers of a point are one rank's part."""
+ALWAYS_NAMED = ("plan.tp", *PIPELINE, "engine")
+"""Named wherever they vary, even where others say as much: the numbers of a point are one rank's part, or are another
+engine's."""
 UNSAID = {"plan.sequence_parallel": False, "plan.overlap_input_grad_reduce": True, "plan.scatter_gather": True}
 """How tensor-parallel layers and pipelines usually work: fields that a label leaves out at this value."""
 SHORT = {

@@ -125,7 +125,12 @@ def supervise(folder: str) -> None:
     deadline = time.monotonic() + spec["time_limit_seconds"]
     with open(attempt / f"rank-{rank}.log", "ab") as log:
         child = subprocess.Popen(
-            command, stdout=log, stderr=log, env=_environment(spec), cwd=spec["folder"], preexec_fn=_die_with_parent()
+            command,
+            stdout=log,
+            stderr=log,
+            env=_environment(spec, task),
+            cwd=spec["folder"],
+            preexec_fn=_die_with_parent(),
         )
         try:
             while (code := child.poll()) is None:
@@ -206,11 +211,16 @@ def _die_with_parent() -> Callable[[], None]:
     return prepare
 
 
-def _environment(spec: dict[str, Any]) -> dict[str, str]:
-    """The worker's environment: threads pinned to what the run says, packages found where the driver found them."""
+def _environment(spec: dict[str, Any], task: submitit.JobEnvironment) -> dict[str, str]:
+    """The worker's environment: threads pinned to what the run says, packages found where the driver found them, and
+    its place among the ranks for engines that read it there."""
     environment = dict(os.environ)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[name] = str(spec["run"]["threads"])
     environment["PYTHONPATH"] = os.pathsep.join([spec["code"], environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment["PYTHONUNBUFFERED"] = "1"
+    if spec["run"].get("engine") == "deepspeed":
+        ranks = {"RANK": task.global_rank, "WORLD_SIZE": task.num_tasks, "LOCAL_RANK": task.local_rank}
+        ranks["LOCAL_SIZE"] = task.num_tasks // task.num_nodes
+        environment |= {name: str(number) for name, number in ranks.items()} | {"DS_ACCELERATOR": spec["device"]}
     return environment

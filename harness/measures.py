@@ -90,14 +90,21 @@ def float_or_nan(value: Any) -> float:
 
 
 def about(records: Sequence[Record]) -> str:
-    """Experiment and tier for a title, as `: quickstart, smoke tier`.
+    """Experiment and tier for a title, as `: quickstart, smoke tier`, and an engine that is not ours.
 
     Raises:
         InputError: the records are of several tiers.
     """
     tier = only_tier(records)
     names = ", ".join(dict.fromkeys(record["experiment"] for record in records))
-    return f": {names}, {tier} tier" if records else ""
+    engines = {engine_of(record) for record in records}
+    engine = f", {engines.pop()} engine" if len(engines) == 1 and engines != {"native"} else ""
+    return f": {names}, {tier} tier{engine}" if records else ""
+
+
+def engine_of(record: Record) -> str:
+    """Who trained the run."""
+    return record["config"].get("engine", "native")
 
 
 def only_tier(records: Sequence[Record]) -> str:
@@ -174,7 +181,7 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
             | {"layers": config["model"]["num_layers"], "norm_placement": config["model"]["norm_placement"]}
             | {"heads": config["model"]["num_heads"], "lr": config["train"]["lr"]}
             | {"vocab_size": (record.get("resolved") or {}).get("vocab_size")}
-            | {"ranks": world_size(config), "threads": config.get("threads", 1)}
+            | {"engine": config["engine"], "ranks": world_size(config), "threads": config.get("threads", 1)}
             | {name: config["plan"][name] for name in IN_THE_PLAN}
             | {"global_batch": config["train"]["global_batch"], "tokens_per_step": tokens_per_step(config)}
             | {"microbatch": config["train"]["microbatch"], "microbatches": microbatches(config)}
@@ -184,6 +191,8 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
             | _traffic(record)
             | _pipeline(record)
             | {"training_seconds": float_or_nan((record.get("times") or {}).get("training_seconds"))}
+            | {"alone_seconds": _alone_seconds(record)}
+            | {"losses": tuple(float_or_nan(step.get("loss")) for step in record.get("steps") or ())}
         )
     return pd.DataFrame(rows)
 
@@ -246,6 +255,12 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
         else math.nan,
         "gemm_share": flops / (math.fsum(gemm) / len(gemm)) if gemm else math.nan,
     }
+
+
+def _alone_seconds(record: Record) -> float:
+    """What a step's matrix products and attention take alone, on the rank with most; NaN where not measured."""
+    limits = [rank["limit"] for rank in record.get("ranks") or () if rank.get("limit")]
+    return max((one["gemm_seconds"] + one["attention_seconds"] for one in limits), default=math.nan)
 
 
 def _memory(record: Record) -> dict[str, Any]:

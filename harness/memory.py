@@ -14,7 +14,7 @@ from rich.table import Table
 
 from impl.cost.memory import Memory, memory_of_ranks
 from impl.cost.parameters import count_parameters
-from impl.data.batches import masked_positions
+from impl.data.batches import head_positions
 from impl.data.config import SYNTHETIC
 from impl.data.tokenizer import ByteTokenizer
 from impl.data.tokens import TokenFolder
@@ -48,6 +48,8 @@ def memory_from(default: Run) -> Callable[..., int]:
         limit = None if device_memory is None else parse_bytes(device_memory)
         if reason := config.why_invalid():
             raise InputError(reason)
+        if config.engine != "native":
+            raise InputError(f"the memory of the {config.engine} engine is not known; valid: --engine native")
         ranks = predicted(config, tokenizer_size(config), device)
         if json:
             print(json_format.dumps(_document(config, ranks, limit), indent=1))
@@ -60,9 +62,7 @@ def memory_from(default: Run) -> Callable[..., int]:
 
 def predicted(run: Run, tokenizer_tokens: int, device: str) -> list[Memory]:
     """Of every pipeline rank."""
-    model = run.model
-    positions = masked_positions(model.seq_len) if model.family == "bert" else model.seq_len
-    return memory_of_ranks(run, model.vocabulary(tokenizer_tokens), positions, device)
+    return memory_of_ranks(run, run.model.vocabulary(tokenizer_tokens), head_positions(run.model), device)
 
 
 def tokenizer_size(run: Run) -> int:

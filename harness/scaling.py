@@ -64,17 +64,17 @@ def against(
 ) -> list[dict[Any, Any]]:
     """Points of timed runs, repeats combined, each with `efficiency`: its rate over that of a baseline it names.
 
-    Points whose device has no baseline have NaN. The measures are combined too.
+    Points of whose engine and device there is no baseline have NaN. The measures are combined too.
     """
     if not rows.empty:
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[rate].notna()]).drop_duplicates("id")
     if rows.empty:
         return []
     points = combine(rows, ("point", "source", "device_name"), (rate, *measures)).to_dict("records")
-    baselines = {row["device_name"]: row for row in reversed(points) if is_baseline(row)}
+    baselines = {(row["engine"], row["device_name"]): row for row in reversed(points) if is_baseline(row)}
     out = []
     for row in points:
-        baseline = baselines.get(row["device_name"])
+        baseline = baselines.get((row["engine"], row["device_name"]))
         estimate = ratio(row, baseline, rate) if baseline else Estimate(math.nan, None, row["n"])
         out.append({**row, "efficiency": estimate.mean, "efficiency_half_width": _or_nan(estimate.half_width)})
     return out

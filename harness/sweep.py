@@ -21,7 +21,7 @@ from harness.launch import STOP, Site
 from harness.store import FINISHED, RESUMED, Record, Store, read_json, write_atomically
 from harness.validity import Datasets, summary, warnings, why_invalid
 from impl.errors import InputError
-from impl.run import to_dict
+from impl.run import Run, to_dict
 
 POLL_SECONDS = 0.25
 LOOK_SECONDS = 1.0
@@ -60,6 +60,12 @@ class Saving:
         if every and out is None:
             raise InputError(f"--checkpoint-every {every}: needs --out, where the same command finds them again")
 
+    def why_invalid(self, run: Run) -> str | None:
+        """Why no checkpoints of this run can be saved, in one line; None: they can, or need not."""
+        if not self.checkpoint_every or run.engine == "native":
+            return None
+        return f"--checkpoint-every {self.checkpoint_every}: the {run.engine} engine saves none here; valid with native"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -70,6 +76,8 @@ class Options:
     time_limit_seconds: float = 24 * 3600.0
     collective_timeout_seconds: float = 600.0
     saving: Saving = Saving()
+    profile: bool = False
+    """Look where a step's time goes, after what is timed."""
 
 
 @dataclass
@@ -123,7 +131,8 @@ class Sweep:
 
     def _start(self, point: Point) -> Job | None:
         """Launch a point; one that cannot run becomes a record with its reason."""
-        reason = why_invalid(point.run, self.datasets, self.options.site)
+        options = self.options
+        reason = options.saving.why_invalid(point.run) or why_invalid(point.run, self.datasets, options.site)
         if reason is not None:
             record = {**base_record(self._identity(point)), "status": "invalid", "reason": reason}
             self.store.write({**record, "environment": self.environment})
@@ -155,6 +164,7 @@ class Sweep:
             "submitted": time.time(),
             "time_limit_seconds": self.options.time_limit_seconds,
             "collective_timeout_seconds": self.options.collective_timeout_seconds,
+            "profile": self.options.profile,
             "checkpoint_every": self.options.saving.checkpoint_every,
             "checkpoints": str(self.store.checkpoints(point.run.id)),
             "driver_pid": os.getpid() if self.options.site.on == "local" else None,

@@ -180,7 +180,10 @@ def all_tables(
     Raises:
         InputError: the records are of several tiers.
     """
-    tables = [throughput_table(records), scaling_table(records), *perplexity_tables(records)]
+    from harness.breakdown import breakdown_table, limit_table  # their columns are this module's
+
+    tables = [throughput_table(records), limit_table(records), breakdown_table(records), scaling_table(records)]
+    tables += perplexity_tables(records)
     tables += [table(records)] if table else []
     tables += [failures_table(records), claims_table(claims, records)]
     return [table for table in tables if len(table.frame)]
@@ -206,5 +209,5 @@ def write(
     return written
 
 
-STEMS = ("throughput", "scaling", "failures", "claims", "perplexity_*", "accuracy_*")
+STEMS = ("throughput", "limit", "breakdown", "scaling", "failures", "claims", "perplexity_*", "accuracy_*")
 WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": render.latex}

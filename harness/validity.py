@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
 from impl.data.tokens import SPLITS, Entropy, TokenFolder
 from impl.errors import InputError
 from impl.model.config import SPECIAL_TOKENS
+from impl.peers import validity
 from impl.run import Run
 
 RANK_BYTES = 400 * 2**20
@@ -80,7 +82,7 @@ def _entropy(entropy: Entropy | None) -> dict[str, Any] | None:
 
 def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
     """The first reason why the run cannot be carried out, in one line; None: it can."""
-    if reason := run.why_invalid():
+    if reason := run.why_invalid() or _engine(run):
         return reason
     try:
         data = datasets.open(run.data.dataset)
@@ -99,6 +101,15 @@ def warnings(run: Run, site: Site) -> list[str]:
             f"{run.plan.world_size} ranks x {run.threads} threads share {cores} cores: no scaling can be read from this"
         ]
     return []
+
+
+def _engine(run: Run) -> str | None:
+    """What the run's engine cannot do of it, or that it is not here; nothing is imported to find out."""
+    if reason := validity.why_invalid(run):
+        return reason
+    if run.engine == "deepspeed" and find_spec("deepspeed") is None:
+        return "the deepspeed engine is not installed; `pip install deepspeed`, or valid here: native, torch"
+    return None
 
 
 def _vocabulary(run: Run, data: TokenFolder) -> str | None:

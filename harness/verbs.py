@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table as ConsoleTable
 
 from harness import document, figures, render, tables
+from harness.bench import bench
 from harness.draw import draw_timeline
 from harness.environment import gpu_count
 from harness.experiment import TIERS, Experiment, Point, Tier, experiment_ids, load, points
@@ -26,7 +27,7 @@ from harness.validity import Datasets, why_invalid
 from impl.data.config import DataConfig
 from impl.errors import InputError
 from impl.plan import Plan
-from impl.run import Run
+from impl.run import EngineName, Run
 
 WIDEST = 1000
 """Columns of a terminal on which any table has room."""
@@ -36,12 +37,7 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 Format = Literal["md", "csv", "tex", "json"]
 
 
-def list_experiments(
-    *,
-    markdown: Flag = False,
-    out: Path = Path("results"),
-    json: Json = False,
-) -> int:
+def list_experiments(*, markdown: Flag = False, out: Path = Path("results"), json: Json = False) -> int:
     """List the experiments: id, question, source, and points and expected time of each tier.
 
     Args:
@@ -80,7 +76,9 @@ def run(
     ranks_per_node: int = 8,
     device: DeviceChoice = "auto",
     allow_oom: Flag = False,
+    profile: Flag = False,
     saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
+    engine: EngineName | None = None,
     plan: Plan = Plan(),  # noqa: B008 - frozen
     plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
     json: Json = False,
@@ -100,7 +98,9 @@ def run(
         ranks_per_node: Ranks on one node of the cluster.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank.
         allow_oom: Start also what is predicted not to fit the memory of this machine.
+        profile: Also look where a step's time goes, and what its parts take alone, after what is timed.
         saving: Checkpoints, if any.
+        engine: Who trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own.
         plan: Fields of the parallel plan that are given replace those of every point.
         plan_fields: Which are given.
         json: Print one JSON document on standard output.
@@ -108,14 +108,14 @@ def run(
     _require_positive(jobs=jobs, time_limit=time_limit, ranks_per_node=ranks_per_node)
     saving.require(out)
     found = load(experiment)
-    chosen = points(_changed(found.runs[tier], data, plan, plan_fields), only)
+    chosen = points(_changed(found.runs[tier], data, engine, plan, plan_fields), only)
     site = _site(on, device, [p.run for p in chosen], partition, ranks_per_node, allow_oom=allow_oom)
     store = Store(out, found.id, tier)
     datasets = Datasets(_synthetic_cache(store))
     if data:
         datasets.open(data)
     store.require_writable()
-    options = Options(site=site, jobs=jobs, time_limit_seconds=time_limit, saving=saving)
+    options = Options(site, jobs, time_limit, saving=saving, profile=profile or found.profiles)
     _sweep(chosen, store, datasets, options)
     return _tell_results(found, store, chosen, json)
 
@@ -143,6 +143,7 @@ def status(
     tier: Tier = "smoke",
     out: Path = Path("results"),
     data: str | None = None,
+    engine: EngineName | None = None,
     plan: Plan = Plan(),  # noqa: B008 - frozen
     plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
     json: Json = False,
@@ -154,6 +155,7 @@ def status(
         tier: smoke, small or paper.
         out: Folder of records.
         data: Token folder, as given to `run`.
+        engine: As given to `run`.
         plan: Fields of the parallel plan, as given to `run`.
         plan_fields: Which are given.
         json: Print one JSON document.
@@ -161,7 +163,7 @@ def status(
     found = load(experiment)
     store = Store(out, found.id, tier)
     rows = []
-    for point in points(_changed(found.runs[tier], data, plan, plan_fields)):
+    for point in points(_changed(found.runs[tier], data, engine, plan, plan_fields)):
         record = store.read(point.run.id)
         state = record["status"] if record else "missing"
         reason = (record or {}).get("reason")
@@ -244,7 +246,8 @@ def train_from(default: Run) -> Callable[..., int]:
             store = Store(out or Path(scratch), "train", "small")
             cache = _synthetic_cache(store)
             # what is refused leaves nothing in --out, the synthetic language neither
-            if reason := why_invalid(config, Datasets(cache if cache.exists() else Path(scratch) / ".synthetic"), site):
+            there = Datasets(cache if cache.exists() else Path(scratch) / ".synthetic")
+            if reason := saving.why_invalid(config) or why_invalid(config, there, site):
                 raise InputError(reason)
             store.require_writable()
             options = Options(site=site, time_limit_seconds=time_limit, saving=saving)
@@ -306,6 +309,7 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
         "timeline": draw_timeline,
         "memory": memory_from(default),
         "prepare": prepare,
+        "bench": bench,
     }
 
 
@@ -349,12 +353,16 @@ def _synthetic_cache(store: Store) -> Path:
     return store.folder.parents[up - 1] / ".synthetic"
 
 
-def _changed(runs: list[Run], data: str | None, plan: Plan, plan_fields: Iterable[str]) -> list[Run]:
-    """The runs on another token folder if one is given, with these fields of the plan; what becomes equal, once."""
+def _changed(
+    runs: list[Run], data: str | None, engine: EngineName | None, plan: Plan, plan_fields: Iterable[str]
+) -> list[Run]:
+    """The runs on another token folder or by another engine if one is given, with these fields of the plan; what
+    becomes equal, once."""
     given = {name: getattr(plan, name) for name in plan_fields}
-    on = {"data": DataConfig(dataset=data)} if data else {}
-    changed = [dataclasses.replace(run, plan=dataclasses.replace(run.plan, **given), **on) for run in runs]
-    return list({run.id: run for run in changed}.values()) if given else changed
+    others: dict[str, Any] = {"data": DataConfig(dataset=data)} if data else {}
+    others |= {"engine": engine} if engine else {}
+    changed = [dataclasses.replace(run, plan=dataclasses.replace(run.plan, **given), **others) for run in runs]
+    return list({run.id: run for run in changed}.values()) if given or engine else changed
 
 
 def _write_results(store: Store, experiment: Experiment | None = None) -> list[str]:

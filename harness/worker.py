@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 import traceback
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
@@ -19,20 +18,20 @@ import torch.distributed as dist
 from harness import launch
 from harness.continuation import Continuation, Measured
 from harness.environment import device_environment
+from harness.inside import Inside
+from harness.limit import gemm_rate, limit
+from harness.profile import profiled
 from harness.stopwatch import Stopwatch
 from harness.store import RESUMED, write_atomically
-from impl.collectives import counted
 from impl.cost.parameters import count_parameters
-from impl.cost.traffic import Count
+from impl.data.batches import head_positions
 from impl.data.tokens import TokenFolder
-from impl.mesh import AXES, build_mesh
-from impl.model.config import padded_vocabulary
+from impl.engines import Engine, make
+from impl.mesh import build_mesh
 from impl.run import Run, from_dict
-from impl.tracking import tracked
-from impl.train import WEIGHTS, Step, Trainer
+from impl.train import Trainer
 
 FLUSH_SECONDS = 0.5
-GEMM_SECONDS = 0.2
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
@@ -69,26 +68,26 @@ class Worker:
         )
         self.mesh = build_mesh(self.run.plan, self.device.type)
         self.measured = Measured(seconds={"startup": 0.0, "training": 0.0, "evaluation": 0.0})
-        self.memory_by_category: dict[str, int] | None = None
         self.watch = Stopwatch(self.device)
 
     def run_to_end(self) -> None:
         """Start up, train, evaluate, write the result."""
         data = TokenFolder.open(Path(self.spec["data"]))
-        trainer = Trainer(self.run, data, self.mesh, self.device)
-        gemm = self._gemm_rate()
-        # what a compiled layer keeps is the compiler's choice, and hooks would make it compile anew
-        activations = None if self.run.compile else trainer.activation_bytes()._asdict()
+        trainer = make(self.run, data, self.mesh, self.device)
+        gemm = gemm_rate(self.run, self.device)
+        inside = Inside(trainer, self.mesh, self.watch) if isinstance(trainer, Trainer) else None
         gc.collect()
         gc.freeze()  # the model's objects are never garbage: do not scan them between steps
         continuation = self._continuation(trainer)
         dist.barrier()
         self.measured.seconds["startup"] = time.time() - self.spec["submitted"]
-        status, reason = self._train(trainer, continuation)
+        status, reason = self._train(trainer, inside, continuation)
         if status == "ok":
             self._evaluate(trainer, self.run.train.steps, final=True)
             if not all(math.isfinite(evaluation["nats"]) for evaluation in self.measured.evaluations):
                 status, reason = "nan", "an evaluation's loss is not finite"
+        if continuation is not None:
+            continuation.checkpoints.wait()
         result = {
             "status": status,
             "reason": reason,
@@ -99,29 +98,25 @@ class Worker:
                 "rank": self.rank,
                 **self._memory(),
                 **gemm,
-                "state_bytes": trainer.state_bytes()._asdict(),
-                "activation_bytes": activations,
-                "memory": self.memory_by_category,
-                "traffic": self.measured.traffic,
-                "timeline": self.watch.row() if self._shows_timeline() else None,
+                **(inside.of_rank(self.measured) if inside else {}),
+                **(self._profile(trainer) if status == "ok" and self.spec.get("profile") else {}),
             },
+            "engine": {"name": self.run.engine, **trainer.settings()},
             "device": device_environment(self.device),
             "resolved": {
                 "vocab_size": trainer.vocab_size,
-                "padded_vocab_size": padded_vocabulary(trainer.vocab_size, self.run.plan.tp),
                 "parameters": count_parameters(self.run.model, trainer.vocab_size).total,
-                "head_positions": trainer.head_positions,
+                "head_positions": head_positions(self.run.model),
             },
         }
-        if continuation is not None:
-            continuation.checkpoints.wait()
         write_atomically(self.attempt / f"rank-{self.rank}.json", json.dumps(result))
         dist.destroy_process_group()
 
-    def _continuation(self, trainer: Trainer) -> Continuation | None:
+    def _continuation(self, trainer: Engine) -> Continuation | None:
         """Checkpoints, if they are asked for; training goes on from the last one, if there is one."""
         if not self.spec["checkpoint_every"]:
             return None
+        assert isinstance(trainer, Trainer)  # no other is started then
         timeout = timedelta(seconds=self.spec["collective_timeout_seconds"])
         folder = Path(self.spec["checkpoints"])
         continuation = Continuation(folder, self.spec["checkpoint_every"], trainer, timeout)
@@ -133,7 +128,9 @@ class Worker:
                 write_atomically(self.attempt / RESUMED, json.dumps(told))
         return continuation
 
-    def _train(self, trainer: Trainer, continuation: Continuation | None) -> tuple[str, str | None]:
+    def _train(
+        self, trainer: Engine, inside: Inside | None, continuation: Continuation | None
+    ) -> tuple[str, str | None]:
         """All steps that are left, timed at their ends, when the device has finished; stops at the first NaN loss."""
         every, begun = self.run.evaluation.every, len(self.measured.steps)
         with open(self.attempt / f"rank-{self.rank}.steps.jsonl", "w") as log:
@@ -143,7 +140,8 @@ class Worker:
             for i in range(begun, self.run.train.steps):
                 begin = time.perf_counter()
                 self.watch.reset()
-                step = trainer.step(i, self.watch) if i > begun else self._first_step(trainer, i)
+                looks = inside if i == begun else None
+                step = looks.step(i, self.measured) if looks else trainer.step(i, self.watch)
                 loss, norm = step.loss.item(), step.grad_norm.item()  # waits for the device
                 end = time.perf_counter()
                 self.measured.seconds["training"] += end - begin
@@ -159,25 +157,6 @@ class Worker:
                     continuation.after(i + 1, self.measured)
         return "ok", None
 
-    def _first_step(self, trainer: Trainer, i: int) -> Step:
-        """A step, the memory that it took, and what this rank's collectives moved in it, by axes of the mesh; every
-        step is alike."""
-        # operations of a compiled layer are not seen one by one
-        tracking = nullcontext() if self.run.compile else tracked(trainer.held(), self.device)
-        with counted() as counts, tracking as memory:
-            step = trainer.step(i)
-        self.memory_by_category = memory.parts(trainer.held()) if memory is not None else None
-        self.measured.traffic = {}
-        axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
-        for (group, op), count in counts.items():
-            ops = self.measured.traffic.setdefault(axes.get(group, "joint"), {})
-            ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))
-        return step
-
-    def _shows_timeline(self) -> bool:
-        """One rank of every pipeline rank: data- and tensor-parallel ranks do the same at the same time."""
-        return self.run.plan.pp > 1 and self.mesh.get_local_rank("dp") == self.mesh.get_local_rank("tp") == 0
-
     def _log(self, log: IO[str], flushed: float, line: dict[str, Any]) -> float:
         log.write(json.dumps(line) + "\n")
         now = time.perf_counter()
@@ -186,26 +165,21 @@ class Worker:
             return now
         return flushed
 
-    def _evaluate(self, trainer: Trainer, step: int, *, final: bool) -> None:
+    def _evaluate(self, trainer: Engine, step: int, *, final: bool) -> None:
         begin = time.perf_counter()
         for evaluation in trainer.evaluate(final=final):
             self.measured.evaluations.append({"step": step, **dataclasses.asdict(evaluation)})
         self.measured.seconds["evaluation"] += time.perf_counter() - begin
 
-    def _gemm_rate(self) -> dict[str, Any]:
-        """FLOP/s of the model's largest kind of matrix product alone, [b s, h] x [h, 4h], on all ranks at once."""
-        m, k = self.run.train.microbatch * self.run.model.seq_len, self.run.model.hidden_size
-        dtype = WEIGHTS[self.run.precision]
-        a, b = torch.ones(m, k, dtype=dtype, device=self.device), torch.ones(k, 4 * k, dtype=dtype, device=self.device)
-        times, begin = [], time.perf_counter()
-        while len(times) < 5 or time.perf_counter() - begin < GEMM_SECONDS:
-            start = time.perf_counter()
-            for _ in range(10 if self.device.type == "cuda" else 1):
-                c = a @ b
-            c[0, 0].item()
-            times.append((time.perf_counter() - start) / (10 if self.device.type == "cuda" else 1))
-        median = sorted(times)[len(times) // 2]
-        return {"gemm_flops_per_s": 2 * m * k * 4 * k / median, "gemm_shape": [m, k, 4 * k]}
+    def _profile(self, trainer: Engine) -> dict[str, Any]:
+        """The last step once more, under a profiler, and what its parts take alone."""
+        begin, last = time.perf_counter(), self.run.train.steps - 1
+        found = {
+            "profile": profiled(lambda: trainer.step(last).grad_norm.item(), self.device),
+            "limit": limit(self.run, trainer.vocab_size, self.mesh, self.device),
+        }
+        self.measured.seconds["profiling"] = time.perf_counter() - begin
+        return found
 
     def _memory(self) -> dict[str, Any]:
         if self.device.type == "cuda":

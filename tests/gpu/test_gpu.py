@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from harness.limit import limit
+from harness.profile import profiled
 from harness.stopwatch import Stopwatch
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
@@ -126,6 +128,23 @@ def test_bf16_learns(family: Family, compiled: bool, data: Path, mesh: DeviceMes
     assert np.mean(losses[-5:]) < losses[0] - 0.5
     evaluation, *_ = one.evaluate(final=True)
     assert evaluation.nats / evaluation.tokens < losses[0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_profiled_step_is_its_kernels_and_the_limit_has_all_of_its_products(
+    compiled: bool, data: Path, mesh: DeviceMesh
+) -> None:
+    run = Run(model=MODEL, train=RECIPE, precision="bf16", compile=compiled)
+    one, cuda = trainer(run, data, mesh), torch.device("cuda", 0)
+    found = profiled(lambda: one.step(0).grad_norm.item(), cuda)
+    parts = found["parts"]
+    assert sum(parts.values()) == pytest.approx(found["seconds"])
+    assert all(parts[part] > 0 for part in ("products", "attention", "optimizer", "operators", "rest"))
+    assert parts["communication"] == 0
+    alone = limit(run, one.vocab_size, mesh, cuda)
+    assert 0 < alone["gemm_seconds"] < found["seconds"]
+    assert 0 < alone["attention_seconds"] < found["seconds"]
+    assert alone["collectives"] == []
 
 
 def test_a_run_through_the_harness_reports_the_device_and_its_memory(tmp_path: Path) -> None:

@@ -227,6 +227,8 @@ def test_train_prints_the_record_with_the_loss_of_every_step(tokens: Path, tmp_p
     assert [step["step"] for step in record["steps"]] == [0, 1, 2, 3]
     assert all(0 < step["loss"] < 10 for step in record["steps"])
     assert record["config"]["model"]["hidden_size"] == 16
+    assert record["engine"]["name"] == "native"
+    assert sum(record["engine"]["bucket_bytes"]) >= 4 * record["resolved"]["parameters"]
     assert "[1/1]" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
