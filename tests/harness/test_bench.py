@@ -182,6 +182,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (folder / "conftest.py").write_text((ROOT / "tests" / "bench" / "conftest.py").read_text())
     (folder / "test_naps.py").write_text(BENCHMARKS)
     monkeypatch.setattr(bench, "FOLDER", folder)
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):  # beside others nothing is measured
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
