@@ -1,4 +1,4 @@
-"""Pipeline schedules of eight ranks and 64 microbatches: made and checked, and simulated."""
+"""Pipeline schedules of eight ranks and 64 microbatches: made and checked, and simulated; and large ones."""
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -26,3 +26,10 @@ def test_schedule_is_simulated(name: str, seconds: str, benchmark: BenchmarkFixt
         simulate, setup=lambda: ((build(name, P, M, chunks), cost), {}), rounds=20, warmup_rounds=2
     )
     assert timeline.bubble > 0
+
+
+@pytest.mark.parametrize("case", [("one_f_one_b", 64, 512), ("interleaved", 16, 512, 4)])
+def test_65536_actions_are_simulated(case: tuple, benchmark: BenchmarkFixture) -> None:
+    schedule = build(*case)
+    timeline = benchmark.pedantic(simulate, args=(schedule, lambda action: 1.5, 0.1), rounds=5, warmup_rounds=1)
+    assert len(timeline.spans) == 65_536

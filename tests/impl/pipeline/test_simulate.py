@@ -1,6 +1,6 @@
 """Simulated times against the closed forms of the papers, exactly, and against what any timeline must obey."""
 
-import time
+from collections import Counter
 from fractions import Fraction
 from functools import cache
 
@@ -202,10 +202,15 @@ def test_a_measured_timeline_is_read_the_same_way():
     assert Timeline.from_rows(rows).as_rows() == rows
 
 
-@pytest.mark.parametrize("case", [("one_f_one_b", 64, 512), ("interleaved", 16, 512, 4)])
-def test_65536_actions_take_well_under_a_second(case: tuple):
-    schedule = build(*case)
-    began = time.process_time()
-    timeline = simulate(schedule, lambda action: 1.5, 0.1)
-    assert time.process_time() - began < 1.0
-    assert len(timeline.spans) == 65_536
+@pytest.mark.parametrize("case", [("one_f_one_b", 16, 128), ("interleaved", 4, 128, 4)])
+def test_thousands_of_actions_are_each_simulated_once(case: tuple):
+    """So the work grows with the actions; how many seconds it takes, the benchmarks say."""
+    asked = Counter[Action]()
+
+    def cost(action: Action) -> float:
+        asked[action] += 1
+        return 1.5
+
+    timeline = simulate(build(*case), cost, 0.1)
+    assert asked == {span.action: 1 for span in timeline.spans}
+    assert len(asked) == 4096
