@@ -64,7 +64,7 @@ def bench(
 
     Args:
         only: Only benchmarks whose name contains this, or matches it as a pattern.
-        keep: Folder for the side-by-side tables and, if all benchmarks have run, for baseline.json.
+        keep: Folder for the side-by-side tables and baseline.json; what this run leaves out there stays.
         compare: A baseline.json, or a pytest-benchmark report: says what is slower or faster than there.
         tolerance: How much of a benchmark's time may have come or gone.
         json: Print one JSON document on standard output.
@@ -86,9 +86,9 @@ def bench(
         return 1
     table = compared(now, before, tolerance, all_of_them=only is None) if before else None
     written = []
-    if keep and only is None and len(document["benchmarks"]) == len(names):
+    if keep:
         written = [str(keep / BASELINE)]
-        write_atomically(keep / BASELINE, _smaller(document))
+        write_atomically(keep / BASELINE, _smaller(document, read_json(keep / BASELINE)))
     _tell(now, table, written, json)
     return 1 if status == SOME_FAILED or (table is not None and any(table.frame["asks for a look"])) else 0
 
@@ -171,14 +171,23 @@ def _report(document: Any) -> Report | None:
     return Report(machine, timings) if are_times else None
 
 
-def _smaller(document: dict[str, Any]) -> str:
-    """The report as it is committed: no rounds, a line for each benchmark."""
-    kept = [
-        {"fullname": found["fullname"], "stats": {key: found["stats"][key] for key in ("median", "iqr", "rounds")}}
-        for found in document["benchmarks"]
-    ]
-    lines = ",\n".join(f"  {json_format.dumps(found)}" for found in kept)
-    machine = json_format.dumps({"environment": document["machine_info"]["environment"]}, indent=1)
+def _smaller(document: dict[str, Any], earlier: Any) -> str:
+    """The report as it is committed: no rounds, a line for each benchmark, with the commit that it was measured at.
+
+    What an earlier one has from the same machine and was not measured now is kept.
+    """
+    environment = document["machine_info"]["environment"]
+    commit = (environment.get("git") or {}).get("commit")
+    now, then = _report(document), _report(earlier)
+    kept = {
+        _name(found["fullname"]): found
+        for found in (earlier["benchmarks"] if now and then and now.machine == then.machine else [])
+    }
+    for found in document["benchmarks"]:
+        stats = {key: found["stats"][key] for key in ("median", "iqr", "rounds")}
+        kept[_name(found["fullname"])] = {"fullname": found["fullname"], "commit": commit, "stats": stats}
+    lines = ",\n".join(f"  {json_format.dumps(kept[name])}" for name in sorted(kept))
+    machine = json_format.dumps({"environment": environment}, indent=1)
     return f'{{\n"machine_info": {machine},\n"benchmarks": [\n{lines}\n]\n}}\n'
 
 

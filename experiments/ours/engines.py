@@ -240,9 +240,10 @@ def least_memory(rows: Sequence[Row]) -> Evidence | None:
 
 
 TWO = [*data_parallel(2), *pipelines(2, chunks=2)]
-"""Plans that divide a batch of 32 over two ranks; those that share layers have a whole batch of 16 on both."""
+"""Plans that divide a batch of 16 over two ranks; those that share layers have a whole batch of 8 on both."""
 MODEL_25M = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
-CPU = Recipe(steps=20, global_batch=32, microbatch=4, lr=1e-4, warmup_steps=2, eps=1e-6)
+MODEL_7M = replace(MODEL_25M, hidden_size=256, num_heads=4)
+CPU = Recipe(steps=20, global_batch=16, microbatch=2, lr=1e-4, warmup_steps=2, eps=1e-6)
 GPU = replace(CPU, steps=30, global_batch=64, microbatch=2, lr=1.5e-4)
 ON_8, ON_32, ON_64 = named("gpt-1.2b"), named("gpt-2.5b"), named("gpt-8.3b")
 PAPER: list[tuple[ModelConfig, list[Plan], int, int]] = [
@@ -272,7 +273,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     profiles=True,
-    cost={"smoke": "2 min, 2 CPU cores", "small": "3.5 hours, 2 CPU cores", "paper": "3 hours, 64 GPUs with 80 GB"},
+    cost={"smoke": "2 min, 2 CPU cores", "small": "45 min, 2 CPU cores", "paper": "3 hours, 64 GPUs with 80 GB"},
     deviations="Engines have the same numbers to compute with: fp32 master weights, moments and accumulated gradients, "
     "clipping, fused AdamW. Its eps is 1e-6: divided by less, gradients that are nearly zero make rounding errors of "
     "the first steps whole updates. No dropout, as PyTorch's model has none. Over two cores, engines are compared, not "
@@ -281,12 +282,12 @@ EXPERIMENT = Experiment(
         "smoke": [
             run
             for plan in (Plan(dp=2), Plan(dp=2, zero_stage=3), Plan(tp=2), Plan(pp=2))
-            for run in by_every_engine(named("gpt-0.5m"), [plan], replace(CPU, global_batch=16), ["fp32"], 1)
+            for run in by_every_engine(named("gpt-0.5m"), [plan], CPU, ["fp32"], 1)
         ],
         "small": [
             run
-            for plans, recipe in ((TWO, CPU), (layers_shared(2), replace(CPU, global_batch=16)))
-            for run in by_every_engine(MODEL_25M, plans, recipe, ("fp32", "bf16"), 3)
+            for plans, recipe in ((TWO, CPU), (layers_shared(2), replace(CPU, global_batch=8)))
+            for run in by_every_engine(MODEL_7M, plans, recipe, ("fp32", "bf16"), 3)
         ],
         "paper": [
             run

@@ -204,7 +204,7 @@ def test_benchmarks_are_run_and_kept(made_up: Path, tmp_path: Path, capfd: pytes
     assert all(row["rounds"] == 3 and 0 < row["median"] < 1 for row in told["benchmarks"])
     assert told["files"] == [str(keep / "baseline.json")]
     kept = json.loads((keep / "baseline.json").read_text())
-    assert [list(row) for row in kept["benchmarks"]] == [["fullname", "stats"]] * 4
+    assert [list(row) for row in kept["benchmarks"]] == [["fullname", "commit", "stats"]] * 4
     assert kept["machine_info"]["environment"]["packages"]["torch"]
 
 
@@ -228,12 +228,22 @@ def test_the_exit_status_says_whether_to_look(
     answer = call("bench", "--compare", written(tmp_path / "then.json", {"a": 1.0, "b": 2.0}), "--keep", keep)
     assert answer.status == status
     assert words in answer.output
-    assert (keep / "baseline.json").exists() == (len(medians) == 2), "a part of them is no baseline"
-    if len(medians) == 2:
-        assert call("bench", "--compare", keep / "baseline.json").status == failed, "it can be read again"
-    partly = call("bench", "--only", "a", "--keep", tmp_path / "partly", "--json", "--compare", tmp_path / "then.json")
+    assert call("bench", "--compare", keep / "baseline.json").status == failed, "it can be read again"
+    partly = call("bench", "--only", "a", "--json", "--compare", tmp_path / "then.json")
     assert document(partly.output)["compared"]["rows"][0]["before"] == 1.0
-    assert not (tmp_path / "partly").exists()
+
+
+@pytest.mark.parametrize(("processor", "kept"), [("Xeon", {"a": 3.0, "b": 2.0}), ("Epyc", {"a": 3.0})])
+def test_a_baseline_is_made_bit_by_bit_on_one_machine(
+    processor: str, kept: dict[str, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(bench, "_chosen", lambda only: ["a", "b"])
+    for medians, at in (({"a": 1.0, "b": 2.0}, "Xeon"), ({"a": 3.0}, processor)):
+        now = json.loads(written(tmp_path / "now.json", medians, processor=at).read_text())
+        monkeypatch.setattr(bench, "_measured", lambda names, keep, quiet, now=now: (0, now))
+        assert call("bench", "--keep", tmp_path).status == 0
+    found = json.loads((tmp_path / "baseline.json").read_text())["benchmarks"]
+    assert {row["fullname"][-1]: row["stats"]["median"] for row in found} == kept
 
 
 def test_nothing_measured_is_told(monkeypatch: pytest.MonkeyPatch):
