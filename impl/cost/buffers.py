@@ -100,8 +100,9 @@ def _finished(place: Place, stage: Stage, op: Op) -> list[str]:
     """The parameters whose gradients a microbatch's backward pass, or a part of it, is done with, in that order."""
     named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage])
     names = [parameter.name for parameter in reversed(named)]
-    units = list(dict.fromkeys(map(unit_of, names)))
-    names.sort(key=lambda name: (units.index(unit_of(name)), _place_in_layer(name)))
+    unit = {name: unit_of(name) for name in names}
+    place_of = {one: i for i, one in enumerate(dict.fromkeys(unit.values()))}
+    names.sort(key=lambda name: (place_of[unit[name]], _place_in_layer(name)))
     if stage.is_last and not stage.is_first:
         names.sort(key=lambda name: name != TIED)  # the head's
     put_off = {p.name for p in named if p.name.startswith("trunk.layers.") and len(p.shape) == 2}

@@ -122,12 +122,14 @@ def lay_out(sizes: Iterable[tuple[str, int]], ranks: int, elements: int) -> list
     """Buckets of parameters, given by name and size: neighbours together, each closed by the one that makes it reach
     `elements`; one of twice as many or more stands alone."""
     buckets: list[list[Slot]] = []
+    filled = elements
     for name, size in sizes:
-        filled = sum(slot.size for slot in buckets[-1]) if buckets else elements
         if filled >= elements or (filled and size >= 2 * elements):
             buckets.append([])
+            filled = 0
         start = _padded(buckets[-1][-1].stop, ALIGNMENT) if buckets[-1] else 0
         buckets[-1].append(Slot(name, start, size))
+        filled += size
     return [Bucket(tuple(slots), ranks) for slots in buckets]
 
 
