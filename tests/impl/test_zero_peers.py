@@ -24,8 +24,8 @@ Key = tuple[str, int, str]
 """Engine, ZeRO stage and case."""
 CASES: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"precision": "bf16"}}
 MORE: dict[str, dict[str, Any]] = {
-    "bf16 gradients": {"precision": "bf16", "fp32_gradients": False},
-    "one microbatch": {"precision": "bf16", "train": replace(RUN.train, microbatch=4)},
+    "bf16 gradients": {"precision": "bf16", "fp32_gradients": False, "train": replace(RUN.train, steps=6)},
+    "one microbatch": {"precision": "bf16", "train": replace(RUN.train, steps=6, microbatch=4)},
 }
 ENGINES = ("native", "torch", "deepspeed")
 

@@ -112,7 +112,7 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
 ) -> None:
     runs = [
         Run(model=replace(MODEL, family=family), plan=plan, train=RECIPE, precision=precision)
-        for plan, precision in plans
+        for plan, precision in plans[:: 1 if family == "gpt" else 2]
     ]
     for run, ranks in on_ranks(step, runs, data).items():
         assert {found.pp_rank for found in ranks} == set(range(run.plan.pp))

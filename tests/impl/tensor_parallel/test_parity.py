@@ -81,7 +81,7 @@ def assert_equals_serial(run: Run, data: Path) -> None:
 def test_every_gradient_equals_serial(tp: int, sequence_parallel: bool, family: str, norm: str, data: Path) -> None:
     model = replace(MODEL, family=family, norm_placement=norm)
     plan = Plan(tp=tp, sequence_parallel=sequence_parallel)
-    for precision in TOLERANCE:
+    for precision in TOLERANCE if norm == "pre" else ("fp64",):
         assert_equals_serial(Run(model=model, plan=plan, train=RECIPE, precision=precision), data)
 
 
@@ -152,10 +152,11 @@ def losses(run: Run, data: Path) -> list[tuple[float, float]]:
     return [(step.loss.item(), step.grad_norm.item()) for step in steps]
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert"])
-@pytest.mark.parametrize("plan", [
-    Plan(tp=2), Plan(tp=2, sequence_parallel=True), Plan(tp=8, sequence_parallel=True),
-    Plan(tp=2, dp=2, sequence_parallel=True), Plan(tp=2, dp=4),
+@pytest.mark.parametrize(("family", "plan"), [
+    ("gpt", Plan(tp=2)), ("bert", Plan(tp=2)),
+    ("gpt", Plan(tp=2, sequence_parallel=True)), ("bert", Plan(tp=2, sequence_parallel=True)),
+    ("gpt", Plan(tp=8, sequence_parallel=True)), ("gpt", Plan(tp=2, dp=2, sequence_parallel=True)),
+    ("bert", Plan(tp=2, dp=4)),
 ])  # fmt: skip
 def test_losses_and_norms_equal_serial_over_20_steps(plan: Plan, family: str, data: Path) -> None:
     recipe = replace(RECIPE, microbatch=1)
