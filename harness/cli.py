@@ -13,6 +13,7 @@ import tyro
 from pydantic import ValidationError
 
 from harness import verbs
+from harness.sweep import LeftRunning
 from impl.errors import InputError
 from impl.model.sizes import named
 from impl.plan import Plan
@@ -28,12 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         size = _take(argv, "--model") if argv[:1] in (["train"], ["memory"]) else None
         call = _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)
-        given = _plan_fields(argv) if argv[0] in ("run", "status") else None
+        given = _plan_fields(argv) if argv[0] in ("run", "status", "watch", "cancel") else None
         return call(plan_fields=given) if given else call()
     except InputError as error:
         return _complain(str(error))
     except ValidationError as error:
         return _complain(_first_problem(error))
+    except LeftRunning as left:
+        print(f"interrupted; {left}: `watch` shows them, `cancel` ends them", file=sys.stderr)
+        return INTERRUPTED
     except KeyboardInterrupt:
         print("interrupted; all ranks stopped, finished records kept: the same command goes on", file=sys.stderr)
         return INTERRUPTED

@@ -3,17 +3,26 @@
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from harness.store import read_json, write_atomically
-from impl.checkpoint import Checkpoints
+from impl.checkpoint import NAME, Checkpoints, latest
 from impl.errors import InputError
 from impl.train import Trainer
+
+LOOK_SECONDS = 1.0
+"""About how often ranks look whether they are to end."""
+AGREE_AFTER = 2
+"""Steps of a try after which its ranks know how long one takes: the first may compile."""
+MOST_STEPS = 1000
+"""Between two looks."""
+T = TypeVar("T")
 
 
 @dataclass
@@ -27,6 +36,29 @@ class Measured:
     resumed: list[int] = field(default_factory=list)
     """Steps that were behind a try when it began, of each that went on from a checkpoint."""
 
+    @classmethod
+    def read(cls, found: Any) -> "Measured | None":
+        """What a file holds; None: nothing that training could go on with."""
+        names = [one.name for one in dataclasses.fields(cls)]
+        if not isinstance(found, dict) or set(found) != set(names):
+            return None
+        if not all(isinstance(found[name], dict if name in ("traffic", "seconds") else list) for name in names):
+            return None
+        lines = [*found["steps"], *found["evaluations"]]
+        if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
+            return None
+        return cls(**found) if [line["step"] for line in found["steps"]] == list(range(len(found["steps"]))) else None
+
+    def until(self, step: int) -> "Measured":
+        """What of it came before a step."""
+        steps = [line for line in self.steps if line["step"] < step]
+        evaluations = [line for line in self.evaluations if line["step"] <= step]
+        return dataclasses.replace(self, steps=steps, evaluations=evaluations)
+
+
+class DamagedError(RuntimeError):
+    """What was to be gone on from is damaged, and out of the way now: another try begins anew."""
+
 
 class Continuation:
     """Saves a checkpoint after every `every` steps and after the last one.
@@ -39,34 +71,117 @@ class Continuation:
     def __init__(self, folder: Path, every: int, trainer: Trainer, timeout: timedelta) -> None:
         group = dist.new_group(backend="gloo", timeout=timeout)
         assert isinstance(group, dist.ProcessGroup)
+        self.folder, self.group = folder, group
         self.checkpoints = Checkpoints(folder, trainer, group)
         self.every, self.last = every, trainer.run.train.steps
         self.journal = folder / f"rank-{dist.get_rank()}.json"
 
-    def resume(self) -> tuple[Measured, list[str]] | None:
-        """Load the newest checkpoint: what was measured before it, and warnings; None: there is none.
+    def resume(self) -> tuple[Measured | None, list[str]]:
+        """Load the newest whole checkpoint: what was measured before it, and warnings; None: training begins anew.
+
+        What is damaged is put out of the way, on all ranks alike: an older one is gone on from, or none.
 
         Raises:
-            InputError: it cannot be gone on from.
+            InputError: it is one of another run.
+            DamagedError: one was found to be damaged when it was loaded in part, and there is no older one.
         """
-        loaded = self.checkpoints.load()
-        if loaded is None:
-            return None
-        kept = read_json(self.journal)
-        if kept is None:
-            raise InputError(f"{self.journal} is missing; without {self.journal.parent} training begins anew")
-        before = Measured(**kept)
-        before.steps = [line for line in before.steps if line["step"] < loaded.step]
-        before.evaluations = [line for line in before.evaluations if line["step"] <= loaded.step]
+        before = Measured.read(read_json(self.journal))
+        warnings = self._put_aside_what_does_not_fit(len(before.steps) if before else -1)
+        while True:
+            try:
+                loaded = self.checkpoints.load()
+                break
+            except InputError as error:
+                if "cannot be loaded" not in str(error):
+                    raise
+                warnings.append(str(error))
+                if not self._first(lambda: _put_aside(self.folder, newest_only=True)):
+                    raise DamagedError(str(error)) from error
+        if loaded is None or before is None:
+            return None, warnings
+        before = before.until(loaded.step)
         before.resumed.append(loaded.step)
-        return before, loaded.warnings
+        return before, list(dict.fromkeys(warnings + loaded.warnings))
 
-    def after(self, steps: int, measured: Measured) -> None:
-        """Save, if it is time to."""
-        if steps % self.every and steps != self.last:
+    def _put_aside_what_does_not_fit(self, measured: int) -> list[str]:
+        """No checkpoint stays if all are damaged, or if of any rank less was measured than the newest has behind it."""
+        of_ranks: list[Any] = [None] * self.group.size()
+        dist.all_gather_object(of_ranks, measured, group=self.group)
+
+        def look() -> list[str]:
+            saved, damaged = latest(self.folder)
+            if saved is not None and min(of_ranks) >= saved.step:
+                return []  # whoever loads it says what is wrong with newer ones
+            if saved is not None:
+                lost = ", ".join(str(rank) for rank, steps in enumerate(of_ranks) if steps < saved.step)
+                damaged.append(f"{saved.path} is of no use: what rank {lost} measured before it is lost")
+            if damaged:
+                _put_aside(self.folder, newest_only=False)
+            return damaged
+
+        return self._first(look)
+
+    def _first(self, action: Callable[[], T]) -> T:
+        """What the first rank's action gives, on every rank."""
+        told: list[Any] = [action() if self.group.rank() == 0 else None]
+        dist.broadcast_object_list(told, group=self.group, group_src=0)
+        return told[0]
+
+    def after(self, steps: int, measured: Measured, *, now: bool = False) -> None:
+        """Save, if it is time to, or has to be now."""
+        if not now and steps % self.every and steps != self.last:
             return
         begin = time.perf_counter()
         write_atomically(self.journal, json.dumps(dataclasses.asdict(measured)))
         self.checkpoints.save(steps)
         seconds = measured.seconds
         seconds["checkpoint"] = seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
+
+
+def _put_aside(folder: Path, *, newest_only: bool) -> bool:
+    """Give finished checkpoints a name that is none, and that the next save removes; whether any is left."""
+    found = sorted(path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
+    for path in found[-1:] if newest_only else found:
+        path.rename(path.with_suffix(".damaged"))
+    return newest_only and len(found) > 1
+
+
+class Notice:
+    """Word that all ranks save and end after the same step, given by the one whose supervisor is told first.
+
+    The first rank, when it is told, chooses a later step at which all look, and says it in the run's store before it
+    goes on; since every step ends with a sum over all ranks, nobody can have passed that step by then. Between two
+    looks about a second passes, however short a step is: the other ranks ask the first one's host no more often.
+
+    Args:
+        is_told: whether this rank is to end; asked of the first rank only.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, is_told: Callable[[], bool]) -> None:
+        self.store, self.rank, self.is_told = store, rank, is_told
+        self._asked, self._every = 0, 1
+        self._end: int | None = None
+
+    def ends(self, steps: int, seconds: float) -> bool:
+        """Whether training ends after this many steps; every rank has to ask after each one.
+
+        Args:
+            seconds: that the last step took.
+        """
+        self._asked += 1
+        if self._asked == AGREE_AFTER:
+            self._every = self._agree(seconds)
+        if self._end is None:
+            if self.rank == 0:
+                if self.is_told():
+                    self._end = steps + self._every - steps % self._every
+                    self.store.set("end", str(self._end))
+            elif (self._asked <= AGREE_AFTER or steps % self._every == 0) and self.store.check(["end"]):
+                self._end = int(self.store.get("end"))
+        return self._end is not None and steps >= self._end
+
+    def _agree(self, seconds: float) -> int:
+        """Steps between two looks, the same on all ranks."""
+        if self.rank == 0:
+            self.store.set("look", str(min(MOST_STEPS, max(1, int(LOOK_SECONDS / max(seconds, 1e-6))))))
+        return int(self.store.get("look"))

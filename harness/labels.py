@@ -73,11 +73,15 @@ def varying(configs: Iterable[Mapping[str, Any]], shown: Iterable[str] = ()) -> 
     `seed` and `repeat` are not among them, nor the fields that are `shown` beside; a field that only follows from those
     named before it says nothing new, unless it is in ALWAYS_NAMED.
     """
-    rows = [fields(config) for config in configs]
+    return telling([fields(config) for config in configs], shown)
+
+
+def telling(rows: Sequence[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
+    """The same of configurations whose fields are under dotted names already."""
     order = [*SHAPE, *TELLING, *(name for name in dict.fromkeys(name for row in rows for name in row))]
     shown, kept, groups = set(shown), [], [()] * len(rows)
     for name in sorted(dict.fromkeys(order), key=lambda name: name not in shown):
-        if name in NOT_PART_OF_A_POINT:
+        if name in NOT_PART_OF_A_POINT or len({row.get(name) for row in rows}) < 2:
             continue
         finer = [(*group, row.get(name)) for group, row in zip(groups, rows, strict=True)]
         is_always_named = name in ALWAYS_NAMED and len({row.get(name) for row in rows}) > 1

@@ -17,6 +17,8 @@ from rich.progress import (
 from harness.experiment import Point
 from harness.store import Record
 
+REFRESHES = 2
+"""Of the display of a terminal in a second: the driver must not take time from what it waits for."""
 PLAIN_SECONDS = 15.0
 """How often a running point says where it is when the display is not a terminal."""
 
@@ -24,7 +26,7 @@ PLAIN_SECONDS = 15.0
 class LiveDisplay:
     """Which points are done, and step, loss and tokens/s of those that run. Use as a context."""
 
-    def __init__(self, total: int, done: int, console: Console | None = None) -> None:
+    def __init__(self, total: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -34,12 +36,14 @@ class LiveDisplay:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,
+            refresh_per_second=REFRESHES,
             disable=not self.console.is_terminal,
         )
-        self.total, self.count = total, done
-        self.sweep = self.progress.add_task("points", total=total, completed=done, detail="")
+        self.total, self.count = total, 0
+        self.sweep = self.progress.add_task("points", total=total, detail="")
         self.tasks: dict[str, TaskID] = {}
         self.said: dict[str, float] = {}
+        self.queue = ""
 
     def __enter__(self) -> "LiveDisplay":
         self.progress.start()
@@ -53,30 +57,44 @@ class LiveDisplay:
 
     def started(self, point: Point) -> None:
         steps = point.run.train.steps
-        self.tasks[point.run.id] = self.progress.add_task(f"  {point.label}", total=steps, detail="starting")
-        self.said[point.run.id] = time.monotonic()
+        if (earlier := self.tasks.pop(point.id, None)) is not None:  # it is tried again
+            self.progress.remove_task(earlier)
+        self.tasks[point.id] = self.progress.add_task(f"  {point.label}", total=steps, detail="starting")
+        self.said[point.id] = time.monotonic()
 
     def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None:
         if not steps:
             return
-        detail = _detail(point, steps)
-        self.progress.update(self.tasks[point.run.id], completed=len(steps), detail=detail)
+        detail, done = _detail(point, steps), steps[-1]["step"] + 1
+        self.progress.update(self.tasks[point.id], completed=done, detail=detail)
         now = time.monotonic()
-        if not self.console.is_terminal and now - self.said[point.run.id] > PLAIN_SECONDS:
-            self.said[point.run.id] = now
-            self.message(f"  {point.label}: step {len(steps)}/{point.run.train.steps}, {detail}")
+        if not self.console.is_terminal and now - self.said[point.id] > PLAIN_SECONDS:
+            self.said[point.id] = now
+            self.message(f"  {point.label}: step {done}/{point.run.train.steps}, {detail}")
 
     def finished(self, point: Point, record: Record) -> None:
+        self._count(point)
+        self.message(f"[{self.count}/{self.total}] {point.label}: {_outcome(record)}")
+
+    def skipped(self, point: Point) -> None:
+        self._count(point)
+
+    def waiting(self, pending: int, running: int) -> None:
+        queue = f"{running} running, {pending} pending"
+        self.progress.update(self.sweep, detail=queue)
+        if not self.console.is_terminal and queue != self.queue:
+            self.message(f"  {queue}")
+        self.queue = queue
+
+    def _count(self, point: Point) -> None:
         self.count += 1
-        if (task := self.tasks.pop(point.run.id, None)) is not None:
+        if (task := self.tasks.pop(point.id, None)) is not None:
             self.progress.remove_task(task)
         self.progress.update(self.sweep, completed=self.count)
-        self.message(f"[{self.count}/{self.total}] {point.label}: {_outcome(record)}")
 
 
 def _detail(point: Point, steps: list[dict[str, Any]]) -> str:
-    recent = steps[-10:]
-    rate = point.run.tokens_per_step * len(recent) / max(1e-9, sum(s["seconds"] for s in recent))
+    rate = point.run.tokens_per_step * len(steps) / max(1e-9, sum(s["seconds"] for s in steps))
     loss = steps[-1]["loss"]
     return f"loss {'not finite' if loss is None else format(loss, '.3f')}, {rate:,.0f} tokens/s"
 

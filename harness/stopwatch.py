@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,18 @@ class Stopwatch:
 
     On a GPU they are CUDA events: nothing waits for the device. All ranks have to make theirs together. Ranks of one
     machine share its clock; other machines' clocks are set by a barrier, to within its own time.
+
+    Args:
+        begun, ended: are told of every action, for whoever wants to know what the rank is doing.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        begun: Callable[[Action], None] | None = None,
+        ended: Callable[[Action], None] | None = None,
+    ) -> None:
+        self._begun, self._ended = begun, ended
         self._is_cuda = device.type == "cuda"
         dist.barrier()
         if self._is_cuda:
@@ -39,9 +48,13 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, action: Action) -> Iterator[None]:
+        if self._begun is not None:
+            self._begun(action)
         start = self._event() if self._is_cuda else time.perf_counter()
         yield
         self._marks.append((action, start, self._event() if self._is_cuda else time.perf_counter()))
+        if self._ended is not None:
+            self._ended(action)
 
     def row(self) -> list[list[Any]]:
         """[action, start, end] of the latest step, as `impl.pipeline.simulate.Timeline` reads them."""

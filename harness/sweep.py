@@ -1,229 +1,398 @@
-"""Runs the points of an experiment that are missing, and keeps a record of each, whatever came of it."""
+"""Runs the points of an experiment that are missing, and keeps a record of each, whatever came of it.
+
+State lies on the disk only. A sweep looks at a point, decides what it needs (harness.states), and does that under a
+claim on it (harness.lease), after another look. So several sweeps may work on one folder, each may be stopped at any
+moment, and one that comes back goes on with what it finds: jobs that live are waited for, those that have ended are
+harvested.
+"""
 
 import contextlib
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
 
-import submitit
-import tyro
-
-from harness.collect import base_record, record_of, steps_so_far
-from harness.environment import CODE, host_environment
+from harness import jobs as jobs_of_this_machine
+from harness.case import Case, Jobs, as_try, identity, shape, spec
+from harness.collect import base_record, record_of
+from harness.environment import host_environment
 from harness.experiment import Point
-from harness.launch import STOP, Site
-from harness.store import FINISHED, RESUMED, Record, Store, read_json, write_atomically
-from harness.validity import Datasets, summary, warnings, why_invalid
-from impl.errors import InputError
-from impl.run import Run, to_dict
+from harness.follow import Display, Follower, left_alone
+from harness.interruption import LeftRunning, go_on, undisturbed
+from harness.jobs import STOP, JobState
+from harness.lease import ClaimLost, Claims
+from harness.options import Options, Saving
+from harness.states import Facts, Todo, attempt_state, attempts_state, decide, is_local, is_same_code
+from harness.store import FINISHED, HARVESTED, JOB, Record, Store, read_json, write_atomically
+from harness.validity import Datasets, warnings, why_invalid
+
+__all__ = ["Display", "LeftRunning", "Options", "Saving", "Sweep"]
 
 POLL_SECONDS = 0.25
-LOOK_SECONDS = 1.0
-"""How often a running point's steps are read for the display."""
-
-
-class Display(Protocol):
-    """Shows how a sweep gets on; harness.progress has one for people."""
-
-    def message(self, text: str) -> None: ...
-    def started(self, point: Point) -> None: ...
-    def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None: ...
-    def finished(self, point: Point, record: Record) -> None: ...
-
-
-@dataclass(frozen=True)
-class Saving:
-    """Checkpoints of the points of a sweep."""
-
-    checkpoint_every: int = 0
-    """Steps between checkpoints; what was interrupted or failed goes on from its last one. 0: none are written."""
-    keep_checkpoints: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Keep the checkpoints of what is finished, too."""
-
-    def require(self, out: Path | None) -> None:
-        """Check that it makes sense with this folder for records.
-
-        Raises:
-            InputError: it does not.
-        """
-        every = self.checkpoint_every
-        if every < 0:
-            raise InputError(f"--checkpoint-every {every}: must be a number of steps, or 0 for no checkpoints")
-        if self.keep_checkpoints and not every:
-            raise InputError("--keep-checkpoints: none are written; --checkpoint-every says after how many steps")
-        if every and out is None:
-            raise InputError(f"--checkpoint-every {every}: needs --out, where the same command finds them again")
-
-    def why_invalid(self, run: Run) -> str | None:
-        """Why no checkpoints of this run can be saved, in one line; None: they can, or need not."""
-        if not self.checkpoint_every or run.engine == "native":
-            return None
-        return f"--checkpoint-every {self.checkpoint_every}: the {run.engine} engine saves none here; valid with native"
-
-
-@dataclass(frozen=True)
-class Options:
-    """Where and how the points of a sweep run."""
-
-    site: Site = field(default_factory=Site)
-    jobs: int = 1
-    time_limit_seconds: float = 24 * 3600.0
-    collective_timeout_seconds: float = 600.0
-    saving: Saving = Saving()
-    profile: bool = False
-    """Look where a step's time goes, after what is timed."""
-
-
-@dataclass
-class Job:
-    point: Point
-    attempt: Path
-    job: submitit.Job[None]
-    looked: float = 0.0
-    has_told: bool = False
-    """It has been said what it goes on from."""
+SCHEDULER_SECONDS = 5.0
+"""How often a scheduler is asked about all jobs."""
+ELSEWHERE_SECONDS = 0.2
+"""How often points that another harness has claimed are looked at, for each of them."""
 
 
 class Sweep:
     """The points of one experiment at one tier, the store that holds their records, and where they run."""
 
-    def __init__(self, store: Store, datasets: Datasets, options: Options, display: Display) -> None:
-        self.store, self.datasets, self.options, self.display = store, datasets, options, display
+    def __init__(
+        self, store: Store, datasets: Datasets, options: Options, display: Display, jobs: Jobs = jobs_of_this_machine
+    ) -> None:
+        self.store, self.datasets, self.options, self.display, self.jobs = store, datasets, options, display, jobs
         self.environment = host_environment(_command())
+        self.claims = Claims((store.folder / "claims").resolve())
+        self.may_start = True
+        self.ready: list[Case] = []
+        self.live: list[Case] = []
+        self.elsewhere: list[Case] = []
+        """Claimed by another harness, with no job to be seen."""
+        self.left: list[Point] = []
+        """They would fail again."""
+        self.mine: set[Path] = set()
+        """Tries whose ranks are processes of this machine that this sweep has started."""
+        self.asked = self.waited = -SCHEDULER_SECONDS
 
     def run(self, points: list[Point]) -> None:
-        """Run every point that has no finished record; a point that fails does not end the sweep.
+        """Bring every point to a record; a point that fails does not end the sweep.
 
         Raises:
-            KeyboardInterrupt: after all ranks were stopped; unfinished points keep no record.
+            KeyboardInterrupt: after all ranks of this machine were stopped, whose points keep no new record;
+                LeftRunning if jobs go on at a scheduler.
         """
-        queue = [point for point in points if not self._done(point)]
-        active: list[Job] = []
-        try:
-            while queue or active:
-                while queue and len(active) < self.options.jobs:
-                    if (job := self._start(queue.pop(0))) is not None:
-                        active.append(job)
-                for job in list(active):
-                    if job.job.done():
-                        self._finish(job)
-                        active.remove(job)
-                    else:
-                        self._look(job)
-                if active:
-                    time.sleep(POLL_SECONDS)
-        except BaseException:
-            with _undisturbed():
-                stop(active)
-                for job in active:
-                    self.store.forget_attempt(job.attempt)
-            raise
+        self._go(points)
 
-    def _done(self, point: Point) -> bool:
-        record = self.store.read(point.run.id)
-        return record is not None and record["status"] in FINISHED
+    def watch(self, points: list[Point]) -> None:
+        """Wait for the jobs of these points and write their records; nothing is started.
 
-    def _start(self, point: Point) -> Job | None:
-        """Launch a point; one that cannot run becomes a record with its reason."""
-        options = self.options
-        reason = options.saving.why_invalid(point.run) or why_invalid(point.run, self.datasets, options.site)
-        if reason is not None:
-            record = {**base_record(self._identity(point)), "status": "invalid", "reason": reason}
-            self.store.write({**record, "environment": self.environment})
-            self.display.finished(point, record)
-            return None
-        for warning in warnings(point.run, self.options.site):
-            self.display.message(f"{point.label}: {warning}")
-        self.display.started(point)
-        attempt = self.store.new_attempt(point.run.id)
-        try:
-            return Job(point, attempt, self._launch(point, attempt))
-        except BaseException:
-            self.store.forget_attempt(attempt)
-            raise
+        Raises:
+            LeftRunning: interrupted; nothing was stopped.
+        """
+        self.may_start = False
+        self._go(points)
 
-    def _launch(self, point: Point, attempt: Path) -> submitit.Job[None]:
-        """Write down what the ranks are to do, and start them."""
-        data = self.datasets.open(point.run.data.dataset)
-        spec = {
-            **self._identity(point),
-            "ranks": point.run.plan.world_size,
-            "on": self.options.site.on,
-            "device": self.options.site.device,
-            "data": str(data.path.resolve()),
-            "data_summary": summary(data, point.run.data.dataset),
-            "environment": self.environment,
-            "code": str(CODE),
-            "folder": str(Path.cwd()),
-            "submitted": time.time(),
-            "time_limit_seconds": self.options.time_limit_seconds,
-            "collective_timeout_seconds": self.options.collective_timeout_seconds,
-            "profile": self.options.profile,
-            "checkpoint_every": self.options.saving.checkpoint_every,
-            "checkpoints": str(self.store.checkpoints(point.run.id)),
-            "driver_pid": os.getpid() if self.options.site.on == "local" else None,
-        }
-        write_atomically(attempt / "spec.json", json.dumps(spec))
-        return self.options.site.submit(attempt, point.run.plan.world_size, self.options.time_limit_seconds)
+    def missing(self, points: list[Point]) -> list[Point]:
+        """Those that `run` would start, as things stand."""
+        attempts = self.store.attempts()
+        states = self.jobs.states([attempt for found in attempts.values() for attempt in found])
+        cases = map(self._case, points)
+        return [case.point for case in cases if self._todo(case, attempts.get(case.id, []), states) == "start"]
 
-    def _identity(self, point: Point) -> dict[str, Any]:
-        run = point.run
-        return {"id": run.id, "experiment": self.store.experiment, "tier": self.store.tier, "run": to_dict(run)}
+    def _case(self, point: Point) -> Case:
+        return Case(point, before=(self.store.read(point.id) or {}).get("attempt"))
 
-    def _finish(self, job: Job) -> None:
-        self._tell_resumed(job)
-        record = record_of(job.attempt)
-        self.store.write(record)
-        if record["status"] in FINISHED:
-            self.store.forget_attempts(record["id"])
-            if not self.options.saving.keep_checkpoints:
-                self.store.forget_checkpoints(record["id"])
-        self.display.finished(job.point, record)
+    def _go(self, points: list[Point]) -> None:
+        with self.claims:
+            try:
+                self.begin(points)
+                while self.is_open:
+                    if not self.step():
+                        time.sleep(POLL_SECONDS)
+            except BaseException as error:
+                with undisturbed():
+                    self._stop_mine()
+                if isinstance(error, KeyboardInterrupt) and self.live:
+                    raise LeftRunning(go_on(len(self.live))) from None
+                raise
 
-    def _look(self, job: Job) -> None:
+    def begin(self, points: list[Point]) -> None:
+        """Look at all points, and write the records that are due."""
+        self._settle([self._case(point) for point in points])
+        if self.left:
+            self.display.message(left_alone(self.left))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is more to do."""
+        return bool(self.ready) or (bool(self.live or self.elsewhere) and not self.options.detach)
+
+    def step(self) -> bool:
+        """Start what there is room for, and settle what has ended; whether it did anything."""
+        ready = len(self.ready)
+        self._start()
+        if changed := [] if self.options.detach else self._changed():
+            self._settle(changed)
+        return bool(changed) or len(self.ready) != ready
+
+    def _todo(self, case: Case, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
+        record, attempt = self.store.read(case.id), attempts_state(attempts, states)
+        case.is_watched = case.is_watched or attempt == "live"
+        if record is None:
+            return decide(Facts(attempt=attempt, starts=case.starts), self.options.retries)
+        facts = Facts(
+            status=record["status"],
+            cause=record.get("cause"),
+            tries=len(record.get("tries") or []),
+            is_fresh=record.get("attempt") != case.before,
+            is_same_code=is_same_code(record, self.environment),
+            attempt=attempt,
+            starts=case.starts,
+        )
+        todo = decide(facts, self.options.retries, self.options.retry)
+        case.tries = [*(record.get("tries") or []), as_try(record)] if todo == "start" and facts.is_fresh else []
+        return todo
+
+    def _settle(self, cases: list[Case]) -> None:
+        """Find out what each of these points needs, write the records that are due, and put it where it belongs:
+        among those that are to be started, that live, or that another harness works on."""
+        attempts = self.store.attempts()
+        states = self.jobs.states([attempt for case in cases for attempt in attempts.get(case.id, [])])
+        for case in cases:
+            todo, harvested = self._todo(case, attempts.get(case.id, []), states), None
+            if todo in ("harvest", "tidy"):
+                if not self._claim(case):
+                    continue
+                try:
+                    harvested = self._harvest(case, states)
+                except ClaimLost:
+                    self._lose(case)
+                    continue
+                if harvested and not case.is_watched:  # of an earlier command
+                    case.before = harvested["attempt"]
+                todo = self._todo(case, self.store.attempts_of(case.id), states)
+            if todo == "start" and self.may_start:
+                self._tell_again(case, harvested)
+                at = 0 if case.starts else len(self.ready)  # what is tried again goes first
+                self.ready.insert(at, case)
+            elif todo == "wait":
+                self._follow(case, states)
+            else:
+                self._end(case, harvested)
+
+    def _follow(self, case: Case, states: Mapping[Path, JobState]) -> None:
+        """Somebody's try lives; it is waited for."""
+        attempts = [a for a in self.store.attempts_of(case.id) if attempt_state(a, states) == "live"]
+        self._release(case)
+        if attempts:
+            case.attempt, case.is_local = attempts[0], is_local(attempts[0])
+            case.follower = Follower(self.display, case.point, attempts[0], is_told=False)
+            self.live.append(case)
+        else:
+            self.elsewhere.append(case)  # it has ended since
+
+    def _end(self, case: Case, harvested: Record | None) -> None:
+        """Nothing more is to be done for this point here."""
+        self._release(case)
+        record = self.store.read(case.id) or harvested
+        if record is not None and (harvested or record.get("attempt") != case.before):
+            self.display.finished(case.point, record)
+            return
+        self.display.skipped(case.point)
+        if record is not None and record["status"] not in FINISHED and self.may_start:
+            self.left.append(case.point)
+
+    def _claim(self, case: Case) -> bool:
+        case.claim = self.claims.claim(case.id)
+        if case.claim is None:
+            if not case.is_watched and (owner := self.claims.owner(case.id)):
+                self.display.message(f"{case.point.label}: {owner} works on it; waiting")
+            case.is_watched = True
+            self.elsewhere.append(case)
+        return case.claim is not None
+
+    def _release(self, case: Case) -> None:
+        if case.claim is not None:
+            self.claims.release(case.id)
+            case.claim = None
+
+    def _lose(self, case: Case) -> None:
+        """Another harness has taken the point over."""
+        self._release(case)
+        self.elsewhere.append(case)
+
+    def _changed(self) -> list[Case]:
+        """The cases whose job has ended, as far as it is time to look, and those to be asked for again."""
         now = time.monotonic()
-        if now - job.looked >= LOOK_SECONDS:
-            job.looked = now
-            self._tell_resumed(job)
-            self.display.advanced(job.point, steps_so_far(job.attempt))
+        is_due = now - self.asked >= SCHEDULER_SECONDS
+        looked = [case for case in self.live if case.attempt and (case.is_local or is_due)]
+        states = self.jobs.states([case.attempt for case in looked if case.attempt])
+        changed = [case for case in looked if case.claim is not None and not case.claim.is_held()]
+        for case in changed:
+            self._abandon(case)
+        for case in looked:
+            state = states.get(case.attempt) if case.attempt else None
+            if case.attempt is None or state is None or attempt_state(case.attempt, states) == "ended":
+                changed += [] if case in changed else [case]
+            elif case.follower and state and state.name == "running":
+                case.follower.look()
+        if is_due and len(looked) > sum(case.is_local for case in looked):
+            self.asked = now
+            names = [state.name for state in states.values()]
+            self.display.waiting(names.count("pending"), names.count("running"))
+        if now - self.waited >= ELSEWHERE_SECONDS * len(self.elsewhere):
+            self.waited = now
+            changed, self.elsewhere = changed + self.elsewhere, []
+        self.live = [case for case in self.live if case not in changed]
+        return changed
 
-    def _tell_resumed(self, job: Job) -> None:
-        found = None if job.has_told else read_json(job.attempt / RESUMED)
-        if found is None:
+    def _harvest(self, case: Case, states: Mapping[Path, JobState]) -> Record | None:
+        """Write the record of every try that has ended, under the claim; the last one, None if there was none.
+
+        Raises:
+            ClaimLost: another harness has taken the point over.
+        """
+        record = None
+        for attempt in self.store.attempts_of(case.id):
+            if attempt_state(attempt, states) == "ended":
+                record = self._record(case, attempt, states.get(attempt)) or record
+        known = self.store.read(case.id)
+        if known is not None and known["status"] in FINISHED:
+            for attempt in self.store.all_attempts(case.id):
+                self._forget(attempt)
+            if not (case.keeps_checkpoints or self.options.saving.keep_checkpoints):
+                self.store.forget_checkpoints(case.id)
+        return record
+
+    def _record(self, case: Case, attempt: Path, state: JobState | None) -> Record | None:
+        """Write the record of one try; None: it leaves none, since it was stopped with its harness, or damaged."""
+        assert case.claim is not None
+        known, told = self.store.read(case.id), read_json(attempt / "spec.json")
+        case.keeps_checkpoints = isinstance(told, dict) and bool(told.get("keep_checkpoints"))
+        if known is not None and known["status"] in FINISHED:
+            return None
+        if not isinstance(told, dict) or told.get("id") != case.id:
+            self.display.message(f"{case.point.label}: {attempt} does not say what was run; removed")
+            self._forget(attempt)
+            return None
+        if case.follower is not None:
+            case.follower.tell_resumed()
+        try:
+            record = record_of(attempt, state)
+        except FileNotFoundError:
+            if case.claim.is_held():
+                raise
+            raise ClaimLost from None  # and whoever has it has removed the try
+        if attempt not in self.mine and is_local(attempt) and record["cause"] in ("vanished", "launch"):
+            self._forget(attempt)  # its harness was killed, and its ranks ended with it
+            return None
+        record = {**record, "attempt": attempt.name, "tries": told.get("tries") or []}
+        self.store.write(record, case.claim.publish)
+        with contextlib.suppress(FileNotFoundError):
+            (attempt / HARVESTED).touch()
+        self.mine.discard(attempt)
+        return record
+
+    def _void(self, attempt: Path) -> None:
+        """Remove a try that was not submitted; ranks that start all the same find no orders."""
+        with contextlib.suppress(FileNotFoundError):
+            (attempt / STOP).touch()
+        self._forget(attempt)
+
+    def _forget(self, attempt: Path) -> None:
+        self.mine.discard(attempt)
+        self.jobs.forget(attempt)
+        self.store.forget_attempt(attempt)
+
+    def _room(self) -> int:
+        """How many points may be started now; a scheduler takes all at once, and keeps to the limit itself."""
+        return self.options.at_once - len(self.mine) if self.options.is_local else len(self.ready)
+
+    def _start(self) -> None:
+        """Start what is ready, as far as there is room, after another look under a claim."""
+        shapes: dict[tuple[int, int], list[Case]] = {}
+        while self.ready and self._room() > 0:
+            case = self.ready.pop(0)
+            if not self._claim(case):
+                continue
+            attempts = self.store.attempts_of(case.id)
+            if self._todo(case, attempts, self.jobs.states(attempts) if attempts else {}) != "start":
+                self._settle([case])
+            elif not self._is_refused(case) and self.options.is_local:
+                self._submit([case])
+            elif case.claim is not None:
+                shapes.setdefault(shape(case.point), []).append(case)
+        for cases in shapes.values():
+            self._submit(cases)
+
+    def _is_refused(self, case: Case) -> bool:
+        """Whether it cannot run here; that becomes a record with the reason."""
+        run, options = case.point.run, self.options
+        reason = options.saving.why_invalid(run) or why_invalid(run, self.datasets, options.site)
+        if reason is None:
+            for warning in warnings(run, options.site):
+                self.display.message(f"{case.point.label}: {warning}")
+            return False
+        assert case.claim is not None
+        invalid = {"status": "invalid", "reason": reason, "cause": "", "environment": self.environment}
+        record = {**base_record(identity(case.point, self.store)), **invalid}
+        try:
+            self.store.write(record, case.claim.publish)
+        except ClaimLost:
+            self._lose(case)
+            return True
+        self._release(case)
+        self.display.finished(case.point, record)
+        return True
+
+    def _submit(self, cases: list[Case]) -> None:
+        """Write down what the ranks of these points are to do, and start them; on a cluster they are one array."""
+        options, made = self.options, list[Case]()
+        try:
+            for case in cases:
+                if options.is_local:
+                    self.display.started(case.point)
+                self._prepare(case)
+                made.append(case)
+            # who takes a claim over removes the tries that are there, so one that is made before this look is safe
+            held = [case for case in made if case.claim and case.claim.is_held()]
+            if attempts := [case.attempt for case in held if case.attempt]:
+                ranks = cases[0].point.run.plan.world_size
+                options.site.submit(attempts, ranks, options.time_limit_seconds, options.at_once)
+        finally:  # whatever stops this: what was submitted is followed, of the others nothing stays
+            for case in made:
+                self._follow_or_forget(case)
+
+    def _follow_or_forget(self, case: Case) -> None:
+        assert case.attempt is not None
+        if (case.attempt / JOB).exists():
+            self.live.append(case)
+            if not case.is_local:
+                self._release(case)
             return
-        job.has_told = True
-        for warning in found["warnings"]:
-            self.display.message(f"{job.point.label}: {warning}")
-        steps = job.point.run.train.steps
-        self.display.message(f"{job.point.label}: goes on from step {found['step']} of {steps}")
+        self._void(case.attempt)
+        if case.claim is not None and not case.claim.is_held():
+            self._lose(case)
 
+    def _prepare(self, case: Case) -> None:
+        """The folder of a new try, with what its ranks are to do."""
+        for dead in self.store.dead_starts(case.id):
+            self._void(dead)
+        attempt = self.store.new_attempt(case.id)
+        case.attempt, case.is_local, case.is_watched = attempt, self.options.is_local, True
+        case.follower = Follower(self.display, case.point, attempt, is_told=case.is_local)
+        case.starts += 1
+        self.mine |= {attempt} if case.is_local else set()
+        try:
+            what = {**spec(case, self.store, self.datasets, self.options), "environment": self.environment}
+            write_atomically(attempt / "spec.json", json.dumps(what))
+        except BaseException:
+            self._forget(attempt)
+            raise
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C while the ranks are being stopped changes nothing."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def _abandon(self, case: Case) -> None:
+        """The claim on a point was lost while its ranks ran here: they stop."""
+        self.display.message(f"{case.point.label}: another harness has taken it over")
+        if case.attempt is not None:
+            self.jobs.cancel([case.attempt])
+            self._forget(case.attempt)
+        self._release(case)
 
+    def _stop_mine(self) -> None:
+        """Stop what runs in processes of this sweep; what has ended is left for the next one to harvest."""
+        states = self.jobs.states(list(self.mine))
+        running = [attempt for attempt in self.mine if attempt_state(attempt, states) == "live"]
+        self.jobs.cancel(running)
+        self.live = [case for case in self.live if case.attempt not in self.mine]
+        for attempt in running:
+            self._forget(attempt)
 
-def stop(jobs: list[Job]) -> None:
-    """Cancel the jobs and wait until their ranks are gone, a few seconds at most."""
-    for job in jobs:
-        (job.attempt / STOP).touch()
-        job.job.cancel(check=False)
-    for _ in range(40):
-        if all(job.job.done() for job in jobs):
-            return
-        time.sleep(POLL_SECONDS)
+    def _tell_again(self, case: Case, record: Record | None) -> None:
+        if record is not None:
+            again = f"try {len(case.tries) + 1} of {self.options.retries + 1} follows" if case.tries else "runs again"
+            self.display.message(f"{case.point.label}: {record['status']}: {record['reason']}; {again}")
 
 
 def _command() -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 
-from harness.launch import Site
 from harness.memory import gpu_memory, in_one_line, predicted, shown
+from harness.site import Site
 from impl.data.config import SYNTHETIC
 from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
 from impl.data.tokens import SPLITS, Entropy, TokenFolder

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import json
 import math
+import os
 import resource
 import sys
 import time
@@ -16,18 +17,23 @@ import torch
 import torch.distributed as dist
 
 from harness import launch
-from harness.continuation import Continuation, Measured
+from harness.continuation import Continuation, DamagedError, Measured, Notice
 from harness.environment import device_environment
+from harness.heartbeat import Heartbeat, entered, places
 from harness.inside import Inside
 from harness.limit import gemm_rate, limit
+from harness.meeting import MeetingError, meet
+from harness.outcome import cause_of
 from harness.profile import profiled
 from harness.stopwatch import Stopwatch
 from harness.store import RESUMED, write_atomically
+from impl.collectives import observed
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
 from impl.data.tokens import TokenFolder
 from impl.engines import Engine, make
 from impl.mesh import build_mesh
+from impl.plan import AXES
 from impl.run import Run, from_dict
 from impl.train import Trainer
 
@@ -37,57 +43,69 @@ FLUSH_SECONDS = 0.5
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
     """Train the run in `attempt/spec.json`; returns the exit status, and leaves a failure for the collector."""
     try:
-        Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        return _failed(attempt, rank, "oom", error)
+        is_over = Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()
     except Exception as error:
-        memory = "can't allocate memory" in str(error)  # what PyTorch's CPU allocator raises
-        return _failed(attempt, rank, "oom" if memory else "failed", error)
-    return 0
+        return _failed(attempt, rank, world_size, error)
+    return 0 if is_over else launch.TOLD
 
 
 class Worker:
     """Trains and evaluates, writing steps as they happen and the result once at the end."""
 
     def __init__(self, attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> None:
+        self.heart = Heartbeat.of_this_rank()
+        self.heart.enter("start-up", action="meeting")
         self.attempt, self.rank = attempt, rank
         self.spec = json.loads((attempt / "spec.json").read_text())
         self.run: Run = from_dict(self.spec["run"])
         torch.set_num_threads(self.run.threads)
-        cuda = self.spec["device"] == "cuda"
-        self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-        if cuda:
-            torch.cuda.set_device(self.device)
-        dist.init_process_group(
-            "nccl" if cuda else "gloo",
-            init_method=rendezvous,
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=self.spec["collective_timeout_seconds"]),
-            device_id=self.device if cuda else None,
-        )
+        self.device, self.store = meet(self.spec, rank, local_rank, world_size, rendezvous)
         self.mesh = build_mesh(self.run.plan, self.device.type)
+        groups = {axis: self.mesh.get_group(axis) for axis in AXES}
+        self.heart.name_groups({str(g.group_name): axis if g.size() > 1 else None for axis, g in groups.items()})
         self.measured = Measured(seconds={"startup": 0.0, "training": 0.0, "evaluation": 0.0})
-        self.watch = Stopwatch(self.device)
+        self.watch = Stopwatch(self.device, self.heart.begin, self.heart.end)
 
-    def run_to_end(self) -> None:
-        """Start up, train, evaluate, write the result."""
+    def run_to_end(self) -> bool:
+        """Start up, train, evaluate, write the result; whether it came to that, and was not told to end before."""
+        with observed(self.heart.began):
+            return self._run_to_end()
+
+    def _run_to_end(self) -> bool:
+        self.heart.enter("start-up", action="making the model")
         data = TokenFolder.open(Path(self.spec["data"]))
         trainer = make(self.run, data, self.mesh, self.device)
+        if not isinstance(trainer, Trainer):
+            self._note_batches(trainer)
+        self.heart.enter("start-up", action="measuring products")
         gemm = gemm_rate(self.run, self.device)
         inside = Inside(trainer, self.mesh, self.watch) if isinstance(trainer, Trainer) else None
         gc.collect()
         gc.freeze()  # the model's objects are never garbage: do not scan them between steps
+        self.heart.enter("start-up", action="loading a checkpoint")
         continuation = self._continuation(trainer)
+        self.heart.enter("start-up", action="waiting for all ranks")
         dist.barrier()
         self.measured.seconds["startup"] = time.time() - self.spec["submitted"]
         status, reason = self._train(trainer, inside, continuation)
+        if status == "told":
+            dist.destroy_process_group()
+            return False
         if status == "ok":
             self._evaluate(trainer, self.run.train.steps, final=True)
             if not all(math.isfinite(evaluation["nats"]) for evaluation in self.measured.evaluations):
                 status, reason = "nan", "an evaluation's loss is not finite"
         if continuation is not None:
+            self.heart.enter("checkpoint", self.run.train.steps)
             continuation.checkpoints.wait()
+        self._write(trainer, inside, gemm, status, reason)
+        dist.destroy_process_group()
+        return True
+
+    def _write(
+        self, trainer: Engine, inside: Inside | None, gemm: dict[str, Any], status: str, reason: str | None
+    ) -> None:
+        """Leave the result for the collector."""
         result = {
             "status": status,
             "reason": reason,
@@ -110,7 +128,6 @@ class Worker:
             },
         }
         write_atomically(self.attempt / f"rank-{self.rank}.json", json.dumps(result))
-        dist.destroy_process_group()
 
     def _continuation(self, trainer: Engine) -> Continuation | None:
         """Checkpoints, if they are asked for; training goes on from the last one, if there is one."""
@@ -120,25 +137,28 @@ class Worker:
         timeout = timedelta(seconds=self.spec["collective_timeout_seconds"])
         folder = Path(self.spec["checkpoints"])
         continuation = Continuation(folder, self.spec["checkpoint_every"], trainer, timeout)
-        found = continuation.resume()
-        if found is not None:
-            self.measured, warnings = found
-            if self.rank == 0:
-                told = {"step": self.measured.resumed[-1], "warnings": warnings}
-                write_atomically(self.attempt / RESUMED, json.dumps(told))
+        before, warnings = continuation.resume()
+        self.measured = before or self.measured
+        if self.rank == 0 and (before or warnings):
+            told = {"step": before.resumed[-1] if before else 0, "warnings": warnings}
+            write_atomically(self.attempt / RESUMED, json.dumps(told))
         return continuation
 
     def _train(
         self, trainer: Engine, inside: Inside | None, continuation: Continuation | None
     ) -> tuple[str, str | None]:
-        """All steps that are left, timed at their ends, when the device has finished; stops at the first NaN loss."""
+        """All steps that are left, timed at their ends, when the device has finished; stops at the first NaN loss, and
+        when it is told to."""
         every, begun = self.run.evaluation.every, len(self.measured.steps)
+        is_told = self.spec["on"] == "slurm" and continuation is not None  # others go on from nowhere, or are not told
+        notice = Notice(self.store, self.rank, self.heart.is_told) if is_told else None
         with open(self.attempt / f"rank-{self.rank}.steps.jsonl", "w") as log:
             flushed = time.perf_counter()
             log.writelines(json.dumps(line) + "\n" for line in self.measured.steps)
             log.flush()
             for i in range(begun, self.run.train.steps):
                 begin = time.perf_counter()
+                self.heart.enter("training", i)
                 self.watch.reset()
                 looks = inside if i == begun else None
                 step = looks.step(i, self.measured) if looks else trainer.step(i, self.watch)
@@ -153,8 +173,14 @@ class Worker:
                     return "nan", f"loss is {loss} at step {i}"
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
                     self._evaluate(trainer, i + 1, final=False)
+                ends = notice is not None and notice.ends(i + 1, end - begin)
                 if continuation is not None:
-                    continuation.after(i + 1, self.measured)
+                    with entered(self.heart, "checkpoint", i + 1):
+                        continuation.after(i + 1, self.measured, now=ends)
+                        if ends:
+                            continuation.checkpoints.wait()
+                if ends:
+                    return "told", None
         return "ok", None
 
     def _log(self, log: IO[str], flushed: float, line: dict[str, Any]) -> float:
@@ -167,13 +193,25 @@ class Worker:
 
     def _evaluate(self, trainer: Engine, step: int, *, final: bool) -> None:
         begin = time.perf_counter()
+        self.heart.enter("evaluation", step)
         for evaluation in trainer.evaluate(final=final):
             self.measured.evaluations.append({"step": step, **dataclasses.asdict(evaluation)})
         self.measured.seconds["evaluation"] += time.perf_counter() - begin
 
+    def _note_batches(self, engine: Any) -> None:
+        """Another engine's evaluation, of which nobody here knows the collectives, is seen to go on by its batches."""
+        score = engine.next_token
+
+        def noted(*batch: Any) -> Any:
+            self.heart.begin("a batch")
+            return score(*batch)
+
+        engine.next_token = noted
+
     def _profile(self, trainer: Engine) -> dict[str, Any]:
         """The last step once more, under a profiler, and what its parts take alone."""
         begin, last = time.perf_counter(), self.run.train.steps - 1
+        self.heart.enter("profiling")
         found = {
             "profile": profiled(lambda: trainer.step(last).grad_norm.item(), self.device),
             "limit": limit(self.run, trainer.vocab_size, self.mesh, self.device),
@@ -190,13 +228,19 @@ class Worker:
         }
 
 
-def _failed(attempt: Path, rank: int, status: str, error: BaseException) -> int:
+def _failed(attempt: Path, rank: int, ranks: int, error: Exception) -> int:
     traceback.print_exc()
     sys.stderr.flush()
     first_line = (str(error).strip().splitlines() or [""])[0]
-    launch.fail(attempt, rank, status, f"rank {rank}: {type(error).__name__}: {first_line}")
+    text = f"{type(error).__name__}: {first_line}"
+    cause = "launch" if isinstance(error, MeetingError | DamagedError) else cause_of(text)
+    where = f" ({places(attempt, ranks)})" if cause == "hang" else ""
+    launch.fail(attempt, rank, cause, f"rank {rank}: {text}{where}")
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5]))
+    status = main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # all is written: how the libraries' threads take an interpreter's end is no fact about the run

@@ -1,4 +1,7 @@
-"""Collectives over a group that is passed in; over one rank they return at once. What they move can be counted."""
+"""Collectives over a group that is passed in; over one rank they return at once. What they move can be counted.
+
+Whoever wants to know what a rank is doing can watch them begin.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,8 +34,11 @@ class Pending(NamedTuple):
 
 
 Start = Callable[[Tensor, dist.ProcessGroup], Pending]
+Observer = Callable[[str, dist.ProcessGroup], None]
+"""Is told the kind and the group of a collective as it begins; has to be quick."""
 
 _counting: list[dict[tuple[str, Op], Count]] = []
+_observers: list[Observer] = []
 
 
 @contextmanager
@@ -46,7 +52,27 @@ def counted() -> Iterator[dict[tuple[str, Op], Count]]:
         _counting.remove(counts)
 
 
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Tell somebody of every collective that this rank begins inside; a broadcast counts over one rank, too.
+
+    Compiled code tells nothing: it would be compiled anew for every note.
+    """
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def _tell(op: str, group: dist.ProcessGroup) -> None:
+    if _observers and not torch.compiler.is_compiling():
+        for observer in _observers:
+            observer(op, group)
+
+
 def _count(op: Op, whole: Tensor, group: dist.ProcessGroup) -> None:
+    _tell(op, group)
     for counts in _counting:
         key = group.group_name, op
         counts[key] = counts.get(key, Count()) + Count(1, whole.numel() * whole.element_size())
@@ -123,6 +149,7 @@ def send_start(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Pending:
 
 def receive_start(buffer: Tensor, peer: int, group: dist.ProcessGroup) -> Pending:
     """Begin to receive from another rank of the group, in the order in which it sends."""
+    _tell("receive", group)
     work = dist.irecv(buffer, group=group, group_src=peer)
     assert work is not None
     return Pending(buffer, work)
@@ -133,4 +160,6 @@ def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
     if group.size() > 1:
         _count("broadcast", tensor, group)
         dist.broadcast(tensor, group=group, group_src=source)
+    else:
+        _tell("broadcast", group)
     return tensor

@@ -1,6 +1,7 @@
 """One training run: model, plan, recipe, data, evaluation and seed."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from typing import Any, Literal
@@ -139,11 +140,17 @@ def from_dict(fields: dict[str, Any]) -> Run:
 def non_defaults(config: Any) -> dict[str, Any]:
     """The fields of a configuration that differ from their defaults, nested ones too."""
     out: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+    for name, default in _defaults(type(config)):
+        value = getattr(config, name)
+        if hasattr(value, "__dataclass_fields__"):
             if nested := non_defaults(value):
-                out[field.name] = nested
-        elif value != field.default:
-            out[field.name] = value
+                out[name] = nested
+        elif value != default:
+            out[name] = value
     return out
+
+
+@functools.cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Name and default of every field: asked for as often as there are runs."""
+    return tuple((field.name, field.default) for field in dataclasses.fields(kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:  # many tests need no torch, whose import takes longer than th
 
 settings.register_profile("no deadlines", deadline=None)  # machines that run tests are shared: time is not a fault
 settings.load_profile("no deadlines")
+# ignored where tests run in the background, and programs that tests start and interrupt would inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

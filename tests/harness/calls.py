@@ -32,7 +32,7 @@ def stop_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started
 
     monkeypatch.setattr(verbs, "_sweep", start)
-    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
 
 
 def call(*arguments: str | Path) -> Answer:

@@ -8,8 +8,9 @@ from typing import Any
 
 import psutil
 
+from harness import jobs
 from harness.experiment import Point
-from harness.launch import Site
+from harness.site import Site
 from harness.store import Record, Store
 from harness.sweep import Options, Sweep
 from harness.validity import Datasets
@@ -55,6 +56,8 @@ class Told:
     ) -> None:
         self.messages: list[str] = []
         self.starts: list[str] = []
+        self.skips: list[str] = []
+        self.queues: list[tuple[int, int]] = []
         self.ends: list[tuple[str, str]] = []
         self.end_times: dict[str, float] = {}
         self.on_look, self.on_start = on_look, on_start
@@ -75,12 +78,20 @@ class Told:
         self.ends.append((point.run.id, record["status"]))
         self.end_times[point.run.id] = time.monotonic()
 
+    def skipped(self, point: Point) -> None:
+        self.skips.append(point.run.id)
+
+    def waiting(self, pending: int, running: int) -> None:
+        self.queues.append((pending, running))
+
 
 def sweep(store: Store, runs: list[Run], *, site: Any = None, told: Told | None = None, **options: Any) -> Told:
-    """Runs what is missing and returns what the display was told."""
-    told = told or Told()
-    chosen = Options(site=site or Site(), **options)
-    Sweep(store, Datasets(store.folder / "cache"), chosen, told).run([point(run) for run in runs])
+    """Runs what is missing and returns what the display was told; a site may know its jobs itself."""
+    told, site = told or Told(), site or Site()
+    keeper = site if hasattr(site, "states") else jobs
+    Sweep(store, Datasets(store.folder / "cache"), Options(site=site, **options), told, keeper).run(
+        [point(run) for run in runs]
+    )
     return told
 
 

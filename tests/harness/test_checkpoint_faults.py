@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 
 from harness.experiment import Point
+from harness.options import Saving
 from harness.store import Record, Store
-from harness.sweep import Saving
 from impl.checkpoint import Checkpoints
 from impl.evaluation_config import EvaluationConfig
 from impl.plan import Plan
 from impl.run import Run
 from impl.train import Trainer
 from tests.harness.calls import refused
+from tests.harness.fake_site import FakeSite
 from tests.harness.saving import build, promised, train_and_save
 from tests.harness.small_runs import ENDLESS, Told, processes, small, sweep, write_tokens
-from tests.harness.test_sweep import FakeSite
 from tests.ranks import CONTEXT
 
 SECONDS_TO_LIVE = 0.15
@@ -97,9 +97,9 @@ def test_a_training_that_is_killed_has_its_last_checkpoint_whole(
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
     monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.02)
-    monkeypatch.setattr("harness.sweep.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("harness.follow.LOOK_SECONDS", 0.0)
     yield Store(tmp_path, "made_up", "smoke")
     for process in processes(tmp_path):
         process.kill()
@@ -124,7 +124,7 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
             process.kill()
 
     saving = Saving(checkpoint_every=20)
-    told = sweep(store, [run], told=Told(on_look=kill), saving=saving)
+    told = sweep(store, [run], told=Told(on_look=kill), saving=saving, retries=0)
     assert told.ends == [(run.id, "failed")]
     assert not told.messages
     assert finished()

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collect import first_failure, record_of, steps_so_far
+from harness.collect import record_of, steps_so_far
+from harness.heartbeat import Alive, tell_alive
+from harness.jobs import STOP, JobState
 from harness.store import Store
 from impl.run import Run, to_dict
 
@@ -57,7 +59,7 @@ def finish(attempt: Path, rank: int, status: str = "ok", reason: str | None = No
         "status": status,
         "reason": reason,
         "seconds": {"startup": 1.0 + rank, "training": 3.0 - rank, "evaluation": 0.5},
-        "evaluations": [{"step": 3, "name": "valid", "nats": 2.0, "tokens": 1}],
+        "evaluations": [{"step": 3, "name": "valid", "kind": "causal", "nats": 2.0, "tokens": 1}],
         "rank": {"rank": rank, "peak_memory_bytes": 100 + rank},
         "device": {"device": "cpu"},
         "resolved": {"vocab_size": 257, "parameters": 10},
@@ -103,7 +105,7 @@ def test_a_run_that_ended_well_has_the_values_of_every_rank(attempt: Path):
         log_steps(attempt, rank, lines(3, rank))
         finish(attempt, rank)
     record = record_of(attempt)
-    assert (record["status"], record["reason"], record["log"]) == ("ok", None, [])
+    assert (record["status"], record["reason"], record["cause"], record["log"]) == ("ok", None, "", [])
     assert [step["loss"] for step in record["steps"]] == [5.0, 4.0, 3.0]
     assert [step["seconds"] for step in record["steps"]] == [[0.1, 1.1]] * 3
     assert record["ranks"] == [{"rank": 0, "peak_memory_bytes": 100}, {"rank": 1, "peak_memory_bytes": 101}]
@@ -181,7 +183,54 @@ def test_a_half_written_result_or_failure_does_not_count(attempt: Path):
     finish(attempt, 0)
     finish(attempt, 1)
     (attempt / "rank-0.failure.json").write_text('{"status": "fai')
-    assert first_failure(attempt) is None
     assert record_of(attempt)["status"] == "ok"
     (attempt / "rank-1.json").write_text('{"status": "ok"')
     assert "rank 1 vanished" in record_of(attempt)["reason"]
+
+
+def test_a_torn_line_amid_others_ends_what_can_be_read(attempt: Path):
+    (attempt / "rank-0.steps.jsonl").write_text('{"step": 0}\n{"ste\n{"step": 2}\n')
+    assert steps_so_far(attempt) == [{"step": 0}]
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "cause"),
+    [
+        ("PREEMPTED", "failed", "preempted"),
+        ("TIMEOUT", "timeout", "time_limit"),
+        ("NODE_FAIL", "failed", "node_failure"),
+        ("OUT_OF_MEMORY", "oom", "oom"),
+        ("CANCELLED by 0", "failed", "cancelled"),
+        ("FAILED", "failed", "vanished"),
+    ],
+)
+def test_the_scheduler_says_what_became_of_ranks_that_say_nothing(attempt: Path, word: str, status: str, cause: str):
+    (attempt / "rank-0.log").write_text("the last line\n")
+    record = record_of(attempt, JobState("ended", word))
+    assert (record["status"], record["cause"]) == (status, cause)
+    assert record["log"] == ["the last line"]
+
+
+def test_what_was_to_be_stopped_is_cancelled(attempt: Path):
+    (attempt / "rank-0.log").touch()
+    (attempt / STOP).touch()
+    assert record_of(attempt)["cause"] == "cancelled"
+
+
+def test_failures_of_an_earlier_start_of_the_job_do_not_count(attempt: Path):
+    fail(attempt, 0, "rank 0: ValueError: before", 1.0)
+    for rank in range(2):
+        tell_alive(attempt, rank, Alive(restart=1, ended="finished"))
+        finish(attempt, rank)
+    assert record_of(attempt)["status"] == "ok"
+    path = attempt / "rank-1.failure.json"
+    fail(attempt, 1, "rank 1: ValueError: now", 0.5)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"restart": 1, "cause": "error"}))
+    assert record_of(attempt)["reason"] == "rank 1: ValueError: now"
+
+
+@pytest.mark.parametrize("junk", ["[]", "{}", '{"status": 3}', '{"status": "ok", "rank": 0, "seconds": {}}', "null"])
+def test_a_result_that_is_none_does_not_count(attempt: Path, junk: str):
+    finish(attempt, 0)
+    (attempt / "rank-1.json").write_text(junk)
+    assert record_of(attempt)["cause"] == "vanished"

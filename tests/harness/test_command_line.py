@@ -17,7 +17,7 @@ from tests.harness.calls import Started, call, put_record, refused, stop_before_
 from tests.harness.small_runs import write_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("list", "run", "status", "table", "train", "timeline", "memory", "prepare")
+VERBS = ("list", "run", "status", "watch", "cancel", "table", "train", "timeline", "memory", "prepare", "doctor")
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --plan.schedule"
 
@@ -290,7 +290,7 @@ WORDS = st.sampled_from(
         "--record",
         "--compile", "--evaluation.texts", "--time-limit", "--valid-fraction", "--", "-", "-h", "--help", "=", "",
         "0", "-1", "1e9", "nan", "text.txt", "slurm", "local", "byte", "bpe:300", "gpt-2m", "gpt2:a,b", "None",
-        "--json=1", "--tier=smoke", "../x", "*", "[",
+        "--json=1", "--tier=smoke", "../x", "*", "[", "--detach", "--dry-run", "--retries", "--retry", "--site", "all",
     ]
 )  # fmt: skip
 garbage = st.text(st.characters(exclude_characters="\0"), max_size=8)
@@ -299,7 +299,7 @@ commands = st.lists(WORDS | garbage, max_size=6) | st.builds(
 )
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=commands)
 @example(arguments=["prepare", "--text", "text.txt", "--tokenizer", "byte", "--out", "tokens"])
 @example(arguments=["list", "--" + "-" * 200])

@@ -69,7 +69,7 @@ def made_up(points: list[Run], monkeypatch: pytest.MonkeyPatch) -> Experiment:
     one = Experiment(id="made_up", question="Do they agree?", source="none", expectation="none", cost=cost, runs=runs)
     monkeypatch.setattr(verbs, "load", lambda name: one)
     monkeypatch.setattr(verbs, "gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
     return one
 
 
@@ -134,6 +134,7 @@ def test_what_differs_in_the_engine_alone_is_one_point_of_it(monkeypatch: pytest
     engines: tuple[EngineName, ...] = ("native", "torch", "deepspeed")
     several = replace(load("quickstart"), runs={tier: [Run(engine=engine) for engine in engines] for tier in TIERS})
     monkeypatch.setattr(verbs, "load", lambda name: several)
+    monkeypatch.setattr("harness.watch.load", lambda name: several)
     status = lambda *given: document(call("status", "quickstart", "--json", "--out", tmp_path, *given).output)
     assert status()["counts"] == {"missing": 3}
     assert status("--engine", "native")["counts"] == {"missing": 1}

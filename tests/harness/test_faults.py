@@ -1,6 +1,7 @@
 """Faults for real: processes are killed, interrupted and broken, and what is left of them is looked at."""
 
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 from harness.environment import gpu_count
 from harness.experiment import Point
-from harness.launch import Site
+from harness.site import Site
 from harness.store import Record, Store
 from impl.model.config import ModelConfig
 from impl.run import Run
@@ -25,6 +26,7 @@ from tests.harness.small_runs import ENDLESS, Told, processes, small, sweep, tra
 
 ROOT = Path(__file__).resolve().parents[2]
 REACTION_SECONDS = 10.0
+HANG_SECONDS = 6.0
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
     yield Store(tmp_path, "made_up", "smoke")
     for process in processes(tmp_path):
         process.kill()
@@ -54,13 +56,14 @@ def dead(process: psutil.Process) -> bool:
 
 
 def test_a_killed_rank_or_supervisor_fails_its_point_and_the_sweep_goes_on(tokens: Path, store: Store):
+    """And so does a rank that is stopped: it stands still until its supervisor ends it."""
     hit, orphaned = small(tokens, dp=2, steps=ENDLESS), small(tokens, seed=1, steps=ENDLESS)
-    other = small(tokens, seed=2)
+    other, still = small(tokens, seed=2), small(tokens, seed=3, dp=2, steps=ENDLESS)
     killed: dict[str, float] = {}
     ranks: list[psutil.Process] = []
 
     def kill(point: Point) -> None:
-        """SIGKILL to the last rank of one point, and to what watches over the only rank of the other."""
+        """SIGKILL to the last rank of one point, and to what watches over the only rank of another."""
         [attempt] = (store.folder / "attempts").glob(f"{point.run.id}-*")
         size = point.run.plan.world_size
         if point.run == other or point.run.id in killed or not trains(attempt, size):
@@ -68,26 +71,36 @@ def test_a_killed_rank_or_supervisor_fails_its_point_and_the_sweep_goes_on(token
         killed[point.run.id] = time.monotonic()
         ranks.extend(processes(attempt, "harness.worker"))
         victim = worker(attempt, rank=size - 1)
-        (victim if point.run == hit else psutil.Process(victim.ppid())).kill()
+        if point.run == still:
+            victim.suspend()
+        else:
+            (victim if point.run == hit else psutil.Process(victim.ppid())).kill()
 
-    told = sweep(store, [hit, orphaned, other], told=Told(on_look=kill), jobs=2)
+    told = Told(on_look=kill)
+    sweep(store, [hit, orphaned, other, still], told=told, jobs=2, retries=0, hang_seconds=HANG_SECONDS)
     found = kept(store, hit)
     assert (found["status"], found["reason"]) == ("failed", "rank 1 was killed by SIGKILL")
+    assert found["cause"] == "killed"
     assert found["steps"]
     found = kept(store, orphaned)
-    assert found["status"] == "failed"
+    assert (found["status"], found["cause"]) == ("failed", "vanished")
     assert "rank 0 vanished" in found["reason"]
     assert kept(store, other)["status"] == "ok"
-    assert max(told.end_times[run_id] - at for run_id, at in killed.items()) < REACTION_SECONDS
-    assert len(ranks) == 3
+    found = kept(store, still)
+    assert (found["status"], found["cause"]) == ("timeout", "hang")
+    place = r"in step \d+ (at|after) \S+( \(\S+( \S+)?\))?"
+    assert re.fullmatch(rf"no progress for 6 s: (rank 0 {place}, rank 1 {place}|ranks 0-1 {place})", found["reason"])
+    assert max(told.end_times[run_id] - at for run_id, at in killed.items()) < REACTION_SECONDS + HANG_SECONDS
+    assert len(ranks) == 5
     assert all(map(dead, ranks))
     assert processes(store.folder) == []
 
-    again = sweep(store, [hit, orphaned, other], time_limit_seconds=1.0, jobs=2)
+    again = sweep(store, [hit, orphaned, other], time_limit_seconds=1.0, jobs=2, retries=0)
     assert again.starts == [hit.id, orphaned.id]
     for run in (hit, orphaned):
         found = kept(store, run)
         assert (found["status"], found["reason"]) == ("timeout", "time limit of 1 s reached")
+        assert found["cause"] == "time_limit"
     assert processes(store.folder) == []
 
 
@@ -105,13 +118,13 @@ def test_a_rank_that_raises_or_needs_too_much_memory_says_so(tokens: Path, store
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     found = kept(store, raises)
-    assert found["status"] == "failed"
+    assert (found["status"], found["cause"]) == ("failed", "error")
     assert found["reason"].startswith("rank 0: InputError: no token folder")
     assert "\n" not in found["reason"]
     assert found["log"][0].startswith(("Traceback", "  File"))
     assert "no token folder" in found["log"][-1]
     found = kept(store, too_much)
-    assert found["status"] == "oom", found["log"]
+    assert (found["status"], found["cause"]) == ("oom", "oom"), found["log"]
     assert "\n" not in found["reason"]
 
 

@@ -77,7 +77,7 @@ def test_status_tells_of_every_point_what_became_of_it(out: Path):
     assert found["counts"] == {"ok": 1, "failed": 1, "missing": 1 + len(rest)}
     shown = call("status", "quickstart", "--out", out).output
     assert "rank 1 was killed by SIGKILL" in shown
-    assert f"1 failed, {1 + len(rest)} missing, 1 ok" in shown
+    assert f"1 of {3 + len(rest)} points finished: 1 ok, 1 failed, {1 + len(rest)} missing" in shown
 
 
 def test_fields_of_the_plan_replace_those_of_every_point(out: Path):
@@ -159,8 +159,9 @@ def ran(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     out = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verbs, "load", lambda name: made_up)
+        patch.setattr("harness.watch.load", lambda name: made_up)
         patch.setattr(verbs, "gpu_count", lambda: 0)
-        patch.setattr("harness.launch.gpu_count", lambda: 0)
+        patch.setattr("harness.site.gpu_count", lambda: 0)
         yield out, call("run", "made_up", "--jobs", "3", "--json", "--out", out)
 
 
@@ -199,7 +200,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_with_a_record(ran: tuple[Path,
 
 def test_a_second_run_and_table_and_status_only_read(ran: tuple[Path, Answer], runs: list[Run], monkeypatch: Any):
     out, answer = ran
-    monkeypatch.setattr("harness.launch.Site.submit", None)
+    monkeypatch.setattr("harness.site.Site.submit", None)
     again = call("run", "made_up", "--json", "--out", out)
     assert again.status == 0, again.errors
     assert document(again.output)["tables"] == document(answer.output)["tables"]
@@ -248,7 +249,7 @@ def trained(tokens: Path, plan: str, out: Path) -> dict[str, Any]:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs, "gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from harness import memory as verb
-from harness.launch import Site
 from harness.memory import parse_bytes, predicted, shown
+from harness.site import Site
 from harness.store import Store
 from harness.validity import Datasets, why_invalid
 from impl.cost.parameters import count_parameters
@@ -128,7 +128,7 @@ def test_activations_alone_can_be_too_much(datasets: Datasets, monkeypatch: pyte
 
 
 def test_a_gpus_memory_is_for_one_rank(datasets: Datasets, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.launch.gpu_count", lambda: 2)
+    monkeypatch.setattr("harness.site.gpu_count", lambda: 2)
     total = predicted(LARGE, 257, "cuda")[0].total
     for there, is_refused in ((total, False), (total - 1, True), (None, False)):
         monkeypatch.setattr("harness.validity.gpu_memory", lambda there=there: there)

@@ -30,7 +30,7 @@ REACTION_SECONDS = 10.0
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.launch.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
     yield Store(tmp_path / "results", "made_up", "smoke")
     for process in processes(tmp_path / "results"):
         process.kill()
@@ -68,7 +68,7 @@ def test_a_pipeline_that_breaks_ends_at_once_and_says_where(store: Store, tmp_pa
         else:
             worker(attempt, rank=1 if point.run == last else 0).kill()
 
-    told = sweep(store, [first, last, raises], told=Told(on_look=hit), jobs=3)
+    told = sweep(store, [first, last, raises], told=Told(on_look=hit), jobs=3, retries=0)
     for run, rank in ((first, 0), (last, 1)):
         found = kept(store, run)
         assert found["status"] == "failed"

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import store as store_module
-from harness.store import SCHEMA, Store, read_json, write_atomically
+from harness.store import HARVESTED, HEAD, JOB, SCHEMA, Store, read_json, write_atomically
 from impl.errors import InputError
+from impl.run import Run, to_dict
 
 ID = "0123456789ab"
+CONFIG = json.loads(json.dumps(to_dict(Run())))
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 documents = st.recursive(
     st.none() | st.booleans() | numbers | st.text(max_size=5),
@@ -31,7 +33,7 @@ def store(tmp_path: Path) -> Store:
 
 def record(**fields: Any) -> dict[str, Any]:
     head = {"schema": SCHEMA, "id": ID, "experiment": "made_up", "tier": "smoke", "status": "ok", "reason": None}
-    return head | {"config": {}, "steps": [{"step": 0, "loss": 2.5}, {"step": 1, "loss": 2.25}]} | fields
+    return head | {"config": CONFIG, "steps": [{"step": 0, "loss": 2.5}, {"step": 1, "loss": 2.25}]} | fields
 
 
 def put(store: Store, content: bytes | str) -> Path:
@@ -41,26 +43,79 @@ def put(store: Store, content: bytes | str) -> Path:
     return path
 
 
-@given(fields=st.dictionaries(st.sampled_from(["log", "steps", "times", "ranks"]), documents))
+@given(fields=st.dictionaries(st.sampled_from(["notes", "more", "tries of mine"]), documents))
 def test_a_record_reads_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]):
     store = Store(tmp_path_factory.getbasetemp() / "same", "made_up", "smoke")
     store.write(record(**fields))
     assert store.read(ID) == record(**fields)
     assert store.records() == [record(**fields)]
+    assert not store.ignored
+    head = store.head(ID)
+    assert head is not None
+    assert head == {key: value for key, value in record(config={}).items() if key in HEAD}
 
 
 def test_items_of_a_list_take_a_line_each(store: Store):
     lines = store.write(record()).read_text().splitlines()
-    assert sum("loss" in line for line in lines) == 2
-    assert max(map(len, lines)) < 60
+    assert sum('"loss"' in line for line in lines) == 2
+    assert max(len(line) for line in lines if "config" not in line) < 60
 
 
 def test_no_beginning_of_a_record_is_read_as_one(store: Store):
     whole = store.write(record()).read_bytes()
-    for length in range(len(whole.rstrip())):
+    end = len(whole.rstrip())
+    for length in sorted({*range(60), *range(60, end, 11), *range(end - 60, end)}):
         put(store, whole[:length])
         assert store.read(ID) is None, whole[:length]
-        assert store.records() == []
+        assert store.head(ID) is None, whole[:length]
+    assert store.records() == []
+    assert list(store.ignored) == [store.path(ID)]
+
+
+def test_a_head_is_read_without_the_rest_and_only_of_a_whole_file(store: Store):
+    tries = [{"status": "failed", "reason": "no\n luck", "cause": "killed"}] * 2
+    fields = {"status": "oom", "reason": 'a "word"\n', "cause": "oom", "attempt": "a-b", "tries": tries}
+    long = record(**fields, steps=[{"step": i, "loss": 1.0} for i in range(5000)])
+    path = store.write(dict(reversed(long.items())))
+    head = store.head(ID)
+    assert head == {key: long[key] for key in HEAD if key in long} | {"config": {}}
+    whole = path.read_bytes()
+    path.write_bytes(whole[:5000] + b"#" * 5000 + whole[10000:])
+    assert store.head(ID) == head, "what a list of points says about it"
+    assert store.read(ID) is None, "what it is worth"
+    path.write_bytes(whole[:-3])
+    assert store.head(ID) is None
+    path.write_text(json.dumps(long))
+    assert store.head(ID) == head, "of a file that another program wrote, too"
+    for damaged in (b"", b"{", whole[: len(whole) // 2], b'{\n "status": "ok",\n "x": 1\n}\n'):
+        path.write_bytes(damaged)
+        assert store.head(ID) is None, damaged[:20]
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "/etc", "", ".hidden", "a\0b", "a b", "ä", "a/..", "-x/"])
+def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path, store: Store):
+    with pytest.raises(InputError, match="cannot name"):
+        store.path(name)
+    with pytest.raises(InputError, match="cannot name"):
+        store.new_attempt(name)
+    for where in ((f"paper/{name}", "smoke"), ("paper", name)) if name != "a/b" else (("paper", name),):
+        with pytest.raises(InputError, match="cannot name"):
+            Store(tmp_path, *where)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tries_are_open_from_their_submission_until_their_record_is_written(store: Store):
+    started, submitted, harvested = (store.new_attempt(ID) for _ in range(3))
+    other = store.new_attempt("ba9876543210")
+    (store.folder / "attempts" / ".submit").mkdir()
+    assert store.attempts() == {}
+    for attempt in (submitted, harvested, other):
+        (attempt / JOB).write_text("{}")
+    (harvested / HARVESTED).touch()
+    assert store.attempts() == {ID: [submitted], "ba9876543210": [other]}
+    assert store.attempts_of(ID) == [submitted]
+    assert store.dead_starts(ID) == [started]
+    assert store.all_attempts(ID) == sorted([started, submitted, harvested])
 
 
 @given(content=st.binary(max_size=60) | documents.map(lambda document: json.dumps(document).encode()))
@@ -87,6 +142,16 @@ def test_a_record_of_something_else_is_not_read(store: Store, fields: dict[str, 
     put(store, json.dumps(record(**fields)))
     assert store.read(ID) is None
     assert store.records() == []
+
+
+def test_what_has_no_end_is_no_record_and_nobody_waits_for_it(store: Store):
+    path = put(store, "")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert store.read(ID) is store.head(ID) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert store.read(ID) is store.head(ID) is None
 
 
 def test_json_nested_beyond_reason_is_no_record(store: Store):

@@ -1,0 +1,101 @@
+"""A point on its way to a record, and what its ranks are told to do."""
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.environment import CODE
+from harness.experiment import Point
+from harness.follow import Follower
+from harness.jobs import JobState
+from harness.launch import START_SECONDS
+from harness.lease import Claim
+from harness.options import Options
+from harness.store import Record, Store
+from harness.validity import Datasets, summary
+from impl.run import to_dict
+
+
+class Jobs(Protocol):
+    """Knows what became of what was submitted: harness.jobs."""
+
+    def states(self, attempts: Sequence[Path]) -> dict[Path, JobState]: ...
+    def cancel(self, attempts: Sequence[Path]) -> None: ...
+    def forget(self, attempt: Path) -> None: ...
+
+
+@dataclass(eq=False)
+class Case:
+    """A point on its way to a record, as one sweep sees it."""
+
+    point: Point
+    before: str | None = None
+    """The attempt of the record that was there at first."""
+    claim: Claim | None = None
+    attempt: Path | None = None
+    """A try that lives, or is being started."""
+    is_local: bool = False
+    follower: Follower | None = None
+    starts: int = 0
+    tries: list[dict[str, Any]] = field(default_factory=list)
+    """What came of those before the next one, in this command."""
+    is_watched: bool = False
+    """Somebody worked on it during this command."""
+    keeps_checkpoints: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.point.id
+
+
+def identity(point: Point, store: Store) -> dict[str, Any]:
+    """What a try and its record say about which run it is."""
+    return {"id": point.id, "experiment": store.experiment, "tier": store.tier, "run": to_dict(point.run)}
+
+
+def spec(case: Case, store: Store, datasets: Datasets, options: Options) -> dict[str, Any]:
+    """What the ranks of the next try at a point are to do."""
+    run, cluster = case.point.run, options.site.cluster
+    data = datasets.open(run.data.dataset)
+    return {
+        **identity(case.point, store),
+        "ranks": run.plan.world_size,
+        "on": options.site.on,
+        "device": options.site.device,
+        "data": str(data.path.resolve()),
+        "data_summary": summary(data, run.data.dataset),
+        "code": str(CODE),
+        "folder": str(Path.cwd()),
+        "submitted": time.time(),
+        "time_limit_seconds": options.time_limit_seconds,
+        "hang_seconds": options.hang_seconds,
+        "collective_timeout_seconds": options.collective_timeout_seconds
+        or 2 * max(options.hang_seconds, START_SECONDS),
+        "profile": options.profile,
+        "checkpoint_every": options.saving.checkpoint_every,
+        "checkpoints": str(store.checkpoints(case.id)),
+        "keep_checkpoints": options.saving.keep_checkpoints,
+        # ranks of this machine end with the harness that reads what they write, and with its claim
+        "driver_pid": os.getpid() if options.is_local else None,
+        "claim": str(case.claim.folder) if options.is_local and case.claim else None,
+        "token": secrets.token_hex(16),
+        "interface": cluster.interface,
+        "container": list(cluster.container),
+        "signal_seconds": cluster.signal_seconds,
+        "tries": case.tries,
+    }
+
+
+def shape(point: Point) -> tuple[int, int]:
+    """Points of one shape can be one array: ranks, and threads of each."""
+    return point.run.plan.world_size, point.run.threads
+
+
+def as_try(record: Record) -> dict[str, Any]:
+    """What a later record says about this one, of an earlier try."""
+    fields = {key: record.get(key) for key in ("status", "reason", "cause", "attempt")}
+    return {**fields, "ended": (record.get("times") or {}).get("ended")}

@@ -1,0 +1,183 @@
+"""The verbs for a sweep that is somewhere on its way: `status`, `watch` and `cancel`; and which points are meant."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from harness import jobs
+from harness.answers import columns, console, print_json, tell_ignored, tell_results
+from harness.experiment import Experiment, Point, Tier, changed, load, points
+from harness.memory import Flag
+from harness.options import Options
+from harness.progress import LiveDisplay
+from harness.states import counted, shown
+from harness.store import Store
+from harness.sweep import Sweep
+from harness.validity import Datasets
+from impl.plan import Plan
+from impl.run import EngineName
+
+TABLE_ROWS = 200
+"""Beyond these `status` prints bare columns: a table that is fitted to so many takes its time."""
+
+
+@dataclass(frozen=True)
+class Which:
+    """Which points of an experiment are meant, and where their records lie."""
+
+    tier: Tier = "smoke"
+    """smoke (CPU, a minute or so), small (one machine), paper (the paper's scale)."""
+    only: str | None = None
+    """Only points whose label contains this, or matches it as a pattern, or whose id starts with it."""
+    out: Path = Path("results")
+    """Folder of records, tables and figures."""
+    data: str | None = None
+    """Token folder to train on, in place of the experiment's."""
+    engine: EngineName | None = None
+    """Who trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own."""
+
+    def points(self, found: Experiment, plan: Plan, plan_fields: Iterable[str]) -> list[Point]:
+        """The points, with these fields of the plan in place of each one's own.
+
+        Raises:
+            InputError: `only` matches none.
+        """
+        return points(changed(found.runs[self.tier], self.data, self.engine, plan, plan_fields), self.only)
+
+    def store(self, found: Experiment) -> Store:
+        return Store(self.out, found.id, self.tier)
+
+
+Chosen = Annotated[Which, tyro.conf.arg(name="")]
+WHICH = Which()
+
+
+def status(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    which: Chosen = WHICH,
+    plan: Plan = Plan(),  # noqa: B008 - frozen
+    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
+    json: Flag = False,
+) -> int:
+    """Say which points of an experiment are done, failed, running, pending or missing, and why.
+
+    Args:
+        experiment: Id of an experiment, or its last word.
+        which: Which points.
+        plan: Fields of the parallel plan, as given to `run`.
+        plan_fields: Which are given.
+        json: Print one JSON document.
+    """
+    found = load(experiment)
+    store = which.store(found)
+    rows = rows_of(store, which.points(found, plan, plan_fields))
+    tell_ignored(store)
+    return tell_rows(found, store, rows, json)
+
+
+def watch(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    which: Chosen = WHICH,
+    plan: Plan = Plan(),  # noqa: B008 - frozen
+    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
+    json: Flag = False,
+) -> int:
+    """Show how the points of an experiment get on that run elsewhere, until none does; nothing is started.
+
+    The records of what has ended are written, then tables and figures.
+
+    Args:
+        experiment: Id of an experiment, or its last word.
+        which: Which points.
+        plan: Fields of the parallel plan, as given to `run`.
+        plan_fields: Which are given.
+        json: Print one JSON document on standard output, at the end.
+    """
+    found = load(experiment)
+    store, chosen = which.store(found), which.points(found, plan, plan_fields)
+    _wait_for(store, chosen, Options())
+    if not store.records():
+        return tell_rows(found, store, rows_of(store, chosen), json)
+    return tell_results(found, store, chosen, json)
+
+
+def cancel(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    which: Chosen = WHICH,
+    plan: Plan = Plan(),  # noqa: B008 - frozen
+    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
+    json: Flag = False,
+) -> int:
+    """End the jobs of an experiment's points, running and pending; the next `run` does these points again.
+
+    Args:
+        experiment: Id of an experiment, or its last word.
+        which: Which points.
+        plan: Fields of the parallel plan, as given to `run`.
+        plan_fields: Which are given.
+        json: Print one JSON document.
+    """
+    found = load(experiment)
+    store, attempts = which.store(found), which.store(found).attempts()
+    live = [point for point in which.points(found, plan, plan_fields) if point.id in attempts]
+    jobs.cancel([attempt for point in live for attempt in attempts[point.id]])
+    if live:
+        _wait_for(store, live, Options())
+    rows = rows_of(store, live)
+    if json:
+        return tell_rows(found, store, rows, json)
+    if rows:
+        print(columns([(row["id"], row["status"], row["point"], row["reason"] or "") for row in rows]))
+    count = sum(row["cause"] == "cancelled" for row in rows)
+    print("1 point cancelled" if count == 1 else f"{count} points cancelled")
+    return 0
+
+
+def rows_of(store: Store, chosen: list[Point]) -> list[dict[str, Any]]:
+    """The state of each point: what its record says, or its job."""
+    attempts = store.attempts()
+    states = jobs.states([attempt for point in chosen for attempt in attempts.get(point.id, [])])
+    rows = []
+    for point in chosen:
+        head, tries = store.head(point.id), attempts.get(point.id, [])
+        word = shown(head, tries, states)
+        is_record = head is not None and word == head["status"]
+        waits_for = next((states[a].reason for a in tries if a in states and states[a].reason), None)
+        reason = head.get("reason") if head and is_record else waits_for
+        cause = head.get("cause") if head and is_record else None
+        rows.append({"id": point.id, "point": point.label, "status": word, "reason": reason, "cause": cause})
+    return rows
+
+
+def tell_rows(found: Experiment, store: Store, rows: list[dict[str, Any]], json: bool) -> int:
+    """Print the state of points, and their counts."""
+    words = [row["status"] for row in rows]
+    if json:
+        counts = {word: words.count(word) for word in sorted(set(words))}
+        return print_json({"experiment": found.id, "tier": store.tier, "points": rows, "counts": counts})
+    cells = [(row["id"], row["point"], row["status"], row["reason"] or "") for row in rows]
+    if len(rows) > TABLE_ROWS:
+        print(columns(cells))
+    else:
+        table = Table("id", "point", "status", "reason")
+        for row in cells:
+            table.add_row(*map(Text, row))  # a reason is no markup
+        console(table).print(table)
+    print(counted(words))
+    return 0
+
+
+def _wait_for(store: Store, chosen: list[Point], options: Options) -> None:
+    with LiveDisplay(len(chosen)) as display:
+        Sweep(store, Datasets(store.folder), options, display).watch(chosen)

@@ -1,0 +1,23 @@
+"""A rank that does what `act` in its spec says, and starts at once: it imports no PyTorch."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from harness.heartbeat import Heartbeat
+
+if __name__ == "__main__":
+    act = json.loads((Path(sys.argv[1]) / "spec.json").read_text())["act"]
+    heart = Heartbeat.of_this_rank()
+    heart.enter("training", 5)
+    heart.begin("0F1")
+    print("a line of its log", flush=True)
+    if "exit" in act:
+        sys.exit(act["exit"])
+    if "kill" in act:
+        os.kill(os.getpid(), act["kill"])
+    while not heart.is_told():  # or until it is killed
+        time.sleep(0.01)
+    sys.exit(act["told"])

@@ -1,0 +1,309 @@
+"""The doctor's judgements, of facts and of captured texts; and once for real, with two ranks."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import doctor_checks as checks
+from harness.doctor import layout
+from harness.doctor_checks import Check, Partition, locked, packages, partitions, requeue
+from harness.doctor_ranks import of_ranks, one_way, rank_table, ring, time_table
+from impl.plan import Plan
+from tests.harness.calls import call, document, refused
+
+GIB = 2**30
+
+
+def grades(lines: Any) -> dict[str, str]:
+    return {line.what: line.grade for line in lines}
+
+
+def test_a_mesh_has_as_many_axes_above_one_as_its_ranks_allow() -> None:
+    found = {ranks: layout(ranks) for ranks in (1, 2, 4, 6, 7, 8, 12, 16, 64)}
+    assert all(plan.world_size == ranks for ranks, plan in found.items())
+    assert found[1] == Plan()
+    assert found[2] == Plan(dp=2)
+    assert found[4] == Plan(dp=2, tp=2)
+    assert found[8] == Plan(dp=2, tp=2, pp=2)
+    assert found[12] == Plan(dp=3, tp=2, pp=2)
+    assert found[64] == Plan(dp=4, tp=4, pp=4)
+
+
+# This machine -------------------------------------------------------------------------------------------------------
+
+
+def test_packages_are_held_against_the_lock() -> None:
+    lock = locked("# comment\ntorch==2.13.0\nNumPy==2.4.1 # why\nruff==0.17.0 ; python_version > '3'\n\njupyter==1.1\n")
+    assert lock == {"torch": "2.13.0", "numpy": "2.4.1", "ruff": "0.17.0", "jupyter": "1.1"}
+    there = dict.fromkeys(checks.REQUIRED, "1") | {"torch": "2.13.0+cpu", "numpy": "2.4.1"}
+    assert packages(lock, there).grade == "ok"
+    older = packages(lock, there | {"torch": "2.12.0", "ruff": "0.16"})
+    assert older.grade == "warning"
+    assert "torch 2.12.0 (lock: 2.13.0), ruff 0.16" in older.found
+    assert "requirements.lock" in older.mend
+    del there["submitit"]
+    assert packages(lock, there) == Check("packages", "failed", "submitit: not installed", checks.INSTALL)
+
+
+@pytest.mark.parametrize(("gib", "grade"), [(0.5, "failed"), (1.0, "warning"), (4.0, "ok")])
+def test_memory_is_enough_for_ranks_that_hold_nothing_yet(gib: float, grade: str) -> None:
+    assert checks.memory(int(gib * GIB), ranks=2).grade == grade
+
+
+@pytest.mark.parametrize(("gib", "grade"), [(0.5, "failed"), (5, "warning"), (50, "ok")])
+def test_room_on_the_disk(gib: float, grade: str) -> None:
+    line = checks.room(int(gib * GIB), Path("results"))
+    assert line.grade == grade
+    assert bool(line.mend) == (grade != "ok")
+
+
+def test_more_ranks_than_cores_or_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "gpu_count", lambda: 1)
+    monkeypatch.setattr("harness.doctor_checks.os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr("harness.doctor_checks.os.cpu_count", lambda: 2)
+    assert grades(checks.machine(2, "cpu")) | {"memory": "", "shared memory": ""} == {
+        "devices": "ok", "cores": "ok", "memory": "", "shared memory": "",
+    }  # fmt: skip
+    assert grades(checks.machine(4, "cpu"))["cores"] == "warning"
+    assert grades(checks.machine(2, "cuda"))["devices"] == "failed"
+
+
+def test_a_folder_is_checked_and_left_as_it_was(tmp_path: Path) -> None:
+    assert set(grades(checks.files(tmp_path))) == {"disk", "renames", "file times"}
+    assert grades(checks.files(tmp_path))["renames"] == "ok"
+    assert list(tmp_path.iterdir()) == []
+    [lost] = checks.files(tmp_path / "nowhere")
+    assert lost.grade == "failed"
+    assert "--out" in lost.mend
+
+
+def test_a_file_system_whose_renames_replace_what_they_must_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.doctor_checks.os.rename", lambda old, new: (new / "owner").write_text("mine"))
+    assert checks.renames(tmp_path).grade == "failed"
+
+
+def test_a_clock_of_files_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("harness.doctor_checks.time.time", lambda: now[0])
+    assert checks.clock_of_files(tmp_path).grade == "warning"
+
+
+# The scheduler ------------------------------------------------------------------------------------------------------
+
+SINFO = """main*|up|infinite|1|idle
+main*|up|infinite|2|mix
+main*|up|infinite|1|down*
+short|up|1:00|2|idle
+long|up|2-00:00:00|1|alloc
+off|down|1-00:00:00|4|idle
+drained|up|1-00:00:00|4|drain
+garbage
+"""
+
+
+def test_what_sinfo_says_of_partitions() -> None:
+    found = partitions(SINFO)
+    assert found["main"] == Partition(True, True, float("inf"), 4, 3)
+    assert found["short"] == Partition(False, True, 60.0, 2, 2)
+    assert found["long"].seconds == 2 * 86400
+    assert not found["off"].is_up
+    assert found["drained"].usable == 0
+    assert partitions("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1:00", 60), ("30:00", 1800), ("2:00:00", 7200), ("1-00:00:00", 86400), ("infinite", float("inf")), ("59", 59)],
+)
+def test_slurms_times(text: str, seconds: float) -> None:
+    assert checks.duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "expected"),
+    [
+        (None, 2, {"partition": "ok"}),
+        ("main", 4, {"partition": "warning"}),
+        ("main", 5, {"partition": "failed"}),
+        ("short", 1, {"partition": "ok", "time limit": "warning"}),
+        ("off", 1, {"partition": "failed", "time limit": "warning"}),
+        ("drained", 1, {"partition": "warning", "time limit": "warning"}),
+        ("nowhere", 1, {"partition": "failed"}),
+        ("main,nowhere", 1, {"partition": "failed"}),
+    ],
+)
+def test_a_partition_has_to_be_there_and_up_with_nodes_and_time(
+    name: str | None, nodes: int, expected: dict[str, str]
+) -> None:
+    lines = list(checks.of_partition(partitions(SINFO), name, nodes))
+    assert grades(lines) == expected
+    assert all(line.mend for line in lines if line.grade != "ok")
+
+
+def test_without_a_default_partition_one_has_to_be_named() -> None:
+    [line] = checks.of_partition(partitions("a|up|infinite|1|idle\n"), None, 1)
+    assert line.grade == "failed"
+    assert "valid: a" in line.mend
+
+
+def test_whether_jobs_come_back() -> None:
+    assert requeue("JobRequeue              = 1\nMaxArraySize            = 1001\n").grade == "ok"
+    assert requeue("JobRequeue              = 0\n").grade == "warning"
+
+
+def test_a_scheduler_that_is_not_there_or_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [line] = checks.scheduler(None, 1)
+    assert (line.grade, line.found) == ("failed", "sinfo: not on this machine")
+    answers = {"sinfo": "echo 'main*|up|infinite|2|idle'", "sacct": "echo 'no accounts' >&2; exit 1", "scontrol": ":"}
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    assert grades(checks.scheduler("main", 2)) == {
+        "scheduler": "ok", "partition": "ok", "accounting": "warning", "requeue": "ok",
+    }  # fmt: skip
+
+    def slow(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("sinfo", 20)
+
+    monkeypatch.setattr("harness.doctor_checks.subprocess.run", slow)
+    assert "no answer within 20 s" in checks.ask("sinfo")[1]
+
+
+# The ranks ----------------------------------------------------------------------------------------------------------
+
+
+def rank(number: int, **changed: Any) -> dict[str, Any]:
+    """What a rank writes that has found nothing wrong."""
+    timed = [{"bytes": 2**20, "seconds": 1e-3}, {"bytes": 2**24, "seconds": 1e-2}]
+    return {
+        "rank": number, "local_rank": number % 2, "host": f"node{number // 2}", "process": 100 + number,
+        "device": "cpu", "python": "3.12.1", "torch": "2.13.0", "backend": "gloo", "has_backend": True, "cores": 2,
+        "core_set": [0, 1], "threads": 1, "memory_bytes": 2**33, "met_seconds": 3.0,
+        "place": {"pp": 0, "dp": number // 2, "tp": number % 2}, "axes": {"dp": 1e-3, "tp": 1e-3},
+        "clock_seconds": 0.001 * number, "all_reduce": timed,
+        "transfers": [{"peer": 1, "sizes": timed}, {"peer": 2, "sizes": timed}], "at": "",
+    } | changed  # fmt: skip
+
+
+def judged(ranks: list[dict[str, Any]], failures: Any = (), state: str = "ended", said: Any = ()) -> dict[str, Check]:
+    return {line.what: line for line in of_ranks(Plan(dp=2, tp=2), ranks, failures, state, said)}
+
+
+FOUR = [rank(number) for number in range(4)]
+FAILURE = {"rank": 3, "reason": "rank 3, all-reduce over tp: RuntimeError: Timed out", "time": 1.0, "log": ["end"]}
+
+
+def test_ranks_that_have_found_nothing_wrong() -> None:
+    found = judged(FOUR)
+    assert {line.grade for line in found.values()} == {"ok"}
+    assert found["ranks"].found == "4 on node0 (2), node1 (2)"
+    assert found["all-reduce tp"].found.startswith("groups of 2")
+    assert "all-reduce pp" not in found
+    assert found["p2p"].found == "rank 0 to 1: 3.36 GB/s"
+    assert found["p2p hosts"].found == "rank 0 to 2: 3.36 GB/s"
+    assert rank_table(FOUR).row_count == 4
+    assert time_table(FOUR).row_count == 6
+
+
+def test_a_rank_without_a_word_is_told_with_what_is_known() -> None:
+    found = judged(FOUR[:3], state="pending (Resources)")
+    assert "no word from rank 3: the job is pending (Resources)" in found["ranks"].found
+    assert "--wait" in found["ranks"].mend
+    found = judged(FOUR[:3], said=["slurmstepd: exceeded memory limit"])
+    assert "exceeded memory limit" in found["ranks"].found
+    assert "rank 3, all-reduce over tp" in judged(FOUR[:3], [FAILURE])["ranks"].found
+
+
+def test_ranks_that_do_not_meet_or_do_not_come_back() -> None:
+    alone = [{k: v for k, v in one.items() if k != "met_seconds"} | {"at": "meeting"} for one in FOUR]
+    found = judged([*FOUR[:3], alone[3]], [FAILURE])
+    assert found["meeting"].grade == "failed"
+    assert "interface" in found["meeting"].mend
+    stuck = [one | {"axes": {"dp": 1e-3}, "at": "all-reduce over tp"} for one in FOUR[2:]]
+    found = judged([*FOUR[:2], *stuck], [FAILURE])
+    assert found["all-reduce dp"].grade == "ok"
+    assert "rank 2, 3 did not come back from it" in found["all-reduce tp"].found
+    assert "p2p" not in found
+    late = judged([*FOUR[:3], rank(3, at="timing transfers")], [FAILURE])
+    assert "rank 3 timing transfers" in late["end"].found
+
+
+def test_ranks_that_differ_are_warned_about() -> None:
+    found = judged([*FOUR[:3], rank(3, torch="2.12.0", clock_seconds=-40.0, core_set=[0], host="node2")])
+    assert found["torch"].grade == "warning"
+    assert "2.13.0 (3), 2.12.0 (1)" in found["torch"].found
+    assert found["clocks"].grade == "warning"
+    assert "40.0 s apart, node2 most" in found["clocks"].found
+    crowded = judged([rank(number, core_set=[0]) for number in range(4)])
+    assert crowded["cores of ranks"].found == "node0 gives 1 to 2 ranks"
+    assert judged([rank(n, device="none") for n in range(4)])["device of ranks"].grade == "failed"
+    assert judged([rank(n, has_backend=False) for n in range(4)])["backend"].grade == "failed"
+
+
+def test_a_slow_way_between_hosts_is_warned_about() -> None:
+    slow = [{"bytes": 2**24, "seconds": 10.0}]
+    found = judged([rank(0, transfers=[{"peer": 1, "sizes": slow}, {"peer": 2, "sizes": slow}]), *FOUR[1:]])
+    assert found["p2p hosts"].grade == "warning"
+    assert found["p2p"].grade == "ok"  # within a host it tells about the machine, not about a network
+
+
+def test_rates() -> None:
+    assert one_way({"bytes": 10**6, "seconds": 0.002}) == 1e9  # a megabyte there and one back
+    assert ring({"bytes": 10**6, "seconds": 0.001}, ranks=4) == pytest.approx(1.5e9)
+
+
+# The verb -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--ranks 0", "--ranks 0"),
+        ("--ranks many", "'many'"),
+        ("--wait 0", "--wait"),
+        ("--wait nan", "--wait"),
+        ("--site nowhere.toml", "nowhere.toml"),
+        ("--on slurm --ranks 9 --ranks-per-node 8", "9 ranks"),
+        ("--on moon", "moon"),
+    ],
+)
+def test_bad_input_is_a_line(arguments: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert told in refused("doctor", *arguments.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_failed_before_keeps_the_ranks_from_being_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.doctor._with_ranks", lambda *_: pytest.fail("ranks were started"))
+    (tmp_path / "file").write_text("mine")
+    answer = call("doctor", "--out", "file", "--json", "--device", "cpu")
+    assert (answer.status, answer.errors) == (1, "")
+    lines = {line["what"]: line for line in document(answer.output)["checks"]}
+    assert lines["files"]["grade"] == "failed"
+    assert lines["files"]["mend"]
+    assert "mend first" in lines["ranks"]["mend"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_two_ranks_meet_measure_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.doctor.COLLECTIVE_SECONDS", 120.0)  # machines that run tests are shared
+    answer = call("doctor", "--out", "results/new", "--json", "--device", "cpu", "--ranks", "2")
+    found = document(answer.output)
+    lines = {line["what"]: line for line in found["checks"]}
+    assert lines["meeting"]["grade"] == lines["all-reduce dp"]["grade"] == "ok", lines
+    assert lines["clocks"]["grade"] == "ok"
+    assert "GB/s" in lines["p2p"]["found"]
+    assert answer.status == int("failed" in found["counts"])
+    assert [one["place"] for one in found["ranks"]] == [{"pp": 0, "dp": 0, "tp": 0}, {"pp": 0, "dp": 1, "tp": 0}]
+    assert json.dumps(found).count(str(tmp_path)) <= 1  # the folder whose disk was looked at
+    assert list(tmp_path.iterdir()) == []

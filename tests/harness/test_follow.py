@@ -1,0 +1,109 @@
+"""What a display is told of a point that runs."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.experiment import Point
+from harness.follow import LATEST, Follower, StepLog, left_alone
+from harness.progress import LiveDisplay
+from harness.store import RESUMED
+from impl.run import Run
+from tests.harness.small_runs import Told
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rank-0.steps.jsonl"
+
+
+def step(number: int, **fields: Any) -> str:
+    return json.dumps({"step": number, "loss": 1.0, "seconds": 0.5, **fields}) + "\n"
+
+
+def test_steps_are_read_on_as_they_come(path: Path):
+    log = StepLog(path)
+    assert log.latest() == []
+    text = "".join(map(step, range(25)))
+    path.write_text(text[:-10])
+    assert [one["step"] for one in log.latest()] == list(range(24 - LATEST, 24)), "the last line is not whole yet"
+    path.write_text(text + step(25))
+    assert [one["step"] for one in log.latest()] == list(range(26 - LATEST, 26))
+    assert [one["step"] for one in log.latest()] == list(range(26 - LATEST, 26))
+
+
+def test_a_log_that_was_written_anew_is_read_anew(path: Path):
+    log = StepLog(path)
+    path.write_text("".join(map(step, range(5))))
+    log.latest()
+    path.write_text(step(3) + step(4, loss=2.0))
+    assert [(one["step"], one["loss"]) for one in log.latest()] == [(3, 1.0), (4, 2.0)]
+
+
+def test_of_a_long_log_the_end_is_read(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("harness.follow.MOST_BYTES", 300)
+    log = StepLog(path)
+    path.write_text("".join(map(step, range(100))))
+    assert 0 < len(log.latest()) < LATEST
+    assert log.latest()[-1]["step"] == 99
+
+
+@pytest.mark.parametrize("junk", ["{\n", "[]\n", "null\n", "\xff\xfe\n", '{"step": 1}\n', "[" * 5000 + "\n"])
+def test_what_is_no_step_is_left_out(path: Path, junk: str):
+    path.write_bytes(step(0).encode() + junk.encode("latin-1") + step(1).encode())
+    assert [one["step"] for one in StepLog(path).latest()] == [0, 1]
+
+
+def test_a_loss_that_is_no_number_is_none(path: Path):
+    path.write_text(step(0, loss=float("nan")))
+    assert StepLog(path).latest()[0]["loss"] is None
+
+
+def test_a_point_starts_and_resumes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("harness.follow.LOOK_SECONDS", 0.0)
+    told = Told()
+    follower = Follower(told, Point(Run(), "one"), tmp_path, is_told=False)
+    (tmp_path / RESUMED).write_text(json.dumps({"step": 40, "warnings": ["a checkpoint was damaged"]}))
+    follower.look()
+    follower.look()
+    assert told.starts == [Run().id]
+    assert told.messages == ["one: a checkpoint was damaged", "one: goes on from step 40 of 100"]
+    (tmp_path / RESUMED).write_text(json.dumps({"step": 0, "warnings": ["no checkpoint is whole"]}))
+    Follower(told, Point(Run(), "two"), tmp_path, is_told=True).look()
+    assert told.messages[2:] == ["two: no checkpoint is whole", "two: begins anew"]
+
+
+def test_points_that_are_left_alone_are_named_up_to_a_few():
+    some = [Point(Run(seed=seed), f"seed={seed}") for seed in range(7)]
+    assert "7 points are left alone" in left_alone(some)
+    assert "seed=4, ..." in left_alone(some)
+    assert "seed=5" not in left_alone(some)
+
+
+def test_a_display_counts_every_point_and_tells_the_queue_when_it_changes():
+    shown = io.StringIO()
+    console = Console(file=shown, width=200)
+    some = [Point(Run(seed=seed), f"seed={seed}") for seed in range(3)]
+    steps = [{"step": 41, "loss": 2.5, "seconds": 0.1}]
+    record = {"status": "ok", "reason": None, "steps": steps, "times": {"total_seconds": 3.0}}
+    with LiveDisplay(3, console) as display:
+        display.skipped(some[0])
+        display.waiting(2, 0)
+        display.waiting(2, 0)
+        for point in some[1:]:
+            display.started(point)
+            display.started(point)  # a second try
+            display.advanced(point, steps)
+        display.waiting(0, 2)
+        display.finished(some[1], record)
+        display.finished(some[2], record | {"status": "failed", "reason": "rank 0: [red] no luck"})
+    assert shown.getvalue().splitlines() == [
+        "  0 running, 2 pending",
+        "  2 running, 0 pending",
+        "[2/3] seed=1: ok, last loss 2.5000, 3 s",
+        "[3/3] seed=2: failed: rank 0: [red] no luck",
+    ]

@@ -1,0 +1,389 @@
+"""2,000 malformed experiments, site files, records and command lines: one clear line and exit 2, never a traceback."""
+
+import copy
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import experiments
+from harness import tables
+from harness.cluster import Cluster, read_cluster
+from harness.experiment import TIERS, load, points
+from harness.site import Site
+from harness.store import Store
+from harness.whole import why_not_whole
+from impl.errors import InputError
+from tests.harness.calls import Started, call, refused, stop_before_training, the_error
+from tests.harness.made_up_records import record
+
+EXPERIMENTS, SITES, RECORDS, COMMANDS = 700, 740, 460, 100
+TOGETHER = 12
+"""Records in one table."""
+
+
+def one_line(error: InputError, *, about: str = "") -> str:
+    """What is said of bad input, after checking how."""
+    text = str(error)
+    assert len(text.splitlines()) == 1, text
+    assert about in text
+    assert 10 < len(text) < 2000, text
+    assert "Traceback" not in text
+    return text
+
+
+def damaged(text: str, chance: random.Random, junk: list[str]) -> bytes:
+    """A text with one to three things done to it that editors, disks and people do."""
+    for _ in range(chance.randint(1, 3)):
+        text = once(text, chance, junk)
+    raw = text.encode()
+    return raw + b"\xff\xfe" if chance.random() < 0.02 else raw
+
+
+def once(text: str, chance: random.Random, junk: list[str]) -> str:
+    """A text with one thing done to it."""
+    lines, place, other = text.split("\n"), chance.randrange(len(text) + 1), chance.choice(junk)
+    at = chance.randrange(len(lines))
+    before, line, behind = lines[:at], lines[at], lines[at + 1 :]
+    name, indent = line.partition("=")[0], line[: len(line) - len(line.lstrip())]
+    done: list[Callable[[], str]] = [
+        lambda: "\n".join(before + behind),
+        lambda: "\n".join([*before, line, line, *behind]),
+        lambda: text[:place],
+        lambda: text[:place] + other + text[place:],
+        lambda: text[:place] + text[place + chance.randint(1, 9) :],
+        lambda: "\n".join([*before, f"{indent}{other}", line, *behind]),
+        lambda: "\n".join([*before, f"{name}= {other}", *behind]),
+        lambda: "\n".join([*before, f"{name}= {other},", *behind]),
+    ]
+    return chance.choice(done)()
+
+
+# Experiments --------------------------------------------------------------------------------------------------------
+
+EXPERIMENT = '''"""Does a larger batch reach a lower loss?
+
+The global batch varies.
+"""
+
+from harness.claims import Claim
+from harness.experiment import Experiment
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+
+
+def batches(steps, dp=1):
+    return [
+        Run(plan=Plan(dp=dp), train=Recipe(steps=steps, global_batch=batch, microbatch=4))
+        for batch in (8, 16, 32)
+    ]
+
+
+EXPERIMENT = Experiment(
+    source="our own",
+    expectation="loss falls",
+    cost={"smoke": "1 min", "small": "10 min", "paper": "10 min, 2 GPUs"},
+    runs={
+        "smoke": batches(steps=100),
+        "small": batches(steps=400, dp=2),
+        "paper": batches(steps=2000),
+    },
+    claims=(Claim(text="it falls", source="our own", check=lambda rows: None),),
+    table=None,
+    profiles=False,
+    deviations="",
+    found="",
+)
+'''
+CODE_JUNK = [
+    "None", "5", "-1", "'x'", "[]", "{}", "()", "object()", "lambda: 0", "1 / 0", "nowhere", "float('nan')", "[None]",
+    "{'smoke': 5}", "Run", "Run()", "[Run()] * 2", "10 ** 400", "'../../x'", "raise ValueError('no\\nluck')", "exit()",
+    "__import__('sys').exit(3)", "import nowhere", "from impl import nowhere", "def f(): return f()", "eval('(' * 999)",
+    "'\\ud800'", "b'x'", "...", "\x00", "\t", "(", "}", "\"\"\"", "\\", "é = 1", "await x", "yield", "class X: pass",
+    "{'smoke': [], 'small': [], 'paper': []}", "{'smoke': [1], 'small': [Run()], 'paper': None}", "Plan(dp=0)",
+    "Recipe(steps=-1)", "ModelConfig(hidden_size=7)", "Plan(dp=True)", "(lambda f: f(f))(lambda f: f(f))", "{1: 2}",
+    "type('R', (), {'__getattr__': lambda s, n: 1 / 0})()", "assert False, 'an\\nassertion'", "raise SystemExit(2)",
+]  # fmt: skip
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which files are experiments, beside those that are there."""
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    monkeypatch.setattr(experiments, "__path__", [*experiments.__path__, str(folder)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.chdir(tmp_path)
+    yield folder
+    for name in [name for name in sys.modules if name.startswith("experiments.fuzzed")]:
+        del sys.modules[name]
+
+
+def looked_at(name: str) -> None:
+    """What `list`, `status` and `run` first do with an experiment."""
+    found = load(name)
+    assert found.question
+    for tier in TIERS:
+        assert isinstance(found.cost[tier], str)
+        for point in points(found.runs[tier]) if found.runs[tier] else ():
+            assert point.label
+    tables.all_tables([], found.claims, table=found.table)
+
+
+def test_a_malformed_experiment_is_told_in_a_line_that_names_it(mine: Path) -> None:
+    chance, told = random.Random(1), 0
+    (mine / "fuzzed.py").write_text(EXPERIMENT)
+    looked_at("fuzzed")
+    for i in range(EXPERIMENTS):
+        path = mine / f"fuzzed{i}.py"
+        path.write_bytes(damaged(EXPERIMENT, chance, CODE_JUNK))
+        try:
+            looked_at(path.stem)
+        except InputError as error:
+            one_line(error)
+            told += 1
+            if told % 60 == 0:
+                assert "Traceback" not in refused("status", path.stem)
+        finally:
+            path.unlink()
+    assert told > EXPERIMENTS // 2
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("", "docstring"),
+        ("x = (", "SyntaxError"),
+        ("import nowhere_at_all", "nowhere_at_all"),
+        ("raise SystemExit(0)", "SystemExit"),
+        (EXPERIMENT.replace('source="our own"', "source=5", 1), "source"),
+        (EXPERIMENT.replace('"small": batches(steps=400, dp=2),', ""), "small"),
+        (EXPERIMENT.replace("batches(steps=100)", "[1]"), "smoke"),
+        (EXPERIMENT.replace("table=None", "table=5"), "table"),
+        (EXPERIMENT.replace("batches(steps=100)", "[Run(plan=Plan(dp=0))]"), "dp"),
+    ],
+)
+def test_what_is_wrong_with_an_experiment_is_named(mine: Path, source: str, told: str) -> None:
+    (mine / "fuzzed.py").write_text(source)
+    assert told in refused("status", "fuzzed")
+    assert "fuzzed" in refused("run", "fuzzed")
+
+
+def test_a_package_of_experiments_that_is_broken_does_not_hide_the_others(mine: Path) -> None:
+    (mine / "fuzzed").mkdir()
+    (mine / "fuzzed" / "__init__.py").write_text("1 / 0")
+    assert load("quickstart").id == "quickstart"
+
+
+# Site files ---------------------------------------------------------------------------------------------------------
+
+SITE = """partition = "gpu"
+account = "lab"
+qos = "high"
+constraint = "a100|h100"
+ranks_per_node = 8
+at_once = 4
+setup = ["module load cuda", "export A=1"]
+container = ["apptainer", "exec", "--nv", "image.sif"]
+interface = "ib0"
+memory_per_rank = "4G"
+cpus_per_rank = 4
+signal_seconds = 60
+job_minutes = 120
+[extra]
+exclusive = true
+nice = 100
+"""
+TOML_JUNK = [
+    "5", "-1", "0", "1e400", "nan", "true", '""', "[]", "{}", "[[1]]", '["a\\nb"]', '"a\\n#SBATCH --uid=0"', '"$(id)"',
+    '"`id`"', '"; rm -rf /"', '"--wrap=id"', '"../../x"', "1979-05-27", "0x10", "9" * 5000, "[" * 3000, "{a=" * 500,
+    '"\\u0000"', '"é"', '"x" "y"', "partition", "partition = 1", "[extra", "[[extra]]", 'uid = "root"', 'array = "1-9"',
+    'wrap = "id"', 'output = "/etc/passwd"', "'", '"""', "\x00", "\t", '["#SBATCH --uid=0"]', '["  #SBATCH --x"]',
+    '["id\\r#SBATCH --x"]', '"a b"', '"a\\tb"', "{exclusive = false}", "{Exclusive = true}", '"' + "x" * 5000 + '"',
+]  # fmt: skip
+DIRECTIVES = (
+    "job-name", "nodes", "ntasks-per-node", "time", "signal", "array", "requeue", "open-mode", "output", "error",
+    "partition", "account", "qos", "constraint", "reservation", "mem", "cpus-per-task", "gpus-per-node", "exclusive",
+    "nice", "wckey",
+)  # fmt: skip
+
+
+def test_a_malformed_site_file_is_told_in_a_line_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    chance, told, path = random.Random(2), 0, tmp_path / "site.toml"
+    path.write_text(SITE)
+    assert read_cluster(path).partition == "gpu"
+    for _ in range(SITES):
+        path.write_bytes(damaged(SITE, chance, TOML_JUNK))
+        try:
+            cluster = read_cluster(path)
+        except InputError as error:
+            one_line(error, about="site.toml")
+            told += 1
+            continue
+        only_what_was_meant(cluster)
+    assert told > SITES // 2
+
+
+def only_what_was_meant(cluster: Cluster) -> None:
+    """No value of a site's becomes a line of the script, or an option, that is not its own."""
+    lines = Site("slurm", cluster=cluster).script(2, 60.0, points=2).splitlines()
+    options = [line.removeprefix("#SBATCH").strip() for line in lines if line.lstrip().startswith("#SBATCH")]
+    names = [option.removeprefix("--").partition("=")[0] for option in options]
+    assert len(set(names)) == len(names)
+    known = {*DIRECTIVES, *cluster.extra}
+    assert set(names) <= known, sorted(set(names) - known)
+    plain = [line for line in lines if line.strip() and not line.startswith("#")]
+    bare = Site("slurm", cluster=Cluster()).script(2, 60.0, points=2).splitlines()
+    expected = [line for line in bare if line.strip() and not line.startswith("#")]
+    assert len(plain) == len(expected) + len(cluster.setup)
+    assert [line for line in plain if line in cluster.setup] == list(cluster.setup)
+
+
+def test_a_site_file_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stop_before_training(monkeypatch)
+    site = tmp_path / "site.toml"
+    site.write_text("partitoin = 'gpu'")
+    for verb in ("run quickstart", "doctor"):
+        message = refused(*verb.split(), "--site", site)
+        assert "site.toml" in message
+        assert "did you mean partition?" in message
+    assert list(tmp_path.iterdir()) == [site]
+
+
+# Records ------------------------------------------------------------------------------------------------------------
+
+VALUES = [
+    None, True, False, 0, 1, -1, 3, 10**30, -(10**400), 0.0, -0.5, 1e300, 1e-300, "", "x", "ok", "nan", "../../x", "\n",
+    "cpu", [], [0], [None], [[]], [["0F0", 0, 1]], {}, {"a": 1}, {"tp": {"all_reduce": {}}}, "\ud800", "é",
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a document can be changed."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in inside:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def changed(whole: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """A record with one or two values that are something else, or nothing; the deeper ones are as likely as others."""
+    found = copy.deepcopy(whole)
+    for _ in range(chance.randint(1, 2)):
+        by_length: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        for path in places(found):
+            by_length.setdefault(path[:1] + ("",) * (len(path) > 1), []).append(path)
+        *path, last = chance.choice(chance.choice(list(by_length.values())))
+        at = found
+        for key in path:
+            at = at[key]
+        if chance.random() < 0.2:
+            del at[last]
+        else:
+            at[last] = chance.choice(VALUES)
+    return found
+
+
+def whole_records() -> list[dict[str, Any]]:
+    """Of several kinds, each of few steps."""
+    kinds = [{}, {"plan__dp": 2}, {"plan__pp": 2, "train__microbatch": 4}, {"status": "failed", "reason": "no luck"}]
+    return [record(train__steps=6, train__global_batch=16, **kind) for kind in kinds]
+
+
+def test_a_malformed_record_is_ignored_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chance, kinds = random.Random(3), whole_records()
+    assert not any(map(why_not_whole, kinds))
+    accepted: list[dict[str, Any]] = []
+    for i in range(RECORDS):
+        found = changed(chance.choice(kinds), chance)
+        if (why := why_not_whole(found)) is None:
+            accepted.append(found | {"id": f"fuzzed{i}"})
+        else:
+            assert len(why.splitlines()) == 1
+            assert 5 < len(why) < 400, why
+    assert RECORDS // 10 < len(accepted) < RECORDS * 9 // 10
+    accepted = [one for one in accepted if one.get("experiment") == "made_up" and one.get("tier") == "smoke"]
+    for at in range(0, len(accepted), TOGETHER):
+        try:
+            tables.all_tables([kinds[0], *accepted[at : at + TOGETHER]], ())
+        except InputError as error:
+            one_line(error)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_folder_of_damaged_records_is_shown_without_them(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    chance, folder = random.Random(seed), tmp_path / "results" / "quickstart" / "smoke" / "records"
+    folder.mkdir(parents=True)
+    for i, one in enumerate(whole_records() * 3):
+        one |= {"id": f"fuzzed{i}", "experiment": "quickstart"}
+        text = json.dumps(one)
+        place = chance.randrange(len(text))
+        torn = [
+            text[:place],
+            text[:place] + "\x00" + text[place + 1 :],
+            "",
+            "[" * 100_000,
+            "null",
+            f'{{"id": {"9" * 5000}}}',
+        ]
+        wrong = json.dumps(changed(one, chance) if i else one)
+        (folder / f"fuzzed{i}.json").write_bytes(chance.choice([wrong, wrong, *torn] if i else [wrong]).encode())
+    (folder / "folder.json").mkdir()
+    (folder / "not utf-8.json").write_bytes(b"\xff\xfe{}")
+    for verb in ("table", "status"):
+        answer = call(verb, "quickstart")
+        assert answer.status in (0, 2), answer.errors
+        assert "Traceback" not in answer.errors
+        if answer.status == 2:
+            the_error(answer.errors)
+    assert Store(tmp_path / "results", "quickstart", "smoke").read("fuzzed0") is not None
+
+
+# Command lines ------------------------------------------------------------------------------------------------------
+
+VERBS = ["list", "run", "status", "table", "train", "timeline", "memory", "prepare", "watch", "cancel", "doctor"]
+WORDS = [
+    *VERBS, "quickstart", "layernorm_placement", "smoke", "paper", "slurm", "local", "--tier", "--json", "--on",
+    "--only", "--jobs", "--site", "--partition", "--account", "--retry", "all", "again", "--retries",
+    "--hang-seconds", "--dry-run", "--detach", "--ranks", "--ranks-per-node", "--wait", "--device", "cuda", "cpu",
+    "--out", "out", "--checkpoint-every", "--keep-checkpoints", "--time-limit", "--plan.dp", "--plan.tp", "--seed",
+    "--model", "gpt-2m", "--format", "md", "0", "-1", "2", "1e9", "nan", "inf", "1e400", "9" * 400, "x" * 5000, "",
+    "-", "--", "=", "\n", "\r", "\x1b[31m", "é", "\ud800", "../x", "/dev/null", "/dev/full", "/proc/self/mem",
+    "site.toml", "nowhere.toml", "*", "[", "$(id)", "; id", "--json=1", "--only=", "-h",
+]  # fmt: skip
+
+
+def test_a_malformed_command_is_done_or_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    stop_before_training(monkeypatch)
+    monkeypatch.setattr("harness.doctor._with_ranks", lambda *_: [])
+    (tmp_path / "site.toml").write_text(SITE)
+    chance, told = random.Random(4), 0
+    for _ in range(COMMANDS):
+        verb, subject = chance.choice(VERBS), ["quickstart"] * chance.randint(0, 1)
+        command = [verb, *subject, *chance.choices(WORDS, k=chance.randint(0, 4))]
+        if chance.random() < 0.1:
+            command[0] = chance.choice(WORDS)
+        try:
+            answer = call(*command)
+        except Started:
+            continue
+        assert answer.status in (0, 1, 2), (command, answer)
+        assert "Traceback" not in answer.errors, command
+        if answer.status == 2:
+            the_error(answer.errors)
+            told += 1
+        elif answer.status == 1:
+            assert command[0] == "doctor"  # which has something to tell about this machine
+    assert told > COMMANDS // 4

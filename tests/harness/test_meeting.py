@@ -1,0 +1,107 @@
+"""How ranks find each other, and nobody else."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from harness import meeting
+from harness.meeting import MeetingError, address, interface, meet, ports, rendezvous_of
+from tests.ranks import CONTEXT
+
+SHORT = timedelta(seconds=1)
+
+
+@pytest.fixture
+def taken() -> Iterator[list[int]]:
+    """Ports of which the first is somebody else's, a store without our word, and the second is free."""
+    stranger = dist.TCPStore(meeting.LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    with closing(socket.create_server((meeting.LOOPBACK, 0))) as free:
+        port = free.getsockname()[1]
+    yield [stranger.port, port]
+    del stranger
+
+
+def test_the_ports_follow_from_the_job_and_differ_between_jobs() -> None:
+    assert ports("7_3") == ports("7_3")
+    assert len(set(ports("7_3"))) == meeting.TRIED
+    assert all(port in meeting.PORTS for port in ports("7_3"))
+    assert not set(ports("7_3")) & set(ports("7_4"))
+
+
+def test_one_host_listens_to_itself_and_several_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert address(["node1"], 0) == "127.0.0.1"
+    assert address(["node1", "node2"], 1) == "node1"
+    monkeypatch.setattr(meeting, "own_address", lambda other: {"node2": "10.0.0.1"}[other])
+    assert address(["node1", "node2", "node3"], 0) == "10.0.0.1"
+
+
+def test_the_way_to_a_host_has_an_address_and_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meeting.own_address("127.0.0.1") == "127.0.0.1"
+    name = interface(["localhost"], 0)
+    assert name is None or "127.0.0.1" in {a.address for a in psutil.net_if_addrs()[name]}
+    assert interface(["127.0.0.1", "127.0.0.1"], 1) == name
+
+    def unknown(host: str) -> str:
+        raise OSError(host)
+
+    monkeypatch.setattr(meeting, "own_address", unknown)
+    assert interface(["node1", "nowhere"], 0) is None
+
+
+def test_on_one_machine_it_is_a_file_and_on_a_cluster_a_few_ports(tmp_path: Path) -> None:
+    assert rendezvous_of(tmp_path, ["here"], 0, None) == f"file://{tmp_path}/rendezvous"
+    kind, _, place = rendezvous_of(tmp_path, ["node1", "node2"], 1, "12").partition("://")
+    assert (kind, place) == ("tcp", f"node1:{','.join(map(str, ports('12')))}")
+
+
+def test_the_first_rank_listens_at_its_address_only_and_takes_the_next_port(taken: list[int]) -> None:
+    store = meeting._open(meeting.LOOPBACK, taken, SHORT)
+    listening = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert [address for address, port in listening if port == taken[1]] == [meeting.LOOPBACK]
+    del store
+
+
+def test_ports_that_are_all_taken_are_told() -> None:
+    with closing(socket.create_server((meeting.LOOPBACK, 0))) as one:
+        port = one.getsockname()[1]
+        with pytest.raises(MeetingError, match=rf"cannot listen at 127.0.0.1 on any of the ports {port} \(.*in use"):
+            meeting._open(meeting.LOOPBACK, [port], SHORT)
+
+
+def test_a_rank_waits_for_its_own_run_only(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.2)
+    own = dist.PrefixStore("word", meeting._open(meeting.LOOPBACK, taken, SHORT))
+    own.set(meeting.HERE, "")
+    own.set("x", "y")
+    found = meeting._join(meeting.LOOPBACK, taken, "word", timedelta(seconds=20))
+    assert dist.PrefixStore("word", found).get("x") == b"y"
+    with pytest.raises(MeetingError, match=r"no rank 0 of this run at 127.0.0.1, ports \d+, \d+, within 1 s"):
+        meeting._join(meeting.LOOPBACK, taken, "another word", SHORT)
+
+
+def met(rank: int, rendezvous: str, queue: object) -> None:
+    spec = {"device": "cpu", "collective_timeout_seconds": 60.0, "token": "word"}
+    device, store = meet(spec, rank, rank, 2, rendezvous)
+    store.set(f"from {rank}", str(rank))
+    told = store.get(f"from {1 - rank}").decode()
+    dist.barrier()
+    dist.destroy_process_group()
+    queue.put((rank, str(device), told))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_ranks_meet_and_can_tell_each_other_things(kind: str, tmp_path: Path, taken: list[int]) -> None:
+    where = f"file://{tmp_path}/rendezvous" if kind == "file" else f"tcp://127.0.0.1:{taken[1]}"
+    queue = CONTEXT.Queue()
+    ranks = [CONTEXT.Process(target=met, args=(rank, where, queue), daemon=True) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    assert sorted(queue.get(timeout=60) for _ in ranks) == [(0, "cpu", "1"), (1, "cpu", "0")]
+    for process in ranks:
+        process.join(timeout=10)

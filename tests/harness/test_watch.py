@@ -1,0 +1,215 @@
+"""A sweep that is left and come back to, by the command line: `--detach`, `status`, `watch`, `cancel`, `--dry-run`."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import jobs
+from harness.experiment import TIERS, Experiment
+from harness.jobs import JobState
+from harness.site import Site
+from harness.store import Store
+from impl.run import Run, to_dict
+from tests.harness.calls import call, document, refused
+from tests.harness.fake_site import CODE, FakeSite
+from tests.harness.small_runs import small, write_tokens
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture
+def runs(tokens: Path) -> list[Run]:
+    return [small(tokens, dp=1 + seed % 2, seed=seed) for seed in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.verbs.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.sweep.host_environment", lambda _: dict(CODE))
+    monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("harness.sweep.SCHEDULER_SECONDS", 0.0)
+    monkeypatch.setattr("harness.follow.LOOK_SECONDS", 0.0)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def cluster(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """A cluster whose jobs run until they are told otherwise, and an experiment, `made_up`, of four points."""
+    tiers = dict.fromkeys(TIERS, "a moment")
+    one = Experiment(
+        id="made_up", question="?", source="none", expectation="", cost=tiers, runs=dict.fromkeys(TIERS, runs)
+    )
+    site = FakeSite(looks=10**9, on="slurm")
+    monkeypatch.setattr("harness.verbs.load", lambda _: one)
+    monkeypatch.setattr("harness.watch.load", lambda _: one)
+    monkeypatch.setattr("harness.verbs._site", lambda *_, **__: site)
+    for name in ("states", "cancel", "forget"):
+        monkeypatch.setattr(jobs, name, getattr(site, name))
+    return site
+
+
+def counts(*more: str) -> dict[str, int]:
+    return document(call("status", "made_up", "--json", "--out", "out", *more).output)["counts"]
+
+
+def test_a_sweep_that_is_submitted_and_left_is_finished_by_watching(cluster: FakeSite, runs: list[Run], tmp_path: Path):
+    cluster.outcomes = {runs[1].id: "error", runs[2].id: "hang"}
+    answer = call("run", "made_up", "--on", "slurm", "--detach", "--out", "out")
+    assert answer.status == 0, answer.errors
+    assert "harness watch made_up --tier smoke" in answer.output
+    assert "0 of 4 points finished: 4 running" in answer.output
+    assert counts() == {"running": 4}
+    assert len(cluster.arrays) == 2
+    assert call("run", "made_up", "--on", "slurm", "--detach", "--out", "out").status == 0
+    assert len(cluster.submitted) == 4, "they run already"
+
+    cluster.looks = 0
+    answer = call("watch", "made_up", "--out", "out")
+    assert answer.status == 1, "two failed"
+    assert "2 of 4 points finished: 2 ok, 1 failed, 1 timeout" in answer.output
+    assert "[4/4]" in answer.errors
+    assert (tmp_path / "out" / "made_up" / "smoke" / "tables").is_dir()
+    assert counts() == {"ok": 2, "failed": 1, "timeout": 1}
+    assert len(cluster.submitted) == 4, "watching starts nothing"
+
+    cluster.outcomes = {}
+    answer = call("run", "made_up", "--on", "slurm", "--out", "out", "--json")
+    assert cluster.submitted[4:] == [runs[2].id]
+    assert answer.status == 1
+    assert len(document(answer.output)["records"]) == 4
+    assert "1 point is left alone" in answer.errors
+    assert call("run", "made_up", "--on", "slurm", "--out", "out", "--retry", "all").status == 0
+    assert counts() == {"ok": 4}
+
+
+def test_jobs_are_cancelled_by_point(cluster: FakeSite, runs: list[Run]):
+    call("run", "made_up", "--on", "slurm", "--detach", "--out", "out")
+    for path in Path("out/made_up/smoke/attempts").glob(f"{runs[3].id}-*/rank-*"):
+        path.unlink()
+    for attempt in Path("out/made_up/smoke/attempts").resolve().glob(f"{runs[3].id}-*"):
+        (attempt / jobs.STOP).touch()
+    answer = call("cancel", "made_up", "--only", "seed=3", "--out", "out")
+    assert answer.status == 0, answer.errors
+    assert "1 point cancelled" in answer.output
+    assert [attempt.name[:12] for attempt in cluster.cancelled] == [runs[3].id]
+    assert counts() == {"running": 3, "failed": 1}
+    assert call("cancel", "made_up", "--only", "seed=3", "--out", "out").output == "0 points cancelled\n"
+    assert document(call("cancel", "made_up", "--only", "seed=3", "--out", "out", "--json").output)["points"] == []
+
+
+def test_leaving_a_sweep_says_that_its_jobs_go_on(cluster: FakeSite, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.sweep.time.sleep", interrupt)
+    answer = call("run", "made_up", "--on", "slurm", "--out", "out")
+    assert answer.status == 130
+    [*_, last] = answer.errors.splitlines()
+    assert last == "interrupted; 4 points go on without this command: `watch` shows them, `cancel` ends them"
+    answer = call("watch", "made_up", "--out", "out")
+    assert answer.status == 130
+    assert counts() == {"running": 4}
+    assert cluster.cancelled == []
+
+
+def test_a_dry_run_says_what_would_be_submitted_and_writes_nothing(cluster: FakeSite, runs: list[Run], tmp_path: Path):
+    real = Site("slurm")
+    cluster.script = real.script  # type: ignore[attr-defined]
+    answer = call("run", "made_up", "--on", "slurm", "--dry-run", "--out", "out")
+    assert answer.status == 0, answer.errors
+    assert "4 of 4 points would be run" in answer.output
+    assert answer.output.count("#!/bin/bash") == 2, "one for each shape"
+    found = document(call("run", "made_up", "--on", "slurm", "--dry-run", "--json", "--out", "out").output)
+    assert [point["id"] for point in found["points"]] == [run.id for run in runs]
+    assert len(found["scripts"]) == 2
+    assert cluster.submitted == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_here_names_the_points(cluster: FakeSite, runs: list[Run], tmp_path: Path):
+    cluster.on = "local"
+    answer = call("run", "made_up", "--dry-run", "--out", "out", "--only", "seed=1")
+    assert f"{runs[1].id}  seed=1" in answer.output.replace(" dp=2", "").replace("dp=2 ", "")
+    assert "1 of 1 points would be run" in answer.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_says_why_a_job_is_pending(cluster: FakeSite, runs: list[Run], monkeypatch: pytest.MonkeyPatch):
+    call("run", "made_up", "--on", "slurm", "--detach", "--out", "out")
+    pending = JobState("pending", "PENDING", 0, "Priority")
+    monkeypatch.setattr(jobs, "states", lambda attempts: dict.fromkeys(attempts, pending))
+    found = document(call("status", "made_up", "--json", "--out", "out").output)
+    assert {(point["status"], point["reason"]) for point in found["points"]} == {("pending", "Priority")}
+    monkeypatch.setattr(jobs, "states", lambda attempts: dict.fromkeys(attempts, JobState("unknown")))
+    assert counts() == {"unknown": 4}
+
+
+def put(store: Store, run: Run, **fields: Any) -> None:
+    head = {"schema": 1, "id": run.id, "experiment": "made_up", "tier": "smoke", "config": to_dict(run)}
+    store.write(head | {"status": "ok", "reason": None} | fields)
+
+
+def test_a_reason_is_shown_as_it_is(cluster: FakeSite, runs: list[Run]):
+    put(Store(Path("out"), "made_up", "smoke"), runs[0], status="failed", reason="rank 0: [/b] [red] list[int]")
+    assert "[/b] [red] list[int]" in call("status", "made_up", "--out", "out").output
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_long_list_of_points_is_plain(runs: list[Run], monkeypatch: pytest.MonkeyPatch):
+    put(Store(Path("out"), "made_up", "smoke"), runs[0])
+    monkeypatch.setattr("harness.watch.TABLE_ROWS", 3)
+    lines = call("status", "made_up", "--out", "out").output.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == [run.id for run in runs]
+    assert lines[-1] == "1 of 4 points finished: 1 ok, 3 missing"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_files_that_are_no_records_are_named_and_run_again(runs: list[Run]):
+    store = Store(Path("out"), "made_up", "smoke")
+    put(store, runs[0])
+    store.path(runs[0].id).write_text("{")
+    answer = call("status", "made_up", "--out", "out")
+    assert answer.errors.splitlines() == [f"ignored: {store.path(runs[0].id)}: not a whole JSON document of a record"]
+    assert counts() == {"missing": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("run quickstart --detach", "--detach: only jobs of a scheduler"),
+        ("run quickstart --retries -1", "--retries -1: must be 0 or more"),
+        ("run quickstart --retries one", "'one'"),
+        ("run quickstart --retry some", "'some'"),
+        ("run quickstart --hang-seconds 0", "--hang-seconds 0"),
+        ("run quickstart --hang-seconds nan", "--hang-seconds nan"),
+        ("run quickstart --site no.toml", "no.toml"),
+        ("run quickstart --on slurm --partition a;b", "--partition"),
+        ("train --retries -1", "--retries -1"),
+        ("train --site no.toml", "no.toml"),
+        ("watch nosuch", "'nosuch'"),
+        ("cancel nosuch", "'nosuch'"),
+        ("cancel quickstart --only nothing-like-it", "nothing-like-it"),
+        ("cancel quickstart --tier huge", "huge"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: str, told: str, tmp_path: Path):
+    assert told in refused(*arguments.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_watching_nothing_says_so(tmp_path: Path):
+    answer = call("watch", "quickstart", "--out", "out")
+    assert answer.status == 0, answer.errors
+    assert "missing" in answer.output
+    assert json.loads(call("watch", "quickstart", "--out", "out", "--json").output)["counts"]["missing"] > 0
+    assert call("cancel", "quickstart", "--out", "out").output == "0 points cancelled\n"
