@@ -1,0 +1,67 @@
+"""A Slurm of two nodes on this machine, for as long as tests need it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = ("munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct")
+PACKAGES = "munge slurm-wlm slurmdbd mariadb-server-core mariadb-client-core"
+
+
+def why_not() -> str | None:
+    """Why none can be started here; None: one can."""
+    if os.geteuid():
+        return "starting a Slurm needs root"
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    if missing := [name for name in PROGRAMS if shutil.which(name, path=path) is None]:
+        return f"no {', '.join(missing)}: apt-get install --no-install-recommends {PACKAGES}"
+    if subprocess.run(["unshare", "--mount", "--uts", "true"], capture_output=True).returncode:
+        return "nodes need host names of their own, and unshare is not permitted here"
+    return None
+
+
+class TwoNodes:
+    """Nodes node1 and node2 of 4 processors each; partitions main, short (jobs of a minute) and urgent (preempts)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, *daemon: str) -> None:
+        """All of it, or one daemon that was killed."""
+        subprocess.run([HERE / "start.sh", self.folder, *daemon], check=True)
+
+    def stop(self) -> None:
+        subprocess.run([HERE / "stop.sh", self.folder], check=True)
+
+    def kill(self, daemon: str) -> None:
+        os.kill(int((self.folder / "run" / f"{daemon}.pid").read_text()), signal.SIGKILL)
+
+    def ask(self, *command: str) -> str:
+        """What one of Slurm's commands answers."""
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+@contextmanager
+def two_nodes() -> Iterator[TwoNodes]:
+    """A cluster that Slurm's commands reach meanwhile; skips the test where there can be none."""
+    if reason := why_not():
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # a short path: it holds sockets
+    folder.chmod(0o755)
+    cluster = TwoNodes(folder)
+    try:
+        cluster.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", str(folder / "etc" / "slurm.conf"))
+            yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
