@@ -5,7 +5,7 @@ ONLY ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: quickstart test lint bench
+.PHONY: quickstart test lint bench faults
 
 quickstart: $(VENV)/.core
 	$(BIN)/python -m harness run quickstart
@@ -20,6 +20,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m harness bench --keep results/bench $(if $(ONLY),--only '$(ONLY)')
+
+faults: $(VENV)/.dev
+	$(BIN)/python -m tests.faults --keep results/faults.md $(if $(ONLY),--only '$(ONLY)')
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
