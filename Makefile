@@ -11,7 +11,7 @@ quickstart: $(VENV)/.core
 	$(BIN)/python -m harness run quickstart
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
