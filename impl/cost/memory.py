@@ -1,12 +1,12 @@
 """Bytes that a rank needs for a training step, by category, before anything is launched."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from impl.cost.buckets import buckets
-from impl.cost.buffers import gathered_elements, gradient_elements, received_at_once
+from impl.cost.buffers import STEADY, gathered_elements, gradient_elements, received_at_once
 from impl.cost.moments import fullest, offloaded, update_moment
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, rank_parameters
 from impl.cost.traffic import Place
@@ -76,7 +76,14 @@ class Memory:
         return asdict(self) | {"total": self.total}
 
 
-def memory(run: Run, vocab_size: int, pp_rank: int, head_positions: int, device: str = "cuda") -> Memory:
+def memory(
+    run: Run,
+    vocab_size: int,
+    pp_rank: int,
+    head_positions: int,
+    device: str = "cuda",
+    parts: tuple[Stage, ...] | None = None,
+) -> Memory:
     """What a rank of a pipeline needs; of its data- and tensor-parallel ranks, which differ by little, the first.
 
     Padding is counted, and stage 3 has no rounded weights beside master weights; what the framework and its libraries
@@ -85,8 +92,10 @@ def memory(run: Run, vocab_size: int, pp_rank: int, head_positions: int, device:
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
         device: cuda or cpu, whose own memory is the host's; the loss takes parts of the logits to suit it.
+        parts: the model's stages; None: as the engine has them.
     """
-    place, each, has_host = Place(run, vocab_size, pp_rank), parameter_bytes(run), device != "cpu"
+    run = _shortened(run)
+    place, each, has_host = Place(run, vocab_size, pp_rank, parts), parameter_bytes(run), device != "cpu"
     divided, row = buckets(place, each.gradient), place.schedule.rows[pp_rank]
     optimizer = sum(bucket.updated for bucket in divided) * each.optimizer
     moment = max(fullest(place, row, head_positions, device), update_moment(run, divided), key=sum)
@@ -103,6 +112,15 @@ def memory(run: Run, vocab_size: int, pp_rank: int, head_positions: int, device:
         rest=moment.computed,
         host=has_host * (optimizer * run.plan.offload_optimizer + offloaded(place, row, head_positions)),
     )
+
+
+def _shortened(run: Run) -> Run:
+    """A run of no more microbatches than show all that a step does; GPipe holds however many there are."""
+    plan, steady = run.plan, STEADY * run.plan.pp
+    if plan.schedule not in ("one_f_one_b", "interleaved", "zb_h1") or run.microbatches <= steady:
+        return run
+    batch = steady * run.train.microbatch * plan.dp
+    return replace(run, train=replace(run.train, global_batch=batch))
 
 
 def memory_of_ranks(run: Run, vocab_size: int, head_positions: int, device: str = "cuda") -> list[Memory]:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
 from impl.pipeline.schedule import Op as PipelineOp
-from impl.pipeline.schedule import Schedule, lower
-from impl.pipeline.schedules import build
+from impl.pipeline.schedule import Schedule
+from impl.pipeline.schedules import SCHEDULES, build
 from impl.pipeline.stage import Stage, split
 from impl.plan import Plan
 from impl.run import Run
@@ -56,6 +56,8 @@ class Place:
     run: Run
     vocab_size: int
     pp_rank: int = 0
+    parts: tuple[Stage, ...] | None = None
+    """The model's stages, of all ranks; None: as `impl.pipeline.stage.split` has them."""
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -65,7 +67,10 @@ class Place:
     @cached_property
     def stages(self) -> list[Stage]:
         """Those that the rank owns."""
-        every = _split(self.run.model, self.vocab_size, self.run.plan.pp * self.run.plan.chunks)
+        plan = self.run.plan
+        every = self.parts or _split(self.run.model, self.vocab_size, plan.pp * plan.chunks)
+        if plan.schedule in SCHEDULES:  # whose stages go round the ranks; the table may be large
+            return list(every[self.pp_rank :: plan.pp])
         return [every[i] for i in self.schedule.stages_of(self.pp_rank)]
 
     @property
@@ -208,7 +213,11 @@ def _axes(plan: Plan, axes: Sequence[str]) -> str:
 
 
 def _transfers(place: Place, *ops: PipelineOp) -> int:
-    return sum(action.op in ops for action in lower(place.schedule)[place.pp_rank])
+    """How often a rank does these: once a microbatch for every stage of its own with one of another rank beside it."""
+    rank_of, own = place.schedule.rank_of, place.schedule.stages_of(place.pp_rank)
+    beside = {way: sum(rank_of.get(stage + way, place.pp_rank) != place.pp_rank for stage in own) for way in (1, -1)}
+    of = {PipelineOp.SEND_F: 1, PipelineOp.RECV_B: 1, PipelineOp.RECV_F: -1, PipelineOp.SEND_B: -1}
+    return place.run.microbatches * sum(beside[of[op]] for op in ops)
 
 
 def _add(counts: Counts, op: Op, count: Count) -> None:

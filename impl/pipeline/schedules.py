@@ -7,6 +7,7 @@ returns the rows; name it in SCHEDULES, or name it as module:function.
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import chain, zip_longest
 
 from impl.errors import InputError
@@ -65,12 +66,12 @@ def zb_h1(p: int, m: int) -> Rows:
 def _put_off(row: Iterable[Action], most: int) -> Iterator[Action]:
     """A row with its backward passes split, up to `most` weight gradients being owed."""
     owed: list[Action] = []
-    for op, stage, microbatch in row:
-        if op is Op.F:
-            yield Action(op, stage, microbatch)
+    for action in row:
+        if action.op is Op.F:
+            yield action
             continue
-        yield Action(Op.I, stage, microbatch)
-        owed.append(Action(Op.W, stage, microbatch))
+        yield Action(Op.I, action.stage, action.microbatch)
+        owed.append(Action(Op.W, action.stage, action.microbatch))
         if len(owed) > most:
             yield owed.pop(0)
     yield from owed
@@ -89,6 +90,8 @@ def _row(rank: int, p: int, m: int, v: int, warmup: int) -> tuple[Action, ...]:
 
 
 SCHEDULES: dict[str, Callable[..., Rows]] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}
+OWN = frozenset(SCHEDULES.values())
+"""Those that are known to be schedules."""
 
 
 def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
@@ -98,6 +101,18 @@ def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
         InputError: there is no such schedule, it cannot be had for these numbers, or its rows are no schedule.
     """
     generator = _generator(name)
+    return (_built if generator in OWN else _built.__wrapped__)(generator, name, p, m, v)
+
+
+@lru_cache(maxsize=8)
+def _built(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> Schedule:
+    """The schedule, checked; that takes a while where it is large, and many ask for the same one."""
+    schedule = Schedule(name, tuple(tuple(row) for row in _rows(generator, name, p, m, v)))
+    check(schedule, p, m, v)
+    return schedule
+
+
+def _rows(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> Rows:
     for field, value in (("plan.pp", p), ("microbatches", m), ("plan.chunks", v)):
         if value < 1:
             raise InputError(f"{field} {value} is not a count; valid: 1 or more")
@@ -106,20 +121,21 @@ def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
         with_chunks = ", ".join(other for other, function in SCHEDULES.items() if _has_chunks(function))
         raise InputError(f"plan.schedule {name} has 1 chunk a rank, not plan.chunks {v}; with chunks: {with_chunks}")
     try:
-        rows = generator(p, m, v) if chunked else generator(p, m)
+        return generator(p, m, v) if chunked else generator(p, m)
     except InputError:
         raise
     except Exception as error:  # a user's own function
         raise InputError(f"plan.schedule {name} fails with plan.pp {p}, {m} microbatches: {error!r}") from error
-    schedule = Schedule(name, tuple(tuple(row) for row in rows))
-    check(schedule, p, m, v)
-    return schedule
 
 
 def why_invalid(name: str, p: int, m: int, v: int = 1) -> str | None:
     """Why a schedule cannot be had for these numbers, and what would be valid; None: it can. Arguments as `build`."""
     try:
-        build(name, p, m, v)
+        generator = _generator(name)
+        if generator in OWN:  # whose tables are valid where there are any
+            _rows(generator, name, p, m, v)
+        else:
+            build(name, p, m, v)
     except InputError as error:
         return str(error)
     return None

@@ -60,7 +60,7 @@ def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra
 
 def _most_layers(num_layers: int, extra: list[Fraction]) -> list[int]:
     """Layers that each stage can take without being slower than the slowest must be."""
-    for slowest in sorted({count + work for count in range(1, num_layers + 1) for work in extra}):
+    for slowest in sorted({count + work for count in range(1, num_layers + 1) for work in set(extra)}):
         most = [int(slowest - work) if slowest >= work else 0 for work in extra]
         if min(most) >= 1 and sum(most) >= num_layers:
             return most

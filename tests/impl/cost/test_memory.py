@@ -177,3 +177,16 @@ def test_dividing_and_recomputing_more_never_needs_more(
         assert none.activations >= selective.activations >= full.activations
         assert none.states == selective.states == full.states
         assert (there.optimizer, there.host >= none.optimizer) == (0, True)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("one_f_one_b", 1), ("interleaved", 2), ("zb_h1", 1), ("gpipe", 1)])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_what_many_microbatches_need_a_few_show(
+    schedule: str, chunks: int, zero_stage: ZeroStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(pp=3, dp=2, schedule=schedule, chunks=chunks, zero_stage=zero_stage, bucket_bytes=2**14)
+    model = replace(MODEL, num_layers=7)
+    run = Run(model=model, plan=plan, train=Recipe(global_batch=2 * 27, microbatch=1), precision="bf16")
+    found = memory_of_ranks(run, 300, model.seq_len)
+    monkeypatch.setattr("impl.cost.memory._shortened", lambda whole: whole)
+    assert memory_of_ranks(run, 300, model.seq_len) == found
