@@ -33,6 +33,8 @@ FLOORS = {
     "impl.pipeline.schedules": 0,
     "impl.pipeline.simulate": 0,
     "impl.pipeline.stage": 0,
+    "impl.simulator": 0,
+    "impl.simulator.*": 0,
     "impl.zero": 0,
     "impl.zero.partition": 0,
     "impl.mesh": 1,

@@ -1,0 +1,360 @@
+"""Step time and memory of many plans at once: the gear that plans are pruned by, before events judge the best of them.
+
+Seconds and bytes of blocks, transfers and states are those of the other gear, worked out once for all plans that have
+them in common. What is in closed form here is how a pipeline adds them up. In steady state a microbatch takes as long
+as the slowest rank computes, or as what is in flight takes to go round; the first one fills the pipeline.
+
+Letters: m microbatches, p pipeline ranks, v chunks of each. Ranks are of three kinds: the first, those between (the
+fullest of them) and the last.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from impl.cost.buckets import buckets
+from impl.cost.buffers import gathered_elements, gradient_elements
+from impl.cost.memory import parameter_bytes
+from impl.cost.moments import fullest, kept_bytes
+from impl.cost.parameters import MASTER_BYTES
+from impl.cost.traffic import Place
+from impl.pipeline.schedule import Action, Op
+from impl.pipeline.stage import Stage, split
+from impl.run import Run
+from impl.simulator.operations import STAGE, BlockName, block
+from impl.simulator.passes import Passes, passes, stage_passes
+from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
+from impl.simulator.reduction import ends_seconds, seconds_of, sharded, states, update
+from impl.simulator.step import transfer_seconds
+from impl.simulator.system import System
+
+Array = np.ndarray
+GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
+OPS = ("forward", "backward", "input_gradient", "weight_gradient")
+UNITS = {
+    "one": Stage(range(1), is_first=False, is_last=False),
+    "more": Stage(range(3), is_first=False, is_last=False),
+    "first": Stage(range(1), is_first=True, is_last=False),
+    "last": Stage(range(1), is_first=False, is_last=True),
+    "whole": Stage(range(1), is_first=True, is_last=True),
+}
+"""Stages from which any other's share follows: a layer more costs as much as the one before it."""
+
+
+class Estimate(NamedTuple):
+    """Of each plan."""
+
+    seconds: Array
+    bytes: Array
+    """On the fullest device."""
+
+
+class _Law(NamedTuple):
+    """What a pipeline rank has of something, by its layers and by whether it has the model's ends."""
+
+    layer: Any
+    one: Any
+    """With one layer and no end."""
+    first: Any
+    last: Any
+    whole: Any
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, float]) -> "_Law":
+        one = sizes["one"]
+        return cls((sizes["more"] - one) / 2, one, sizes["first"], sizes["last"], sizes["whole"])
+
+    def at(self, ranks: "_Ranks") -> list[Array]:
+        """Of each kind of rank."""
+        ends = (self.first, np.where(ranks.p > 2, self.one, self.first), self.last)
+        base = [np.where(ranks.p == 1, self.whole, end) for end in ends]
+        return [end + (layers - 1) * self.layer for end, layers in zip(base, ranks.layers, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """The three kinds of pipeline rank."""
+
+    p: Array
+    v: Array
+    m: Array
+    schedule: Array
+    layers: list[Array]
+    """All of a rank's."""
+    missing: Array
+    """Layers that the ranks between have less than if all were the fullest."""
+    holding: Array
+    """Layers that the second rank would have if it held as many activations as any between."""
+
+    @property
+    def is_first(self) -> list[Array]:
+        return [self.p > 0, self.p <= 2, self.p == 1]
+
+    @property
+    def is_last(self) -> list[Array]:
+        return [self.p == 1, self.p == 1, self.p > 0]
+
+
+class ClosedForm:
+    """Estimates plans for a model, a global batch and a system; what it has worked out it keeps."""
+
+    def __init__(
+        self,
+        base: Run,
+        vocab_size: int,
+        system: System,
+        gpus: int,
+        *,
+        head_positions: int | None = None,
+    ) -> None:
+        """Take what all plans have in common.
+
+        Args:
+            base: the run whose plan and microbatch are searched.
+            gpus: devices of each plan.
+            head_positions: positions of a sequence that the output head scores; None: all.
+        """
+        self.positions = head_positions or base.model.seq_len
+        self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base), vocab_size, system, gpus
+        self._known: dict[tuple[Any, ...], tuple[float, ...]] = {}
+
+    def estimate(self, plans: Plans) -> Estimate:
+        """Step time and memory of each plan, as the system's software would carry it out."""
+        habits = {knob: getattr(self.system.habits, knob, None) for knob in FLAGS}
+        fixed = {knob: np.full(len(plans), int(way)) for knob, way in habits.items() if way is not None}
+        plans = Plans({**plans.columns, **fixed})
+        first, between, last, missing, holding = self._gather(plans, self._layers, "pp", "chunks")
+        m = self.base.train.global_batch // (plans["dp"] * plans["microbatch"])
+        ranks = _Ranks(plans["pp"], plans["chunks"], m, plans["schedule"], [first, between, last], missing, holding)
+        held = self._gather(
+            plans, self._states, "tp", "pp", "dp", "zero_stage", "sequence_parallel", "offload_optimizer"
+        )
+        return Estimate(self._seconds(plans, ranks, held), self._bytes(plans, ranks, held))
+
+    def _gather(self, plans: Plans, law: Callable[..., tuple[float, ...]], *knobs: str) -> Array:
+        """What a law says of each plan, by some knobs; it is asked once for those that have them in common."""
+        code = np.zeros(len(plans), dtype=np.int64)
+        for knob in knobs:
+            code = code * (int(plans[knob].max()) + 1) + plans[knob]
+        _, at, which = np.unique(code, return_index=True, return_inverse=True)
+        rows = zip(*(plans[knob][at].tolist() for knob in knobs), strict=True)
+        return np.array([self._asked(law, dict(zip(knobs, row, strict=True))) for row in rows]).T[:, which]
+
+    def _asked(self, law: Callable[..., tuple[float, ...]], numbers: dict[str, int]) -> tuple[float, ...]:
+        key = (law.__name__, *numbers.values())
+        if key not in self._known:
+            self._known[key] = law({name: value_of(name, number) for name, number in numbers.items()})
+        return self._known[key]
+
+    def _run(self, row: Mapping[str, Any], **others: Any) -> Run:
+        """A run with these knobs, all else as it is by default."""
+        return run_of({**DEFAULTS, "microbatch": 1, **row, **others}, self.base)
+
+    def _layers(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """Layers of the first rank, the fullest of those between and the last; what those lack; and `holding`."""
+        p, model = row["pp"], self.base.model
+        count = p * row["chunks"]
+        if self.system.habits.stages == "even" and model.num_layers % count == 0:
+            sizes = [model.num_layers // count] * count
+        else:
+            sizes = [len(part.layers) for part in split(model, self.vocab_size, count)]
+        ranks = [sum(sizes[rank::p]) for rank in range(p)]
+        if p <= 2:
+            return ranks[0], ranks[0], ranks[-1], 0, ranks[0]
+        between, more = max(ranks[1:-1]), 1 if row["chunks"] == 1 else 2
+        in_flight = [(row["chunks"] - 1) * p + more * (p - rank - 1) + 1 for rank in range(p)]
+        holding = max(in_flight[rank] * ranks[rank] for rank in range(1, p - 1)) / in_flight[1]
+        return ranks[0], between, ranks[-1], between * (p - 2) - sum(ranks[1:-1]), holding
+
+    def _blocks(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """Seconds of a microbatch through a layer, a stage without any, the embedding and the head; of each of OPS."""
+        run = self._run(row, dp=self.gpus // row["tp"])
+        each: dict[BlockName, Passes] = {
+            name: passes(self.system, run, block(run, self.vocab_size, name, self.positions), is_layer=name == "layer")
+            for name in STAGE
+        }
+        one, more, first, last = (
+            stage_passes(self.system, each, UNITS[name]) for name in ("one", "more", "first", "last")
+        )
+        found: list[float] = []
+        for op in OPS:
+            of_one = getattr(one, op)
+            layer = (getattr(more, op) - of_one) / 2
+            found += [layer, of_one - layer, getattr(first, op) - of_one, getattr(last, op) - of_one]
+        return tuple(found)
+
+    def _hops(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """Seconds of a microbatch's transfers from each rank to the next, of the longest, and from the last back."""
+        p, seconds = row["pp"], transfer_seconds(self._run(row), self.system)
+        each = [seconds(rank, rank + 1) for rank in range(p - 1)]
+        return (sum(each), max(each), seconds(p - 1, 0)) if p > 1 else (0.0, 0.0, 0.0)
+
+    def _states(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """Seconds to reduce gradients, to gather parameters and to update them, and bytes of all that, each as a _Law;
+        seconds for tied gradients; bytes of buffers between, on the first and on the last rank."""
+        run = self._run(row)
+        alone = self._run(row, pp=1)
+        alone = replace(alone, train=replace(alone.train, global_batch=row["dp"]))
+        each, laws = parameter_bytes(run), [dict[str, float]() for _ in range(4)]
+        tied, buffers = 0.0, dict[str, float]()
+        for name, stage in UNITS.items():
+            place = Place(alone, self.vocab_size, 0, (stage,))
+            state, divided = states(place), buckets(place, each.gradient)
+            is_master = (
+                row["zero_stage"] == 3 and not row["offload_optimizer"] and each.weight < MASTER_BYTES[run.precision]
+            )
+            weights = 0 if is_master else sum(bucket.weights for bucket in divided)
+            is_elsewhere = row["offload_optimizer"] and self.system.device.kind != "cpu"
+            moments = 0 if is_elsewhere else sum(bucket.updated for bucket in divided)
+            sizes = weights, sum(bucket.gradients for bucket in divided), moments
+            laws[0][name] = seconds_of(self.system, run, state, reducing=True)
+            laws[1][name] = seconds_of(self.system, run, state, reducing=False)
+            laws[2][name] = update(self.system, run, state)
+            laws[3][name] = sum(a * b for a, b in zip(sizes, each, strict=True))
+            if name in ("first", "last") and row["pp"] > 1:
+                tied = ends_seconds(self.system, run, state)
+            filled = gradient_elements(place, divided, [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]) * each.gradient
+            buffers[name] = gathered_elements(place, divided) * each.weight + filled
+        between = buffers["more"]
+        ends = (max(between, buffers["whole" if row["pp"] == 1 else end]) for end in ("first", "last"))
+        return (*(size for law in laws for size in _Law.of(law)), tied, between, *ends)
+
+    def _kept(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """Bytes of activations that a microbatch leaves in a rank, of what comes and goes, both as a _Law; of what a
+        layer keeps for its weights' gradients; and of what is received."""
+        run = self._run(row, dp=1)
+        run = replace(run, train=replace(run.train, global_batch=row["microbatch"]))
+        if not self.system.device.fused_attention and run.model.dropout == 0:  # the core keeps its scores all the same
+            run = replace(run, model=replace(run.model, dropout=0.1))
+        positions, device = self.positions, self.system.device.kind
+        kept, passing, owed = {}, {}, 0.0
+        for name, stage in UNITS.items():
+            place = Place(run, self.vocab_size, 0, (stage,) * row["pp"])
+            kept[name] = float(kept_bytes(place, stage, positions, device))
+            moment = lambda *ops, place=place: sum(fullest(place, [Action(op, 0, 0) for op in ops], positions, device))
+            passing[name] = moment(Op.F, Op.B) - kept[name]
+            if name == "more":
+                owed = (moment(Op.F, Op.I, Op.F, Op.I) - moment(Op.F, Op.I)) / 3
+        received = Place(run, self.vocab_size).transferred if row["pp"] > 1 else 0
+        return (*_Law.of(kept), *_Law.of(passing), owed, received)
+
+    def _seconds(self, plans: Plans, ranks: _Ranks, held: Array) -> Array:
+        knobs = ("tp", "microbatch", "sequence_parallel", "recompute")
+        more = "partition_activations", "offload_activations", "overlap_input_grad_reduce"
+        blocks = self._gather(plans, self._blocks, *knobs, *more)
+        hops = self._gather(plans, self._hops, "tp", "pp", "dp", *knobs[1:3], "scatter_gather")
+        reducing, gathering, updating = (_Law(*held[i : i + 5]).at(ranks) for i in (0, 5, 10))
+        zero, is_split = plans["zero_stage"], ranks.schedule == SPLIT
+        work = self._work(plans, ranks, blocks, hops, reducing, gathering)
+        hops = (1 - self.system.constant("send_blocks")) * hops
+        pipeline = _pipeline(ranks, work, blocks, hops)
+        backward = np.where(is_split, work["weight_gradient"], work["backward"])
+        drained = (ranks.p - 1) * (work["backward"][1] / ranks.v + hops[1]) * ~is_split
+        exposed = [
+            np.where(zero < 2, self._exposed(plans, ranks, *of), 0.0)
+            for of in zip(reducing, backward, ranks.layers, strict=True)
+        ]
+        ends = np.maximum(pipeline + exposed[0], pipeline - drained + exposed[2]) + held[20]
+        after = [u + np.where((zero == 1) | (zero == 2), g, 0.0) for u, g in zip(updating, gathering, strict=True)]
+        total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[1])
+        total = total + np.maximum.reduce(after) + self.system.constant("step_seconds")
+        return total * self._gather(plans, self._correction, "tp", "microbatch")[0]
+
+    def _correction(self, row: Mapping[str, Any]) -> tuple[float]:
+        return (self.system.correction(self._run(row, dp=self.gpus // row["tp"])),)
+
+    def _work(
+        self, plans: Plans, ranks: _Ranks, blocks: Array, hops: Array, reducing: list[Array], gathering: list[Array]
+    ) -> dict[str, Array]:
+        """Seconds of a microbatch in all of a rank's stages, by operation and kind of rank."""
+        p, v, zero = ranks.p, ranks.v, plans["zero_stage"]
+        wait, blocking = (self.system.constant(name) for name in ("send_wait", "send_blocks"))
+        work: dict[str, Array] = {}
+        for i, op in enumerate(OPS):
+            layer, stage, embedding, head = blocks[4 * i : 4 * i + 4]
+            of_ranks = zip(ranks.layers, ranks.is_first, ranks.is_last, strict=True)
+            work[op] = np.array([v * stage + n * layer + f * embedding + h * head for n, f, h in of_ranks])
+        for kind, layers in enumerate(ranks.layers):
+            gathers = np.where(zero == 3, gathering[kind] / 2, 0.0)
+            reduces = {"forward": 0.0, "backward": np.where(zero >= 2, reducing[kind], 0.0)}
+            ends = {"forward": ranks.is_last[kind], "backward": ranks.is_first[kind]}
+            waits = wait * (2 * v - ends["forward"] - ends["backward"])
+            for op, way in (("forward", "forward"), ("backward", "backward"), ("input_gradient", "backward")):
+                moved = gathers / v, reduces[way] / v
+                beside = self._beside(plans, moved, work[op][kind] / v, np.maximum(layers / v, 1)) * v
+                sends = np.where(p > 1, waits + blocking * (v - ends[way]) * hops[1], 0.0)
+                work[op][kind] += beside + sends
+        return work
+
+    def _beside(self, plans: Plans, moved: tuple[Array, Array], computing: Array, layers: Array) -> Array:
+        """What a pass through a stage waits for parameters and gradients that move beside it."""
+        hidden = moved[0] * plans["overlap_param_gather"] + moved[1] * plans["overlap_grad_reduce"]
+        return moved[0] + moved[1] - hidden + sharded(self.system, hidden, computing, layers)
+
+    def _exposed(self, plans: Plans, ranks: _Ranks, seconds: Array, backward: Array, layers: Array) -> Array:
+        """What a rank's reduction of gradients takes after its last backward pass, of a chunk first of all."""
+        chunk, n = backward / ranks.v, np.maximum(layers / ranks.v, 1)
+        computing = chunk * (1 - 1 / n)
+        behind = np.maximum(seconds / ranks.v, seconds - (ranks.v - 1) * ranks.p * chunk) - computing
+        behind = np.maximum(behind, seconds / ranks.v / n)
+        share = self.system.constant("overlap")
+        overlapped = share * behind + (1 - share) * seconds
+        return np.where(plans["overlap_grad_reduce"] == 1, overlapped, seconds)
+
+    def _bytes(self, plans: Plans, ranks: _Ranks, held: Array) -> Array:
+        knobs = ("tp", "microbatch", "sequence_parallel", "recompute", "partition_activations", "offload_activations")
+        two = Plans({**plans.columns, "pp": np.minimum(ranks.p, 2)})
+        found = self._gather(two, self._kept, *knobs, "scatter_gather", "pp")
+        law, owed, received = _Law(*found[:5]), found[10], found[11]
+        p, v, m = ranks.p, ranks.v, ranks.m
+        states, kept, passing = (_Law(*sizes).at(ranks) for sizes in (held[15:20], found[:5], found[5:10]))
+        most = []
+        for kind, ahead in ((0, p - 1), (1, np.maximum(p - 2, 0)), (1, np.minimum(p - 1, 1)), (2, 0 * p)):
+            is_held_less = (kind == 1) & ((ranks.schedule == PLAIN) | (ranks.schedule == INTERLEAVED))
+            layers = np.where(is_held_less, ranks.holding, ranks.layers[kind])
+            in_flight = np.where(v > 1, np.minimum(m * v, (v - 1) * p + 2 * ahead + 1), np.minimum(m, ahead + 1))
+            in_flight = np.where(ranks.schedule == GPIPE, m, in_flight)
+            ends = kept[kind] - law.one - (ranks.layers[kind] - 1) * law.layer
+            chunk = law.one - law.layer + law.layer * layers / v
+            with_ends = np.where(v > 1, np.minimum(m, p) if kind == 0 else 1, in_flight)
+            put_off = np.where(ranks.schedule == SPLIT, np.minimum(p, m) - in_flight, 0)
+            more = (0, np.where(v > 1, 3, np.where(ranks.schedule == GPIPE, 1, 2)), np.where(v > 1, 4, 1))[kind]
+            receiving = np.minimum(in_flight + put_off + more, m * v + 1)
+            receiving = np.where(ranks.is_first[kind], (v - 1) * p + 1, receiving)
+            activations = in_flight * chunk + with_ends * ends + passing[kind]
+            owing = np.maximum(activations + put_off * owed * layers, (put_off + 1) * owed * layers)
+            activations = np.where(ranks.schedule == SPLIT, owing, activations)
+            buffers = held[(22, 21, 23)[kind]]
+            most.append(states[kind] + activations + receiving * received + buffers)
+        return np.maximum.reduce(most)
+
+
+def _pipeline(ranks: _Ranks, work: Mapping[str, Array], blocks: Array, hops: Array) -> Array:
+    """Seconds from the first forward pass to the last backward pass.
+
+    1F1B: what fills the pipeline, and m - 1 times what a microbatch takes then; interleaved p - 1 of these are of a
+    chunk; zero-bubble fills the idle time with weights' gradients that were put off.
+    """
+    p, v, m = ranks.p, ranks.v, ranks.m
+    is_split = ranks.schedule == SPLIT
+    forward, backward = work["forward"], np.where(is_split, work["input_gradient"], work["backward"])
+    put_off = np.where(is_split, work["weight_gradient"], 0.0)
+    through = forward + backward
+    layer = blocks[0] + np.where(is_split, blocks[8], blocks[4])
+    lacking = ranks.missing * layer
+    one_way = v * hops[0] + (v - 1) * hops[2]
+    fill = through[0] + (p > 1) * (through[2] + (p - 2) * through[1] - lacking) + 2 * one_way
+    load = np.max(through + put_off, axis=0)
+    plain = np.where(p > 2, through[1], np.minimum(through[0], through[2]))
+    chunk = plain / v + np.max(through, axis=0) - plain
+    links = np.where(p == 2, 2 * v - 1, v) * hops[1]
+    turn = np.maximum(np.maximum(load, links), fill / np.where(v > 1, 2 * p - 1, p))
+    longest = [np.maximum(np.max(of, axis=0), hops[1]) for of in (forward, backward)]
+    turn = np.where(ranks.schedule == GPIPE, longest[0] + longest[1], turn)
+    steady = fill + (m - 1) * turn
+    chunked = fill + (m - p) * turn + (p - 1) * chunk
+    spared = np.minimum(np.minimum(put_off[1], forward[1]), backward[1])
+    split = steady + put_off[0] - (np.minimum(p, m) - 1) * spared
+    return np.where(is_split, split, np.where(v > 1, chunked, steady))

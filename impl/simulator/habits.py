@@ -1,0 +1,59 @@
+"""What a software does in every run, whatever is asked of it."""
+
+import dataclasses
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
+from impl.fields import CHECKED, Fraction
+from impl.run import Run
+
+
+@dataclass(config=CHECKED | {"frozen": True})
+class Habits:
+    """Fields of a run as a software has them; None: as the run has them."""
+
+    source: str = ""
+    stages: Literal["even"] | None = None
+    """even: as many layers in every pipeline stage; None: the head's weight is counted, as our own engine does."""
+    dropout: Fraction | None = None
+    fp32_gradients: bool | None = None
+    overlap_input_grad_reduce: bool | None = None
+    overlap_grad_reduce: bool | None = None
+
+    def of(self, run: Run) -> Run:
+        """The run as this software would carry it out."""
+        overlaps = ("overlap_input_grad_reduce", "overlap_grad_reduce")
+        plan = {name: getattr(self, name) for name in overlaps if getattr(self, name) is not None}
+        model = {} if self.dropout is None else {"dropout": self.dropout}
+        is_small = ELEMENT_BYTES[run.precision] < MASTER_BYTES[run.precision]
+        own = {"fp32_gradients": self.fp32_gradients} if self.fp32_gradients is not None and is_small else {}
+        changed = {"plan": dataclasses.replace(run.plan, **plan), "model": dataclasses.replace(run.model, **model)}
+        return dataclasses.replace(run, **changed, **own)
+
+    def stages_of(self, run: Run) -> Literal["even"] | None:
+        """How layers are shared; what does not come out even is shared as our own engine does."""
+        return self.stages if run.model.num_layers % (run.plan.pp * run.plan.chunks) == 0 else None
+
+    def changes(self, run: Run) -> list[str]:
+        """What is done otherwise than the run says, in words."""
+        done = self.of(run)
+        pairs = {
+            "dropout": (done.model.dropout, run.model.dropout),
+            "fp32 gradients": (done.fp32_gradients, run.fp32_gradients),
+            "overlapped input gradients": (
+                done.plan.overlap_input_grad_reduce and run.plan.tp > 1,
+                run.plan.overlap_input_grad_reduce and run.plan.tp > 1,
+            ),
+            "overlapped gradients": (
+                done.plan.overlap_grad_reduce and run.plan.dp > 1,
+                run.plan.overlap_grad_reduce and run.plan.dp > 1,
+            ),
+        }
+        words = {True: "", False: "no "}
+        return [
+            f"{words[own]}{name}" if isinstance(own, bool) else f"{name} {own:g}"
+            for name, (own, asked) in pairs.items()
+            if own != asked
+        ]

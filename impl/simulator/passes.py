@@ -1,0 +1,132 @@
+"""Seconds of a microbatch's forward and backward pass through a block, and through a pipeline stage."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from impl.cost.gemms import Pass
+from impl.cost.parameters import ELEMENT_BYTES
+from impl.pipeline.schedule import Op
+from impl.pipeline.stage import Stage
+from impl.run import Run
+from impl.simulator.operations import Block, BlockName, Moved
+from impl.simulator.seconds import Group, attention, beside, collective, elementwise, gemm, group, launched
+from impl.simulator.system import System
+
+
+class Passes(NamedTuple):
+    """Seconds through one block, or several."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    input_gradient: float = 0.0
+    """Where the weights' gradients are put off; what hid behind them then does not."""
+    weight_gradient: float = 0.0
+    tensor_parallel: float = 0.0
+    """Of forward and backward together, what waits for tensor-parallel ranks; and so on."""
+    pipeline: float = 0.0
+    gather: float = 0.0
+    """What waits for parameters that are gathered, or gradients that are divided, beside."""
+    host: float = 0.0
+    """What waits for activations on their way to and from host memory."""
+
+    def plus(self, other: "Passes", times: int = 1) -> "Passes":
+        return Passes(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+    def of(self, op: Op) -> float:
+        return {Op.F: self.forward, Op.B: self.backward, Op.I: self.input_gradient, Op.W: self.weight_gradient}[op]
+
+
+def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
+    """Through one block; what its plan recomputes is part of the backward pass."""
+    plan, precision = run.plan, run.precision
+    ranks = group(("tp",), plan, system.node.size.value)
+    forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
+    inputs = _products(system, run, block, "input gradient") + _moved(system, run, block.moved, "backward")
+    weights = _products(system, run, block, "weight gradient") + _moved(system, run, block.moved, "weight")
+    core = 0.0
+    if block.core is not None:
+        shape = block.core.batch, block.core.heads, block.core.seq_len, block.core.head_size
+        scores = () if system.device.fused_attention else block.scores
+        core = attention(system, precision, *shape, backward=False) + _moved(system, run, scores, "forward")
+        inputs += attention(system, precision, *shape, backward=True) + _moved(system, run, scores, "backward")
+    forward += core
+    again = {"none": 0.0, "selective": core, "full": forward if is_layer else 0.0}[plan.recompute]
+    sums = {op: _collectives(system, block, ranks, op) for op in ("forward", "backward")}
+    if plan.recompute == "full" and is_layer:
+        again += sums["forward"]
+    exposed = _exposed(system, run, block, ranks)
+    host = _host(system, run, block) if is_layer else (0.0, 0.0)
+    kept = _kept_in_host(system, run) if is_layer else 0.0
+    both = again + inputs + weights
+    put_off = system.constant("host_backward") / 3 if is_layer else 0.0  # a product for each of two others
+    waits = sums["forward"] * (2 if plan.recompute == "full" and is_layer else 1) + exposed
+    return Passes(
+        forward=launched(system, forward + sums["forward"], host[0]) + kept,
+        backward=launched(system, both + exposed, host[1]) + kept,
+        input_gradient=launched(system, both - weights + sums["backward"], host[1] - put_off) + kept,
+        weight_gradient=launched(system, weights, put_off),
+        tensor_parallel=waits,
+        host=2 * kept,
+    )
+
+
+def stage_passes(system: System, each: Mapping[BlockName, Passes], stage: Stage) -> Passes:
+    """Through a pipeline stage: its layers and, at the model's ends, embedding and head."""
+    total = Passes().plus(each["layer"], len(stage.layers))
+    total = total.plus(each["embedding"], int(stage.is_first)).plus(each["head"], int(stage.is_last))
+    half = system.constant("microbatch_seconds") / 2
+    return total._replace(
+        forward=total.forward + half, backward=total.backward + half, input_gradient=total.input_gradient + half
+    )
+
+
+def _products(system: System, run: Run, block: Block, pass_: Pass) -> float:
+    chosen = [p for p in block.products if p.pass_ == pass_]
+    kernels = sum(p.count for p in chosen) * system.constant("kernel_seconds")
+    return sum(p.count * float(gemm(system, run.precision, p.m, p.n, p.k, pass_)) for p in chosen) + kernels
+
+
+def _moved(system: System, run: Run, moved: Iterable[Moved], when: str) -> float:
+    sizes = [(one.name, size) for one in moved if (size := getattr(one, when))]
+    is_backward = when != "forward"
+    seconds = sum(elementwise(system, run.precision, size, name, is_backward=is_backward) for name, size in sizes)
+    return seconds + len(sizes) * system.constant("kernel_seconds")
+
+
+def _collectives(system: System, block: Block, ranks: Group, when: str) -> float:
+    return sum(float(collective(system, c.op, c.bytes, ranks)) for c in block.collectives if c.when == when)
+
+
+def _exposed(system: System, run: Run, block: Block, ranks: Group) -> float:
+    """What the backward pass's collectives add to its computing."""
+    total = 0.0
+    for one in block.collectives:
+        if one.when == "backward":
+            seconds, behind = float(collective(system, one.op, one.bytes, ranks)), one.behind
+            if behind is not None:
+                computing = gemm(system, run.precision, behind.m, behind.n, behind.k, behind.pass_)
+                seconds = beside(system, seconds, computing)
+            total += seconds
+    return total
+
+
+def _kept_in_host(system: System, run: Run) -> float:
+    """Seconds that a layer's input takes to host memory, or back."""
+    plan, model = run.plan, run.model
+    if not plan.offload_activations or system.device.kind == "cpu":
+        return 0.0
+    parts = plan.tp if plan.partition_activations or plan.sequence_parallel else 1
+    size = run.train.microbatch * model.seq_len * model.hidden_size * ELEMENT_BYTES[run.precision] / parts
+    return size / system.constant("host_link")
+
+
+def _host(system: System, run: Run, block: Block) -> tuple[float, float]:
+    """Seconds to launch a layer, forward and backward."""
+    heads = run.train.microbatch * run.model.num_heads // run.plan.tp
+    unfused = system.constant("host_unfused") * (heads % 4 != 0)
+    calls = {when: sum(c.when == when for c in block.collectives) for when in ("forward", "backward")}
+    each = system.constant("host_collective") * math.log2(run.plan.tp)
+    forward = system.constant("host_forward") + unfused + calls["forward"] * each
+    backward = system.constant("host_backward") + calls["backward"] * each
+    return forward, backward + (forward if run.plan.recompute == "full" else 0.0)

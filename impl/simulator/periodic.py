@@ -1,0 +1,268 @@
+"""When the ranks of a pipeline are done: a schedule is executed until it repeats itself, and what repeats is skipped.
+
+Microbatches are let in lap by lap. When all ranks have gone as far as they can, the future depends on which actions are
+next, when ranks and links are free, and when what is under way arrives. Where all that is as it was some laps before,
+only later, it goes on as it did since then. Where ranks drift apart at constant rates, it goes on so until one of them
+has to wait for what it did not have to wait for before, or the other way round. So the result is that of the whole
+table, exactly. Seconds that are floats are counted in whole units of 2**-60 s: adding them up rounds nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import chain
+from typing import NamedTuple
+
+from impl.pipeline.schedule import Op, Rows
+from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.simulate import Number, Transfer, simulate
+
+UNITS = 2**60
+"""Of time in a second."""
+LAPS = 4
+"""After the pipeline is full, that rows are written for at first."""
+
+Seconds = Mapping[Op, Sequence[Number]]
+"""Of each operation, by stage."""
+Time = int | Fraction
+RowsOf = Callable[[int], Rows]
+"""Of a number of microbatches."""
+
+
+class Ran(NamedTuple):
+    """A step on every pipeline rank, in seconds from its start."""
+
+    ends: list[Number]
+    """When each rank has done its last action."""
+    busy: list[Number]
+    """How long each rank computes."""
+    last: dict[tuple[Op, int], tuple[Number, Number]]
+    """When each stage begins and ends an operation on its last microbatch."""
+    actions: int
+    """Of the whole table."""
+    executed: int
+    """Those that were not skipped."""
+
+    @property
+    def seconds(self) -> Number:
+        return max(self.ends)
+
+
+class _Kind(NamedTuple):
+    """What all actions of one operation on one stage have in common."""
+
+    cost: Time
+    inbox: deque[Time] | None
+    """Where what they wait for arrives: times, in the order of the microbatches."""
+    outbox: deque[Time] | None
+    link: int
+    delay: Time
+    reader: int
+    """The rank whose the outbox is."""
+
+
+class _Lap(NamedTuple):
+    """What there is after some more microbatches, and on the way."""
+
+    shape: object
+    times: list[Time]
+    gaps: list[Time]
+
+
+class _Pipeline:
+    """The ranks, links and what is under way, as far as the step has come."""
+
+    def __init__(self, p: int, v: int, seconds: Seconds, transfer: Transfer) -> None:
+        self.clock: list[Time] = [0] * p
+        self.at = [0] * p
+        self.free: list[Time] = []
+        """When links are."""
+        self.boxes: list[deque[Time]] = []
+        self.last: dict[tuple[Op, int], tuple[Time, Time]] = {}
+        self.executed = 0
+        costs = [cost for of_stages in seconds.values() for cost in of_stages]
+        self.is_exact = not any(isinstance(cost, float) for cost in costs)
+        self._links: dict[tuple[int, int], tuple[int, Time]] = {}
+        self.kinds: dict[Op, list[_Kind]] = {
+            op: [_Kind(self._time(cost), None, None, -1, 0, -1) for cost in of_stages]
+            for op, of_stages in seconds.items()
+        }
+        for op in self.kinds.keys() & {Op.F, Op.B, Op.I}:
+            for stage in range(p * v):
+                self._connect(op, stage, stage + 1 if op is Op.F else stage - 1, transfer)
+
+    def _time(self, seconds: Number) -> Time:
+        return Fraction(seconds) if self.is_exact else round(seconds * UNITS)
+
+    def _connect(self, op: Op, stage: int, to: int, transfer: Transfer) -> None:
+        """Let a stage send what an operation makes to another stage, where that is there and on another rank."""
+        p, kinds = len(self.clock), self.kinds[op]
+        sender, reader = stage % p, to % p
+        if not 0 <= to < len(kinds) or sender == reader:
+            return
+        if (sender, reader) not in self._links:
+            seconds = transfer(sender, reader) if callable(transfer) else transfer
+            self._links[sender, reader] = len(self.free), self._time(seconds)
+            self.free.append(0)
+        link, delay = self._links[sender, reader]
+        box: deque[Time] = deque()
+        self.boxes.append(box)
+        kinds[stage] = kinds[stage]._replace(outbox=box, link=link, delay=delay, reader=reader)
+        kinds[to] = kinds[to]._replace(inbox=box)
+
+    def play(self, rows_of: RowsOf, m: int, step: int) -> None:
+        """All rows of m microbatches, where every `step` microbatches more are more of the same."""
+        seen: dict[object, tuple[int, Time]] = {}
+        laps: list[_Lap] = []
+        within, left, size = 0, m, min(m, len(self.clock) + LAPS * step)
+        self.at = [0] * len(self.clock)
+        rows = rows_of(size)
+        while within + step < left:
+            within += step
+            if within >= size:
+                size = min(left, 2 * size)
+                rows = rows_of(size)
+            gaps: list[Time] = []
+            self._go_on(rows, within, gaps)
+            laps = [*laps[-2:], _Lap(self._shape(rows, within), self._times(), gaps)]
+            shape, times, _ = laps[-1]
+            told = shape, tuple(time - times[0] for time in times)
+            if told in seen:
+                since, then = seen[told]
+                again = (left - within - 1) // (within - since)
+                self._pass([again * (times[0] - then)] * len(times))
+                left -= again * (within - since)
+                break
+            seen[told] = within, times[0]
+            if again := _unchanged(laps, (left - within - 1) // step):
+                self._pass([again * (now - then) for now, then in zip(times, laps[-2].times, strict=True)])
+                left -= again * step
+                seen, laps = {}, []
+        self._go_on(rows if size == left else rows_of(left), left, [], left - 1)
+
+    def _shape(self, rows: Rows, within: int) -> object:
+        """Which actions are next, microbatches counted from the next that is let in, and how much is under way."""
+        following = [row[at] if at < len(row) else None for row, at in zip(rows, self.at, strict=True)]
+        actions = tuple(action and (action.op, action.stage, action.microbatch - within) for action in following)
+        return actions, tuple(map(len, self.boxes))
+
+    def _times(self) -> list[Time]:
+        """When ranks and links are free, and when what is under way arrives."""
+        return [*self.clock, *self.free, *chain.from_iterable(self.boxes)]
+
+    def _pass(self, times: Iterable[Time]) -> None:
+        """Let as much time go by for each of `_times`."""
+        left = iter(times)
+        self.clock = [clock + next(left) for clock in self.clock]
+        self.free = [free + next(left) for free in self.free]
+        for box in self.boxes:
+            later = [came + next(left) for came in box]
+            box.clear()
+            box.extend(later)
+
+    def _go_on(self, rows: Rows, within: int, gaps: list[Time], last: int = -1) -> None:
+        """Let ranks do what they can of the first `within` microbatches; of the last one it is noted when.
+
+        Args:
+            gaps: what was compared with what, one less the other, is put behind these.
+        """
+        clock, free, kinds = self.clock, self.free, self.kinds
+        ready = list(range(len(rows)))
+        waits: list[deque[Time] | None] = [None] * len(rows)
+        while ready:
+            rank = ready.pop()
+            row, now, at = rows[rank], clock[rank], self.at[rank]
+            begin, end = at, len(row)
+            while at < end:
+                op, stage, microbatch = row[at]
+                if microbatch >= within:
+                    break
+                cost, inbox, outbox, link, delay, reader = kinds[op][stage]
+                if inbox is not None:
+                    if not inbox:
+                        waits[rank] = inbox
+                        break
+                    gaps.append(gap := inbox.popleft() - now)
+                    if gap > 0:
+                        now += gap
+                now += cost
+                at += 1
+                if microbatch == last:
+                    self.last[op, stage] = now - cost, now
+                if outbox is not None:
+                    gaps.append(gap := free[link] - now)
+                    free[link] = sent = (now + gap if gap > 0 else now) + delay
+                    outbox.append(sent)
+                    if waits[reader] is outbox:
+                        waits[reader] = None
+                        ready.append(reader)
+            clock[rank], self.at[rank] = now, at
+            self.executed += at - begin
+
+
+def _unchanged(laps: Sequence[_Lap], most: int) -> int:
+    """How many more laps are as the last one, where three have been and times have grown twice by the same."""
+    if len(laps) < 3 or not laps[0].shape == laps[1].shape == laps[2].shape:
+        return 0
+    if any(c - b != b - a for a, b, c in zip(*(lap.times for lap in laps), strict=True)):
+        return 0
+    for before, gap in zip(laps[1].gaps, laps[2].gaps, strict=True):
+        growth = gap - before
+        if (before > 0) != (gap > 0):
+            return 0
+        if gap > 0 > growth or gap <= 0 < growth:
+            most = min(most, int(-gap // growth))
+    return most
+
+
+def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer = 0) -> Ran:
+    """The earliest times of a schedule's actions, those that `impl.pipeline.simulate.simulate` has.
+
+    Args:
+        name: plan.schedule; those of SCHEDULES are not built for this and may be large.
+        p: pipeline ranks.
+        m: microbatches; what the schedule demands of their number is not checked where it is of SCHEDULES.
+        v: model chunks of a rank.
+        seconds: of the operations that the schedule has.
+        transfer: seconds from a rank to another, the same for all or by (sender, receiver).
+    Raises:
+        InputError: as `impl.pipeline.schedules.build`.
+    """
+    if name not in SCHEDULES:
+        return _whole(name, p, m, v, seconds, transfer)
+    name = "one_f_one_b" if name == "interleaved" and v == 1 else name
+    split = name == "zb_h1"
+    ops = (Op.F, Op.I, Op.W) if split else (Op.F, Op.B)
+    pipeline = _Pipeline(p, v, {op: seconds[op] for op in ops}, transfer)
+    for rows_of in _phases(name, p, v):
+        pipeline.play(rows_of, m, p if v > 1 else 1)
+    back = (lambda time: time) if pipeline.is_exact else (lambda time: time / UNITS)
+    work = [sum(kinds[stage].cost for kinds in pipeline.kinds.values()) for stage in range(p * v)]
+    return Ran(
+        [back(end) for end in pipeline.clock],
+        [back(m * sum(work[rank::p])) for rank in range(p)],
+        {kind: (back(start), back(end)) for kind, (start, end) in pipeline.last.items()},
+        len(ops) * p * v * m,
+        pipeline.executed,
+    )
+
+
+def _phases(name: str, p: int, v: int) -> list[RowsOf]:
+    """The rows in parts that repeat themselves in one place each: all of them; of GPipe, forward and backward part."""
+    if name == "gpipe":
+        rows = lambda m: SCHEDULES[name](p, m)
+        return [lambda m: [row[:m] for row in rows(m)], lambda m: [row[m:] for row in rows(m)]]
+    return [lambda m: SCHEDULES[name](p, m, v) if v > 1 else SCHEDULES[name](p, m)]
+
+
+def _whole(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer) -> Ran:
+    """Of a schedule of which nothing is known: all of it."""
+    timeline = simulate(build(name, p, m, v), lambda action: seconds[action.op][action.stage], transfer)
+    last = {span.action[:2]: (span.start, span.end) for span in timeline.spans if span.action.microbatch == m - 1}
+    return Ran(
+        [row[-1].end for row in timeline.rows.values()],
+        [timeline.busy(rank) for rank in timeline.rows],
+        last,
+        len(timeline.spans),
+        len(timeline.spans),
+    )

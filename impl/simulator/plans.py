@@ -1,0 +1,169 @@
+"""All parallel plans for a number of devices, as columns: millions of them fit where as many objects would not."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from impl.errors import InputError
+from impl.model.config import ModelConfig
+from impl.pipeline.schedules import SCHEDULES
+from impl.plan import Plan
+from impl.run import Run
+
+NAMES: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "recompute": ("none", "selective", "full")}
+"""What the numbers in a column of names stand for."""
+FLAGS = (
+    *("sequence_parallel", "scatter_gather", "partition_activations", "offload_activations", "offload_optimizer"),
+    *("overlap_input_grad_reduce", "overlap_grad_reduce", "overlap_param_gather"),
+)
+KNOBS = ("tp", "pp", "dp", "microbatch", "schedule", "chunks", "recompute", "zero_stage", *FLAGS)
+DEFAULTS = {name: getattr(Plan(), name) for name in KNOBS if name != "microbatch"}
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Plans and microbatches, a column of whole numbers for each of KNOBS."""
+
+    columns: Mapping[str, np.ndarray]
+
+    def __getitem__(self, knob: str) -> np.ndarray:
+        return self.columns[knob]
+
+    def __len__(self) -> int:
+        return len(self.columns["tp"])
+
+    def take(self, rows: np.ndarray | slice) -> "Plans":
+        return Plans({name: column[rows] for name, column in self.columns.items()})
+
+    def values(self, knob: str) -> list[Any]:
+        """A column as the plan's field has it."""
+        return [value_of(knob, number) for number in self.columns[knob].tolist()]
+
+    def row(self, i: int) -> dict[str, Any]:
+        """A plan by knob."""
+        return {name: value_of(name, int(column[i])) for name, column in self.columns.items()}
+
+    def run(self, i: int, base: Run) -> Run:
+        """A run with one of the plans, all else from `base`."""
+        return run_of(self.row(i), base)
+
+    @property
+    def oddity(self) -> np.ndarray:
+        """How many knobs are not as a plan has them by default: of equals the plainest is meant."""
+        defaults = {name: NAMES[name].index(value) if name in NAMES else value for name, value in DEFAULTS.items()}
+        return sum((self.columns[name] != value).astype(int) for name, value in defaults.items())  # type: ignore
+
+
+def value_of(knob: str, number: int) -> Any:
+    """What a number in a column stands for."""
+    if knob in NAMES:
+        return NAMES[knob][number]
+    return bool(number) if knob in FLAGS else number
+
+
+def run_of(row: Mapping[str, Any], base: Run) -> Run:
+    """A run with a plan of KNOBS, all else from `base`."""
+    fields = {name: row[name] for name in KNOBS if name != "microbatch"}
+    recipe = replace(base.train, microbatch=row["microbatch"])
+    return replace(base, plan=replace(base.plan, **fields), train=recipe)
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = True) -> Plans:
+    """All valid plans for all of the devices; a knob that changes nothing in a plan is left as it is by default.
+
+    Args:
+        offload: the devices have a host, whose memory may be used.
+    Raises:
+        InputError: there is none.
+    """
+    degrees = _degrees(model, gpus, global_batch)
+    parts = [_of_degrees(model, global_batch, *three, ways=(0, 1) if offload else (0,)) for three in degrees]
+    if not parts:
+        raise InputError(
+            f"no plan puts {global_batch} sequences of this model on {gpus} devices: tp must divide {model.num_heads} "
+            f"heads, pp be {model.num_layers} layers at most, dp divide the batch"
+        )
+    return Plans({name: np.concatenate([part[name] for part in parts]) for name in KNOBS})
+
+
+def _degrees(model: ModelConfig, gpus: int, global_batch: int) -> Iterator[tuple[int, int, int]]:
+    for tp in divisors(gpus):
+        for pp in divisors(gpus // tp):
+            dp = gpus // tp // pp
+            if model.num_heads % tp == 0 and pp <= model.num_layers and global_batch % dp == 0:
+                yield tp, pp, dp
+
+
+def _of_degrees(
+    model: ModelConfig, global_batch: int, tp: int, pp: int, dp: int, ways: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    tables = _crossed(("microbatch", "schedule", "chunks"), list(_pipelines(model, global_batch // dp, pp)))
+    kept = ("recompute", "sequence_parallel", "partition_activations", "offload_activations")
+    memory = _crossed(kept, list(_activations(model, tp, ways)))
+    states = _crossed(("zero_stage", "overlap_grad_reduce", "overlap_param_gather"), list(_states(dp)))
+    splits = tp > 1
+    rest = {
+        "offload_optimizer": list(ways),
+        "overlap_input_grad_reduce": [0, 1] if splits else [1],
+        "scatter_gather": [0, 1] if splits and pp > 1 and model.seq_len % tp == 0 else [1],
+    }
+    columns = _product([tables, memory, states, *({name: np.array(values)} for name, values in rest.items())])
+    one_way = columns["scatter_gather"] | (columns["sequence_parallel"] == 0)  # with that it changes nothing
+    kept = {name: column[one_way != 0] for name, column in columns.items()}
+    count = len(kept["scatter_gather"])
+    return kept | {name: np.full(count, value) for name, value in (("tp", tp), ("pp", pp), ("dp", dp))}
+
+
+def _pipelines(model: ModelConfig, sequences: int, pp: int) -> Iterator[tuple[int, int, int]]:
+    """Microbatch, schedule and chunks; a pipeline of one rank has one schedule."""
+    plain = NAMES["schedule"].index("one_f_one_b")
+    for b in divisors(sequences):
+        yield b, plain, 1
+        if pp == 1:
+            continue
+        yield b, NAMES["schedule"].index("gpipe"), 1
+        yield b, NAMES["schedule"].index("zb_h1"), 1
+        if sequences // b % pp == 0:
+            deepest = model.num_layers // pp
+            for v in divisors(deepest) if model.num_layers % pp == 0 else range(1, deepest + 1):
+                if v > 1:
+                    yield b, NAMES["schedule"].index("interleaved"), v
+
+
+def _activations(model: ModelConfig, tp: int, ways: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
+    """Recomputation, sequence parallelism, whether inputs of recomputed layers are split, and kept in host memory."""
+    divides = tp > 1 and model.seq_len % tp == 0
+    for recompute, splits in itertools.product(range(len(NAMES["recompute"])), (0, 1) if divides else (0,)):
+        if NAMES["recompute"][recompute] != "full":
+            yield recompute, splits, 0, 0
+            continue
+        for part in (0, 1) if divides and not splits else (0,):
+            yield from ((recompute, splits, part, offloads) for offloads in ways)
+
+
+def _states(dp: int) -> Iterator[tuple[int, int, int]]:
+    """ZeRO's stage, and what overlaps."""
+    if dp == 1:
+        yield 0, 1, 1
+        return
+    for stage, reduces, gathers in itertools.product(range(4), (0, 1), (0, 1)):
+        if stage or gathers:
+            yield stage, reduces, gathers
+
+
+def _crossed(names: Sequence[str], rows: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
+    return dict(zip(names, np.array(rows, dtype=np.int32).T, strict=True))
+
+
+def _product(tables: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Every row of each with every row of the others."""
+    counts = [len(next(iter(table.values()))) for table in tables]
+    at = np.indices(counts, dtype=np.int32).reshape(len(counts), -1)
+    return {name: column[at[i]].astype(np.int32) for i, table in enumerate(tables) for name, column in table.items()}

@@ -1,0 +1,147 @@
+"""What comes with the gradients of a step: reduced in the drain of the pipeline, then the update, then parameters."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from impl.cost.buckets import buckets
+from impl.cost.memory import parameter_bytes
+from impl.cost.parameters import MASTER_BYTES, named_parameters
+from impl.cost.traffic import Counts, Place, state_traffic
+from impl.run import Run
+from impl.simulator.seconds import STATE_BYTES, Group, Size, beside, collective, group, optimizer
+from impl.simulator.system import System
+
+REDUCING = ("all_reduce", "reduce_scatter")
+
+
+class States(NamedTuple):
+    """Of one pipeline rank: what it has to send, and to update, in a step."""
+
+    traffic: dict[str, Counts]
+    """By axes of the mesh."""
+    updated: int
+    """Parameters whose moments the rank has."""
+    tensors: int
+    shares: tuple[float, ...]
+    """Of its parameters in each of its stages."""
+    layers: tuple[int, ...]
+    """In each of its stages; at least 1."""
+
+
+class Last(NamedTuple):
+    """The backward pass of the last microbatch through a stage."""
+
+    start: float
+    end: float
+
+
+def states(place: Place) -> States:
+    """Of a rank of a run; which system it is on does not matter."""
+    run = place.run
+    sizes = [
+        sum(p.size for p in named_parameters(run.model, place.vocab_size, run.plan.tp, [stage]))
+        for stage in place.stages
+    ]
+    divided = buckets(place, parameter_bytes(run).gradient)
+    return States(
+        state_traffic(place),
+        sum(bucket.updated for bucket in divided),
+        sum(len(bucket.names) for bucket in divided),
+        tuple(size / sum(sizes) for size in sizes),
+        tuple(max(1, len(stage.layers)) for stage in place.stages),
+    )
+
+
+def seconds_of(system: System, run: Run, state: States, *, reducing: bool) -> float:
+    """All of a step's reductions of gradients, or gathers of parameters, of a rank, one after another."""
+    total = 0.0
+    for axes, counts in state.traffic.items():
+        if axes == "ends" or "pp" in axes.split("_"):
+            continue
+        ranks = group(tuple(axes.split("_")), run.plan, system.node.size.value)
+        for op, count in counts.items():
+            if (op in REDUCING) == reducing:
+                total += count.calls * float(collective(system, op, count.bytes / count.calls, ranks))
+    return total
+
+
+def sharded(system: System, seconds: Size, computing: Size, layers: Size) -> Size:
+    """What a pass through a stage waits for parameters or gradients that move block by block beside it: the first
+    block's hide behind nothing, the others behind the blocks before."""
+    first = seconds / layers
+    return first + beside(system, seconds - first, computing)
+
+
+def reduced(system: System, run: Run, state: States, seconds: float, last: Sequence[Last], end: float) -> float:
+    """When a rank's gradients are reduced whose last backward passes through its stages these are.
+
+    Each block's reduction starts when the block's gradient is complete, one after another.
+    """
+    if not run.plan.overlap_grad_reduce or run.plan.zero_stage >= 2:
+        return end + seconds
+    lane = 0.0
+    for share, layers, (start, stop) in sorted(zip(state.shares, state.layers, last, strict=True), key=lambda x: x[2]):
+        block = share * seconds / layers
+        lane = max(max(lane, start + (stop - start) / layers) + share * seconds, stop + block)
+    share = system.constant("overlap")
+    return end + share * max(0.0, lane - end) + (1 - share) * seconds
+
+
+def ends_group(run: Run, node_size: int) -> Group:
+    """The first and the last pipeline rank."""
+    beside_each_other = run.plan.tp * run.plan.dp
+    per_node = 2 if run.plan.world_size <= node_size else 1
+    return Group(2, per_node, max(1, min(beside_each_other, node_size // per_node)))
+
+
+def ends_seconds(system: System, run: Run, state: States) -> float:
+    """The sum of a tied embedding's gradient over both ends of the pipeline."""
+    found = state.traffic.get("ends", {}).get("all_reduce")
+    if found is None:
+        return 0.0
+    ranks = ends_group(run, system.node.size.value)
+    return found.calls * float(collective(system, "all_reduce", found.bytes / found.calls, ranks))
+
+
+def update(system: System, run: Run, state: States) -> float:
+    """The optimizer's step; where its states are in host memory, with gradients on their way there and weights back."""
+    master, each = MASTER_BYTES[run.precision], parameter_bytes(run)
+    if not run.plan.offload_optimizer or system.device.kind == "cpu":
+        return optimizer(system, state.updated, master, state.tensors)
+    moved = state.updated * (each.gradient + each.weight) / system.constant("host_link")
+    return moved + state.updated * master * STATE_BYTES / system.constant("host_memory")
+
+
+def finish(
+    system: System, run: Run, every: Sequence[States], ends: Sequence[float], last: Sequence[Sequence[Last]]
+) -> list[dict[str, float]]:
+    """What every pipeline rank does and waits for behind its last microbatch, part by part; sums with what came before
+    are equal on all ranks.
+
+    Gradients are reduced, then those of a tied embedding over its two ends, then all ranks agree on the norm, update
+    what they own, and gather what others do.
+
+    Args:
+        ends: when each rank is done with its microbatches.
+        last: the last backward passes through its stages.
+    """
+    zero = run.plan.zero_stage
+    sums = [0.0 if zero >= 2 else seconds_of(system, run, one, reducing=True) for one in every]
+    done = [reduced(system, run, *of) for of in zip(every, sums, last, ends, strict=True)]
+    tied = ends_seconds(system, run, every[0])
+    summed = [max(done[0], done[-1]) + tied if rank in (0, len(done) - 1) else end for rank, end in enumerate(done)]
+    step = system.constant("step_seconds")
+    updates = [update(system, run, one) for one in every]
+    gathers = [seconds_of(system, run, one, reducing=False) if zero in (1, 2) else 0.0 for one in every]
+    slowest = max(summed) + max(a + b for a, b in zip(updates, gathers, strict=True))
+    parts = []
+    for rank, end in enumerate(ends):
+        own = {
+            "gradients": done[rank] - end,
+            "ends": tied if summed[rank] > done[rank] else 0.0,
+            "optimizer": updates[rank],
+            "parameters": gathers[rank],
+            "step": step,
+        }
+        parts.append(own | {"wait": slowest + step - end - sum(own.values())})
+    return parts

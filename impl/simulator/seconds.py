@@ -1,0 +1,188 @@
+"""Seconds of one operation on a system, by law, or between measured points where the system has a table of it.
+
+Sizes may be numbers or NumPy arrays. Every law is continuous in every size, and never slower with more FLOP/s or
+bandwidth.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from impl.cost.parameters import ELEMENT_BYTES
+from impl.cost.traffic import Op
+from impl.errors import InputError
+from impl.plan import AXES, Plan
+from impl.simulator.system import System
+from impl.simulator.tiles import busy
+
+Size = Any
+"""A number, or an array of them."""
+TRAVELS: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
+"""How often (n - 1) / n of the tensor passes every rank's link, in a ring."""
+ROUNDED = 4
+"""Of the norm that two things take that go on at once."""
+STATE_BYTES = 14
+"""Bytes that an update reads and writes of every byte of a master weight: gradient, two moments and weight, zeroing,
+norm and clipping, and the weight in the type that is computed in."""
+
+
+class Group(NamedTuple):
+    """Ranks that communicate, where they are, and who else does so at that time."""
+
+    ranks: Size
+    per_node: Size
+    """Of them, on one node."""
+    sharing: Size
+    """Such groups with ranks on one node."""
+
+
+def group(axes: tuple[str, ...], plan: Plan, node_size: int) -> Group:
+    """The ranks that differ in these axes, with the mesh laid over nodes: tp next to each other, then dp, then pp."""
+    ranks, per_node, stride = 1, 1, 1
+    for axis in reversed(AXES):
+        degree = getattr(plan, axis)
+        if axis in axes:
+            ranks *= degree
+            per_node *= min(degree, max(1, node_size // stride))
+        stride *= degree
+    here = min(node_size, plan.world_size)
+    return Group(ranks, min(per_node, ranks), max(1, here // min(per_node, ranks)))
+
+
+def larger(a: Size, b: Size) -> Size:
+    """The maximum, of arrays too."""
+    return (a + b + abs(a - b)) / 2
+
+
+def gemm(system: System, precision: str, m: Size, n: Size, k: Size, pass_: str | None = None) -> Size:
+    """One product [m, k] times [k, n], from its start to its end on the device.
+
+    By law: operations at a share of the peak, in whole waves of tiles, each of which is filled and written, beside
+    the operands' bytes.
+    """
+    law = _gemm_law(system, precision, m, n, k)
+    known = system.products.get((precision, pass_), system.products.get((precision, None)))
+    if known is None:
+        return law
+    rows, surface = known
+    laws = _gemm_law(system, precision, *rows[:, :3].T)
+    return law * surface.at(np.log(rows[:, 3] / laws), (m, n, k))
+
+
+def attention(
+    system: System, precision: str, batch: Size, heads: Size, seq_len: Size, head_size: Size, *, backward: bool
+) -> Size:
+    """One core, softmax(q k^T) v, forward or backward; what moves scores through memory is not in it."""
+    shape = (batch, heads, seq_len, head_size)
+    law = _core_law(system, precision, *shape, backward=backward)
+    known = system.cores.get(precision)
+    if known is None:
+        return law
+    rows, surface = known
+    laws = _core_law(system, precision, *rows[:, :4].T, backward=backward)
+    return law * surface.at(np.log(rows[:, 5 if backward else 4] / laws), shape)
+
+
+def elementwise(system: System, precision: str, bytes_: Size, name: str = "", *, is_backward: bool = False) -> Size:
+    """Bytes read and written, without the start of an operation."""
+    return bytes_ / system.elementwise_rate(precision, name, is_backward=is_backward)
+
+
+def optimizer(system: System, parameters: Size, master_bytes: int, tensors: Size = 0) -> Size:
+    """An update of the parameters whose moments a rank has."""
+    rate = system.device.memory_bandwidth.value * system.constant("optimizer_efficiency")
+    return parameters * master_bytes * STATE_BYTES / rate + tensors * system.constant("optimizer_tensor")
+
+
+def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
+    """One collective on a tensor of this size, all groups of its kind at once.
+
+    By law: hops, and the bytes that pass the slower of the link within a node and the group's share of the way out.
+    """
+    measured = _measured(system, op, bytes_, group)
+    if measured is not None:
+        return measured
+    n, travels = group.ranks, TRAVELS[op]
+    nodes = n / group.per_node
+    wire = travels * (n - 1) / n * bytes_
+    inside = wire / (system.node.link_bandwidth.value * system.constant("link_efficiency"))
+    hops = travels * (group.per_node - 1) * system.constant("link_latency")
+    way_out = system.node.nics.value * system.node.nic_bandwidth.value * system.constant("nic_efficiency")
+    way_out = way_out * (1 - (1 - system.constant("nic_shared")) * (group.sharing > 1))
+    outside = wire * group.sharing / way_out * (nodes > 1)
+    inside = inside * (group.per_node > 1)
+    return larger(inside, outside) + hops + travels * np.log2(nodes) * system.constant("nic_latency")
+
+
+def send(system: System, bytes_: Size, *, is_inter: bool, senders: int) -> float:
+    """From one pipeline stage to the next, while `senders` ranks of the node do so."""
+    measured = _measured(system, "send", bytes_, Group(2, 1 if is_inter else 2, senders))
+    if measured is not None:
+        return measured
+    node = system.node
+    if is_inter:
+        rate = min(node.nic_bandwidth.value, node.nics.value * node.nic_bandwidth.value / senders)
+    else:
+        rate = node.link_bandwidth.value
+    return system.constant("send_latency") + bytes_ / (rate * system.constant("send_efficiency"))
+
+
+def launched(system: System, device_seconds: Size, host_seconds: Size) -> Size:
+    """What a device computes while a host launches it: the longer of both, rounded where they are alike. A CPU does
+    one after the other."""
+    if system.device.kind == "cpu":
+        return device_seconds + host_seconds
+    q = system.constant("host_exponent")
+    most = larger(device_seconds, host_seconds)
+    least = device_seconds + host_seconds - most
+    return most * (1 + (least / (most + 1e-30)) ** q) ** (1 / q)
+
+
+def beside(system: System, collective_seconds: Size, computing: Size) -> Size:
+    """What a collective adds to the computing that it runs beside: never more than alone."""
+    share = system.constant("overlap")
+    hidden = share * collective_seconds
+    return (1 - share) * collective_seconds + together(hidden, computing, 2 * ROUNDED) - computing
+
+
+def together(one: Size, other: Size, norm: int = ROUNDED) -> Size:
+    """Seconds of two things that go on at once: the longer of both, rounded where they are alike."""
+    return (one**norm + other**norm) ** (1 / norm)
+
+
+def _gemm_law(system: System, precision: str, m: Size, n: Size, k: Size) -> Size:
+    processors, fill = system.device.processors, system.constant("gemm_fill")
+    operations = 2 * m * n * (k + fill) if processors is None else busy(m, n, k, fill, processors.value)
+    computed = operations / (_peak(system, precision) * system.constant("gemm_efficiency"))
+    moved = elementwise(system, precision, (m * k + k * n + m * n) * ELEMENT_BYTES[precision])
+    return together(computed, moved)
+
+
+def _core_law(
+    system: System, precision: str, batch: Size, heads: Size, seq_len: Size, head_size: Size, *, backward: bool
+) -> Size:
+    products = 4 if backward else 2
+    operations = products * 2 * batch * heads * seq_len**2 * head_size
+    return operations / (_peak(system, precision) * system.constant("attention_efficiency"))
+
+
+def _peak(system: System, precision: str) -> float:
+    """FLOP/s; nothing is assumed where no one says."""
+    peak = system.peak(precision)
+    if peak is None:
+        known = ", ".join(system.device.peak_flops)
+        raise InputError(f"system {system.name} has no device.peak_flops for precision {precision}; valid: {known}")
+    return peak
+
+
+def _measured(system: System, op: Op, bytes_: Size, group: Group) -> Size | None:
+    """By the curve of the nearest number of ranks; beyond its ends at its last slope; None: none was measured."""
+    span = "inter" if group.per_node < group.ranks else "intra"
+    curves = system.curves.get((op, span))
+    if not curves:
+        return None
+    ranks, sizes, seconds = min(curves, key=lambda curve: abs(np.log(curve[0] / group.ranks)))
+    at = np.log(np.maximum(bytes_, 1.0))
+    beyond = np.maximum(at - sizes[-1], 0.0)
+    found = np.exp(np.interp(at, sizes, seconds) + beyond)
+    return found * (1 - 1 / group.ranks) / (1 - 1 / ranks)

@@ -1,0 +1,293 @@
+"""Time and memory of one training step of a run on a system: its schedule table, carried out with predicted seconds."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from impl.cost.flops import hardware_flops, model_flops
+from impl.cost.memory import Memory, memory
+from impl.cost.traffic import Place
+from impl.errors import InputError
+from impl.pipeline.schedule import Op as Work
+from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.simulate import Timeline, simulate
+from impl.pipeline.stage import Stage, partition, split
+from impl.plan import Plan
+from impl.run import Run
+from impl.simulator.operations import STAGE, Block, BlockName, block
+from impl.simulator.passes import Passes, passes, stage_passes
+from impl.simulator.periodic import Ran, execute
+from impl.simulator.reduction import Last, States, finish, seconds_of, sharded, states
+from impl.simulator.seconds import collective, group, send
+from impl.simulator.system import System
+
+Transfer = Callable[[int, int], float]
+Stages = Literal["even"] | Sequence[Stage] | None
+WAITS = ("tensor_parallel", "pipeline", "gather", "host")
+"""Fields of `Passes` that are no computing."""
+EXPOSED = {
+    "tp": ("tensor_parallel",),
+    "pp": ("pipeline",),
+    "dp": ("gradients",),
+    "ends": ("ends",),
+    "zero": ("gather", "parameters"),
+}
+"""The parts of a rank's step in which it waits for those it differs from in an axis."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step of a run on a system."""
+
+    seconds: float
+    tokens_per_s: float
+    model_flops_per_gpu_s: float
+    """Model FLOPs, as PTD-P counts them, a second and device."""
+    hardware_flops_per_gpu_s: float
+    """With recomputation: PTD-P's equation 3."""
+    mfu: float | None
+    """None: the peak is not known."""
+    hfu: float | None
+    bubble: float
+    """Idle over busy seconds of the pipeline, as PTD-P counts."""
+    exposed: dict[str, float]
+    """Seconds that the rank which ends the step waits, by axis."""
+    parts: list[dict[str, float]]
+    """Of each pipeline rank; they sum to `seconds`."""
+    timeline: Timeline | None = field(repr=False, default=None)
+    memory: list[Memory] = field(repr=False, default_factory=list)
+    """Of each pipeline rank."""
+    fits: bool | None = None
+    """None: memory was not asked for."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON, without the timeline."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("timeline", "memory")}
+        return fields | {"memory": [one.as_dict() for one in self.memory]}
+
+
+class _Prepared(NamedTuple):
+    """What does not depend on the system."""
+
+    parts: tuple[Stage, ...]
+    """Of the model, in order."""
+    blocks: dict[BlockName, Block]
+    states: list[States]
+    """Of every pipeline rank."""
+    rank_of: tuple[int, ...]
+    """The pipeline rank of every stage."""
+
+    def stages_of(self, rank: int) -> list[int]:
+        return [stage for stage, owner in enumerate(self.rank_of) if owner == rank]
+
+
+class _Carried(NamedTuple):
+    """A step on a system."""
+
+    seconds: float
+    bubble: float
+    ranks: list[dict[str, float]]
+    """What each waits for, one after another."""
+    timeline: Timeline | None
+
+
+def predict(
+    run: Run,
+    vocab_size: int,
+    system: System,
+    *,
+    stages: Stages = None,
+    head_positions: int | None = None,
+    slowdown: Mapping[int, float] | None = None,
+    with_memory: bool = True,
+    with_timeline: bool = True,
+) -> Prediction:
+    """Time, FLOP/s and memory of one step.
+
+    Args:
+        vocab_size: tokens of the data, or the model's own.
+        stages: even: as many layers in each, as the papers' runs have; None: as our engine has them, the head's weight
+            counted; else all stages of the model, in order.
+        head_positions: positions of a sequence that the output head scores; None: all.
+        slowdown: seconds of a pipeline rank's computing over what the system says, where they differ.
+    Raises:
+        InputError: the run is impossible.
+    """
+    if reason := run.why_invalid():
+        raise InputError(reason)
+    prepared, positions = _ready(run, vocab_size, stages, head_positions)
+    carried = _carry_out(run, system, prepared, slowdown or {}, with_timeline=with_timeline)
+    factor = system.correction(run)
+    seconds = carried.seconds * factor
+    model = model_flops("ptdp", run.model, run.train.global_batch, vocab_size)
+    hardware = hardware_flops("ptdp", run.model, run.train.global_batch, vocab_size, recompute=run.plan.recompute)
+    devices, peak = run.plan.world_size, system.peak(run.precision)
+    kept = _memory(run, vocab_size, prepared.parts, positions, system) if with_memory else []
+    critical = min(carried.ranks, key=lambda parts: parts["wait"])
+    return Prediction(
+        seconds=seconds,
+        tokens_per_s=run.tokens_per_step / seconds,
+        model_flops_per_gpu_s=model / seconds / devices,
+        hardware_flops_per_gpu_s=hardware / seconds / devices,
+        mfu=None if peak is None else model / seconds / devices / peak,
+        hfu=None if peak is None else hardware / seconds / devices / peak,
+        bubble=carried.bubble,
+        exposed={axis: factor * sum(critical[part] for part in parts) for axis, parts in EXPOSED.items()},
+        parts=[{name: factor * one for name, one in parts.items()} for parts in carried.ranks],
+        timeline=carried.timeline,
+        memory=kept,
+        fits=max(one.total for one in kept) <= system.device.memory_bytes.value if kept else None,
+    )
+
+
+def step_seconds(
+    run: Run, vocab_size: int, system: System, *, stages: Stages = None, head_positions: int | None = None
+) -> float:
+    """Seconds of one step; of a valid run."""
+    prepared, _ = _ready(run, vocab_size, stages, head_positions)
+    return _carry_out(run, system, prepared, {}).seconds * system.correction(run)
+
+
+def _ready(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> tuple[_Prepared, int]:
+    """What is the same on every system, and how many positions are scored."""
+    positions = run.model.seq_len if head_positions is None else head_positions
+    chosen = stages if stages is None or isinstance(stages, str) else tuple(stages)
+    return _prepared(run, vocab_size, chosen, positions), positions
+
+
+@lru_cache(maxsize=4096)
+def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int) -> _Prepared:
+    count = run.plan.pp * run.plan.chunks
+    if stages is None:
+        parts = split(run.model, vocab_size, count)
+    elif isinstance(stages, str):
+        layers = partition(run.model.num_layers, count)
+        parts = tuple(Stage(own, i == 0, i == count - 1) for i, own in enumerate(layers))
+    else:
+        parts = tuple(stages)
+        if len(parts) != count:
+            raise InputError(f"{len(parts)} stages were given; valid: plan.pp x plan.chunks, {count}")
+    blocks: dict[BlockName, Block] = {name: block(run, vocab_size, name, head_positions) for name in STAGE}
+    alike: dict[object, States] = {}
+    found = []
+    for rank in range(run.plan.pp):
+        place = Place(run, vocab_size, rank, parts)
+        key = tuple((len(stage.layers), stage.is_first, stage.is_last) for stage in place.stages)
+        if key not in alike:
+            alike[key] = states(place)
+        found.append(alike[key])
+    return _Prepared(parts, blocks, found, _rank_of(run))
+
+
+def _rank_of(run: Run) -> tuple[int, ...]:
+    """The pipeline rank of every stage."""
+    plan = run.plan
+    if plan.schedule in SCHEDULES:  # whose stages go round the ranks; the table may be large
+        return tuple(stage % plan.pp for stage in range(plan.pp * plan.chunks))
+    rank_of = build(plan.schedule, plan.pp, run.microbatches, plan.chunks).rank_of
+    return tuple(rank_of[stage] for stage in range(plan.pp * plan.chunks))
+
+
+def _carry_out(
+    run: Run, system: System, prepared: _Prepared, slowdown: Mapping[int, float], *, with_timeline: bool = False
+) -> _Carried:
+    plan, p = run.plan, run.plan.pp
+    blocks = prepared.blocks
+    each: dict[BlockName, Passes] = {
+        name: passes(system, run, blocks[name], is_layer=name == "layer") for name in blocks
+    }
+    transfer = transfer_seconds(run, system)
+    through = _through(run, system, prepared, each, transfer)
+    seconds = {
+        op: [one.of(op) * slowdown.get(prepared.rank_of[i], 1.0) for i, one in enumerate(through)]
+        for op in (Work.F, Work.B, Work.I, Work.W)
+    }
+    under_way = 1 - system.constant("send_blocks")
+    delay = lambda sender, receiver: under_way * transfer(sender, receiver)
+    shape = plan.schedule, p, run.microbatches, plan.chunks
+    timeline = None
+    if with_timeline:
+        timeline = simulate(build(*shape), lambda action: seconds[action.op][action.stage], delay)
+    ran = execute(*shape, seconds, delay)
+    ends = [float(end) for end in ran.ends]
+    busy = [float(one) for one in ran.busy]
+    after = finish(system, run, prepared.states, ends, _last(ran, prepared))
+    ranks = []
+    for rank in range(p):
+        stages = [one for one, owner in zip(through, prepared.rank_of, strict=True) if owner == rank]
+        waits = {name: run.microbatches * sum(getattr(one, name) for one in stages) for name in WAITS}
+        own = {"compute": busy[rank] - sum(waits.values()), **waits}
+        ranks.append(own | {"pipeline": waits["pipeline"] + ends[rank] - busy[rank]} | after[rank])
+    return _Carried(sum(ranks[0].values()), p * max(ends) / sum(busy) - 1, ranks, timeline)
+
+
+def _through(
+    run: Run, system: System, prepared: _Prepared, each: Mapping[BlockName, Passes], transfer: Transfer
+) -> list[Passes]:
+    """Every stage's passes, with what moves beside them at ZeRO's stages 2 and 3, and the waits for neighbours."""
+    plan, wait, blocks = run.plan, system.constant("send_wait"), system.constant("send_blocks")
+    found = [stage_passes(system, each, stage) for stage in prepared.parts]
+    rank_of = dict(enumerate(prepared.rank_of))
+    for rank, state in enumerate(prepared.states):
+        reducing, gathering = 0.0, 0.0
+        if plan.zero_stage >= 2:
+            reducing = seconds_of(system, run, state, reducing=True) / run.microbatches
+        if plan.zero_stage == 3:
+            gathering = seconds_of(system, run, state, reducing=False) / run.microbatches / 2
+        for i, share, layers in zip(prepared.stages_of(rank), state.shares, state.layers, strict=True):
+            one = found[i]
+            forward = _beside(system, plan, (share * gathering, 0.0), one.forward, layers)
+            moved = share * gathering, share * reducing
+            backward, inputs = (_beside(system, plan, moved, c, layers) for c in (one.backward, one.input_gradient))
+            others = [rank_of.get(i + way, rank) for way in (1, -1)]
+            waits = wait * sum(other != rank for other in others)
+            ahead, back = (waits + (blocks * transfer(rank, one) if one != rank else 0.0) for one in others)
+            found[i] = one._replace(
+                forward=one.forward + forward + ahead,
+                backward=one.backward + backward + back,
+                input_gradient=one.input_gradient + inputs + back,
+                pipeline=ahead + back,
+                gather=forward + backward,
+            )
+    return found
+
+
+def _beside(system: System, plan: Plan, moved: tuple[float, float], computing: float, layers: int) -> float:
+    """What a pass waits for the parameters gathered for it, and for the gradients divided behind it."""
+    gathering, reducing = moved
+    hidden = gathering * plan.overlap_param_gather + reducing * plan.overlap_grad_reduce
+    return gathering + reducing - hidden + sharded(system, hidden, computing, layers)
+
+
+def transfer_seconds(run: Run, system: System) -> Transfer:
+    """Seconds of a microbatch's activations from a pipeline rank to another."""
+    plan, node = run.plan, system.node.size.value
+    size = Place(run, 0).activations
+    ranks = plan.tp * plan.dp
+    is_part = plan.sequence_parallel or run.scatters
+    gathered = 0.0
+    if run.scatters and plan.tp > 1:
+        gathered = float(collective(system, "all_gather", size, group(("tp",), plan, node)))
+    sent = {
+        is_inter: send(system, size / (plan.tp if is_part else 1), is_inter=is_inter, senders=min(ranks, node))
+        for is_inter in (False, True)
+    }
+    return lambda sender, receiver: gathered + sent[sender * ranks // node != receiver * ranks // node]
+
+
+def _last(ran: Ran, prepared: _Prepared) -> list[list[Last]]:
+    """The last backward passes through the stages of every rank."""
+    spans: dict[int, Last] = {}
+    for (op, stage), (start, end) in ran.last.items():
+        if op in (Work.B, Work.W):
+            spans[stage] = max(spans.get(stage, Last(0.0, 0.0)), Last(float(start), float(end)))
+    return [[spans[stage] for stage in prepared.stages_of(rank)] for rank in range(len(prepared.states))]
+
+
+def _memory(run: Run, vocab_size: int, parts: tuple[Stage, ...], positions: int, system: System) -> list[Memory]:
+    if not system.device.fused_attention and run.model.dropout == 0:  # the core keeps its scores all the same
+        run = dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.1))
+    device = system.device.kind
+    return [memory(run, vocab_size, rank, positions, device, parts) for rank in range(run.plan.pp)]

@@ -1,0 +1,255 @@
+"""A machine to predict for: published numbers, measured tables, and a few constants of the software that runs on it."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
+from pydantic.dataclasses import dataclass
+
+from impl.cost.gemms import Pass
+from impl.cost.traffic import Op
+from impl.errors import InputError
+from impl.fields import CHECKED, AtLeastTwo
+from impl.run import Precision, Run
+from impl.simulator.constants import CONSTANTS, Constant
+from impl.simulator.habits import Habits
+from impl.simulator.residuals import Residuals
+from impl.simulator.tables import Surface
+
+Two = tuple[PositiveFloat, PositiveFloat]
+Four = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
+Six = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
+CONFIG = CHECKED | {"frozen": True}
+
+
+@dataclass(config=CONFIG)
+class Number:
+    """A positive number, and who says so."""
+
+    value: PositiveFloat
+    source: str
+
+
+@dataclass(config=CONFIG)
+class Count:
+    """A number of things, and who says so."""
+
+    value: PositiveInt
+    source: str
+
+
+@dataclass(config=CONFIG)
+class Elementwise:
+    """Measured bytes/s of one kind of elementwise operation: a name of `impl.simulator.operations`."""
+
+    precision: Precision
+    name: str
+    forward: PositiveFloat
+    backward: PositiveFloat
+    source: str
+
+
+@dataclass(config=CONFIG)
+class Device:
+    """What one rank computes on."""
+
+    kind: Literal["cuda", "cpu"]
+    memory_bytes: Number
+    memory_bandwidth: Number
+    """Bytes/s."""
+    peak_flops: dict[Precision, Number]
+    """Of dense products, FLOP/s."""
+    elementwise: list[Elementwise] = Field(default_factory=list)
+    """Measured, of some operations."""
+    processors: Count | None = None
+    """Of a GPU, each of which computes a tile of a product at a time; None: products take any share of the device."""
+    fused_attention: bool = True
+    """The core of attention writes no scores; else it is products and a softmax, through memory."""
+
+
+@dataclass(config=CONFIG)
+class Node:
+    """Devices that share a fast network and the way out; bandwidths in bytes/s and each direction."""
+
+    size: Count
+    nics: Count
+    nic_bandwidth: Number
+    """Of one."""
+    link_bandwidth: Number
+    """Of a device to the others of its node."""
+
+
+@dataclass(config=CONFIG)
+class GemmTable:
+    """Measured products [m, k] times [k, n]: m, n, k, seconds."""
+
+    precision: Precision
+    source: str
+    rows: list[Four] = Field(min_length=1)
+    pass_: Pass | None = None
+    """None: all alike."""
+
+
+@dataclass(config=CONFIG)
+class AttentionTable:
+    """Measured cores: batch, heads, sequence, head size, seconds forward, seconds backward."""
+
+    precision: Precision
+    source: str
+    rows: list[Six] = Field(min_length=1)
+
+
+@dataclass(config=CONFIG)
+class Curve:
+    """A measured collective, all groups of its kind at once: bytes of the whole tensor, seconds."""
+
+    op: Op
+    span: Literal["intra", "inter"]
+    ranks: AtLeastTwo
+    source: str
+    rows: list[Two] = Field(min_length=1)
+
+
+@dataclass(config=CONFIG)
+class Calibration:
+    """What constants were fitted on, and how far off they are where they were not."""
+
+    stack: str
+    rows: list[str]
+    """Those fitted on."""
+    held_out: list[str]
+    mape: NonNegativeFloat
+    """Of the held-out rows, or of each row left out in turn; in percent, and so is what follows."""
+    worst: NonNegativeFloat
+    constant_mfu_mape: NonNegativeFloat | None = None
+    """Of a constant utilization fitted on the same rows."""
+    calculon_mape: NonNegativeFloat | None = None
+    """Of Calculon as published, where known."""
+    interval: tuple[PositiveFloat, PositiveFloat] | None = None
+    """Measured over predicted seconds: bounds of the middle nine tenths of the held-out rows."""
+    ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Smallest and largest of what was fitted on: gpus, hidden_size, layers, tokens, tp, pp, dp."""
+    residuals: Residuals | None = None
+    """What the constants leave over, near what was fitted on."""
+
+
+@dataclass(config=CONFIG)
+class System:
+    """Devices in nodes, and the software on them."""
+
+    name: str
+    stack: str
+    """Software whose constants these are."""
+    hardware: str
+    """As `torch.cuda.get_device_name` calls it; a CPU's model name."""
+    device: Device
+    node: Node
+    gemm: list[GemmTable] = Field(default_factory=list)
+    attention: list[AttentionTable] = Field(default_factory=list)
+    collectives: list[Curve] = Field(default_factory=list)
+    constants: dict[str, Constant] = Field(default_factory=dict)
+    """Those that differ from CONSTANTS."""
+    calibration: Calibration | None = None
+    habits: Habits = Habits()
+    """What the software does whatever a run asks for; `predict` and the like carry out `habits.of(run)`."""
+    note: str = ""
+
+    @field_validator("constants")
+    @classmethod
+    def _known(cls, constants: dict[str, Constant]) -> dict[str, Constant]:
+        if unknown := constants.keys() - CONSTANTS.keys():
+            raise ValueError(f"{', '.join(sorted(unknown))} is no constant; valid: {', '.join(CONSTANTS)}")
+        return constants
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "System":
+        """The system that a file describes.
+
+        Raises:
+            InputError: the first thing wrong with it: field, value, what would be valid.
+        """
+        try:
+            return TypeAdapter(cls).validate_python(dict(document))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+            shown = "" if first["type"] == "missing" else f" {str(first['input'])[:60]!r}"
+            raise InputError(f"system field {field}{shown}: {reason}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `from_dict` makes this system from."""
+        return TypeAdapter(System).dump_python(self, mode="json", exclude_defaults=True)
+
+    @cached_property
+    def _values(self) -> dict[str, float]:
+        return {name: constant.value for name, constant in (CONSTANTS | self.constants).items()}
+
+    def constant(self, name: str) -> float:
+        """A constant's value."""
+        return self._values[name]
+
+    @property
+    def all_constants(self) -> dict[str, Constant]:
+        return CONSTANTS | self.constants
+
+    def with_constants(self, source: str = "set", **values: float) -> "System":
+        """This system with other values for some constants.
+
+        Raises:
+            InputError: there is no such constant.
+        """
+        if unknown := values.keys() - CONSTANTS.keys():
+            raise InputError(f"{', '.join(sorted(unknown))} is no constant; valid: {', '.join(CONSTANTS)}")
+        known = self.all_constants
+        changed = {name: dataclasses.replace(known[name], value=v, source=source) for name, v in values.items()}
+        return dataclasses.replace(self, constants=self.constants | changed)
+
+    def with_calibration(self, calibration: Calibration) -> "System":
+        return dataclasses.replace(self, calibration=calibration)
+
+    def peak(self, precision: str) -> float | None:
+        """FLOP/s; None: not known."""
+        number = self.device.peak_flops.get(precision)  # type: ignore[call-overload]
+        return None if number is None else number.value
+
+    @cached_property
+    def curves(self) -> dict[tuple[str, str], list[tuple[int, np.ndarray, np.ndarray]]]:
+        """Ranks, and logarithms of bytes and of seconds, of the collectives measured."""
+        found: dict[tuple[str, str], list[tuple[int, np.ndarray, np.ndarray]]] = {}
+        for curve in self.collectives:
+            rows = np.log(np.array(sorted(curve.rows)))
+            found.setdefault((curve.op, curve.span), []).append((curve.ranks, rows[:, 0], rows[:, 1]))
+        return found
+
+    @cached_property
+    def products(self) -> dict[tuple[str, str | None], tuple[np.ndarray, Surface]]:
+        """Rows of m, n, k and seconds, by precision and pass."""
+        tables = {(table.precision, table.pass_): np.array(table.rows) for table in self.gemm}
+        return {kind: (rows, Surface(rows[:, :3])) for kind, rows in tables.items()}
+
+    @cached_property
+    def cores(self) -> dict[str, tuple[np.ndarray, Surface]]:
+        """Rows of batch, heads, sequence, head size, seconds forward and backward, by precision."""
+        tables = {table.precision: np.array(table.rows) for table in self.attention}
+        return {precision: (rows, Surface(rows[:, :4])) for precision, rows in tables.items()}
+
+    @cached_property
+    def _rates(self) -> dict[tuple[str, str, bool], float]:
+        return {
+            (one.precision, one.name, is_backward): one.backward if is_backward else one.forward
+            for one in self.device.elementwise
+            for is_backward in (False, True)
+        }
+
+    def elementwise_rate(self, precision: str, name: str = "", *, is_backward: bool = False) -> float:
+        """Bytes/s of an elementwise operation, as a share of what it reaches alone, or of the memory's bandwidth."""
+        alone = self._rates.get((precision, name, is_backward), self.device.memory_bandwidth.value)
+        return alone * self.constant("memory_efficiency")
+
+    def correction(self, run: Run) -> float:
+        """Measured over predicted seconds that the calibration's rows lead to expect."""
+        known = None if self.calibration is None else self.calibration.residuals
+        return 1.0 if known is None else known.factor(run)

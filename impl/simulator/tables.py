@@ -1,0 +1,54 @@
+"""Between points where something was measured: what stands in a table, interpolated between logarithms."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+
+class Surface:
+    """Places where a positive quantity is known: a grid, or scattered.
+
+    On a grid interpolation is linear in every direction, and constant beyond its borders. Elsewhere it is weighted by
+    distance to the power -4. Both are continuous, and exact where the quantity is known.
+    """
+
+    def __init__(self, places: np.ndarray) -> None:
+        """
+        Shapes: [points, dimensions].
+        """
+        self.logs = np.log(places)
+        self.axes = [np.unique(column) for column in self.logs.T]
+        shape = tuple(len(axis) for axis in self.axes)
+        self.order: np.ndarray | None = None
+        """Which point is where on the grid."""
+        if int(np.prod(shape)) == len(places):
+            at = tuple(np.searchsorted(axis, column) for axis, column in zip(self.axes, self.logs.T, strict=True))
+            order = np.full(shape, -1)
+            order[at] = np.arange(len(places))
+            self.order = order if order.min() >= 0 else None
+
+    def at(self, logs: np.ndarray, sizes: tuple[Any, ...]) -> Any:
+        """The quantity at some sizes, numbers or arrays, from its logarithms at the places."""
+        where = np.log(np.stack(np.broadcast_arrays(*sizes), axis=-1).astype(float))
+        if self.order is not None:
+            return np.exp(self._on_grid(logs[self.order], where))
+        offsets = where[..., None, :] - self.logs
+        weights = 1 / ((offsets**2).sum(-1) + 1e-9) ** 2
+        return np.exp((weights * logs).sum(-1) / weights.sum(-1))
+
+    def _on_grid(self, values: np.ndarray, where: np.ndarray) -> Any:
+        below, shares = [], []
+        for axis, x in zip(self.axes, np.moveaxis(where, -1, 0), strict=True):
+            i = np.clip(np.searchsorted(axis, x) - 1, 0, max(len(axis) - 2, 0))
+            width = axis[np.minimum(i + 1, len(axis) - 1)] - axis[i]
+            below.append(i)
+            shares.append(np.clip((x - axis[i]) / np.where(width > 0, width, 1.0), 0.0, 1.0))
+        total = 0.0
+        for corner in product((0, 1), repeat=len(self.axes)):
+            at = tuple(np.minimum(i + up, len(axis) - 1) for i, up, axis in zip(below, corner, self.axes, strict=True))
+            weight = 1.0
+            for share, up in zip(shares, corner, strict=True):
+                weight = weight * (share if up else 1 - share)
+            total = total + weight * values[at]
+        return total

@@ -1,0 +1,89 @@
+"""The gear that all plans are estimated with, against the one that carries out events."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from harness.systems import load_system
+from impl.model.sizes import named
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.simulator.closed_form import ClosedForm, Estimate
+from impl.simulator.plans import NAMES, Plans, every
+from impl.simulator.step import predict
+
+GPUS, BATCH, SOME = 8, 24, 8
+BASE = Run(model=named("gpt-2.5b"), train=Recipe(global_batch=BATCH, microbatch=1), precision="bf16")
+VOCAB = BASE.model.vocab_size or 0
+
+
+@cache
+def plans() -> Plans:
+    return every(BASE.model, GPUS, BATCH)
+
+
+@cache
+def estimate() -> Estimate:
+    return form().estimate(plans())
+
+
+@cache
+def form() -> ClosedForm:
+    return ClosedForm(BASE, VOCAB, load_system("selene"), GPUS)
+
+
+@cache
+def both() -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Estimates over what events say, less 1: seconds and bytes of some plans of every schedule."""
+    generator, chosen = np.random.default_rng(1), list[int]()
+    for schedule in range(len(NAMES["schedule"])):
+        there = np.flatnonzero((plans()["schedule"] == schedule) & (plans()["microbatch"] <= 8))
+        chosen += generator.choice(there, SOME, replace=False).tolist()
+    system = load_system("selene")
+    runs, stages = [system.habits.of(plans().run(i, BASE)) for i in chosen], system.habits.stages_of
+    found = [predict(run, VOCAB, system, stages=stages(run), with_timeline=False) for run in runs]
+    seconds = np.array([one.seconds for one in found])
+    sizes = np.array([max(memory.total for memory in one.memory) for one in found])
+    return estimate().seconds[chosen] / seconds - 1, estimate().bytes[chosen] / sizes - 1, chosen
+
+
+def test_seconds_are_those_of_events() -> None:
+    off, _, _ = both()
+    assert np.abs(off).mean() < 0.01
+    assert np.abs(off).max() < 0.06
+
+
+def test_bytes_are_those_of_a_whole_rank() -> None:
+    _, off, _ = both()
+    assert np.abs(off).mean() < 0.02
+    assert np.abs(off).max() < 0.12
+
+
+def test_the_best_plan_is_among_the_best_that_are_estimated() -> None:
+    off, _, chosen = both()
+    estimated = estimate().seconds[chosen]
+    best = np.argmin(estimated / (1 + off))
+    assert np.argsort(estimated).tolist().index(best) < 3
+
+
+def test_a_plan_alone_is_estimated_as_among_others() -> None:
+    _, _, chosen = both()
+    for i in chosen[::10]:
+        one = ClosedForm(BASE, VOCAB, load_system("selene"), GPUS).estimate(plans().take(slice(i, i + 1)))
+        assert one.seconds == pytest.approx(estimate().seconds[i : i + 1])
+        assert one.bytes == pytest.approx(estimate().bytes[i : i + 1])
+
+
+def test_all_of_them_are_positive_numbers() -> None:
+    assert len(estimate().seconds) == len(estimate().bytes) == len(plans())
+    assert np.isfinite(estimate().seconds).all()
+    assert (estimate().seconds > 0).all()
+    assert (estimate().bytes > 0).all()
+
+
+def test_overlap_slows_by_no_more_than_what_the_closed_form_leaves_out() -> None:
+    for knob in ("overlap_grad_reduce", "overlap_param_gather", "overlap_input_grad_reduce"):
+        rows = plans().take(np.flatnonzero(plans()[knob] == 0)[::9])
+        faster = Plans({**rows.columns, knob: np.ones(len(rows), dtype=np.int32)})
+        assert (form().estimate(faster).seconds <= form().estimate(rows).seconds * 1.002).all()

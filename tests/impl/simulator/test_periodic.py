@@ -1,0 +1,92 @@
+"""Schedules of which only what does not repeat itself is executed, against all of them executed."""
+
+from fractions import Fraction
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from impl.pipeline.schedule import Op
+from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.simulate import simulate
+from impl.simulator.periodic import Ran, execute
+
+OPS = (Op.F, Op.B, Op.I, Op.W)
+OWN = "tests.impl.pipeline.own_schedule"
+seconds = st.fractions(Fraction(1, 6), 6, max_denominator=6)
+cached = cache(build)
+
+
+def whole(name: str, p: int, m: int, v: int, costs, transfer) -> Ran:
+    """The same by the simulation of every action."""
+    timeline = simulate(cached(name, p, m, v), lambda action: costs[action.op][action.stage], transfer)
+    last = {span.action[:2]: (span.start, span.end) for span in timeline.spans if span.action.microbatch == m - 1}
+    ends, busy = [row[-1].end for row in timeline.rows.values()], [timeline.busy(rank) for rank in timeline.rows]
+    return Ran(ends, busy, last, len(timeline.spans), len(timeline.spans))
+
+
+@st.composite
+def pipelines(draw: st.DrawFn):
+    """A schedule, even or with slow stages, and links that are free, alike, or each another."""
+    name = draw(st.sampled_from(list(SCHEDULES)))
+    p = draw(st.integers(1, 5))
+    v = draw(st.integers(1, 3)) if name == "interleaved" else 1
+    m = p * draw(st.integers(1, 9)) if name == "interleaved" else draw(st.integers(1, 40))
+    base = {op: draw(seconds) for op in OPS}
+    slow = draw(st.dictionaries(st.tuples(st.sampled_from(OPS), st.integers(0, p * v - 1)), seconds, max_size=4))
+    costs = {op: [slow.get((op, stage), base[op]) for stage in range(p * v)] for op in OPS}
+    common = draw(st.sampled_from([Fraction(0), Fraction(1, 3), Fraction(2)]))
+    links = draw(st.dictionaries(st.tuples(st.integers(0, p - 1), st.integers(0, p - 1)), seconds, max_size=2))
+    return name, p, m, v, costs, lambda sender, receiver: links.get((sender, receiver), common)
+
+
+@given(pipelines())
+@settings(max_examples=100)
+def test_what_is_skipped_changes_nothing(pipeline):
+    found, expected = execute(*pipeline), whole(*pipeline)
+    assert found[:4] == expected[:4]
+    assert found.executed <= expected.executed
+
+
+@given(pipelines())
+@settings(max_examples=25)
+def test_floats_are_not_rounded_on_the_way(pipeline):
+    name, p, m, v, exact, transfer = pipeline
+    costs = {op: [float(cost) / 7 for cost in of_stages] for op, of_stages in exact.items()}
+    delay = lambda sender, receiver: float(transfer(sender, receiver)) / 7
+    assert execute(name, p, m, v, costs, delay).ends == pytest.approx(
+        whole(name, p, m, v, costs, delay).ends, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(("name", "v"), [("gpipe", 1), ("one_f_one_b", 1), ("interleaved", 3), ("zb_h1", 1)])
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_most_of_a_long_step_is_skipped(name: str, v: int, delay: float):
+    """With a heavier last stage, as the output head makes it, and with a slow link."""
+    costs = {op: [1.0] * (8 * v - 1) + [1.07] for op in OPS}
+    ran = execute(name, 8, 4096, v, costs, delay)
+    assert ran.executed < 0.03 * ran.actions
+
+
+def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
+    for p, m in ((1, 1), (4, 2), (4, 16), (64, 512)):
+        costs = {Op.F: [Fraction(3, 7)] * p, Op.B: [Fraction(9, 7)] * p}
+        assert execute("one_f_one_b", p, m, 1, costs).seconds == (m + p - 1) * Fraction(12, 7)
+
+
+def test_a_slow_rank_drifts_away_from_the_others_until_they_wait_for_it():
+    """One that is 1% slower than the first: what piles up before it is skipped as well."""
+    p, m = 4, 1000
+    costs = {op: [Fraction(1), Fraction(1), Fraction(101, 100), Fraction(1)] for op in OPS}
+    for name in ("gpipe", "zb_h1"):
+        ran = execute(name, p, m, 1, costs)
+        assert ran.executed < 0.1 * ran.actions
+        assert ran[:4] == whole(name, p, m, 1, costs, 0)[:4]
+
+
+@pytest.mark.parametrize("name", [f"{OWN}:two_ways", f"{OWN}:every_other"])
+def test_a_schedule_of_ones_own_is_executed_wholly(name: str):
+    v = 2 if name.endswith("two_ways") else 1
+    costs = {op: [Fraction(2 + stage, 3) for stage in range(3 * v)] for op in OPS}
+    assert execute(name, 3, 10, v, costs, Fraction(1, 5)) == whole(name, 3, 10, v, costs, Fraction(1, 5))

@@ -1,0 +1,75 @@
+"""All plans as columns, against every combination of knobs tried one by one."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impl.errors import InputError
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.simulator.plans import DEFAULTS, FLAGS, KNOBS, NAMES, Plans, every, run_of
+
+MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=8, vocab_size=100)
+BASE = Run(model=MODEL, train=Recipe(global_batch=4, microbatch=1))
+
+
+def rows(plans: Plans) -> set[tuple[object, ...]]:
+    return {tuple(plans.row(i).values()) for i in range(len(plans))}
+
+
+def changes_nothing(row: dict[str, Any]) -> bool:
+    """A knob that makes no difference, and is not as a plan has it by default."""
+    odd = {knob for knob in DEFAULTS if row[knob] != DEFAULTS[knob]}
+    alone = {"dp": {"zero_stage", "overlap_grad_reduce", "overlap_param_gather"}}
+    alone |= {"tp": {"sequence_parallel", "scatter_gather", "overlap_input_grad_reduce"}, "pp": {"scatter_gather"}}
+    if any(row[axis] == 1 and odd & knobs for axis, knobs in alone.items()):
+        return True
+    if row["pp"] == 1 and row["schedule"] != "one_f_one_b":
+        return True
+    chunked = row["schedule"] == "interleaved"
+    return (
+        chunked != (row["chunks"] != 1)
+        or (row["sequence_parallel"] and not row["scatter_gather"])
+        or (row["zero_stage"] == 0 and not row["overlap_param_gather"])
+    )
+
+
+def test_they_are_all_valid_plans_there_are() -> None:
+    plans = every(MODEL, 4, 4)
+    choices = dict.fromkeys(FLAGS, (False, True)) | NAMES
+    degrees = [d for d in itertools.product((1, 2, 4), repeat=3) if np.prod(d) == 4]
+    others = [knob for knob in choices if knob not in ("offload_optimizer", "overlap_grad_reduce")]
+    expected = set()
+    for tp, pp, dp in degrees:
+        sizes = itertools.product((1, 2, 4), (1, 2, 4), range(4), *(choices[knob] for knob in others))
+        for b, v, zero, *flags in sizes:
+            row = {"tp": tp, "pp": pp, "dp": dp, "microbatch": b, "chunks": v, "zero_stage": zero}
+            row |= {"offload_optimizer": False, "overlap_grad_reduce": True} | dict(zip(others, flags, strict=True))
+            ordered = {knob: row[knob] for knob in KNOBS}
+            if not changes_nothing(ordered) and run_of(ordered, BASE).why_invalid() is None:
+                expected.add(tuple(ordered.values()))
+    usual = plans.take((plans["offload_optimizer"] == 0) & (plans["overlap_grad_reduce"] == 1))
+    assert rows(usual) == expected
+    assert len(usual) == len(expected)
+    assert len(plans) > 2 * len(expected)
+
+
+def test_a_row_is_a_run() -> None:
+    plans = every(MODEL, 4, 4)
+    i = next(i for i in range(len(plans)) if plans.row(i)["schedule"] == "interleaved")
+    run = plans.run(i, BASE)
+    assert (run.plan.schedule, run.plan.world_size, run.model) == ("interleaved", 4, MODEL)
+    assert run.train == replace(BASE.train, microbatch=plans.row(i)["microbatch"])
+    plain = int(np.argmin(plans.oddity))
+    assert replace(plans.run(plain, BASE).plan, tp=1, pp=1, dp=1) == Plan()
+    assert plans.oddity[i] >= 2
+
+
+def test_a_seventeenth_device_is_no_use() -> None:
+    with pytest.raises(InputError, match="no plan puts 4 sequences of this model on 17 devices"):
+        every(MODEL, 17, 4)

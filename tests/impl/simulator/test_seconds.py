@@ -1,0 +1,138 @@
+"""Laws of seconds: continuous in every size, never slower on faster machines, and a table where there is one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from impl.plan import Plan
+from impl.simulator.seconds import Group, attention, beside, collective, elementwise, gemm, group, launched, send
+from impl.simulator.system import System
+from tests.impl.simulator.made_up import DOCUMENT, SYSTEM, faster
+
+SIZES = st.integers(1, 30_000)
+SPANS = [Group(8, 8, 1), Group(16, 8, 1), Group(4, 1, 8), Group(64, 2, 4)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(SIZES, SIZES, SIZES, st.integers(0, 2))
+def test_products_have_no_steps(m: int, n: int, k: int, grows: int):
+    """A size that grows by a thousandth, or by 1, changes seconds by at most 30 times as much, in proportion: where a
+    tile begins and a wave with it."""
+    size = [m, n, k]
+    before = gemm(SYSTEM, "bf16", size[0], size[1], size[2])
+    more = max(1, size[grows] // 1000)
+    growth = more / size[grows]
+    size[grows] += more
+    after = gemm(SYSTEM, "bf16", size[0], size[1], size[2])
+    assert before * (1 - 1e-9) <= after <= before * (1 + 30 * growth)
+
+
+def test_a_product_just_below_a_round_number_of_operations_takes_as_long_as_one_just_above():
+    """Not six times as long, as where efficiency is a table of steps."""
+    below, above = (gemm(SYSTEM, "bf16", 990 + more, 1000, 500) for more in (0, 20))
+    assert above / below == pytest.approx(1.0, abs=0.06)
+
+
+@settings(max_examples=50, deadline=None)
+@given(SIZES, SIZES, SIZES, st.floats(1.0, 8.0))
+def test_products_are_never_slower_with_more_flops_or_bandwidth(m: int, n: int, k: int, factor: float):
+    before = gemm(SYSTEM, "bf16", m, n, k)
+    for rate in ("peak_flops", "memory_bandwidth"):
+        assert gemm(faster(**{rate: factor}), "bf16", m, n, k) <= before * (1 + 1e-12)
+
+
+def test_products_of_arrays_are_those_of_their_numbers():
+    m = np.array([100, 5000])
+    assert gemm(SYSTEM, "bf16", m, 512, 1024) == pytest.approx([gemm(SYSTEM, "bf16", int(x), 512, 1024) for x in m])
+
+
+def test_a_large_product_takes_its_operations_at_a_share_of_the_peak():
+    size = 16384
+    rate = 2 * size**3 / gemm(SYSTEM, "bf16", size, size, size)
+    assert 0.9 < rate / (300e12 * SYSTEM.constant("gemm_efficiency")) < 1
+
+
+def test_a_wave_that_is_barely_begun_costs_more_than_its_work():
+    full, begun = (gemm(SYSTEM, "bf16", 256 * tiles, 1280, 4096) for tiles in (10, 11))
+    assert begun / full > 1.25
+
+
+def test_a_measured_product_takes_what_was_measured():
+    rows = [[m, n, 512, 1e-3 * m * n] for m in (64, 256) for n in (64, 256)]
+    table = {"precision": "bf16", "source": "made up", "rows": rows, "pass_": "forward"}
+    system = System.from_dict({**DOCUMENT, "gemm": [table]})
+    assert gemm(system, "bf16", 256, 64, 512, "forward") == pytest.approx(1e-3 * 256 * 64)
+    assert gemm(system, "bf16", 256, 64, 512, "weight gradient") == gemm(SYSTEM, "bf16", 256, 64, 512)
+
+
+def test_a_measured_core_takes_what_was_measured():
+    table = {"precision": "bf16", "source": "made up", "rows": [[1, 16, 1024, 128, 2e-3, 5e-3]]}
+    system = System.from_dict({**DOCUMENT, "attention": [table]})
+    assert attention(system, "bf16", 1, 16, 1024, 128, backward=True) == pytest.approx(5e-3)
+    twice = attention(system, "bf16", 2, 16, 1024, 128, backward=False)
+    assert twice == pytest.approx(4e-3)
+
+
+def test_measured_elementwise_rates_come_first():
+    rate = {"precision": "fp32", "name": "gelu", "forward": 1e9, "backward": 2e9, "source": "made up"}
+    device = {**DOCUMENT["device"], "elementwise": [rate]}
+    system = System.from_dict({**DOCUMENT, "device": device})
+    share = system.constant("memory_efficiency")
+    assert elementwise(system, "fp32", 4e9, "gelu") == pytest.approx(4.0 / share)
+    assert elementwise(system, "fp32", 4e9, "gelu", is_backward=True) == pytest.approx(2.0 / share)
+    assert elementwise(system, "fp32", 4e9, "norm") == elementwise(SYSTEM, "fp32", 4e9)
+
+
+@pytest.mark.parametrize("ranks", SPANS)
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_collectives_grow_with_bytes_from_a_floor(op, ranks: Group):
+    sizes = np.geomspace(1, 1e10, 300)
+    seconds = collective(SYSTEM, op, sizes, ranks)
+    growth = np.diff(np.log(seconds))
+    assert seconds[0] > 5e-6
+    assert (growth >= 0).all()
+    assert growth.max() <= np.log(sizes[1] / sizes[0]) + 1e-9
+    for rate in ("nics", "nic_bandwidth", "link_bandwidth"):
+        assert (collective(faster(**{rate: 2}), op, sizes, ranks) <= seconds * (1 + 1e-12)).all()
+
+
+def test_groups_lie_where_the_mesh_puts_them():
+    plan = Plan(tp=4, dp=4, pp=2)
+    assert group(("tp",), plan, 8) == Group(4, 4, 2)
+    assert group(("dp",), plan, 8) == Group(4, 2, 4)
+    assert group(("dp", "tp"), plan, 8) == Group(16, 8, 1)
+    assert group(("tp",), Plan(tp=16), 8) == Group(16, 8, 1)
+    assert group(("dp",), Plan(tp=8, dp=32), 8) == Group(32, 1, 8)
+    assert group(("dp",), Plan(dp=2), 8) == Group(2, 2, 1)
+
+
+def test_groups_that_share_the_way_out_wait_for_each_other():
+    alone, shared = Group(8, 1, 1), Group(8, 1, 8)
+    assert collective(SYSTEM, "all_reduce", 1e9, shared) > 7 * collective(SYSTEM, "all_reduce", 1e9, alone)
+
+
+def test_a_measured_collective_takes_what_was_measured():
+    curve = {"op": "all_reduce", "span": "intra", "ranks": 2, "source": "made up", "rows": [[1e3, 1e-4], [1e6, 1e-3]]}
+    system = System.from_dict({**DOCUMENT, "collectives": [curve]})
+    ranks = Group(2, 2, 4)
+    assert collective(system, "all_reduce", 1e6, ranks) == pytest.approx(1e-3)
+    assert collective(system, "all_reduce", 1.0, ranks) == pytest.approx(1e-4)
+    assert collective(system, "all_reduce", 1e7, ranks) == pytest.approx(1e-2)
+    assert collective(system, "all_reduce", 1e6, Group(2, 1, 8)) == collective(
+        SYSTEM, "all_reduce", 1e6, Group(2, 1, 8)
+    )
+
+
+def test_sends_between_nodes_share_the_adapters():
+    one, four, eight = (send(SYSTEM, 1e9, is_inter=True, senders=n) for n in (1, 4, 8))
+    assert one == four
+    assert eight == pytest.approx(2 * four, rel=1e-3)
+    assert send(SYSTEM, 1e9, is_inter=False, senders=8) < one
+
+
+@given(st.floats(0, 10), st.floats(0, 10))
+def test_what_goes_on_at_once_takes_no_longer_than_one_after_the_other(a: float, b: float):
+    assert beside(SYSTEM, a, b) + 1e-12 >= 0
+    assert beside(SYSTEM, a, b) <= a + 1e-12
+    assert max(a, b) - 1e-12 <= launched(SYSTEM, a, b) <= a + b + 1e-12

@@ -1,0 +1,236 @@
+"""One step: what it is made of, and what no prediction of it may do."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from impl.cost.activations import layer_bytes
+from impl.cost.parameters import count_parameters
+from impl.cost.traffic import Place
+from impl.errors import InputError
+from impl.pipeline.schedules import build
+from impl.pipeline.stage import Stage
+from impl.run import Run
+from impl.simulator.constants import CONSTANTS
+from impl.simulator.operations import STAGE, block
+from impl.simulator.passes import passes
+from impl.simulator.reduction import seconds_of, states
+from impl.simulator.step import predict, step_seconds
+from impl.simulator.system import Calibration
+from tests.impl.simulator.made_up import MODEL, SYSTEM, faster, longer, run_of
+
+VOCAB = 51200
+LATENCIES = ("kernel_seconds", "host_forward", "host_backward", "host_collective", "link_latency", "nic_latency")
+LATENCIES += ("send_latency", "send_wait", "microbatch_seconds", "step_seconds")
+
+
+def seconds(run: Run, system=SYSTEM, **arguments: Any) -> float:
+    return step_seconds(run, VOCAB, system, **arguments)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Run:
+    """Any plan of 16 sequences on up to 64 ranks."""
+    tp, dp, pp = draw(st.sampled_from((1, 2, 8))), draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from((1, 2, 4)))
+    schedule = draw(st.sampled_from(("gpipe", "one_f_one_b", "interleaved", "zb_h1")))
+    return run_of(
+        global_batch=16,
+        microbatch=1,
+        tp=tp,
+        dp=dp,
+        pp=pp,
+        schedule=schedule,
+        chunks=draw(st.sampled_from((1, 2))) if schedule == "interleaved" and pp > 1 else 1,
+        recompute=draw(st.sampled_from(("none", "selective", "full"))),
+        sequence_parallel=draw(st.booleans()) and tp > 1,
+        zero_stage=draw(st.integers(0, 3)),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans())
+def test_parts_of_every_rank_add_up_to_the_step(run: Run):
+    found = predict(run, VOCAB, SYSTEM, with_memory=False)
+    assert found.seconds == pytest.approx(seconds(run))
+    for parts in found.parts:
+        assert sum(parts.values()) == pytest.approx(found.seconds)
+        assert all(part > -1e-9 for part in parts.values()), parts
+    assert sum(found.exposed.values()) < found.seconds
+    assert found.timeline is not None
+    assert float(found.timeline.bubble) == pytest.approx(found.bubble)
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.sampled_from(("overlap_grad_reduce", "overlap_param_gather", "overlap_input_grad_reduce")))
+def test_overlap_never_slows(run: Run, what: str):
+    """Not even with recomputation and data parallelism, where running totals were once added for layers."""
+    with_it, without = (replace(run, plan=replace(run.plan, **{what: on})) for on in (True, False))
+    assert seconds(with_it) <= seconds(without) * (1 + 1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(plans(), st.floats(1.0, 8.0))
+def test_a_faster_machine_is_never_slower(run: Run, factor: float):
+    before = seconds(run)
+    for rate in ("peak_flops", "memory_bandwidth", "link_bandwidth", "nic_bandwidth", "nics"):
+        factor = round(factor) if rate == "nics" else factor
+        assert seconds(run, faster(**{rate: factor})) <= before * (1 + 1e-9), rate
+
+
+@settings(max_examples=15, deadline=None)
+@given(plans())
+def test_a_machine_twice_as_fast_takes_half_the_time(run: Run):
+    """Units are consistent: what is no rate is a number of seconds, and all of these are named."""
+    none = dict.fromkeys(LATENCIES, 0.0)
+    rates = ("peak_flops", "memory_bandwidth", "link_bandwidth", "nic_bandwidth")
+    slow, fast = SYSTEM.with_constants(**none), faster(**dict.fromkeys(rates, 2.0)).with_constants(**none)
+    assert seconds(run, fast) == pytest.approx(seconds(run, slow) / 2)
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "seq_len", "vocab_size"])
+def test_time_is_continuous_in_every_size_of_the_model(field: str):
+    """16 more of a size of some thousand, as heads need it: never more than twice in proportion, and never less."""
+    sizes = range(2048, 2048 + 20 * 64, 64)
+    times = [
+        step_seconds(longer(run_of(), **{field: size}), size if field == "vocab_size" else VOCAB, SYSTEM)
+        for size in sizes
+    ]
+    for size, before, after in zip(sizes, times, times[1:], strict=False):
+        growth = 64 / size
+        assert before * (1 - 1e-9) <= after < before * (1 + 7 * growth), (size, before, after)
+
+
+def test_states_are_part_of_the_memory():
+    for zero_stage in range(4):
+        run = run_of(dp=4, zero_stage=zero_stage)
+        found = predict(run, VOCAB, SYSTEM, with_timeline=False)
+        assert all(one.total >= one.states > 0 for one in found.memory)
+        assert found.fits is True
+    smaller = faster(memory_bytes=0.01)
+    assert predict(run_of(), VOCAB, smaller).fits is False
+
+
+def test_software_that_is_not_fused_keeps_its_scores():
+    run = longer(run_of(), dropout=0.0)
+    kept = predict(run, VOCAB, SYSTEM).memory[0].activations
+    scores = 2 * run.train.microbatch * MODEL.num_heads * MODEL.seq_len**2 * MODEL.num_layers
+    assert kept > 2 * scores
+
+
+def test_flops_are_ptdps():
+    found = predict(run_of(tp=2, recompute="full"), VOCAB, SYSTEM, with_memory=False)
+    layers, h, s = MODEL.num_layers, MODEL.hidden_size, MODEL.seq_len
+    equation_3 = 96 * 32 * s * layers * h**2 * (1 + s / (6 * h) + VOCAB / (16 * layers * h))
+    assert found.hardware_flops_per_gpu_s == pytest.approx(equation_3 / found.seconds / 2)
+    assert found.hfu == pytest.approx(found.hardware_flops_per_gpu_s / 300e12)
+    assert found.tokens_per_s == pytest.approx(32 * s / found.seconds)
+
+
+def test_the_engines_table_is_what_is_carried_out():
+    run = run_of(pp=4, chunks=2, schedule="interleaved")
+    found = predict(run, VOCAB, SYSTEM, with_memory=False).timeline
+    assert found is not None
+    table = build("interleaved", 4, run.microbatches, 2)
+    assert [tuple(span.action for span in row) for row in found.rows.values()] == list(table.rows)
+
+
+def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
+    """Layers only, alike on all ranks, and nothing between them."""
+    none = dict.fromkeys(LATENCIES, 0.0) | {"send_efficiency": 1e9}
+    system = SYSTEM.with_constants("made up", **none)
+    run = longer(run_of(pp=4, recompute="full"), vocab_size=None)
+    stages = [Stage(range(2 * i, 2 * i + 2), is_first=False, is_last=False) for i in range(4)]
+    found = predict(run, 128, system, stages=stages, with_memory=False)
+    layer = passes(system, run, block(run, 128, "layer", MODEL.seq_len), is_layer=True)
+    ends = found.parts[0]["compute"] + found.parts[0]["pipeline"]
+    assert ends == pytest.approx((run.microbatches + 3) * 2 * (layer.forward + layer.backward))
+
+
+def test_a_slow_rank_slows_the_step():
+    run = run_of(pp=4)
+    usual, slow = (predict(run, VOCAB, SYSTEM, slowdown=of, with_memory=False).seconds for of in (None, {1: 2.0}))
+    assert 1.2 < slow / usual < 2
+
+
+def test_a_calibrations_residuals_correct_every_second():
+    surface = {"places": [[2048, 1, 2]], "logs": [0.1], "noises": [0.02], "sd": 0.1}
+    calibration = Calibration(stack="made up", rows=["a"], held_out=[], mape=1, worst=1, residuals=surface)  # type: ignore[arg-type]
+    system = SYSTEM.with_calibration(calibration)
+    factor = system.correction(run_of())
+    assert factor > 1.05
+    found = predict(run_of(), VOCAB, system, with_memory=False)
+    assert found.seconds == pytest.approx(factor * seconds(run_of()))
+    assert sum(found.parts[0].values()) == pytest.approx(found.seconds)
+
+
+def test_an_impossible_run_is_told():
+    with pytest.raises(InputError, match="does not divide"):
+        predict(run_of(tp=3), VOCAB, SYSTEM)
+    with pytest.raises(InputError, match=r"1 stages were given; valid: plan\.pp x plan\.chunks, 2"):
+        predict(run_of(pp=2), VOCAB, SYSTEM, stages=[Stage(range(8), is_first=True, is_last=True)])
+
+
+def test_a_precision_without_a_peak_is_told():
+    with pytest.raises(
+        InputError, match=r"made_up has no device\.peak_flops for precision fp64; valid: bf16, fp16, fp32"
+    ):
+        predict(replace(run_of(), precision="fp64"), VOCAB, SYSTEM)
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("two_ways", 2), ("every_other", 1)])
+def test_a_schedule_of_ones_own_is_predicted(name: str, chunks: int):
+    run = run_of(pp=2, dp=2, chunks=chunks, schedule=f"tests.impl.pipeline.own_schedule:{name}")
+    found = predict(run, VOCAB, SYSTEM, with_memory=False)
+    assert found.parts[1]["gradients"] > 0
+    assert sum(found.parts[1].values()) == pytest.approx(found.seconds)
+
+
+def test_without_zero_nothing_is_gathered():
+    """Gradients of the whole model are reduced at no moment: a rank's own are, once, over its data-parallel group."""
+    one, eight = (states(Place(run_of(dp=4, tp=t), VOCAB)) for t in (1, 8))
+    for tp, state in ((1, one), (8, eight)):
+        assert seconds_of(SYSTEM, run_of(dp=4, tp=tp), state, reducing=False) == 0.0
+    bytes_of = lambda state: state.traffic["dp"]["all_reduce"].bytes
+    assert bytes_of(one) / bytes_of(eight) == pytest.approx(8, rel=0.05)
+    assert predict(run_of(), VOCAB, SYSTEM, with_memory=False).exposed["dp"] == 0.0
+
+
+def test_selective_recomputation_adds_the_core_once():
+    none, selective, full = (run_of(recompute=which) for which in ("none", "selective", "full"))
+    layer = {
+        run.plan.recompute: passes(SYSTEM, run, block(run, VOCAB, "layer", MODEL.seq_len), is_layer=True)
+        for run in (none, selective, full)
+    }
+    core = layer["selective"].backward - layer["none"].backward
+    assert 0 < core < 0.4 * (layer["full"].backward - layer["none"].backward)
+    extra = seconds(selective) - seconds(none)
+    assert extra == pytest.approx(none.microbatches * MODEL.num_layers * core, rel=1e-6)
+
+
+def test_kept_inputs_of_recomputed_layers_are_whole_without_sequence_parallelism():
+    plans = ((1, False), (8, False), (8, True))
+    runs = [run_of(recompute="full", tp=tp, sequence_parallel=is_split) for tp, is_split in plans]
+    alone, split, sequence = map(layer_bytes, runs)
+    assert alone == split == 8 * sequence
+
+
+def test_states_that_wait_in_host_memory_cost_time():
+    usual, offloaded = run_of(dp=2, zero_stage=2), run_of(dp=2, zero_stage=2, offload_optimizer=True)
+    assert seconds(offloaded) > seconds(usual) + 0.05
+    kept, moved = run_of(recompute="full"), run_of(recompute="full", offload_activations=True)
+    assert seconds(moved) > seconds(kept)
+
+
+def test_every_stage_of_zero_costs_what_it_moves():
+    times = [seconds(run_of(dp=16, microbatch=1, zero_stage=z, overlap_param_gather=False)) for z in range(4)]
+    assert times[2] < times[3]
+    assert times[0] != times[1]
+
+
+def test_blocks_and_constants_have_names():
+    assert set(STAGE) == {"embedding", "layer", "head"}
+    assert all(constant.source for constant in CONSTANTS.values())
+    assert count_parameters(MODEL, VOCAB).total > 0
