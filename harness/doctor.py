@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -161,7 +161,7 @@ def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Report) 
         attempt = Path(tempfile.mkdtemp(prefix=".doctor-", dir=out)).resolve() / "doctor"
         attempt.mkdir()
         try:
-            _write_spec(attempt, run, site, wait)
+            write_spec(attempt, run, site, wait, "harness.doctor_rank")
             try:
                 site.submit([attempt], ranks, wait, 1)
             except InputError as error:
@@ -192,14 +192,14 @@ def layout(ranks: int) -> Plan:
     return Plan(dp=degrees["dp"], tp=degrees["tp"], pp=degrees["pp"])
 
 
-def _write_spec(attempt: Path, run: Run, site: Site, wait: float) -> None:
-    """What the launcher has to know of any run; the program of its ranks is the doctor's."""
+def write_spec(attempt: Path, run: Run, site: Site, wait: float, module: str, **more: Any) -> None:
+    """What the launcher has to know of any run, and of the program of its ranks, which is no worker."""
     spec = {
-        "id": "doctor",
-        "experiment": "doctor",
+        "id": module.rpartition(".")[2],
+        "experiment": module.rpartition(".")[2],
         "tier": "smoke",
         "run": to_dict(run),
-        "module": "harness.doctor_rank",
+        "module": module,
         "ranks": run.plan.world_size,
         "on": site.on,
         "device": site.device,
@@ -215,6 +215,7 @@ def _write_spec(attempt: Path, run: Run, site: Site, wait: float) -> None:
         "requeues": 0,
         "checkpoint_every": 0,
         "driver_pid": os.getpid() if site.on == "local" else None,
+        **more,
     }
     write_atomically(attempt / "spec.json", json_format.dumps(spec))
 

@@ -29,7 +29,7 @@ Operation = Callable[[], object]
 def gemm_rate(run: Run, device: torch.device) -> dict[str, Any]:
     """FLOP/s of the model's largest kind of matrix product alone, [b s, h] x [h, 4h]."""
     m, h = run.train.microbatch * run.model.seq_len, run.model.hidden_size
-    operation = _product(Product("", "input gradient", m, 4 * h, h, 1, False), WEIGHTS[run.precision], device)
+    operation = product(Product("", "input gradient", m, 4 * h, h, 1, False), WEIGHTS[run.precision], device)
     seconds = median_seconds(operation, device, at_least=GEMM_SECONDS)
     return {"gemm_flops_per_s": 2 * m * h * 4 * h / seconds, "gemm_shape": [m, h, 4 * h]}
 
@@ -49,13 +49,13 @@ def limit(run: Run, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> 
     dist.barrier()
     gemms = [
         {
-            "name": product.name,
-            "pass": product.pass_,
-            "shape": [product.m, product.n, product.k],
-            "calls": product.count * run.microbatches,
-            "seconds": median_seconds(_product(product, dtype, device), device),
+            "name": one.name,
+            "pass": one.pass_,
+            "shape": [one.m, one.n, one.k],
+            "calls": one.count * run.microbatches,
+            "seconds": median_seconds(product(one, dtype, device), device),
         }
-        for product in products(run, vocab_size, stages, head_positions(run.model))
+        for one in products(run, vocab_size, stages, head_positions(run.model))
     ]
     dist.barrier()
     attention = _attention(core(run, stages), run.microbatches, dtype, device)
@@ -100,13 +100,13 @@ def _total(rows: list[dict[str, Any]]) -> float:
     return sum(row["calls"] * row["seconds"] for row in rows)
 
 
-def _product(product: Product, dtype: torch.dtype, device: torch.device) -> Operation:
-    """One of them, the operands transposed as they are in its pass."""
-    m, n, k = product.m, product.n, product.k
+def product(of: Product, dtype: torch.dtype, device: torch.device) -> Operation:
+    """A matrix product, its operands transposed as they are in its pass."""
+    m, n, k = of.m, of.n, of.k
     generator = torch.Generator(device).manual_seed(0)
     random = lambda *shape: torch.randn(*shape, dtype=dtype, device=device, generator=generator)
-    a = random(k, m).t() if product.pass_ == "weight gradient" else random(m, k)
-    b = random(n, k).t() if product.pass_ == "forward" else random(k, n)
+    a = random(k, m).t() if of.pass_ == "weight gradient" else random(m, k)
+    b = random(n, k).t() if of.pass_ == "forward" else random(k, n)
     out = torch.empty(m, n, dtype=dtype, device=device)
     return lambda: torch.mm(a, b, out=out)
 

@@ -1,0 +1,64 @@
+"""The runs that a calibration trains for a few steps, to know what software takes beside what is measured alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Precision, Run
+
+MODELS = {
+    "cpu": (
+        ModelConfig(num_layers=2, hidden_size=256, seq_len=128, vocab_size=2048),
+        ModelConfig(num_layers=4, hidden_size=128, seq_len=256, vocab_size=512),
+    ),
+    "cuda": (
+        ModelConfig(num_layers=4, hidden_size=2048, seq_len=1024, vocab_size=32768),
+        ModelConfig(num_layers=8, hidden_size=1024, seq_len=2048, vocab_size=32768),
+    ),
+}
+"""A wide one and a long one; heads follow from the ranks that share them."""
+HEAD_SIZE = {"cpu": 64, "cuda": 128}
+
+
+def runs_to_train(ranks: int, device: str, precisions: Sequence[Precision], threads: int) -> dict[str, Run]:
+    """By label: every axis alone over all ranks, with what changes its work or its traffic, in every precision."""
+    found: dict[str, Run] = {}
+    for precision in precisions:
+        for run, label in _runs(ranks, device):
+            run = replace(run, precision=precision, threads=threads)
+            if run.why_invalid() is None:
+                found[f"{label}, {precision}"] = run
+    return found
+
+
+def _runs(ranks: int, device: str) -> Iterator[tuple[Run, str]]:
+    wide, long = (_with_heads(model, ranks, HEAD_SIZE[device]) for model in MODELS[device])
+    yield _run(wide, Plan(dp=ranks), ranks, 4, 2), "wide"
+    yield _run(long, Plan(dp=ranks, recompute="full"), ranks, 2, 1), "long, recomputed"
+    if ranks == 1:
+        return
+    yield _run(wide, Plan(dp=ranks, zero_stage=1), ranks, 2, 1), "wide, stage 1"
+    yield _run(long, Plan(dp=ranks, zero_stage=2), ranks, 2, 2), "long, stage 2"
+    yield _run(long, Plan(dp=ranks, zero_stage=3), ranks, 2, 2), "long, stage 3"
+    yield _run(wide, Plan(dp=ranks, zero_stage=3), ranks, 4, 1), "wide, stage 3"
+    yield _run(wide, Plan(tp=ranks), 1, 4, 2), "wide, tensor-parallel"
+    yield _run(long, Plan(tp=ranks, recompute="full"), 1, 2, 2), "long, tensor-parallel, recomputed"
+    yield _run(long, Plan(tp=ranks, sequence_parallel=True), 1, 2, 2), "long, sequence-parallel"
+    deep = {model: replace(model, num_layers=max(model.num_layers, ranks)) for model in (wide, long)}
+    yield _run(deep[wide], Plan(pp=ranks), 1, 2, 2 * ranks), "wide, pipeline"
+    yield _run(deep[long], Plan(pp=ranks, schedule="gpipe"), 1, 1, 4 * ranks), "long, GPipe"
+    yield _run(deep[wide], Plan(pp=ranks, schedule="zb_h1"), 1, 2, 3 * ranks), "wide, zero-bubble"
+
+
+def _with_heads(model: ModelConfig, ranks: int, size: int) -> ModelConfig:
+    """With heads of this size, or smaller ones where more ranks share them; as it is where they cannot."""
+    hidden = model.hidden_size
+    heads = next((n for n in range(hidden // size, hidden + 1) if n % ranks == 0 and hidden % n == 0), hidden // size)
+    return replace(model, num_heads=heads)
+
+
+def _run(model: ModelConfig, plan: Plan, dp: int, microbatch: int, microbatches: int) -> Run:
+    recipe = Recipe(global_batch=dp * microbatch * microbatches, microbatch=microbatch)
+    return Run(model=model, plan=plan, train=recipe)

@@ -1,0 +1,118 @@
+"""What a machine measures becomes a system that predicts it again; and two ranks measure for real, in small."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import calibrate_rank, calibrate_runs
+from harness.calibrate import text_of
+from harness.calibrate_runs import runs_to_train
+from harness.calibrate_system import curves, described, system_of, trained
+from harness.systems import load_system
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run, to_dict
+from impl.simulator.step import step_seconds
+from impl.simulator.system import System
+from tests.harness.calls import refused
+from tests.ranks import run_ranks
+
+FLOPS, BANDWIDTH, LINK = 1e11, 1e10, 2e9
+ABOUT = {"name": "made_up", "stack": "none", "hardware": "made up", "kind": "cpu", "memory_bytes": 2**33}
+PARTS = ("products", "attention", "elementwise", "update", "collectives", "training")
+OTHER = Run(
+    model=ModelConfig(num_layers=3, hidden_size=192, num_heads=6, seq_len=192),
+    plan=Plan(pp=2),
+    train=Recipe(global_batch=12, microbatch=2),
+)
+
+
+def measured(ranks: int, true: System | None = None) -> list[dict[str, Any]]:
+    """What ranks of a machine without surprises find; steps as a system says, or of a second each."""
+    edges = itertools.product((64, 1024), repeat=3)
+    rows = [[m, n, k, 2 * m * n * k / FLOPS + 1e-6] for m, n, k in edges]
+    curve = [[size, 1e-4 + size / LINK] for size in (2**8, 2**16, 2**24)]
+    facts: dict[str, Any] = {
+        "products, fp32": dict.fromkeys(calibrate_rank.PASSES, rows),
+        "attention, fp32": [[4, 4, 128, 64, 1e-3, 2e-3], [2, 2, 512, 64, 2e-3, 4e-3]],
+        "elementwise, fp32": {"added": [[2**12, 1e-6], [2**24, 2**24 / BANDWIDTH]], "rates": {"gelu": [5e9, 4e9]}},
+        "update": {"count": 1e6, "parameters": 5e-3, "tensor": 1e-5},
+        "collectives": dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), curve),
+        "collectives beside products": [{"computing": 3e-3, "sending": 2e-3, "both": 5e-3}],
+    }
+    for label, run in runs_to_train(ranks, "cpu", ["fp32"], 1).items():
+        vocab_size = run.model.vocabulary(257)
+        seconds = step_seconds(run, vocab_size, true) if true else 1.0
+        facts[f"training, {label}"] = {"run": to_dict(run), "vocab_size": vocab_size, "seconds": [seconds] * 3}
+    return [facts] * ranks
+
+
+def test_runs_use_every_axis_and_are_possible() -> None:
+    for ranks, device in itertools.product((1, 2, 3, 4, 8), ("cpu", "cuda")):
+        runs = runs_to_train(ranks, device, ["fp32", "bf16"], 1)
+        assert all(run.why_invalid() is None and run.plan.world_size == ranks for run in runs.values())
+        assert len({run.id for run in runs.values()}) == len(runs)
+        used = {axis for run in runs.values() for axis in ("dp", "tp", "pp") if getattr(run.plan, axis) > 1}
+        assert used == (set() if ranks == 1 else {"dp", "pp"} if ranks == 3 else {"dp", "tp", "pp"})
+
+
+def test_constants_are_found_again() -> None:
+    plain = described(measured(2), ABOUT, ["fp32"], "made up")
+    true = plain.with_constants(host_forward=1e-3, host_backward=2e-3, host_collective=4e-4, step_seconds=8e-3)
+    found = system_of(measured(2, true), ABOUT, ["fp32"], "made up")
+    assert found.calibration is not None
+    assert found.calibration.mape < 5
+    assert step_seconds(OTHER, 257, found) == pytest.approx(step_seconds(OTHER, 257, true), rel=0.02)
+
+
+def test_a_file_describes_the_same_system(tmp_path: Path) -> None:
+    found = system_of(measured(1), ABOUT, ["fp32"], "made up")
+    (tmp_path / "made_up.yaml").write_text(text_of(found, "calibrate"))
+    assert load_system(str(tmp_path / "made_up.yaml")).as_dict() == found.as_dict()
+    assert found.collectives == []
+
+
+def test_what_was_disturbed_is_no_slower_than_a_larger_one() -> None:
+    found = curves({"send": [[2**8, 4e-3], [2**16, 2e-4], [2**24, 9e-3]]})
+    assert found == {"send": [[2**8, 2e-4], [2**16, 2e-4], [2**24, 9e-3]]}
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    out = str(tmp_path / "here.yaml")
+    assert "ends in .yaml" in refused("calibrate", "--out", str(tmp_path / "here"))
+    assert "does not exist" in refused("calibrate", "--out", str(tmp_path / "nowhere" / "here.yaml"))
+    assert "--ranks 0" in refused("calibrate", "--out", out, "--ranks", "0")
+    assert "--threads 0" in refused("calibrate", "--out", out, "--threads", "0")
+    assert "--wait" in refused("calibrate", "--out", out, "--wait", "-1")
+    assert "one of each" in refused("calibrate", "--out", out, "--precision", "fp32", "fp32")
+    assert not list(tmp_path.iterdir())
+
+
+def in_small(folder: str) -> dict[str, Any]:
+    """What a rank finds where all is tiny, and no two calls are waited for."""
+    import torch
+    import torch.distributed as dist
+
+    calibrate_rank.EDGES, calibrate_rank.SENT = {"cpu": (8, 16)}, {"cpu": (2**8, 2**12)}
+    calibrate_rank.REPEATS = 1
+    calibrate_rank.CORES = {"cpu": [(1, 2, 8, 4)]}
+    calibrate_rank.MOVED, calibrate_rank.UPDATED = {"cpu": (2**8, 2**10)}, {"cpu": 2**8}
+    calibrate_rank.LAYER, calibrate_rank.STEPS = {"cpu": (8, 16)}, {"cpu": (0, 1)}
+    tiny = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_len=8, vocab_size=260)
+    calibrate_runs.MODELS, calibrate_runs.HEAD_SIZE = {"cpu": (tiny, tiny)}, {"cpu": 8}
+    told = calibrate_rank.Told(Path(folder), dist.get_rank())
+    calibrate_rank.Calibrating(torch.device("cpu"), told, ["bf16"], 1).run_to_end()
+    return json.loads(told.path.read_text())
+
+
+def test_two_ranks_measure(tmp_path: Path) -> None:
+    found = run_ranks(2, in_small, str(tmp_path))
+    assert all(facts["at"] == "" and facts["done"] == facts["of"] for facts in found)
+    assert all(any(name.startswith(part) for name in found[0]) for part in PARTS)
+    system = described(found, ABOUT, ["bf16"], "measured")
+    assert {curve.op for curve in system.collectives} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert len(trained(found)) == sum(name.startswith("training") for name in found[0])
