@@ -5,7 +5,7 @@ ONLY ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: quickstart test lint bench faults
+.PHONY: quickstart test lint bench faults accuracy
 
 quickstart: $(VENV)/.core
 	$(BIN)/python -m harness run quickstart
@@ -23,6 +23,9 @@ bench: $(VENV)/.dev
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --keep results/faults.md $(if $(ONLY),--only '$(ONLY)')
+
+accuracy: $(VENV)/.core
+	$(BIN)/python -m harness accuracy
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'

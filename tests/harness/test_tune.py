@@ -1,0 +1,205 @@
+"""The verb `tune`: all plans of a small model on a few devices, and what it says about them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import search, tried
+from harness.search import Journal, best_by_value, front, importance, judged, ranked, searched, study_of
+from impl.errors import InputError
+from impl.model.config import ModelConfig
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.simulator.closed_form import Estimate
+from impl.simulator.plans import KNOBS, Plans, every
+from tests.harness.calls import call, document, refused
+
+MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=8, vocab_size=100)
+BASE = Run(model=MODEL, train=Recipe(global_batch=4, microbatch=1))
+SMALL = ("--model", "gpt-1.2b", "--gpus", "4", "--global-batch", "8", "--system", "selene")
+FEW = (*SMALL, "--fix", "zero_stage=0,1", "schedule=one_f_one_b", "recompute=full", "--top", "4")
+
+
+def told(*arguments: str | Path) -> Any:
+    answer = call("tune", *arguments, "--json")
+    assert answer.status == 0, answer.errors
+    return document(answer.output)
+
+
+def seconds_of(plans: Plans) -> np.ndarray:
+    """Made up: more tensor-parallel ranks are slower, larger microbatches are faster, all else does not matter."""
+    return plans["tp"] + 1 / plans["microbatch"]
+
+
+@pytest.fixture
+def plans() -> Plans:
+    return every(MODEL, 4, 4)
+
+
+def test_the_best_plans_what_they_trade_and_what_matters() -> None:
+    found = told(*FEW)
+    assert (found["system"], found["gpus"], found["global_batch"]) == ("selene", 4, 8)
+    assert found["fitting"] <= found["plans"]
+    best = found["best"]
+    assert len(best) == 4
+    assert [plan["seconds"] for plan in best] == sorted(plan["seconds"] for plan in best)
+    for plan in best:
+        assert plan["tp"] * plan["pp"] * plan["dp"] == 4
+        assert (plan["schedule"], plan["recompute"], plan["zero_stage"] in (0, 1)) == ("one_f_one_b", "full", True)
+        assert plan["seconds"] == pytest.approx(plan["closed_form_seconds"], rel=0.06)
+        assert 0 < plan["bytes"] <= found["memory_limit_bytes"]
+    sizes = [plan["bytes"] for plan in found["pareto"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(found["importance"].values()) == pytest.approx(1)
+    assert set(found["best_by_value"]["zero_stage"]) == {"0", "1"}
+    assert found["agreement"]["mean"] < 0.06
+
+
+def test_it_prints_tables() -> None:
+    answer = call("tune", *FEW)
+    assert answer.status == 0
+    assert "4 x NVIDIA A100-SXM4-80GB (selene" in answer.output
+    for title in ("fastest", "faster or smaller than all others", "what matters most"):
+        assert title in answer.output
+    assert answer.errors == ""
+
+
+def test_the_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = told(*FEW, "--out", tmp_path)
+    lines = (tmp_path / "tune" / "events.jsonl").read_text().splitlines()
+    assert len(lines) == len({json.loads(line)["id"] for line in lines}) >= 4
+    monkeypatch.setattr("harness.tune.by_events", lambda *_: pytest.fail("it is known"))
+    again = told(*FEW, "--out", tmp_path)
+    assert again["best"] == first["best"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "4", "--system", "selene"), "tune needs --model"),
+        ((*SMALL, "--fix", "colour=red"), "--fix 'colour=red': must be KNOB=VALUE"),
+        ((*SMALL, "--fix", "tp=3"), "--fix 'tp=3' leaves no plan; valid: 1, 2, 4"),
+        ((*SMALL, "--device-memory", "1GB"), "plans fits"),
+        ((*SMALL, "--measure", "2"), "--measure needs --out"),
+        ((*SMALL, "--trials", "-1"), "must be 0 or more"),
+        (("--model", "gpt-1.2b", "--gpus", "41", "--system", "selene"), "no plan puts 1536 sequences"),
+        (("--model", "gpt-1.2b", "--gpus", "0", "--system", "selene"), "--gpus 0: must be more than 0"),
+        (("--model", "gpt-1.2b", "--gpus", "4", "--system", "selenium"), "system 'selenium' does not exist"),
+    ],
+)
+def test_what_is_off_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("tune", *arguments)
+
+
+def test_ranked_plans_differ_in_shape_and_the_plainest_is_meant(plans: Plans) -> None:
+    chosen = ranked(plans, seconds_of(plans), 6)
+    shapes = [tuple(plans.row(i)[knob] for knob in search.SHAPE) for i in chosen]
+    assert len(set(shapes)) == 6
+    assert seconds_of(plans)[chosen].tolist() == sorted(seconds_of(plans)[chosen])
+    assert plans.oddity[chosen[0]] == min(plans.oddity[seconds_of(plans) == seconds_of(plans).min()])
+
+
+def test_no_plan_is_faster_and_smaller_than_one_on_the_front(plans: Plans) -> None:
+    generator = np.random.default_rng(0)
+    found = Estimate(1 + generator.random(len(plans)), 1 + 9 * generator.random(len(plans)))
+    chosen = front(plans, found)
+    assert chosen[0] == np.argmin(found.seconds)
+    for i in chosen:
+        assert not ((found.seconds < found.seconds[i]) & (found.bytes < found.bytes[i])).any()
+
+
+def test_what_matters_is_what_seconds_depend_on(plans: Plans) -> None:
+    shares = importance(plans, seconds_of(plans))
+    assert next(iter(shares)) == "tp"
+    assert shares["tp"] + shares["microbatch"] > 0.5
+    by_value = best_by_value(plans, seconds_of(plans))
+    assert by_value["tp"] == {"1": 1.25, "2": 2.25, "4": 4.25}
+    assert by_value["sequence_parallel"] == {"False": 1.25, "True": 2.25}
+
+
+def test_failures_are_kept_with_their_reason(tmp_path: Path, plans: Plans) -> None:
+    asked: list[str] = []
+
+    def judge(run: Run) -> dict[str, Any]:
+        asked.append(run.id)
+        if run.plan.tp == 4:
+            raise InputError("too many")
+        return {"seconds": float(run.plan.tp)}
+
+    journal = Journal.of(tmp_path / "journal.jsonl", "test")
+    rows = [plans.row(int(np.flatnonzero(plans["tp"] == tp)[0])) for tp in (1, 4)]
+    first = list(judged(rows, BASE, judge, journal))
+    assert [one.get("reason") for one in first] == [None, "too many"]
+    with (tmp_path / "journal.jsonl").open("a") as file:
+        file.write('{"judge": "cut o')
+    assert list(judged(rows, BASE, judge, journal)) == first
+    assert len(asked) == 2
+    list(judged(rows, BASE, judge, Journal.of(tmp_path / "journal.jsonl", "another")))
+    assert len(asked) == 4
+
+
+def test_optuna_searches_goes_on_and_keeps_failures(tmp_path: Path, plans: Plans) -> None:
+    def judge(run: Run) -> dict[str, Any]:
+        return {"reason": "oom: too large"} if run.plan.tp == 4 else {"seconds": float(run.plan.tp)}
+
+    first = [plans.row(int(np.flatnonzero(plans["tp"] == tp)[0])) for tp in (4, 2)]
+    journal = Journal.of(tmp_path / "journal.jsonl", "test")
+    search_on = lambda trials: [
+        one for one in searched(study_of(journal), plans, first, BASE, judge, trials) if "id" in one
+    ]
+    found = search_on(4)
+    assert [one.get("reason") for one in found][:2] == ["oom: too large", None]
+    again = search_on(6)
+    assert len(again) == 6
+    assert again[:4] == found
+    assert all(one["tp"] * one["pp"] * one["dp"] == 4 for one in again)
+
+
+class FakeMachine:
+    """Says of a run what it took, as `Real` does, without running it."""
+
+    def __init__(self, *_: object) -> None:
+        self.points: list[str] = []
+
+    def __call__(self, run: Run) -> dict[str, Any]:
+        return self.judged(run)
+
+    def run(self, points: list[Any]) -> None:
+        self.points += [point.label for point in points]
+
+    def judged(self, run: Run) -> dict[str, Any]:
+        return {"reason": "oom: no room"} if run.plan.tp == 4 else {"seconds": 3.0 * run.plan.tp}
+
+
+def test_predicted_order_against_measured(plans: Plans, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(*seconds: float) -> Iterator[dict[str, Any]]:
+        for tp, predicted in zip((1, 2, 4), seconds, strict=True):
+            row = plans.row(int(np.flatnonzero(plans["tp"] == tp)[0]))
+            yield {"id": "", "seconds": predicted} | {knob: row[knob] for knob in KNOBS}
+
+    machine = FakeMachine()
+    found = tried.compared(list(rows(3.0, 5.0, 1.0)), replace(BASE), machine)  # type: ignore[arg-type]
+    assert len(machine.points) == len(set(machine.points)) == 3
+    assert (found["kendall_tau"], found["mape"]) == (1.0, pytest.approx(1 / 12))
+    assert [one.get("reason") for one in found["runs"]] == [None, None, "oom: no room"]
+    tried.print_compared(found)
+    assert "Kendall's tau 1.00" in capsys.readouterr().out
+    assert tried.compared(list(rows(5.0, 3.0, 1.0)), BASE, machine)["kendall_tau"] == -1.0  # type: ignore[arg-type]
+
+
+def test_the_best_plans_and_optunas_are_run_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.tune.Real", FakeMachine)
+    best = told(*FEW, "--out", tmp_path, "--measure", "3")
+    assert [one["id"] for one in best["measured"]["runs"]] == [plan["id"] for plan in best["best"][:3]]
+    assert "trials" not in best
+    found = told(*FEW, "--out", tmp_path, "--measure", "2", "--trials", "4")
+    assert len(found["trials"]) == len(found["measured"]["runs"]) == 4
+    assert {plan["id"] for plan in best["best"][:2]} <= {trial["id"] for trial in found["trials"]}
+    for trial in found["trials"]:
+        assert trial.get("reason") == "oom: no room" if trial["tp"] == 4 else trial["seconds"] == 3 * trial["tp"]
+    assert call("tune", *FEW, "--out", tmp_path, "--trials", "4").output.count("Optuna: 4 plans, ") == 1
