@@ -1,0 +1,81 @@
+"""What `make accuracy` compares: rows that are there, none of them fitted and asked for at once."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.accuracy import CASES, STEPS, Case, Result, choices, figure, plans_table, result_of, rows_of, splits
+from harness.fitting import Measured
+from tests.impl.simulator.made_up import run_of
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id} {case.what}")
+def test_rows_that_are_fitted_are_not_asked_for(case: Case):
+    asked = [row.measured for row in rows_of(case.file, case.system) if case.asked(row)]
+    fitted = [row.measured for row in rows_of(case.fitted_file or case.file, case.system) if case.fitted(row)]
+    assert asked
+    assert fitted
+    assert not {row.name for row in asked} & {row.name for row in fitted}
+
+
+def test_the_hold_out_plan_is_kept():
+    rows = rows_of("ptdp2021_table1", "selene")
+    assert [row.cells["name"] for row in rows if row.split == "calibrate"] == ["gpt-1.7b", "gpt-18.4b", "gpt-145.6b"]
+    measured = rows_of("vtrain2024", "a100_cluster")
+    for split, least, most, count in (("calibrate", 1, 8, 64), ("calibrate", 9, 512, 32), ("check", 1, 8, 400)):
+        assert sum(row.split == split and least <= row.cells["gpus"] <= most for row in measured) == count
+    assert len(measured) == 516
+
+
+def test_every_file_of_steps_is_described_and_used():
+    described = (STEPS / "README.md").read_text()
+    for path in STEPS.glob("*.csv"):
+        assert f"`{path.name}`" in described
+        assert path.stem in {case.file for case in CASES}
+
+
+def test_derived_seconds_are_the_printed_rates():
+    """PTD-P's equation 3, where the paper prints TFLOP/s: 137 of a 1.7B model, 163 of 1T."""
+    rows = {row.cells["name"]: row for row in rows_of("ptdp2021_table1", "selene")}
+    for name, rate in (("gpt-1.7b", 137), ("gpt-1008b", 163)):
+        row = rows[name]
+        c = {key: row.cells[key] for key in ("global_batch", "seq_len", "layers", "hidden", "gpus")}
+        h, s = c["hidden"], c["seq_len"]
+        flops = 96 * c["global_batch"] * s * c["layers"] * h**2 * (1 + s / (6 * h) + 51200 / (16 * c["layers"] * h))
+        assert row.seconds is not None
+        assert flops / c["gpus"] / row.seconds == pytest.approx(rate * 1e12, rel=1e-3)
+
+
+def test_table_1_is_predicted_from_three_of_its_rows():
+    found = result_of(CASES[0])
+    off = abs(100 * (found.predicted / found.measured - 1))
+    assert off.mean() <= 2.0
+    assert off.max() <= 5.0
+    assert splits().mean() <= 2.8
+
+
+def test_the_best_plan_of_a_group():
+    rows = [
+        Measured(str(i), run_of(dp=dp, tp=4 // dp), 51200, seconds)
+        for i, (dp, seconds) in enumerate([(1, 2.0), (2, 1.0), (4, 1.5)])
+    ]
+    assert choices(rows, [3.0, 1.0, 2.0]) == (1, 1.0, 0.0)
+    assert choices(rows, [3.0, 2.0, 1.0]) == (1, 0.0, 0.5)
+    assert choices(rows, [1.0, 1.0, 1.0]) == (1, pytest.approx(1 / 3), pytest.approx(0.5))
+
+
+def test_tables_and_figure_are_made_of_results():
+    rows = [
+        Measured(str(i), run_of(dp=dp, tp=4 // dp), 51200, seconds)
+        for i, (dp, seconds) in enumerate([(1, 2.0), (2, 1.0)])
+    ]
+    case = next(case for case in CASES if case.id == "H5")
+    result = Result(case, rows, np.array([2.1, 1.0]), np.array([1.0, 1.1]))
+    frame = plans_table([result]).frame
+    assert isinstance(frame, pd.DataFrame)
+    assert frame["best"].tolist() == [100.0, 0.0]
+    assert frame["regret"].tolist() == [0.0, 100.0]
+    assert len(figure([result]).axes) == 2
+    assert math.isclose(result.measured.sum(), 3.0)

@@ -1,0 +1,140 @@
+"""`predict --rows`: a table comes back with predictions, in order, from constants fitted to rows of its own."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from harness.rows import COUNTS, OPTIONAL, read_rows
+from harness.systems import load_system
+from impl.errors import InputError
+from tests.harness.calls import call, document, refused
+
+HEAD = "split,gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp,iteration_time_s\n"
+ROWS = (
+    "calibrate,2,4,1,1024,16,20,1024,2,1,1,0.283879\n"
+    "calibrate,2,16,4,2048,16,20,1024,1,1,2,0.594914\n"
+    "calibrate,4,8,2,2048,16,24,1024,2,2,1,0.253429\n"
+    "check,4,8,1,1024,16,16,1024,1,4,1,0.118953\n"
+    ",8,8,1,1024,16,16,1024,2,2,2,\n"
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.csv"
+    path.write_text(HEAD + ROWS)
+    return path
+
+
+def predict(path: Path, *more: str) -> tuple[str | Path, ...]:
+    return ("predict", "--rows", path, "--system", "a100_cluster", *more)
+
+
+def test_rows_come_back_in_order_with_predictions(table: Path):
+    answer = call(*predict(table, "--json"))
+    assert answer.status == 0
+    found = document(answer.output)
+    assert [row["split"] for row in found["rows"]] == ["calibrate"] * 3 + ["check", ""]
+    for row in found["rows"]:
+        assert row["low_s"] < row["predicted_s"] < row["high_s"]
+        assert 1 < row["tflops_per_gpu"] < 312
+        assert 1e9 < row["memory_bytes"] < 80e9
+        assert row["fits"] is True
+        assert row["problem"] is None
+    assert found["errors"]["calibrate"]["mape"] < 5
+    assert found["errors"]["check"]["mape"] < 25
+    assert found["calibration"]["rows"][0] == "2 4 1 1024 16 20 1024 2 1 1"
+    assert found["stack"].startswith("Megatron-DeepSpeed")
+
+
+def test_the_table_is_printed_as_csv_and_told_of_beside_it(table: Path):
+    answer = call(*predict(table))
+    rows = list(csv.DictReader(io.StringIO(answer.output)))
+    assert len(rows) == 5
+    assert list(rows[0])[:12] == HEAD.strip().split(",")
+    assert "fitted on 3 rows" in answer.errors
+    assert "check: 1 rows" in answer.errors
+
+
+def test_an_impossible_plan_is_told_in_its_row(tmp_path: Path):
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        HEAD + ",8,8,1,1024,16,16,1024,2,2,2,\n,8,8,3,1024,16,16,1024,2,2,2,\n,9,8,1,1024,16,16,1024,2,2,2,\n"
+    )
+    rows = document(call(*predict(path, "--json")).output)["rows"]
+    assert rows[0]["predicted_s"] > 0
+    assert "is not divisible by train.microbatch 3" in rows[1]["problem"]
+    assert rows[2]["problem"] == "gpus 9 is not tp x dp x pp, 8"
+    assert rows[2]["predicted_s"] is None
+
+
+def test_optional_columns_change_the_run(tmp_path: Path):
+    path = tmp_path / "rows.csv"
+    head = ",".join(
+        [*COUNTS, "chunks", "zero_stage", "recompute", "vocab", "sequence_parallel", "precision", "dropout"]
+    )
+    path.write_text(head + "\n8,32,1,1024,16,16,1024,2,1,4,2,1,selective,32000,true,bf16,0\n")
+    row = read_rows(path, load_system("a100_cluster"))[0]
+    plan = row.run.plan
+    assert (plan.chunks, plan.schedule, plan.zero_stage, plan.recompute) == (2, "interleaved", 1, "selective")
+    assert (row.vocab_size, plan.sequence_parallel, row.run.precision, row.run.model.dropout) == (
+        32000,
+        True,
+        "bf16",
+        0,
+    )
+    assert row.problem is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "has no rows"),
+        ("gpus,tp\n8,1\n", "has no column global_batch"),
+        (HEAD + "check,x,8,1,1024,16,16,1024,2,2,2,1\n", "line 2: gpus 'x'; valid: a positive integer"),
+        (HEAD + "check,8,8,1,1024,16,16,1024,2,2,2,-1\n", "line 2: iteration_time_s '-1'; valid: positive seconds"),
+        (HEAD + "calibrate,8,8,1,1024,16,16,1024,2,2,2,\n", "rows of split calibrate need the seconds measured"),
+        (HEAD + "check,8,8,1,1000,16,16,1024,2,2,2,1\n", "num_heads 16 does not divide hidden_size 1000"),
+        (",".join([*COUNTS, "recompute"]) + "\n8,8,1,1024,16,16,1024,2,2,2,most\n", "recompute 'most'"),
+        (",".join([*COUNTS, "zero_stage"]) + "\n8,8,1,1024,16,16,1024,2,2,2,7\n", "zero_stage 7"),
+        (",".join([*COUNTS, "sequence_parallel"]) + "\n8,8,1,1024,16,16,1024,2,2,2,ja\n", "valid: true, false"),
+        (",".join([*COUNTS, "precision"]) + "\n8,8,1,1024,16,16,1024,2,2,2,fp64\n", "precision fp64 is not known"),
+        (HEAD + ",9,8,1,1024,16,16,1024,2,2,2,\n", "no row can be predicted"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_one_line(tmp_path: Path, text: str, problem: str):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    assert problem in refused(*predict(path))
+
+
+def test_a_table_that_is_not_there(tmp_path: Path):
+    assert "No such file" in refused(*predict(tmp_path / "none.csv"))
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
+    assert "is not text" in refused(*predict(tmp_path / "bytes.csv"))
+
+
+def test_every_optional_column_has_a_default_that_is_valid(table: Path):
+    with_empty = table.with_name("empty.csv")
+    lines = table.read_text().splitlines()
+    lines = [lines[0] + "," + ",".join(OPTIONAL), *(line + "," * len(OPTIONAL) for line in lines[1:])]
+    with_empty.write_text("\n".join(lines) + "\n")
+    system = load_system("a100_cluster")
+    assert [row.run for row in read_rows(with_empty, system)] == [row.run for row in read_rows(table, system)]
+
+
+def test_numbers_as_other_programs_write_them(table: Path):
+    other = table.with_name("other.csv")
+    lines = table.read_text().splitlines()
+    head = [lines[0] + ",zero_stage,sequence_parallel", *(line + ",nan,0.0" for line in lines[1:])]
+    other.write_text("\n".join(head).replace(",1024,", ",1024.0,") + "\n", encoding="utf-8-sig")
+    system = load_system("a100_cluster")
+    assert [row.run for row in read_rows(other, system)] == [row.run for row in read_rows(table, system)]
+
+
+def test_bad_rows_name_their_file(table: Path):
+    table.write_text(HEAD + "check,x,8,1,1024,16,16,1024,2,2,2,1\n")
+    with pytest.raises(InputError, match=r"rows\.csv line 2"):
+        read_rows(table, load_system("a100_cluster"))
