@@ -20,13 +20,14 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
     """Write the tables and figures of all records, print those of the chosen points; the exit status."""
     read = {point.id: store.read(point.id) for point in chosen}
     records = [record for record in read.values() if record is not None]
+    simulated = [record for other in store.simulated() for record in other.records() if record["id"] in read]
     files = write_results(store, found)
     tell_ignored(store)
     if json:
-        shown = as_json(records, found)
+        shown = as_json(records + simulated, found)
         print_json({**described(found), "tier": store.tier, "records": records, **shown, "files": files})
     else:
-        print_tables(records, found)
+        print_tables(records + simulated, found)
         print(f"\n{counted([record['status'] if record else 'missing' for record in read.values()])}")
         print("\nwritten:")
         print(f"  {store.folder}/records ({len(store.records())} records)")
@@ -37,7 +38,7 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
 
 def write_results(store: Store, experiment: Experiment | None = None) -> list[str]:
     """Write the tables and figures of all records; the files."""
-    records, own = store.records(), experiment.table if experiment else None
+    records, own = store.with_simulated(), experiment.table if experiment else None
     written = tables.write(records, store.tables, experiment.claims if experiment else (), table=own)
     return [str(path) for path in written + figures.write(records, store.figures, table=own)]
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
+from harness.beside import is_one_each, is_simulated
 from harness.measures import Record, about, frame, size_name
 from harness.perplexity import evaluations
 from harness.render import Column, Table, number
@@ -22,6 +23,8 @@ class Evidence(NamedTuple):
     numbers: str
 
 
+BY_FORMULA = ("tp_calls", "tp_bytes_sent", "dp_bytes_sent", "pp_sends", "pp_bytes_sent")
+"""What a simulated record has by the very formulas that measured ones are held against: no evidence."""
 Row = Mapping[str, Any]
 """A run and one of its evaluations; NaN: not measured."""
 Check = Callable[[Sequence[Row]], Evidence | None]
@@ -35,6 +38,8 @@ class Claim:
     text: str
     source: str
     check: Check
+    compares: bool = False
+    """It is about simulated runs beside measured ones, and judged by both together."""
 
 
 def measured(records: Sequence[Record]) -> list[Row]:
@@ -47,13 +52,30 @@ def measured(records: Sequence[Record]) -> list[Row]:
 
 def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
     """The verdict on every claim, with the numbers it rests on."""
-    rows = measured(records)
-    judged = [(claim, claim.check(rows)) for claim in claims]
-    columns = ["claim", "source", "verdict", "numbers"]
-    shown = pd.DataFrame(
-        [(c.text, c.source, verdict(e), e.numbers if e else "") for c, e in judged], columns=pd.Index(columns)
-    )
-    return Table("claims", f"Claims{about(records)}", tuple(Column(key=c, header=c, text=True) for c in columns), shown)
+    by_system: dict[str, list[Record]] = {}
+    together = ", ".join(sorted({r["environment"]["system"] for r in records if is_simulated(r)}))
+    are_apart = not is_one_each(records)
+    for record in records:
+        own = record["environment"]["system"] if are_apart and is_simulated(record) else together
+        by_system.setdefault(own if is_simulated(record) else "", []).append(record)
+    columns = {"claim": [claim.text for claim in claims], "source": [claim.source for claim in claims]}
+    ran = measured(by_system.get("", []))
+    for name in sorted(by_system) or [""]:
+        columns |= _judged(claims, ran, measured(by_system[name]), name) if name else _judged(claims, ran)
+    shown = tuple(Column(key=key, header=key, text=True) for key in columns)
+    return Table("claims", f"Claims{about(records)}", shown, pd.DataFrame(columns))
+
+
+def _judged(
+    claims: Sequence[Claim], ran: list[Row], simulated: Sequence[Row] = (), system: str = ""
+) -> dict[str, list[str]]:
+    """Two columns, the verdicts on the claims and the numbers, of what was run or was simulated on a system."""
+    own = [{**row, **dict.fromkeys(BY_FORMULA, math.nan)} for row in simulated] if system else ran
+    on = f", simulated on {system}" if system else ""
+    found = [
+        (claim.check([*ran, *own]) if system else None) if claim.compares else claim.check(own) for claim in claims
+    ]
+    return {f"verdict{on}": [verdict(e) for e in found], f"numbers{on}": [e.numbers if e else "" for e in found]}
 
 
 def verdict(evidence: Evidence | None) -> Verdict:

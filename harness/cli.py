@@ -20,6 +20,8 @@ from impl.plan import Plan
 from impl.run import Run
 
 INTERRUPTED = 130
+SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel", "predict")
+"""Verbs whose `--model` names a size, and that are told which fields of the plan were given."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        size = _take(argv, "--model") if argv[:1] in (["train"], ["memory"]) else None
+        size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
         call = _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)
-        given = _plan_fields(argv) if argv[0] in ("run", "status", "watch", "cancel") else None
+        given = _plan_fields(argv) if argv[0] in PLANNED else None
         return call(plan_fields=given) if given else call()
     except InputError as error:
         return _complain(str(error))

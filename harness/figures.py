@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from harness.beside import twin
 from harness.labels import SHAPE, Record, labels, point
 from harness.measures import about, diverged, float_or_nan, frame, microbatches, model_names, shape, size_name
 from harness.measures import tokens_per_step as tokens_of
@@ -206,7 +207,10 @@ def efficiency(table: Table) -> "Figure | None":
     """
     if not {"line", "ranks", "efficiency", "published"} <= set(table.frame):
         return None
-    rows = pd.DataFrame(table.frame[table.frame["efficiency"].notna() | table.frame["published"].notna()])
+    rows = table.frame
+    if (simulated := twin("efficiency")) in rows and not any(rows["efficiency"].notna()):
+        rows = rows.assign(efficiency=rows[simulated])  # nothing was measured
+    rows = pd.DataFrame(rows[rows["efficiency"].notna() | rows["published"].notna()])
     names = [name for name in dict.fromkeys(rows["line"]) if name]
     lines = [pd.DataFrame(rows[rows["line"].isin(["", name])]) for name in names]
     if not any(line["efficiency"].notna().sum() > 1 for line in lines):
@@ -236,10 +240,16 @@ def lines(table: Table) -> "Figure | None":
         return None
     panels = {
         "measured, model FLOPs": ("model_flops_per_second_per_device", "solid"),
+        "simulated, model FLOPs": (twin("model_flops_per_second_per_device"), "dotted"),
+        "simulated, recomputation counted": (twin("counted_rate"), "dotted"),
         "published, recomputation counted": ("published_rate", "dashed"),
     }
-    known = {text: pd.DataFrame(table.frame.dropna(subset=key)) for text, (key, _) in panels.items()}
+    known = {
+        text: pd.DataFrame(table.frame.dropna(subset=key)) for text, (key, _) in panels.items() if key in table.frame
+    }
     known = {text: rows for text, rows in known.items() if rows["line"].duplicated().any()}
+    if "simulated, recomputation counted" in known and "measured, model FLOPs" not in known:
+        known.pop("simulated, model FLOPs", None)  # it has nothing to stand beside
     if not known:
         return None
     figure, axes = _panels(len(known))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.beside import devices, is_simulated
 from harness.labels import SHAPE, Record, complete, fields, label_of, point, varying
 from harness.statistics import estimate, quartiles, warmup_steps
 from impl.cost.flops import hardware_flops, model_flops
@@ -81,8 +82,13 @@ def diverged(record: Record) -> bool:
     """Whether training met a NaN, or its last loss stands above its first."""
     if record["status"] == "nan":
         return True
-    losses = [float_or_nan(step.get("loss")) for step in record.get("steps") or ()]
+    losses = losses_of(record)
     return record["status"] == "ok" and bool(losses) and not losses[-1] <= losses[0]
+
+
+def losses_of(record: Record) -> tuple[float, ...]:
+    """Of every step, NaN included; none where nothing was trained."""
+    return tuple(float_or_nan(step["loss"]) for step in record.get("steps") or () if "loss" in step)
 
 
 def float_or_nan(value: Any) -> float:
@@ -165,6 +171,7 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
     configs = [record["config"] for record in records]
     names, differing = model_names(records), varying(configs)
     labelled = [name for name in differing if name not in SHAPE]
+    called = devices(records)
     rows = []
     for record in sorted(records, key=_order(records, differing)):
         config = complete(record["config"])
@@ -186,13 +193,14 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
             | {"global_batch": config["train"]["global_batch"], "tokens_per_step": tokens_per_step(config)}
             | {"microbatch": config["train"]["microbatch"], "microbatches": microbatches(config)}
             | _where(record)
+            | ({"device_name": called[record["environment"]["system"]]} if is_simulated(record) else {})
             | _speed(record, convention)
             | _memory(record)
             | _traffic(record)
             | _pipeline(record)
             | {"training_seconds": float_or_nan((record.get("times") or {}).get("training_seconds"))}
             | {"alone_seconds": _alone_seconds(record)}
-            | {"losses": tuple(float_or_nan(step.get("loss")) for step in record.get("steps") or ())}
+            | {"losses": losses_of(record)}
         )
     return pd.DataFrame(rows)
 
@@ -222,7 +230,7 @@ def _order(records: Sequence[Record], differing: Sequence[str]) -> Callable[[Rec
 
 def _where(record: Record) -> dict[str, Any]:
     environment = record.get("environment") or {}
-    names = ("device", "device_name", "backend", "cores")
+    names = ("device", "device_name", "backend", "cores", "system")
     return {name: environment.get(name) for name in names} | {"oversubscribed": oversubscribed(record)}
 
 
@@ -251,7 +259,7 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
         "hardware_flops_per_second_per_device": hardware,
         "hfu": hardware / peak if peak else math.nan,
         "skipped_steps": float(sum(1 for step in record.get("steps") or () if step.get("skipped")))
-        if config.get("precision") == "fp16"
+        if config.get("precision") == "fp16" and losses_of(record)
         else math.nan,
         "gemm_share": flops / (math.fsum(gemm) / len(gemm)) if gemm else math.nan,
     }
@@ -348,7 +356,9 @@ def _pipeline(record: Record) -> dict[str, float]:
     timeline = measured(record)
     if timeline is None:
         names = ("bubble", "predicted_bubble", "pipeline_seconds", "predicted_pipeline_seconds")
-        return dict.fromkeys((*names, "microbatches_in_flight", "in_flight_bytes"), math.nan)
+        simulated = record.get("prediction") or {}
+        known = {name: float_or_nan(simulated.get(name)) for name in ("bubble", "microbatches_in_flight")}
+        return dict.fromkeys((*names, "microbatches_in_flight", "in_flight_bytes"), math.nan) | known
     simulated = predicted(record, timeline)
     held = [rank.get("activation_bytes") or {} for rank in record["ranks"] if rank.get("timeline")]
     in_flight = [float(timeline.microbatches_in_flight(rank)) for rank in timeline.rows]

@@ -121,9 +121,9 @@ def _document(run: Run, ranks: Sequence[Memory], limit: float | None) -> dict[st
     }
 
 
-def _print(ranks: Sequence[Memory], limit: float | None, said: str) -> None:
-    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
-    most = ranks[fullest].total
+def memory_table(ranks: Sequence[Memory]) -> Table:
+    """The memory of every pipeline rank by category, for a terminal."""
+    most = max(memory.total for memory in ranks)
     unit = next(unit for unit, scale in UNITS.items() if most >= scale or unit == "KiB")
     names = [name for name in CATEGORIES if name != "host" or any(memory.host for memory in ranks)]
     table = Table("pipeline rank", *(f"{name} ({unit})" for name in names))
@@ -132,6 +132,12 @@ def _print(ranks: Sequence[Memory], limit: float | None, said: str) -> None:
     for i, memory in enumerate(ranks):
         sizes = memory.as_dict()
         table.add_row(str(i), *(f"{sizes[name] / UNITS[unit]:,.2f}" for name in names))
+    return table
+
+
+def _print(ranks: Sequence[Memory], limit: float | None, said: str) -> None:
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
+    most, table = ranks[fullest].total, memory_table(ranks)
     width = Console(width=1000).measure(table).maximum
     Console(width=max(width, 80)).print(table)
     print(f"predicted; fullest: pipeline rank {fullest}, {shown(most)}")

@@ -1,5 +1,6 @@
 """The papers' numbers, to be shown beside ours."""
 
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -34,15 +35,20 @@ def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
     """
     if paper not in papers():
         raise InputError(f"published numbers of {paper!r} do not exist; valid: {', '.join(papers()) or 'none'}")
-    rows = pd.read_csv(
-        FOLDER / f"{paper}.csv",
-        dtype={**dict.fromkeys(_TEXTS, "str"), **dict.fromkeys(_INTEGERS, "Int64"), "value": "float64"},
-    )
-    rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
+    rows = _read(FOLDER / f"{paper}.csv")
     if quantity is None:
-        return rows
+        return rows.copy()
     chosen = rows.query("quantity == @quantity")
     if chosen.empty:
         valid = ", ".join(dict.fromkeys(rows["quantity"]))
         raise InputError(f"{paper} publishes no quantity {quantity!r}; valid: {valid}")
     return chosen.reset_index(drop=True)
+
+
+@cache
+def _read(path: Path) -> pd.DataFrame:
+    rows = pd.read_csv(
+        path, dtype={**dict.fromkeys(_TEXTS, "str"), **dict.fromkeys(_INTEGERS, "Int64"), "value": "float64"}
+    )
+    rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
+    return rows

@@ -1,5 +1,6 @@
 """Rates of layouts beside a published figure's: its points as runs, one table, and checks on relative speed."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from harness.scaling import ratio
 from harness.tables import BUBBLE, FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.parameters import count_parameters
-from impl.run import Run, to_dict
+from impl.run import Run, from_dict, to_dict
 
 Printed = Mapping[Any, Any]
 """A row of `results/published`."""
@@ -47,6 +48,10 @@ PREDICTED = Column(key="predicted_bubble", header="simulated", unit="%", si="fra
 RELATIVE = Column(
     key="relative", header="relative", unit="%", si="fraction", scale=PERCENT, digits=3, interval="relative_half_width"
 )
+COUNTED = Column(
+    key="counted_rate", header="rate, recomputation counted", unit="TFLOP/s", si="FLOP/s", scale=TERA, digits=3
+)
+COUNTED_ALIKE = "Recomputation counted: ours as the paper's, by equation 3; these two are to be compared."
 PRINTED = (
     Column(
         key="published_rate", header="published, recomputation counted", unit="TFLOP/s", si="FLOP/s", scale=TERA,
@@ -139,7 +144,8 @@ class Figure:
             width = math.nan if estimate is None or estimate.half_width is None else estimate.half_width
             beside = self.printed.get(row["point"], {})
             both = {column.key: beside.get(column.key, math.nan) for column in PRINTED}
-            out.append({**row, "relative": relative, "relative_half_width": width, **both})
+            counted = {COUNTED.key: as_the_paper_counts(row)}
+            out.append({**row, "relative": relative, "relative_half_width": width, **counted, **both})
         return out
 
     def known(self, rows: Sequence[Row]) -> list[dict[Any, Any]]:
@@ -172,10 +178,11 @@ class Figure:
         for column, degree in zip(SENT, ("pp", "tp"), strict=True):
             rows[column.key] = rows[column.key].where(rows[degree] > 1)  # a single rank has nobody to send to
         columns = (
-            MODEL, RANKS, *(COLUMNS[name] for name in self.shown), FLOP_RATE, RELATIVE, *PRINTED, BUBBLE, PREDICTED,
-            *SENT, RUNS, MARK,
+            MODEL, RANKS, *(COLUMNS[name] for name in self.shown), FLOP_RATE, RELATIVE, COUNTED, *PRINTED, BUBBLE,
+            PREDICTED, *SENT, RUNS, MARK,
         )  # fmt: skip
-        return measured(self.name, title, columns, rows, [*self._notes(), *self.notes])
+        notes = [COUNTED_ALIKE] if any(rows[COUNTED.key].notna()) else []
+        return measured(self.name, title, columns, rows, [*self._notes(), *notes, *self.notes])
 
     def _axis(self) -> tuple[str, ...]:
         return self.at or self.shown[-1:]
@@ -192,6 +199,15 @@ class Figure:
             "Bubble: idle over computing time of all pipeline ranks in the last step; simulated: the same schedule "
             "with the run's own median times, and transfers that take none. Sent: the busiest rank's bytes in a step.",
         ]
+
+
+def as_the_paper_counts(row: Row) -> float:
+    """FLOP/s of a device with the recomputed forward pass, by PTD-P's equation 3; NaN where none is recomputed."""
+    run = from_dict(json.loads(row["point"]))
+    if run.plan.recompute != "full" or run.model.vocab_size is None:
+        return math.nan
+    flops = hardware_flops("ptdp", run.model, run.train.global_batch, recompute="full")
+    return flops * row["tokens_per_second"] / run.tokens_per_step / row["ranks"]
 
 
 def as_published(figure: Figure) -> Check:

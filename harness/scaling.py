@@ -10,6 +10,7 @@ import pandas as pd
 from harness.labels import SHAPE, Record, complete, labels, point
 from harness.measures import DEGREES, combine
 from harness.statistics import Estimate
+from harness.store import SIMULATED
 
 Kind = Literal["weak", "strong"]
 Row = Mapping[Any, Any]
@@ -33,7 +34,7 @@ def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
     says which rows are one line of a figure: those of which the same degree grows, in the same way.
     """
     if not rows.empty:
-        rows = pd.DataFrame(rows[rows["timed_steps"] >= LEAST_TIMED_STEPS])
+        rows = pd.DataFrame(rows[(rows["timed_steps"] >= LEAST_TIMED_STEPS) | (rows["source"] == SIMULATED)])
     if rows.empty:
         return rows
     points = combine(rows, ("point", "source", "device_name"), RATES)

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 from impl.errors import InputError
 
 SCHEMA = 1
+SIMULATED = "simulated"
+"""Source of a record that nothing was run for, and the folder of such records, a folder for each system."""
 FINISHED = ("ok", "nan")
 """Statuses that a new run of the sweep leaves alone: training again would give the same."""
 
@@ -86,15 +88,19 @@ def _open(path: Path) -> BinaryIO:
 class Store:
     """The records, tables, figures and attempts of one experiment at one tier.
 
+    Args:
+        system: whose simulated records these are, which lie in a folder of their own; None: the measured ones.
+
     Raises:
-        InputError: the name of the experiment or tier leads out of the folder.
+        InputError: the name of the experiment, tier or system leads out of the folder.
     """
 
-    def __init__(self, out: Path, experiment: str, tier: str) -> None:
-        for name in (*experiment.split("/"), tier):
+    def __init__(self, out: Path, experiment: str, tier: str, system: str | None = None) -> None:
+        for name in (*experiment.split("/"), tier, *([] if system is None else [system])):
             require_name(name)
-        self.experiment, self.tier = experiment, tier
+        self.out, self.experiment, self.tier, self.system = out, experiment, tier, system
         self.folder = out / experiment / tier
+        self.recorded = self.folder / "records" if system is None else self.folder / SIMULATED / system
         self.tables, self.figures = self.folder / "tables", self.folder / "figures"
         self.ignored: dict[Path, str] = {}
         """Files among the records that were read and are none, and why."""
@@ -106,7 +112,7 @@ class Store:
             InputError: it cannot be made or written.
         """
         try:
-            (self.folder / "records").mkdir(parents=True, exist_ok=True)
+            self.recorded.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
                 pass
         except OSError as error:
@@ -116,7 +122,7 @@ class Store:
 
     def path(self, run_id: str) -> Path:
         require_name(run_id)
-        return self.folder / "records" / f"{run_id}.json"
+        return self.recorded / f"{run_id}.json"
 
     def read(self, run_id: str) -> Record | None:
         """The record of a run; None if there is none, or what is there is no whole record of it."""
@@ -144,9 +150,22 @@ class Store:
 
     def records(self) -> list[Record]:
         """All whole records, in the order of their ids."""
-        names = (path.stem for path in sorted((self.folder / "records").glob("*.json")))
+        names = (path.stem for path in sorted(self.recorded.glob("*.json")))
         found = (self.read(name) for name in names if NAME.fullmatch(name))
         return [record for record in found if record is not None]
+
+    def simulated(self) -> list["Store"]:
+        """The stores of this experiment and tier that hold a system's simulated records, by its name."""
+        names = sorted(path.name for path in (self.folder / SIMULATED).glob("*") if path.is_dir())
+        return [Store(self.out, self.experiment, self.tier, name) for name in names if NAME.fullmatch(name)]
+
+    def with_simulated(self) -> list[Record]:
+        """All whole records, those of every system after the measured ones."""
+        found = self.records()
+        for store in self.simulated():
+            found += store.records()
+            self.ignored |= store.ignored
+        return found
 
     def write(self, record: Record, put: Callable[[Path, str], Any] = write_atomically) -> Path:
         """Keep a record, in place of an earlier one of the same run; `put` writes the file."""
@@ -162,6 +181,10 @@ class Store:
         for key, value in expected.items():
             if record.get(key) != value:
                 return f"its {key} is {record.get(key)!r:.60}, not {value!r}"
+        if (record.get("source") == SIMULATED) != (self.system is not None):
+            return f"its source is {record.get('source')!r:.60}, which lies elsewhere"
+        if self.system is not None and (record.get("environment") or {}).get("system") != self.system:
+            return f"it is not about the system {self.system}"
         is_whole = isinstance(record.get("status"), str) and isinstance(record.get("config"), dict)
         return None if is_whole else "it has no status or no config"
 

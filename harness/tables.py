@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness import render
+from harness.beside import SYSTEM, beside
 from harness.claims import Claim, claims_table
 from harness.labels import labels, point
 from harness.measures import CONVENTION, Record, about, combine, frame
@@ -13,7 +14,7 @@ from harness.perplexity import perplexity_tables
 from harness.render import Column, Table, shown
 from harness.scaling import scaling_rows, shown_elsewhere
 from harness.statistics import WARMUP_SHARE, WARMUP_STEPS
-from harness.store import write_atomically
+from harness.store import SIMULATED, write_atomically
 
 MakesTable = Callable[[Sequence[Record]], Table]
 """How an experiment's own table is made; without records it has its name, and no rows."""
@@ -75,7 +76,8 @@ SCALING = (
 )  # fmt: skip
 MEASURES = tuple(c.key for c in THROUGHPUT if c.si)
 FAILURES = (
-    MODEL, VARIES, Column(key="status", header="status", text=True), Column(key="runs", header="runs"),
+    MODEL, VARIES, Column(key="system", header="simulated on", text=True),
+    Column(key="status", header="status", text=True), Column(key="runs", header="runs"),
     Column(key="reason", header="reason", text=True),
 )  # fmt: skip
 
@@ -89,7 +91,8 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
     title, rows = f"Throughput{about(records)}", timed(records, convention)
     if rows.empty:
         return Table("throughput", title, (), rows)
-    rows["step_seconds_iqr"] = rows["step_seconds_q3"] - rows["step_seconds_q1"]
+    spread = rows["step_seconds_q3"] - rows["step_seconds_q1"]
+    rows["step_seconds_iqr"] = spread.where(rows["source"] != SIMULATED)  # which has one step
     rows = combine(rows, ("point", "source", "device_name"), MEASURES)
     rows["varies"] = labels(list(rows["point"]), records, shown_elsewhere(rows))
     kinds = ", ".join(dict.fromkeys(kind for kind in rows["memory_kind"] if isinstance(kind, str)))
@@ -130,11 +133,21 @@ def timed(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
 
 
 def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFrame, notes: Sequence[str]) -> Table:
-    """A table of timings: devices as a column where there are several, else as a note; oversubscribed rows marked."""
+    """A table of timings: devices as a column where there are several, else as a note; oversubscribed rows marked.
+
+    What was simulated stands beside what was measured.
+    """
     rows["mark"] = ["†" if over else "" for over in rows["oversubscribed"]]
-    if len(set(rows["device_name"])) == 1:
-        first = rows.iloc[0]
+    columns, rows = beside(columns, rows)
+    ran = rows
+    if SYSTEM.key in rows:
+        ran, systems = rows[rows["source"] == "measured"], sorted(set(rows[SYSTEM.key].dropna()))
+        columns = [c for c in columns if c is not SYSTEM or len(systems) > 1]
+        notes = [*notes, f"Simulated: predicted for {', '.join(systems)}, nothing was run."]
+    if len(set(ran["device_name"])) <= 1:
         columns = [c for c in columns if c is not DEVICE]
+    if len(set(ran["device_name"])) == 1:
+        first = ran.iloc[0]
         where = ", ".join(str(first[k]) for k in ("device", "backend") if first[k])
         notes = [*notes, f"Device: {first['device_name']} ({where})."]
     if any(rows["oversubscribed"]):
@@ -150,15 +163,23 @@ def failures_table(records: Sequence[Record]) -> Table:
     """
     title, rows = f"Points without a result{about(records)}", frame(records)
     if not rows.empty:
-        rows = rows[rows["status"] != "ok"].fillna({"reason": ""})
-        rows = rows.assign(runs=rows.groupby(["point", "status", "reason"])["id"].transform("count"))
-        rows = rows.drop_duplicates(["point", "status", "reason"]).reset_index(drop=True)
+        same = ["point", "status", "reason", "system"]
+        rows = rows[rows["status"] != "ok"].fillna({"reason": "", "system": ""})
+        rows = rows.assign(runs=rows.groupby(same)["id"].transform("count"))
+        rows = rows.drop_duplicates(same).reset_index(drop=True)
     columns = shown(FAILURES, rows) if len(rows) else ()
     return Table("failures", title, columns, rows, (denominators(records),))
 
 
 def denominators(records: Sequence[Record]) -> str:
-    """`12 points: 10 ok, 1 failed, 1 invalid`; a point is ok when all its runs are, else what its first bad run was."""
+    """`12 points: 10 ok, 1 failed, 1 invalid`; a point is ok when all its runs are, else what its first bad run was.
+
+    Simulated points are counted apart.
+    """
+    simulated = [record for record in records if record.get("source") == SIMULATED]
+    if simulated and len(simulated) < len(records):
+        ran = [record for record in records if record.get("source") != SIMULATED]
+        return f"{denominators(ran)}; simulated: {denominators(simulated)}"
     outcome: dict[str, str] = {}
     for record in records:
         key = point(record["config"])

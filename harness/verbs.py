@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 
 from harness import document, render, tables
+from harness.accuracy import accuracy
 from harness.answers import (
     as_json,
     console,
@@ -23,6 +24,7 @@ from harness.answers import (
     write_results,
 )
 from harness.bench import bench
+from harness.calibrate import calibrate
 from harness.cluster import Cluster
 from harness.doctor import doctor
 from harness.draw import draw_timeline
@@ -31,10 +33,12 @@ from harness.environment import gpu_count
 from harness.experiment import TIERS, Point, Tier, experiment_ids, load
 from harness.memory import Flag, memory_from
 from harness.options import DeviceChoice, Options, Place, Saving, Trying, require_positive
+from harness.predict import predict_from
 from harness.progress import LiveDisplay
 from harness.site import Site, Where
 from harness.store import FINISHED, Store
 from harness.sweep import Sweep
+from harness.tune import tune_from
 from harness.validity import Datasets, why_invalid
 from harness.watch import WHICH, Chosen, cancel, rows_of, status, tell_rows, watch
 from impl.errors import InputError
@@ -147,7 +151,7 @@ def table(
     """
     found = load(experiment)
     store = Store(out, found.id, tier)
-    records = store.records()
+    records = store.with_simulated()
     if not records:
         raise InputError(f"{store.folder} has no records; `python -m harness run {found.id} --tier {tier}` makes them")
     files = write_results(store, found)
@@ -258,6 +262,10 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
         "train": train_from(default),
         "timeline": draw_timeline,
         "memory": memory_from(default),
+        "predict": predict_from(default),
+        "calibrate": calibrate,
+        "tune": tune_from(default),
+        "accuracy": accuracy,
         "prepare": prepare,
         "bench": bench,
         "doctor": doctor,

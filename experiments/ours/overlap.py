@@ -89,7 +89,7 @@ def _compared(cell: Cell, name: str) -> dict[str, Any]:
         "ratio": ratio.mean,
         "ratio_half_width": _or_nan(ratio.half_width),
         "estimate": ratio,
-        "same_losses": losses[0] == losses[1],
+        "same_losses": losses[0] == losses[1] if all(map(any, losses)) else None,
         "n": on.n,
         "oversubscribed": cell.is_crowded,
     }
@@ -137,7 +137,7 @@ def no_slower(name: str) -> Check:
 
 def same_losses(rows: Sequence[Row]) -> Evidence | None:
     """Whether every step's loss is the same with and without each overlap, whatever the cores."""
-    found = compared(rows)
+    found = [row for row in compared(rows) if row["same_losses"] is not None]
     same = sum(row["same_losses"] for row in found)
     return Evidence(same == len(found), f"{same} of {len(found)} pairs") if found else None
 

@@ -34,11 +34,12 @@ BUCKET = 2**29
 
 
 def run_of(printed: Printed) -> Run:
-    """ZeRO-3 has a microbatch a rank, PTD-P microbatches of a sequence."""
+    """ZeRO-3 has a microbatch a rank, and gradients of 16 bits; PTD-P microbatches of a sequence."""
     if printed["tp"] > 1:
         return on_selene(printed, named(printed["model"]), bucket_bytes=BUCKET)
     microbatch = int(printed["global_batch"]) // int(printed["dp"])
-    return on_selene(printed, named(printed["model"]), microbatch, zero_stage=3, bucket_bytes=BUCKET)
+    run = on_selene(printed, named(printed["model"]), microbatch, zero_stage=3, bucket_bytes=BUCKET)
+    return replace(run, fp32_gradients=False)
 
 
 FIGURE = Figure(

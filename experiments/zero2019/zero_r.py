@@ -24,6 +24,7 @@ from harness.published import published
 from harness.rate_figures import POINTS, Printed
 from harness.render import Column, Table
 from harness.scaling import LEAST_TIMED_STEPS
+from harness.store import SIMULATED
 from harness.tables import FLOP_RATE, MARK, MODEL, RUNS, TERA, measured
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory_of_ranks
@@ -102,7 +103,8 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
         is_recomputed = config["plan"]["recompute"] == "full"
         extra |= {"configuration": configuration(config["plan"]) if is_recomputed else ""}
         extra |= {"predicted_layer": layer_bytes(from_dict(config))}
-        extra |= {} if row["timed_steps"] >= LEAST_TIMED_STEPS else {FLOP_RATE.key: math.nan}
+        is_timed = row["timed_steps"] >= LEAST_TIMED_STEPS or row["source"] == SIMULATED
+        extra |= {} if is_timed else {FLOP_RATE.key: math.nan}
         out.append(row | extra)
     return [row for row in out if row["configuration"]]
 

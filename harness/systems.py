@@ -1,0 +1,82 @@
+"""Machines to predict for: the packaged files, one a system, and files of one's own, as `calibrate` writes them."""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from impl.errors import InputError
+from impl.simulator.system import System
+
+FOLDER = Path(__file__).with_name("systems")
+SUFFIXES = (".yaml", ".yml")
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 312e12 as the number that it is in YAML 1.2, where version 1.1 wants 3.12e+14; refuses a key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        for (key, _), name in zip(node.value, names, strict=True):
+            if isinstance(name, str) and names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r:.60} is there twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def names() -> list[str]:
+    """Of the packaged systems."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def path_of(name: str) -> Path:
+    """The file of a packaged system, or the file itself where a file is named.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if Path(name).suffix in SUFFIXES or "/" in name:
+        return Path(name)
+    if name in names():
+        return FOLDER / f"{name}.yaml"
+    near = difflib.get_close_matches(name, names(), n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise InputError(
+        f"system {name!r:.80} does not exist; {hint}valid: {', '.join(names())}, or a YAML file as `calibrate` writes"
+    )
+
+
+def load_system(name: str) -> System:
+    """The system with this name, or the one that a file describes.
+
+    Raises:
+        InputError: one line with the file, the field, its value and what would be valid.
+    """
+    path = path_of(name)
+    document = _read(path)
+    document.setdefault("name", path.stem)
+    try:
+        return System.from_dict(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; valid: {', '.join(names())}, or a YAML file") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        why = getattr(error, "problem", None) or " ".join(str(error).split())[:200]
+        raise InputError(f"{path}{line}: no YAML: {why}") from None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise InputError(f"{path}: describes no system; valid: the fields of {FOLDER / 'selene.yaml'}")
+    return found

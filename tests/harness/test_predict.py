@@ -1,0 +1,350 @@
+"""The verb `predict`, the systems that it knows, and simulated records beside measured ones."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from harness import tables
+from harness.beside import twin
+from harness.claims import Claim, Evidence, claims_table
+from harness.document import experiments_markdown
+from harness.experiment import load
+from harness.measures import frame
+from harness.simulated import record_of
+from harness.store import SIMULATED, Store
+from harness.systems import FOLDER, load_system, names
+from harness.tables import denominators
+from harness.whole import why_not_whole
+from impl.cost.peaks import PEAKS
+from impl.model.config import ModelConfig
+from impl.model.sizes import named
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Precision, Run
+from tests.harness.calls import call, document, refused
+from tests.harness.made_up_records import record_of as measured_record_of
+
+NAME = "ptdp2021/interleaving"
+WITH_PIPELINE = ["--model", "gpt-175b", "--plan.tp", "8", "--plan.pp", "16", "--plan.dp", "2", "--precision", "fp16"]
+WITH_PIPELINE += ["--train.global-batch", "64", "--train.microbatch", "1", "--plan.recompute", "full"]
+ENDS = ("verdict", "numbers")
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "rest")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def small(precision: Precision = "bf16", batch: int = 8, **plan: Any) -> Run:
+    model = ModelConfig(num_layers=4, hidden_size=1024, num_heads=16, seq_len=1024, vocab_size=51200)
+    return Run(
+        model=model, plan=Plan(**plan), train=Recipe(global_batch=batch, microbatch=1, steps=8), precision=precision
+    )
+
+
+def told(*arguments: str) -> Any:
+    answer = call("predict", *arguments, "--json")
+    assert (answer.status, answer.errors) == (0, "")
+    return document(answer.output)
+
+
+@pytest.mark.parametrize("name", names())
+def test_packaged_systems_are_complete_and_every_number_has_its_source(name: str) -> None:
+    system = load_system(name)
+    assert (system.name, system.device.kind) == (name, "cuda")
+    assert system.hardware in PEAKS
+    for precision, peak in PEAKS[system.hardware].flops.items():
+        assert system.peak(precision) == peak
+    numbers = [*vars(system.node).values(), *system.device.peak_flops.values(), system.device.memory_bytes]
+    assert all(len(number.source) > 5 for number in numbers)
+
+
+def test_a_file_is_a_system_too_and_gives_itself_back(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(load_system("selene").as_dict() | {"name": "mine"}))
+    assert load_system(str(path)) == replace(load_system("selene"), name="mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("value: 25e9", "value: -1"), ("node.nic_bandwidth", "-1", "greater than 0")),
+        (lambda text: text.replace("312e12", "fast"), ("device.peak_flops", "'fast'", "valid number")),
+        (lambda text: text.replace("hardware:", "hardwear:"), ("hardw",)),
+        (lambda text: text.replace("send_blocks:", "luck:"), ("luck", "valid: ")),
+        (lambda text: text + "name: twice\n", ("'name'", "twice")),
+        (lambda text: text + "\tnode: 1\n", ("line ", "no YAML")),
+        (lambda _: "- 1\n", ("describes no system",)),
+        (lambda _: "", ("describes no system",)),
+    ],
+)
+def test_a_bad_file_is_one_line_with_the_field_and_what_is_valid(
+    change: Any, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(change((FOLDER / "selene.yaml").read_text()))
+    said = refused("predict", "--system", path)
+    for word in ("bad.yaml", *words):
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--system", "selen"], ("'selen' does not exist", "did you mean selene?", "frontier")),
+        (["--system", "none.yaml"], ("none.yaml", "No such file")),
+        ([], ("--system",)),
+        (["--system", "dgx2h", "--precision", "fp64"], ("fp64", "valid there: fp16")),
+        (["--system", "selene", "--plan.tp", "3", "--precision", "bf16"], ("plan.tp 3",)),
+        (["--system", "selene", "--precision", "bf16", "--engine", "torch"], ("torch engine", "valid: --engine")),
+        (["--system", "selene", "--precision", "bf16", "--slowdown", "1", "2"], ("--slowdown", "1 pipeline rank")),
+        (["--system", "selene", "--precision", "bf16", "--slowdown", "-1"], ("slowdown",)),
+        (["no_such", "--system", "selene"], ("'no_such' is not an experiment",)),
+        (["quickstart", "--system", "selene", "--seed", "3"], ("an experiment and fields of a run",)),
+        (["--rows", "x.csv", "--system", "a100_cluster", "--seed", "3"], ("--rows and fields of a run",)),
+        (["--rows", "x.csv", "--system", "a100_cluster"], ("x.csv",)),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], words: tuple[str, ...]) -> None:
+    said = refused("predict", *arguments)
+    for word in words:
+        assert word in said
+
+
+def test_a_run_is_predicted_with_its_parts_its_memory_and_an_interval() -> None:
+    found = told(*WITH_PIPELINE, "--system", "selene")
+    assert found["low"] < found["seconds"] < found["high"]
+    assert found["devices"] == 256
+    assert found["tokens_per_s"] == pytest.approx(64 * 2048 / found["seconds"])
+    assert found["mfu"] == pytest.approx(found["model_flops_per_gpu_s"] / 312e12)
+    assert 0 < found["mfu"] < found["hfu"] < 0.6
+    assert [rank["pipeline_rank"] for rank in found["memory"]] == list(range(16))
+    for rank in found["memory"]:
+        assert rank["bytes"]["total"] == sum(rank["bytes"][name] for name in CATEGORIES)
+    for rank in found["parts"]:
+        assert sum(rank["seconds"].values()) == pytest.approx(found["seconds"])
+    assert found["fits"] is True
+    text = call("predict", *WITH_PIPELINE, "--system", "selene").output
+    for word in ("step", "tokens/s", "MFU", "HFU", "bubble", "exposed communication", "activations", "fits: "):
+        assert word in text
+
+
+def test_a_slow_rank_slows_the_step_and_other_software_widens_the_interval() -> None:
+    plain = told(*WITH_PIPELINE, "--system", "selene")
+    slow = told(*WITH_PIPELINE, "--system", "selene", "--slowdown", *["1"] * 7, "1.5", *["1"] * 8)
+    assert slow["seconds"] > 1.2 * plain["seconds"]
+    other = told(*WITH_PIPELINE, "--system", "selene", "--stack", "another")
+    assert other["seconds"] == plain["seconds"]
+    assert other["high"] / other["low"] > plain["high"] / plain["low"]
+    assert any("not of another" in text for text in other["warnings"])
+
+
+def test_a_run_is_predicted_as_the_systems_software_does_it() -> None:
+    habits = load_system("a100_cluster").habits
+    run = small(dp=2, tp=2)
+    done = habits.of(run)
+    assert (done.model.dropout, done.fp32_gradients, done.plan.overlap_grad_reduce) == (0.1, False, False)
+    assert habits.changes(run) == [
+        "dropout 0.1",
+        "no fp32 gradients",
+        "no overlapped input gradients",
+        "no overlapped gradients",
+    ]
+    assert habits.changes(done) == []
+    assert habits.of(replace(run, precision="fp32")).why_invalid() is None
+    assert [habits.stages_of(small(pp=pp)) for pp in (1, 2, 3, 4)] == ["even", "even", None, "even"]
+    said = told(*WITH_PIPELINE, "--system", "selene")["warnings"]
+    assert any("as Megatron-LM 2021 does it: dropout 0.1" in text for text in said)
+
+
+def test_bf16_is_predicted_as_fp16_where_there_is_no_bf16() -> None:
+    found = told("--model", "gpt-355m", "--precision", "bf16", "--system", "dgx2h")
+    assert any("predicted as fp16" in text for text in found["warnings"])
+    assert found["seconds"] == told("--model", "gpt-355m", "--precision", "fp16", "--system", "dgx2h")["seconds"]
+
+
+def test_what_does_not_fit_says_so() -> None:
+    found = call("predict", "--model", "gpt-175b", "--system", "h100", "--precision", "bf16")
+    assert found.status == 0
+    assert "does not fit" in found.output
+    assert "warning: pipeline rank 0 (parameters" in found.output
+
+
+def test_no_row_of_ptdp_table_1_is_out_of_memory_on_the_machine_that_trained_it() -> None:
+    sizes = {
+        "ptdp-1.7b": (1, 1, 16, 1), "ptdp-3.6b": (2, 1, 16, 1), "ptdp-7.5b": (4, 1, 16, 1), "ptdp-18.4b": (8, 1, 8, 1),
+        "ptdp-39.1b": (8, 2, 4, 1), "ptdp-76.1b": (8, 4, 2, 3), "ptdp-145.6b": (8, 8, 2, 2),
+        "ptdp-310.1b": (8, 16, 1, 2), "ptdp-529.6b": (8, 35, 1, 3), "ptdp-1t": (8, 64, 1, 1),
+    }  # fmt: skip
+    store = Store(Path("out"), "made_up", "paper", "selene")
+    for name, (tp, pp, microbatch, chunks) in sizes.items():
+        schedule = "interleaved" if chunks > 1 else "one_f_one_b"
+        plan = Plan(tp=tp, pp=pp, schedule=schedule, chunks=chunks, recompute="full")
+        # as many microbatches as keep every rank's pipeline full: more keep no more memory
+        recipe = Recipe(global_batch=2 * pp * microbatch, microbatch=microbatch)
+        made = record_of(
+            Run(model=named(name), plan=plan, train=recipe, precision="fp16"), store, load_system("selene")
+        )
+        assert made["status"] == "ok", made["reason"]
+        fullest = max(rank["peak_memory_bytes"] for rank in made["ranks"])
+        assert 25 < fullest / 2**30 < 60
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    out = tmp_path_factory.mktemp("predicted")
+    answer = call("predict", NAME, "--system", "selene", "--out", out, "--json")
+    assert (answer.status, answer.errors) == (0, "")
+    return out, document(answer.output)
+
+
+def test_an_experiment_becomes_simulated_records_apart_from_measured_ones(predicted: tuple[Path, Any]) -> None:
+    out, said = predicted
+    measured, simulated = Store(out, NAME, "paper"), Store(out, NAME, "paper", "selene")
+    assert measured.records() == []
+    assert measured.read(said["records"][0]["id"]) is None
+    found = simulated.records()
+    assert [r["id"] for r in found] == sorted(run.id for run in load(NAME).runs["paper"])
+    assert measured.with_simulated() == found
+    assert {(r["source"], r["status"], r["environment"]["system"]) for r in found} == {(SIMULATED, "ok", "selene")}
+    assert [why_not_whole(record) for record in found] == [None] * len(found)
+    assert (out / NAME / "paper" / "simulated" / "selene" / f"{found[0]['id']}.json").exists()
+
+
+def test_simulated_and_published_rates_stand_side_by_side_with_verdicts(predicted: tuple[Path, Any]) -> None:
+    _, said = predicted
+    made = {table["name"]: table for table in said["tables"]}
+    rows = made["interleaving"]["rows"]
+    assert len(rows) == 10
+    for row in rows:
+        assert abs(row[twin("counted_rate")] / row["published_rate"] - 1) < 0.15
+    keys = [column["key"] for column in made["interleaving"]["columns"]]
+    assert "counted_rate" not in keys  # nothing was measured
+    assert any(file.endswith("figures/interleaving.png") for file in said["files"])
+    verdicts = [row["verdict, simulated on selene"] for row in made["claims"]["rows"]]
+    assert verdicts[0] == "reproduced"
+    assert verdicts[-1] == "not run here"
+
+
+def test_a_simulated_record_is_never_taken_for_a_measured_one(predicted: tuple[Path, Any], tmp_path: Path) -> None:
+    out, _ = predicted
+    record = Store(out, NAME, "paper", "selene").records()[0]
+    measured = Store(tmp_path, NAME, "paper")
+    measured.write(record)
+    assert measured.records() == []
+    assert "lies elsewhere" in next(iter(measured.ignored.values()))
+    other = Store(tmp_path, NAME, "paper", "h100")
+    other.write(record)
+    assert other.records() == []
+    assert "not about the system h100" in next(iter(other.ignored.values()))
+    assert document(call("status", NAME, "--tier", "paper", "--out", tmp_path, "--json").output)
+
+
+def test_the_registry_shows_simulated_results_below_measured_ones(predicted: tuple[Path, Any]) -> None:
+    out, _ = predicted
+    text = experiments_markdown(out).partition(f"\n## {NAME}\n")[2].partition("\n## ")[0]
+    assert "No records yet." not in text
+    assert "Tier `paper`, simulated for selene (Megatron-LM 2021). 10 points: 10 ok." in text
+    assert "verdict, simulated on selene" in text
+
+
+def both(run: Run, seconds: float = 0.1) -> list[Any]:
+    """A run's measured record, and its simulated ones for two systems."""
+    ran = measured_record_of(run, seconds=seconds, device="cuda", device_name="NVIDIA A100-SXM4-80GB", tier="smoke")
+    made = [
+        record_of(run, Store(Path("out"), "made_up", "smoke", name), load_system(name)) for name in ("selene", "h100")
+    ]
+    return [ran, *made]
+
+
+def test_measured_and_simulated_steps_of_a_point_share_a_row() -> None:
+    ran, selene, h100 = both(small())
+    table = tables.throughput_table([ran, selene])
+    (row,) = table.frame.to_dict("records")
+    assert row["step_seconds"] == pytest.approx(0.1)
+    assert row[twin("step_seconds")] == pytest.approx(selene["prediction"]["seconds"])
+    keys = [column.key for column in table.columns]
+    assert keys.index(twin("step_seconds")) == keys.index("step_seconds") - 1
+    assert "simulated on" not in [column.header for column in table.columns]
+    two = tables.throughput_table([ran, selene, h100])
+    assert sorted(two.frame["simulated_on"]) == ["h100", "selene"]
+    assert [value > 0 for value in two.frame["step_seconds"].tolist()].count(True) == 1
+    plain = tables.throughput_table([ran])
+    assert not any(str(key).startswith("simulated") for key in plain.frame)
+
+
+def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_point_has_both() -> None:
+    stores = {name: Store(Path("out"), "made_up", "smoke", name) for name in ("selene", "selene_2022")}
+    runs = [small(batch=8), small(batch=16)]
+    one, two = (
+        record_of(run, store, load_system(name)) for run, (name, store) in zip(runs, stores.items(), strict=True)
+    )
+    seen: list[int] = []
+
+    def check(rows: Any) -> Evidence:
+        seen.append(len(rows))
+        return Evidence(True, "")
+
+    claim = Claim(text="alike", source="ours", check=check)
+    together = claims_table((claim,), [one, two])
+    assert list(together.frame) == ["claim", "source", *(f"{n}, simulated on selene, selene_2022" for n in ENDS)]
+    assert set(frame([one, two])["device_name"]) == {"NVIDIA A100-SXM4-80GB, simulated"}
+    both_on_one = record_of(runs[0], stores["selene_2022"], load_system("selene_2022"))
+    apart = claims_table((claim,), [one, both_on_one])
+    assert [f"verdict, simulated on {name}" in apart.frame for name in stores] == [True, True]
+    assert set(frame([one, both_on_one])["device_name"]) == {"selene, simulated", "selene_2022, simulated"}
+    assert seen == [2, 1, 1]
+
+
+def test_simulated_points_scale_like_measured_ones_and_are_counted_apart() -> None:
+    runs = [small(batch=8 * dp, dp=dp) for dp in (1, 2, 4)]
+    records = [record_of(run, Store(Path("out"), "made_up", "smoke", "selene"), load_system("selene")) for run in runs]
+    rows = tables.scaling_table(records).frame
+    assert list(rows["ranks"]) == [1, 2, 4]
+    assert all(0.3 < value <= 1 for value in rows[twin("efficiency")].tolist())
+    assert denominators([*records, both(small())[0]]) == "1 point: 1 ok; simulated: 3 points: 3 ok"
+
+
+def test_what_cannot_be_predicted_is_a_record_with_the_reason() -> None:
+    store, system = Store(Path("out"), "made_up", "smoke", "selene"), load_system("selene")
+    invalid = record_of(replace(small(), engine="torch"), store, system)
+    large = record_of(replace(small(), model=named("gpt-175b")), store, system)
+    assert (invalid["status"], large["status"]) == ("invalid", "oom")
+    assert "a device has 80 GiB" in large["reason"]
+    assert [why_not_whole(record) for record in (invalid, large)] == [None, None]
+    shown = tables.failures_table([invalid, large])
+    assert list(shown.frame["system"]) == ["selene"] * 2
+    assert math.isnan(frame([large])["tokens_per_second"].iloc[0])
+
+
+def test_claims_about_bytes_are_not_judged_by_the_formula_that_made_them() -> None:
+    sent = Claim(
+        text="it sends",
+        source="ours",
+        check=lambda rows: Evidence(True, "it does") if any(r["tp_bytes_sent"] > 0 for r in rows) else None,
+    )
+    ran, selene, _ = both(small(tp=2))
+    assert frame([selene])["tp_bytes_sent"].iloc[0] > 0
+    shown = claims_table((sent,), [ran, selene]).frame.to_dict("records")[0]
+    assert shown["verdict"] == "reproduced"
+    assert shown["verdict, simulated on selene"] == "not run here"
+
+
+def test_a_claim_that_compares_has_both_kinds_of_rows() -> None:
+    seen: list[set[str]] = []
+
+    def check(rows: Any) -> Evidence:
+        seen.append({row["source"] for row in rows})
+        return Evidence(True, "")
+
+    claim = Claim(text="alike", source="ours", check=check, compares=True)
+    ran, selene, _ = both(small())
+    table = claims_table((claim,), [ran, selene])
+    assert seen == [{"measured", SIMULATED}]
+    assert pd.DataFrame(table.frame)["verdict"].tolist() == ["not run here"]
