@@ -96,6 +96,7 @@ class Store:
         self.experiment, self.tier = experiment, tier
         self.folder = out / experiment / tier
         self.tables, self.figures = self.folder / "tables", self.folder / "figures"
+        self._records = self.folder / "records"
         self.ignored: dict[Path, str] = {}
         """Files among the records that were read and are none, and why."""
 
@@ -106,7 +107,7 @@ class Store:
             InputError: it cannot be made or written.
         """
         try:
-            (self.folder / "records").mkdir(parents=True, exist_ok=True)
+            self._records.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
                 pass
         except OSError as error:
@@ -116,7 +117,7 @@ class Store:
 
     def path(self, run_id: str) -> Path:
         require_name(run_id)
-        return self.folder / "records" / f"{run_id}.json"
+        return self._records / f"{run_id}.json"
 
     def read(self, run_id: str) -> Record | None:
         """The record of a run; None if there is none, or what is there is no whole record of it."""
@@ -144,7 +145,7 @@ class Store:
 
     def records(self) -> list[Record]:
         """All whole records, in the order of their ids."""
-        names = (path.stem for path in sorted((self.folder / "records").glob("*.json")))
+        names = (path.stem for path in sorted(self._records.glob("*.json")))
         found = (self.read(name) for name in names if NAME.fullmatch(name))
         return [record for record in found if record is not None]
 
