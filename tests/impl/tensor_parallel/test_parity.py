@@ -29,12 +29,11 @@ def assert_equals_serial(run: Run, found: dict[Run, list[Found]]) -> None:
 
 def of_degrees(dp: int, tp: int) -> list[Run]:
     """Every run of these degrees."""
-    if dp > 1:
-        plans = [Plan(dp=dp, tp=tp, sequence_parallel=split, bucket_bytes=20_000) for split in (False, True)]
-        recipe, kinds = replace(RECIPE, microbatch=1), [("pre", "fp64")]
-    else:
-        plans = [Plan(tp=tp, sequence_parallel=split) for split in (False, True)]
-        recipe, kinds = RECIPE, [("pre", "fp64"), ("pre", "fp32"), ("post", "fp64"), ("sandwich", "fp64")]
+    recipe = replace(RECIPE, microbatch=1) if dp > 1 else RECIPE
+    plans = [Plan(dp=dp, tp=tp, sequence_parallel=split, bucket_bytes=20_000) for split in (False, True)]
+    kinds: list[tuple[str, Precision]] = [("pre", "fp64")]
+    if dp == 1:
+        kinds += [("pre", "fp32"), ("post", "fp64"), ("sandwich", "fp64")]
     return [
         Run(model=replace(MODEL, family=family, norm_placement=norm), plan=plan, train=recipe, precision=precision)
         for plan, family, (norm, precision) in product(plans, ("gpt", "bert"), kinds)
