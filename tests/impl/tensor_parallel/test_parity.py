@@ -31,9 +31,8 @@ def of_degrees(dp: int, tp: int) -> list[Run]:
     """Every run of these degrees."""
     recipe = replace(RECIPE, microbatch=1) if dp > 1 else RECIPE
     plans = [Plan(dp=dp, tp=tp, sequence_parallel=split, bucket_bytes=20_000) for split in (False, True)]
-    kinds: list[tuple[str, Precision]] = [("pre", "fp64")]
-    if dp == 1:
-        kinds += [("pre", "fp32"), ("post", "fp64"), ("sandwich", "fp64")]
+    kinds: list[tuple[str, Precision]] = [("pre", "fp64"), ("pre", "fp32"), ("post", "fp64"), ("sandwich", "fp64")]
+    kinds = kinds[:1] if dp > 1 else kinds
     return [
         Run(model=replace(MODEL, family=family, norm_placement=norm), plan=plan, train=recipe, precision=precision)
         for plan, family, (norm, precision) in product(plans, ("gpt", "bert"), kinds)
