@@ -84,8 +84,7 @@ def telling(rows: Sequence[Mapping[str, Any]], shown: Iterable[str] = ()) -> lis
         if name in NOT_PART_OF_A_POINT or len({row.get(name) for row in rows}) < 2:
             continue
         finer = [(*group, row.get(name)) for group, row in zip(groups, rows, strict=True)]
-        is_always_named = name in ALWAYS_NAMED and len({row.get(name) for row in rows}) > 1
-        if is_always_named or len(set(finer)) > len(set(groups)):
+        if name in ALWAYS_NAMED or len(set(finer)) > len(set(groups)):
             groups = finer
             kept += [] if name in shown else [name]
     return kept

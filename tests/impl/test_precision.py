@@ -16,7 +16,7 @@ from impl.precision import LossScale
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=2, seq_len=16, dropout=0.1)
 RECIPE = Recipe(steps=6, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=0)

@@ -18,7 +18,7 @@ from impl.recompute import WHOLE, Kept, kept_by, offloaded, recompute
 from impl.run import Run, non_defaults
 from impl.tensor_parallel.group import TensorParallel
 from impl.train import ActivationBytes, Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_len=16)
 RECIPE = Recipe(steps=1, global_batch=4, microbatch=2)

@@ -22,7 +22,7 @@ RUN = Run(
 )
 Key = tuple[str, int, str]
 """Engine, ZeRO stage and case."""
-CASES: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"precision": "bf16"}}
+CASES: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"precision": "bf16", "train": replace(RUN.train, steps=8)}}
 MORE: dict[str, dict[str, Any]] = {
     "bf16 gradients": {"precision": "bf16", "fp32_gradients": False, "train": replace(RUN.train, steps=6)},
     "one microbatch": {"precision": "bf16", "train": replace(RUN.train, steps=6, microbatch=4)},

@@ -28,7 +28,7 @@ from impl.recompute import recompute
 from impl.run import Run
 from impl.tensor_parallel.group import TensorParallel
 from impl.train import ActivationBytes, Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 # The papers' numbers -------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=32, dropout=0.1)
 
@@ -73,7 +73,7 @@ def test_states_are_the_formula_to_the_byte(data: Path) -> None:
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 def test_states_of_every_pipeline_rank_are_the_formula_to_the_byte(family: str, data: Path) -> None:
     model = replace(MODEL, family=family, num_layers=7, norm_placement="sandwich" if family == "bert" else "pre")
-    recipe = Recipe(steps=1, global_batch=12, microbatch=1)
+    recipe = Recipe(steps=1, global_batch=4, microbatch=1)
     runs = [Run(model=model, plan=plan, train=recipe, precision=precision) for plan, precision in STATES]
     for run, ranks in on_ranks(held_here, runs, data).items():
         vocab_size, of_rank = run.model.vocabulary(257), {}

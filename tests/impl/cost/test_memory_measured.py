@@ -14,7 +14,7 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.tracking import tracked
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 STATES = ("parameters", "gradients", "optimizer")
 GPT = ModelConfig(num_layers=4, hidden_size=64, num_heads=4, seq_len=64, vocab_size=512)

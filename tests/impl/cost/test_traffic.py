@@ -15,10 +15,10 @@ from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=9, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
-RECIPE = Recipe(steps=1, global_batch=8, microbatch=1)
+RECIPE = Recipe(steps=1, global_batch=4, microbatch=1)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 OWN = "tests.impl.pipeline.own_schedule"
 MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=2, seq_len=16, dropout=0.1)

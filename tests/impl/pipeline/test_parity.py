@@ -1,6 +1,5 @@
 """Pipeline-parallel training equals serial training, whatever the schedule: losses and every gradient."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -18,9 +17,9 @@ from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
-from impl.tensor_parallel.shards import Shard, shards_of
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
+from tests.impl.parity import Found, assert_equal_gradients, assert_equal_steps, first_gradients, serial, steps
 
 MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=4, seq_len=16, dropout=0.1)
 RECIPE = Recipe(steps=20, global_batch=6, microbatch=1, lr=1e-3, warmup_steps=3, clip_norm=0.5)
@@ -28,59 +27,6 @@ RECIPE = Recipe(steps=20, global_batch=6, microbatch=1, lr=1e-3, warmup_steps=3,
 OWN = "tests.impl.pipeline.own_schedule"
 FAMILIES = ("gpt", "bert")
 NORMS = ("pre", "post", "sandwich")
-
-
-class Found(NamedTuple):
-    """What one rank has after the first backward passes."""
-
-    loss: float
-    parts: dict[str, np.ndarray]
-    shards: dict[str, Shard]
-
-
-def first_gradients(one: Trainer) -> Found:
-    loss = one.backward(0).item()
-    parts = {name: one.gradients.of[p].numpy().copy() for name, p in one.model.named_parameters()}
-    return Found(loss, parts, shards_of(one.model))
-
-
-def whole(name: str, group: Sequence[Found]) -> np.ndarray:
-    """A gradient, from all tensor-parallel ranks that share it; where each has it whole they agree to the last bit."""
-    parts, shard = [found.parts[name] for found in group], group[0].shards.get(name)
-    if shard:
-        return shard.join([torch.from_numpy(part) for part in parts]).numpy()
-    for part in parts[1:]:
-        np.testing.assert_array_equal(part, parts[0], err_msg=name)
-    return parts[0]
-
-
-def whole_gradients(answers: Sequence[Found], tp: int) -> dict[str, np.ndarray]:
-    """Every gradient of the model; those of several pipeline or data-parallel ranks agree to the last bit."""
-    gradients: dict[str, np.ndarray] = {}
-    for first in range(0, len(answers), tp):
-        group = answers[first : first + tp]
-        for name in group[0].parts:
-            gradient = whole(name, group)
-            np.testing.assert_array_equal(gradients.setdefault(name, gradient), gradient, err_msg=name)
-    return gradients
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
-
-
-def assert_equal_gradients(answers: Sequence[Found], tp: int, serial: Found, tolerance: float = 1e-12) -> None:
-    for found in answers:
-        assert found.loss == pytest.approx(serial.loss, rel=tolerance)
-    gradients, expected = whole_gradients(answers, tp), whole_gradients([serial], 1)
-    assert gradients.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert gradients[name].shape == gradient.shape
-        assert relative(gradients[name], gradient) < tolerance, name
-
-
-def serial(run: Run) -> Run:
-    return replace(run, plan=Plan())
 
 
 # Every gradient ------------------------------------------------------------------------------------------------------
@@ -168,11 +114,6 @@ TOLERANCES: dict[Precision, tuple[float, float]] = {"fp32": (1e-5, 1e-4), "bf16"
 """Relative, of a loss and of a gradient norm: bf16 has 8 bits, and what ranks sum is rounded in another order."""
 
 
-def steps(one: Trainer) -> list[tuple[float, float]]:
-    reports = [one.step(i) for i in range(one.run.train.steps)]
-    return [(step.loss.item(), step.grad_norm.item()) for step in reports]
-
-
 def long_run(family: str, plan: Plan, precision: Precision) -> Run:
     recipe = replace(RECIPE, global_batch=4)
     return Run(model=replace(MODEL, family=family), plan=plan, train=recipe, precision=precision)
@@ -192,11 +133,7 @@ def test_losses_and_norms_equal_serial_over_20_steps(family: str, plan: Plan, pr
     of_loss, of_norm = TOLERANCES[precision]
     run = long_run(family, plan, precision)
     [expected] = long_runs(precision, data)[serial(run)]
-    for found in long_runs(precision, data)[run]:
-        for (loss, norm), (serial_loss, serial_norm) in zip(found, expected, strict=True):
-            assert loss == pytest.approx(serial_loss, rel=of_loss)
-            assert norm == pytest.approx(serial_norm, rel=of_norm)
-    assert expected[-1][0] < expected[0][0]
+    assert_equal_steps(long_runs(precision, data)[run], expected, of_loss, of_norm)
     assert any(norm > run.train.clip_norm for _, norm in expected), "clipping was never at work"
 
 

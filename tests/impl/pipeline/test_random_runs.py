@@ -14,7 +14,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 COUNT, SEED = 200, 4
 MOST_OF_8_RANKS = 20

@@ -17,7 +17,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=24, num_heads=12, seq_len=24, dropout=0.1)
 RECIPE = Recipe(steps=10, global_batch=8, microbatch=2, lr=1e-2, warmup_steps=2)

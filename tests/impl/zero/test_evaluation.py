@@ -17,7 +17,7 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
 from impl.zero.buckets import Bucket
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=24, num_heads=2, seq_len=16)
 RECIPE = Recipe(steps=3, global_batch=4, microbatch=1, lr=1e-2, warmup_steps=0)

@@ -13,7 +13,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
-from tests.impl.pipeline.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1, norm_placement="sandwich")
 RECIPE = Recipe(steps=20, global_batch=8, microbatch=1, lr=1e-3, warmup_steps=3)

@@ -1,0 +1,85 @@
+"""Parallel training against serial: what a run's ranks find out, and what must be equal."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from impl.plan import Plan
+from impl.run import Run
+from impl.tensor_parallel.shards import Shard, shards_of
+from impl.train import Trainer
+
+
+class Found(NamedTuple):
+    """What one rank has after the first backward passes."""
+
+    loss: float
+    parts: dict[str, np.ndarray]
+    shards: dict[str, Shard]
+
+
+def serial(run: Run) -> Run:
+    return replace(run, plan=Plan(), compile=False)
+
+
+def first_gradients(one: Trainer) -> Found:
+    loss = one.backward(0).item()
+    parts = {name: one.gradients.of[p].numpy().copy() for name, p in one.model.named_parameters()}
+    return Found(loss, parts, shards_of(one.model))
+
+
+def steps(one: Trainer) -> list[tuple[float, float]]:
+    """Loss and gradient norm of every step."""
+    reports = [one.step(i) for i in range(one.run.train.steps)]
+    return [(step.loss.item(), step.grad_norm.item()) for step in reports]
+
+
+def assert_equal_gradients(answers: Sequence[Found], tp: int, serial: Found, tolerance: float = 1e-12) -> None:
+    for found in answers:
+        assert found.loss == pytest.approx(serial.loss, rel=tolerance)
+        assert found.shards, "nothing is split"
+    gradients, expected = whole_gradients(answers, tp), whole_gradients([serial], 1)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert gradients[name].shape == gradient.shape
+        assert relative(gradients[name], gradient) < tolerance, name
+
+
+def assert_equal_steps(
+    answers: Sequence[list[tuple[float, float]]], serial: list[tuple[float, float]], of_loss: float, of_norm: float
+) -> None:
+    """Losses and norms of all ranks, with these tolerances; training has done something."""
+    for found in answers:
+        for (loss, norm), (serial_loss, serial_norm) in zip(found, serial, strict=True):
+            assert loss == pytest.approx(serial_loss, rel=of_loss)
+            assert norm == pytest.approx(serial_norm, rel=of_norm)
+    assert serial[-1][0] < serial[0][0]
+
+
+def whole_gradients(answers: Sequence[Found], tp: int) -> dict[str, np.ndarray]:
+    """Every gradient of the model; those of several pipeline or data-parallel ranks agree to the last bit."""
+    gradients: dict[str, np.ndarray] = {}
+    for first in range(0, len(answers), tp):
+        group = answers[first : first + tp]
+        for name in group[0].parts:
+            gradient = _whole(name, group)
+            np.testing.assert_array_equal(gradients.setdefault(name, gradient), gradient, err_msg=name)
+    return gradients
+
+
+def _whole(name: str, group: Sequence[Found]) -> np.ndarray:
+    """A gradient, from all tensor-parallel ranks that share it; where each has it whole they agree to the last bit."""
+    parts, shard = [found.parts[name] for found in group], group[0].shards.get(name)
+    if shard:
+        return shard.join([torch.from_numpy(part) for part in parts]).numpy()
+    for part in parts[1:]:
+        np.testing.assert_array_equal(part, parts[0], err_msg=name)
+    return parts[0]
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
