@@ -156,7 +156,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "20 min, 8 GPUs with 80 GB"},
-    found="Twelve runs are off by 7.0% on average; the worst have tensor parallelism: a small step is predicted 17% too "
+    found="Twelve runs are off by 7.0% on average; the worst have tensor parallelism: a small step is told 17% too "
     "short, a recomputed one 13%. Their order is the measured one up to neighbours (tau 0.88). The machine itself "
     "drifts: repeats minutes apart differ by 5 to 10%.",
     deviations="The machine's file is measured by `python -m harness calibrate` just before, the points are simulated "
