@@ -20,6 +20,7 @@ from harness.store import Record, Store
 from harness.systems import load_system
 from impl.cost.parameters import count_parameters
 from impl.errors import InputError
+from impl.plan import Plan
 from impl.run import Run, to_dict
 from impl.simulator.step import Prediction
 from impl.simulator.system import Calibration, System
@@ -69,11 +70,10 @@ def predict_from(default: Run) -> Callable[..., int]:
         if rows is not None:
             from harness.rows import predict_rows  # it fits, for which SciPy is loaded
 
-            _only_one(rows=True, experiment=experiment is not None, config=config != default)
+            _only_one(rows=True, experiment=experiment is not None, config=config != Run())
             return predict_rows(rows, found, json)
         if experiment is not None:
-            others = dataclasses.replace(config, plan=default.plan)
-            _only_one(experiment=True, config=others != default)
+            _only_one(experiment=True, config=dataclasses.replace(config, plan=Plan()) != Run())
             named, store = load(experiment), Store(out, load(experiment).id, tier, found.name)
             runs = changed(named.runs[tier], None, None, config.plan, plan_fields)
             return predict_experiment(named, points(runs, only), store, found, json)
