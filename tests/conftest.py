@@ -20,6 +20,15 @@ settings.load_profile("no deadlines")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+WAITING = ("tests/slurm/", "tests/harness/")
+"""Whose tests take long and wait much: they go first, beside others that compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = [*WAITING, ""]
+    items.sort(key=lambda item: next(i for i, folder in enumerate(order) if item.nodeid.startswith(folder)))
+
+
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
     """A gloo group of this process alone."""

@@ -5,7 +5,6 @@ All of it runs on this machine (start.sh), where that can be: as root, with Debi
 
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -259,18 +258,19 @@ def test_a_controller_that_dies_loses_no_point(slurm: TwoNodes, tokens: Path, st
 
 def test_a_node_that_fails_costs_a_restart_and_no_point(slurm: TwoNodes, tokens: Path, store: Store):
     run = small(tokens, steps=STEPS // 2, seed=103)
+    failed: list[str] = []
 
     def fail() -> None:
         attempt = in_training(store, run)
         node = slurm.ask("squeue", "--noheader", f"--jobs={number(attempt)}", "--format=%N")
+        failed.append(f"nodename={node}")
         with held(ranks_of(attempt)):
-            slurm.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=tests")
+            slurm.ask("scontrol", "update", *failed, "state=down", "reason=tests")
             wait_until(lambda: jobs.states([attempt])[attempt].restarts)
-        with suppress(subprocess.CalledProcessError):  # it may have come back by itself
-            slurm.ask("scontrol", "update", f"nodename={node}", "state=resume")
 
     with meanwhile(fail):
         told = sweep(store, [run], site=on_slurm())
+    slurm.ask("scontrol", "update", *failed, "state=resume")  # not before: the job would start where it still is
     assert len(losses(kept(store, run))) == STEPS // 2
     assert told.starts == [run.id]
     assert not kept(store, run).get("tries")
