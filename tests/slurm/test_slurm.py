@@ -271,6 +271,8 @@ def test_a_node_that_fails_costs_a_restart_and_no_point(slurm: TwoNodes, tokens:
     with meanwhile(fail):
         told = sweep(store, [run], site=on_slurm())
     slurm.ask("scontrol", "update", *failed, "state=resume")  # not before: the job would start where it still is
+    states = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%t"]
+    wait_until(lambda: slurm.ask(*states).split() == ["idle", "idle"])
     assert len(losses(kept(store, run))) == STEPS // 2
     assert told.starts == [run.id]
     assert not kept(store, run).get("tries")
