@@ -6,7 +6,7 @@ returns the rows; name it in SCHEDULES, or name it as module:function.
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain, zip_longest
 
@@ -60,33 +60,23 @@ def zb_h1(p: int, m: int) -> Rows:
 
     Source: Zero Bubble Pipeline Parallelism, Qi et al. 2023 (2401.10241), sections 2.1 and 2.3, tables 1 and 2.
     """
-    return [tuple(_put_off(row, most=rank)) for rank, row in enumerate(one_f_one_b(p, m))]
+    return [_row(rank, p, m, 1, warmup=p - rank - 1, owed=rank) for rank in range(p)]
 
 
-def _put_off(row: Iterable[Action], most: int) -> Iterator[Action]:
-    """A row with its backward passes split, up to `most` weight gradients being owed."""
-    owed: list[Action] = []
-    for action in row:
-        if action.op is Op.F:
-            yield action
-            continue
-        yield Action(Op.I, action.stage, action.microbatch)
-        owed.append(Action(Op.W, action.stage, action.microbatch))
-        if len(owed) > most:
-            yield owed.pop(0)
-    yield from owed
-
-
-def _row(rank: int, p: int, m: int, v: int, warmup: int) -> tuple[Action, ...]:
+def _row(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None) -> tuple[Action, ...]:
     """`warmup` forward passes, then forward and backward by turns until both have run out.
 
     Chunk c of a rank is stage c p + rank; every chunk takes p microbatches in a row.
+
+    Args:
+        owed: the weight gradients put off at most; None: backward passes are not split.
     """
     turns = [(c, i) for first in range(0, m, p) for c in range(v) for i in range(first, min(first + p, m))]
     forwards = [Action(Op.F, c * p + rank, i) for c, i in turns]
-    backwards = [Action(Op.B, (v - 1 - c) * p + rank, i) for c, i in turns]
-    steady = chain.from_iterable(zip_longest(forwards[warmup:], backwards))
-    return (*forwards[:warmup], *(action for action in steady if action))
+    later = [(Op.B, 0)] if owed is None else [(Op.I, 0), (Op.W, owed)]
+    columns = [[None] * by + [Action(op, (v - 1 - c) * p + rank, i) for c, i in turns] for op, by in later]
+    steady = chain.from_iterable(zip_longest(forwards[warmup:], *columns))
+    return (*forwards[:warmup], *filter(None, steady))
 
 
 SCHEDULES: dict[str, Callable[..., Rows]] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}

@@ -112,7 +112,7 @@ class _Pipeline:
 
     def play(self, rows_of: RowsOf, m: int, step: int) -> None:
         """All rows of m microbatches, where every `step` microbatches more are more of the same."""
-        seen: dict[object, tuple[int, Time]] = {}
+        seen: dict[object, tuple[int, list[Time]]] = {}
         laps: list[_Lap] = []
         within, left, size = 0, m, min(m, len(self.clock) + LAPS * step)
         self.at = [0] * len(self.clock)
@@ -120,20 +120,21 @@ class _Pipeline:
         while within + step < left:
             within += step
             if within >= size:
-                size = min(left, 2 * size)
+                size = min(left, 8 * size)
                 rows = rows_of(size)
             gaps: list[Time] = []
             self._go_on(rows, within, gaps)
             laps = [*laps[-2:], _Lap(self._shape(rows, within), self._times(), gaps)]
             shape, times, _ = laps[-1]
-            told = shape, tuple(time - times[0] for time in times)
-            if told in seen:
-                since, then = seen[told]
+            told = shape, tuple(time - times[0] for time in self.clock)
+            since, then = seen.get(told, (0, times))
+            by = times[0] - then[0]
+            if since and all(now - before == by for now, before in zip(times, then, strict=True)):
                 again = (left - within - 1) // (within - since)
-                self._pass([again * (times[0] - then)] * len(times))
+                self._pass([again * by] * len(times))
                 left -= again * (within - since)
                 break
-            seen[told] = within, times[0]
+            seen[told] = within, times
             if again := _unchanged(laps, (left - within - 1) // step):
                 self._pass([again * (now - then) for now, then in zip(times, laps[-2].times, strict=True)])
                 left -= again * step
