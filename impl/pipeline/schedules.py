@@ -8,7 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import chain, zip_longest
+from itertools import chain, repeat, zip_longest
 
 from impl.errors import InputError
 from impl.pipeline.schedule import NOMINAL, Action, Op, Rows, Schedule
@@ -72,10 +72,12 @@ def _row(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None
         owed: the weight gradients put off at most; None: backward passes are not split.
     """
     turns = [(c, i) for first in range(0, m, p) for c in range(v) for i in range(first, min(first + p, m))]
-    forwards = [Action(Op.F, c * p + rank, i) for c, i in turns]
-    later = [(Op.B, 0)] if owed is None else [(Op.I, 0), (Op.W, owed)]
-    columns = [[None] * by + [Action(op, (v - 1 - c) * p + rank, i) for c, i in turns] for op, by in later]
-    steady = chain.from_iterable(zip_longest(forwards[warmup:], *columns))
+    chunks, microbatches = zip(*turns, strict=True)
+    back = [(v - 1 - c) * p + rank for c in chunks]
+    each = lambda op, stages: list(map(Action._make, zip(repeat(op), stages, microbatches)))
+    forwards = each(Op.F, [c * p + rank for c in chunks])
+    backwards = [each(Op.B, back)] if owed is None else [each(Op.I, back), [None] * owed + each(Op.W, back)]
+    steady = chain.from_iterable(zip_longest(forwards[warmup:], *backwards))
     return (*forwards[:warmup], *filter(None, steady))
 
 

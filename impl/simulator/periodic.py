@@ -7,8 +7,10 @@ has to wait for what it did not have to wait for before, or the other way round.
 table, exactly. Seconds that are floats are counted in whole units of 2**-60 s: adding them up rounds nothing.
 """
 
+import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
@@ -62,9 +64,14 @@ class _Kind(NamedTuple):
 
 
 class _Lap(NamedTuple):
-    """What there is after some more microbatches, and on the way."""
+    """How far ranks are after some more microbatches, and what is on the way."""
 
-    shape: object
+    within: int
+    """Microbatches let in."""
+    at: list[int]
+    """Each rank's place in its row."""
+    held: list[int]
+    """How much is under way to where."""
     times: list[Time]
     gaps: list[Time]
 
@@ -112,7 +119,7 @@ class _Pipeline:
 
     def play(self, rows_of: RowsOf, m: int, step: int) -> None:
         """All rows of m microbatches, where every `step` microbatches more are more of the same."""
-        seen: dict[object, tuple[int, list[Time]]] = {}
+        seen: dict[tuple[Time, ...], _Lap] = {}
         laps: list[_Lap] = []
         within, left, size = 0, m, min(m, len(self.clock) + LAPS * step)
         self.at = [0] * len(self.clock)
@@ -124,28 +131,20 @@ class _Pipeline:
                 rows = rows_of(size)
             gaps: list[Time] = []
             self._go_on(rows, within, gaps)
-            laps = [*laps[-2:], _Lap(self._shape(rows, within), self._times(), gaps)]
-            shape, times, _ = laps[-1]
-            told = shape, tuple(time - times[0] for time in self.clock)
-            since, then = seen.get(told, (0, times))
-            by = times[0] - then[0]
-            if since and all(now - before == by for now, before in zip(times, then, strict=True)):
-                again = (left - within - 1) // (within - since)
-                self._pass([again * by] * len(times))
-                left -= again * (within - since)
+            lap = _Lap(within, list(self.at), list(map(len, self.boxes)), self._times(), gaps)
+            laps = [*laps[-2:], lap]
+            apart = tuple(time - self.clock[0] for time in self.clock)
+            if again := _again(rows, seen.get(apart), lap, left - within - 1):
+                since = seen[apart]
+                self._pass([again * (lap.times[0] - since.times[0])] * len(lap.times))
+                left -= again * (within - since.within)
                 break
-            seen[told] = within, times
-            if again := _unchanged(laps, (left - within - 1) // step):
-                self._pass([again * (now - then) for now, then in zip(times, laps[-2].times, strict=True)])
+            seen[apart] = lap
+            if again := _unchanged(rows, laps, (left - within - 1) // step):
+                self._pass([again * (now - then) for now, then in zip(lap.times, laps[-2].times, strict=True)])
                 left -= again * step
                 seen, laps = {}, []
         self._go_on(rows if size == left else rows_of(left), left, [], left - 1)
-
-    def _shape(self, rows: Rows, within: int) -> object:
-        """Which actions are next, microbatches counted from the next that is let in, and how much is under way."""
-        following = [row[at] if at < len(row) else None for row, at in zip(rows, self.at, strict=True)]
-        actions = tuple(action and (action.op, action.stage, action.microbatch - within) for action in following)
-        return actions, tuple(map(len, self.boxes))
 
     def _times(self) -> list[Time]:
         """When ranks and links are free, and when what is under way arrives."""
@@ -201,11 +200,23 @@ class _Pipeline:
             self.executed += at - begin
 
 
-def _unchanged(laps: Sequence[_Lap], most: int) -> int:
+def _again(rows: Rows, since: _Lap | None, now: _Lap, most: int) -> int:
+    """How many more times what has been since a lap can follow in `most` microbatches; 0: not all is as it was then."""
+    if since is None or since.held != now.held:
+        return 0
+    by = now.times[0] - since.times[0]
+    if any(time - before != by for time, before in zip(now.times, since.times, strict=True)):
+        return 0
+    return most // (now.within - since.within) if _next(rows, since) == _next(rows, now) else 0
+
+
+def _unchanged(rows: Rows, laps: Sequence[_Lap], most: int) -> int:
     """How many more laps are as the last one, where three have been and times have grown twice by the same."""
-    if len(laps) < 3 or not laps[0].shape == laps[1].shape == laps[2].shape:
+    if len(laps) < 3 or not laps[0].held == laps[1].held == laps[2].held:
         return 0
     if any(c - b != b - a for a, b, c in zip(*(lap.times for lap in laps), strict=True)):
+        return 0
+    if not _next(rows, laps[0]) == _next(rows, laps[1]) == _next(rows, laps[2]):
         return 0
     for before, gap in zip(laps[1].gaps, laps[2].gaps, strict=True):
         growth = gap - before
@@ -214,6 +225,12 @@ def _unchanged(laps: Sequence[_Lap], most: int) -> int:
         if gap > 0 > growth or gap <= 0 < growth:
             most = min(most, int(-gap // growth))
     return most
+
+
+def _next(rows: Rows, lap: _Lap) -> list[object]:
+    """Which actions are next, microbatches counted from the next that is let in."""
+    following = [row[at] if at < len(row) else None for row, at in zip(rows, lap.at, strict=True)]
+    return [action and (action.op, action.stage, action.microbatch - lap.within) for action in following]
 
 
 def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer = 0) -> Ran:
@@ -235,8 +252,9 @@ def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Trans
     split = name == "zb_h1"
     ops = (Op.F, Op.I, Op.W) if split else (Op.F, Op.B)
     pipeline = _Pipeline(p, v, {op: seconds[op] for op in ops}, transfer)
-    for rows_of in _phases(name, p, v):
-        pipeline.play(rows_of, m, p if v > 1 else 1)
+    with _uncollected():
+        for rows_of in _phases(name, p, v):
+            pipeline.play(rows_of, m, p if v > 1 else 1)
     back = (lambda time: time) if pipeline.is_exact else (lambda time: time / UNITS)
     work = [sum(kinds[stage].cost for kinds in pipeline.kinds.values()) for stage in range(p * v)]
     return Ran(
@@ -246,6 +264,18 @@ def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Trans
         len(ops) * p * v * m,
         pipeline.executed,
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cycles: rows are many small tuples in none, and it would look at them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _phases(name: str, p: int, v: int) -> list[RowsOf]:

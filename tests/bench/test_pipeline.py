@@ -38,8 +38,9 @@ PLANS = {
     "interleaved": Plan(pp=2, schedule="interleaved", chunks=2),
     "ZB-H1": Plan(pp=2, schedule="zb_h1"),
 }
-CALIBRATION, PREDICTED = 3, 3
-SIXTEEN = Recipe(steps=1 + CALIBRATION + PREDICTED, global_batch=32, microbatch=2, lr=1e-4)
+PAIRS = 4
+"""Of a step that the costs are taken from and one that is predicted, by turns: what slows both tells nothing."""
+SIXTEEN = Recipe(steps=1 + 2 * PAIRS, global_batch=32, microbatch=2, lr=1e-4)
 WITHIN = 0.1
 PINGS = 25
 
@@ -82,12 +83,12 @@ def notes_of_simulation(stopwatch: list[Cell]) -> Iterator[str]:
         f"GPT, {MODEL.num_layers} layers, hidden size {MODEL.hidden_size}, {MODEL.num_heads} heads, sequence "
         f"{MODEL.seq_len}, vocabulary {MODEL.vocab_size:,}, in fp32; {count} microbatches of {SIXTEEN.microbatch} "
         "sequences; 2 ranks of one thread. Measured: from the first start to the last end of a forward or backward "
-        f"pass on any rank, median of {PREDICTED} steps."
+        f"pass on any rank, median of {PAIRS} steps."
     )
     yield (
-        f"Simulated: the schedule's table with the median time of each stage's passes in the {CALIBRATION} steps "
-        f"before those, and the time that a transfer took in {PINGS} exchanges before the first step. Error: simulated "
-        "over measured, less 1. Rest of the step: the tied embedding's sum, clipping, AdamW."
+        f"Simulated: the schedule's table with the median time of each stage's passes in as many "
+        f"steps, each before one of those, and the time that a transfer took in {PINGS} exchanges before the first "
+        "step. Error: simulated over measured, less 1. Rest of the step: the tied embedding's sum, clipping, AdamW."
     )
     for cost in stopwatch:
         yield (
@@ -160,7 +161,7 @@ def test_step_time_is_simulated_from_costs_of_other_steps(
     timelines = [Timeline.from_rows(rows) for rows in zip(*(rows for rows, _, _ in answers), strict=True)]
     whole = [max(turn.seconds for turn in turns) for turns in zip(*(turns for _, turns, _ in answers), strict=True)]
     take_rounds(benchmark, whole[1:])
-    before, others = timelines[1 : 1 + CALIBRATION], timelines[1 + CALIBRATION :]
+    before, others = timelines[1::2], timelines[2::2]
     cost, transfer = costs(before), max(seconds for _, _, seconds in answers)
     schedule = build(plan.schedule, plan.pp, run.microbatches, plan.chunks)
     simulated = float(simulate(schedule, lambda action: cost[action[:2]], transfer).step_time)
@@ -169,7 +170,7 @@ def test_step_time_is_simulated_from_costs_of_other_steps(
     row = {"simulated": simulated, "measured": took, "error": simulated / took - 1, "transfer": transfer}
     every = {"steps": [float(timeline.step_time) for timeline in timelines], "whole_steps": whole}
     costs_by_name = {f"{stage}{op}": seconds for (op, stage), seconds in cost.items()}
-    outside = median(rest[1 + CALIBRATION :])
+    outside = median(rest[2::2])
     measured["simulated"].append(
         {"schedule": name, "run": to_dict(run), **row, "outside": outside, "costs": costs_by_name, **every}
     )
