@@ -167,7 +167,7 @@ class _Pipeline:
             gaps: what was compared with what, one less the other, is put behind these.
         """
         clock, free, kinds = self.clock, self.free, self.kinds
-        ready = list(range(len(rows)))
+        ready = list(reversed(range(len(rows))))
         waits: list[deque[Time] | None] = [None] * len(rows)
         while ready:
             rank = ready.pop()
