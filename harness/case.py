@@ -1,6 +1,7 @@
 """A point on its way to a record, and what its ranks are told to do."""
 
 import os
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -17,7 +18,11 @@ from harness.lease import Claim
 from harness.options import Options
 from harness.store import Record, Store
 from harness.validity import Datasets, summary
-from impl.run import to_dict
+from impl.run import Run, to_dict
+
+RUN_ID = re.compile(r"[0-9a-f]{12}")
+CHECKPOINT = re.compile(r"step-\d{8,}")
+"""The folder of one that was written to its end, as impl.checkpoint names it, which needs PyTorch to be imported."""
 
 
 class Jobs(Protocol):
@@ -79,6 +84,7 @@ def spec(case: Case, store: Store, datasets: Datasets, options: Options) -> dict
         "checkpoint_every": options.saving.checkpoint_every,
         "checkpoints": str(store.checkpoints(case.id)),
         "keep_checkpoints": options.saving.keep_checkpoints,
+        "start": None if run.start is None else str(start_folder(run.start, store)),
         # ranks of this machine end with the harness that reads what they write, and with its claim
         "driver_pid": os.getpid() if options.is_local else None,
         "claim": str(case.claim.folder) if options.is_local and case.claim else None,
@@ -88,6 +94,23 @@ def spec(case: Case, store: Store, datasets: Datasets, options: Options) -> dict
         "signal_seconds": cluster.signal_seconds,
         "tries": case.tries,
     }
+
+
+def start_folder(start: str, store: Store) -> Path:
+    """The checkpoints that a run starts from: those of another run of the store, by its id, or a folder of them."""
+    return store.checkpoints(start) if RUN_ID.fullmatch(start) else Path(start).resolve()
+
+
+def why_no_start(run: Run, store: Store) -> str | None:
+    """Why a run has no checkpoint to start from, in one line; None: it has one, or needs none."""
+    folder = start_folder(run.start or "", store)
+    if run.start is None or any(CHECKPOINT.fullmatch(path.name) for path in folder.glob("step-*")):
+        return None
+    if not RUN_ID.fullmatch(run.start):
+        return f"start {run.start}: no checkpoint in {folder}"
+    if store.head(run.start) is None:
+        return f"start {run.start}: that run has not ended; when it has, the same command goes on here"
+    return f"start {run.start}: the checkpoint of that run is gone; without its record, `run` trains it again"
 
 
 def shape(point: Point) -> tuple[int, int]:

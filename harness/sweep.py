@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import jobs as jobs_of_this_machine
-from harness.case import Case, Jobs, as_try, identity, shape, spec
+from harness.case import Case, Jobs, as_try, identity, shape, spec, why_no_start
 from harness.collect import base_record, record_of
 from harness.environment import host_environment
 from harness.experiment import Point
@@ -242,7 +242,7 @@ class Sweep:
         if known is not None and known["status"] in FINISHED:
             for attempt in self.store.all_attempts(case.id):
                 self._forget(attempt)
-            if not (case.keeps_checkpoints or self.options.saving.keep_checkpoints):
+            if not (case.keeps_checkpoints or self.options.saving.keep_checkpoints or case.point.run.keep_end):
                 self.store.forget_checkpoints(case.id)
         return record
 
@@ -311,7 +311,7 @@ class Sweep:
         """Whether it cannot run here; that becomes a record with the reason."""
         run, options = case.point.run, self.options
         reason = options.saving.why_invalid(run) or why_invalid(run, self.datasets, options.site)
-        if reason is None:
+        if (reason := reason or why_no_start(run, self.store)) is None:
             for warning in warnings(run, options.site):
                 self.display.message(f"{case.point.label}: {warning}")
             return False

@@ -11,6 +11,7 @@ import psutil
 from harness.memory import gpu_memory, in_one_line, predicted, shown
 from harness.site import Site
 from impl.data.config import SYNTHETIC
+from impl.data.race import why_no_race
 from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
 from impl.data.tokens import SPLITS, Entropy, TokenFolder
 from impl.errors import InputError
@@ -125,7 +126,9 @@ def _vocabulary(run: Run, data: TokenFolder) -> str | None:
 
 
 def _files(run: Run) -> str | None:
-    """What the texts to be evaluated on lack; only a run that has any pays for PyTorch's import."""
+    """What RACE or the texts to be evaluated on lack; only a run that has any texts pays for PyTorch's import."""
+    if run.data.race is not None and (reason := why_no_race(run.data.race)):
+        return reason
     if not (run.evaluation.texts or run.evaluation.lambada):
         return None
     from impl.evaluate import missing_inputs

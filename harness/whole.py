@@ -120,7 +120,7 @@ class Evaluation(TypedDict):
     """One evaluation after a step."""
 
     name: str
-    kind: Literal["causal", "masked", "words", "last_word"]
+    kind: Literal["causal", "masked", "words", "last_word", "choice"]
     step: Count
 
 

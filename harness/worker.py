@@ -27,10 +27,12 @@ from harness.outcome import cause_of
 from harness.profile import profiled
 from harness.stopwatch import Stopwatch
 from harness.store import RESUMED, write_atomically
+from impl.checkpoint import start_from
 from impl.collectives import observed
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
 from impl.data.tokens import TokenFolder
+from impl.dimensions import dimensions
 from impl.engines import Engine, make
 from impl.mesh import build_mesh
 from impl.plan import AXES
@@ -83,6 +85,7 @@ class Worker:
         gc.collect()
         gc.freeze()  # the model's objects are never garbage: do not scan them between steps
         self.heart.enter("start-up", action="loading a checkpoint")
+        self._start(trainer)
         continuation = self._continuation(trainer)
         self.heart.enter("start-up", action="waiting for all ranks")
         dist.barrier()
@@ -124,19 +127,29 @@ class Worker:
             "resolved": {
                 "vocab_size": trainer.vocab_size,
                 "parameters": count_parameters(self.run.model, trainer.vocab_size).total,
-                "head_positions": head_positions(self.run.model),
+                "head_positions": 0 if self.run.data.race else head_positions(self.run.model),
             },
         }
         write_atomically(self.attempt / f"rank-{self.rank}.json", json.dumps(result))
 
+    def _start(self, trainer: Engine) -> None:
+        """Weights of another run, if training starts from them."""
+        if self.spec.get("start") is None:
+            return
+        assert isinstance(trainer, Trainer)
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.spec["collective_timeout_seconds"]))
+        assert isinstance(group, dist.ProcessGroup)
+        start_from(Path(self.spec["start"]), trainer, group)
+
     def _continuation(self, trainer: Engine) -> Continuation | None:
         """Checkpoints, if they are asked for; training goes on from the last one, if there is one."""
-        if not self.spec["checkpoint_every"]:
+        every = self.spec["checkpoint_every"] or (self.run.train.steps if self.run.keep_end else 0)
+        if not every:
             return None
         assert isinstance(trainer, Trainer)  # no other is started then
         timeout = timedelta(seconds=self.spec["collective_timeout_seconds"])
         folder = Path(self.spec["checkpoints"])
-        continuation = Continuation(folder, self.spec["checkpoint_every"], trainer, timeout)
+        continuation = Continuation(folder, every, trainer, timeout)
         before, warnings = continuation.resume()
         self.measured = before or self.measured
         if self.rank == 0 and (before or warnings):
@@ -194,8 +207,10 @@ class Worker:
     def _evaluate(self, trainer: Engine, step: int, *, final: bool) -> None:
         begin = time.perf_counter()
         self.heart.enter("evaluation", step)
-        for evaluation in trainer.evaluate(final=final):
-            self.measured.evaluations.append({"step": step, **dataclasses.asdict(evaluation)})
+        found = [{"step": step, **dataclasses.asdict(evaluation)} for evaluation in trainer.evaluate(final=final)]
+        if self.run.evaluation.dimensions and isinstance(trainer, Trainer):
+            found[0]["dimensions"] = dimensions(trainer, final=final)
+        self.measured.evaluations += found
         self.measured.seconds["evaluation"] += time.perf_counter() - begin
 
     def _note_batches(self, engine: Any) -> None:

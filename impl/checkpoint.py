@@ -24,6 +24,8 @@ from impl.train import Trainer
 
 NAME = re.compile(r"step-(\d{8,})")
 """Of a finished checkpoint's folder; others that begin so are being written or removed."""
+WEIGHT = "weight"
+"""What `Owned` calls a master weight."""
 T = TypeVar("T")
 
 
@@ -222,6 +224,37 @@ class Checkpoints:
         if told[1] is not None:
             raise told[1]
         return told[0]
+
+
+def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
+    """Weights of the newest whole checkpoint in a folder, for a training that begins with them; the steps it has.
+
+    Moments and everything else stay as they are at first. Heads that the checkpoint does not have keep their initial
+    weights; the seed, the layout, the precision and dropout may be others.
+
+    Raises:
+        InputError: there is none, or it is one of another model, vocabulary or data.
+    """
+    saved, damaged = latest(folder)
+    if saved is None:
+        raise InputError(f"start: {'; '.join(damaged) or f'no checkpoint in {folder}'}")
+    own = {name: value for name, value in _identity(trainer).items() if name not in ("seed", "model.dropout")}
+    if why := _why_another(saved.state["identity"], own):
+        raise InputError(f"start: {saved.path} is a checkpoint of another model: {why}")
+    reader, shards = dcp.FileSystemReader(saved.path), shards_of(trainer.model)
+    there = reader.read_metadata().state_dict_metadata
+    shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
+    wanted: list[Chunk] = []
+    for owned in trainer.optimizer.owned():
+        if f"{WEIGHT}.{owned.name}" in there or owned.name.startswith("trunk."):
+            weight = owned._replace(tensors={WEIGHT: owned.tensors[WEIGHT]})
+            wanted += chunks(weight, shapes[owned.name], shards.get(owned.name), trainer.tp.part)
+    try:
+        dcp.load({}, storage_reader=reader, planner=LoadChunks(wanted), process_group=group)
+    except CheckpointException as error:
+        raise InputError(f"start: {saved.path} cannot be loaded: {_reason(error)}") from None
+    trainer.optimizer.publish()
+    return saved.step
 
 
 def _identity(trainer: Trainer) -> State:

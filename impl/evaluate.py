@@ -1,4 +1,4 @@
-"""What a trained model predicts: validation, word perplexity, last words and masked tokens, each with its key."""
+"""What a trained model predicts: validation, word perplexity, last words, masked tokens, answers, each with its key."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.collectives import all_reduce_sum
-from impl.data.batches import Batch, masked_batch, num_windows
+from impl.data.batches import Batch, choice_batch, masked_batch, num_windows
+from impl.data.config import OPTIONS
+from impl.data.race import Part, Questions, Race
+from impl.data.synthetic_race import LEVELS
 from impl.data.text import TextFile
 from impl.data.tokens import TokenFolder
 from impl.detokenize import detokenize, is_word_tokenised
@@ -23,7 +26,7 @@ from impl.windows import Windows, text_counts
 MASK_SEED = 0
 """Chooses the validation sequences and masked positions of BERT, the same for every run."""
 
-Kind = Literal["causal", "masked", "words", "last_word"]
+Kind = Literal["causal", "masked", "words", "last_word", "choice"]
 
 
 class Scorer(Protocol):
@@ -43,6 +46,17 @@ class MaskedScorer(Scorer, Protocol):
 
     def masked(self, batch: Batch) -> Tensor:
         """-log p of the masked positions' original tokens in nats, on the CPU. Shapes: float32 [b, k]."""
+        ...
+
+
+@runtime_checkable
+class ChoiceScorer(Scorer, Protocol):
+    """A model that answers RACE's questions."""
+
+    race: Race | None
+
+    def choices(self, batch: Batch) -> Tensor:
+        """-log p of every option in nats, on the CPU. Shapes: float32 [b / 4, 4]."""
         ...
 
 
@@ -86,7 +100,8 @@ class Evaluation:
 def evaluate(
     run: Run, data: TokenFolder, scorer: Scorer, group: dist.ProcessGroup, *, final: bool, batch: int
 ) -> list[Evaluation]:
-    """Validation, and if `final` the run's texts and LAMBADA, equal on every rank: each scores every n-th piece.
+    """Validation, and if `final` the run's texts, LAMBADA and RACE's test, equal on every rank: each scores every n-th
+    piece.
 
     All ranks of the group make equally many forward passes, which may therefore be collectives.
 
@@ -97,12 +112,15 @@ def evaluate(
     """
     work = _Work(scorer, batch, group.rank(), group.size())
     parts: list[Evaluation] = []
+    validate = _masked if run.model.family == "bert" else _validation
     if run.evaluation.sequences is not None:
-        parts.append(_validation(run, data, work) if run.model.family == "gpt" else _masked(run, data, work))
+        parts.append((_dev_answers if run.data.race else validate)(run, data, work))
     if final:
         parts += [_words(Path(path), run, data, work) for path in run.evaluation.texts]
         if run.evaluation.lambada is not None:
             parts.append(_last_words(Path(run.evaluation.lambada), run, data, work))
+        if run.data.race is not None:
+            parts += _test_answers(run, data, work)
     if not parts:
         return []
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
@@ -246,6 +264,51 @@ def _last_words(path: Path, run: Run, data: TokenFolder, work: _Work) -> Evaluat
         correct=correct,
         total=len(passages),
         key=key | {"sequences": "all", "boundary": "passages"},
+    )
+
+
+def _dev_answers(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+    sequences = run.evaluation.sequences
+    return _answers(run, data, work, "dev", most=max(1, sequences // OPTIONS) if sequences else None)
+
+
+def _test_answers(run: Run, data: TokenFolder, work: _Work) -> list[Evaluation]:
+    """Of both schools together, and of each."""
+    levels = [_answers(run, data, work, "test", level) for level in LEVELS]
+    sums = {name: sum(getattr(one, name) for one in levels) for name in ("nats", "tokens", "correct", "total")}
+    return [replace(levels[0], name="RACE test", **sums), *(one for one in levels if one.total)]
+
+
+def _answers(
+    run: Run, data: TokenFolder, work: _Work, part: Part, level: str | None = None, most: int | None = None
+) -> Evaluation:
+    """Questions of RACE, right where the right option is the likeliest. What is counted as tokens are the questions.
+
+    Args:
+        level: of a school; None: both.
+        most: how many of the first questions are read; None: all.
+    """
+    scorer, nats, count, correct = work.scorer, 0.0, 0, 0
+    assert isinstance(scorer, ChoiceScorer)
+    assert scorer.race is not None
+    questions: Questions = getattr(scorer.race, part)
+    chosen = np.array([i for i, one in enumerate(questions.levels) if level in (None, one)], np.int64)[:most]
+    shape = {"seq_len": run.model.seq_len, "vocab_size": data.manifest.vocab_size}
+    for picks, counts in replace(work, batch=max(1, work.batch // OPTIONS)).batches(len(chosen)):
+        batch = choice_batch(questions, chosen[picks], seed=None, **shape)
+        losses, answers = scorer.choices(batch), torch.from_numpy(batch.targets)
+        if counts:
+            nats, count = nats + losses.double().gather(1, answers[:, None]).sum().item(), count + len(answers)
+            correct += int((losses.argmin(1) == answers).sum())
+    read = "all" if most is None or most >= len(questions) else most
+    return Evaluation(
+        name=" ".join(filter(None, ("RACE", part, level))),
+        kind="choice",
+        nats=nats,
+        tokens=count,
+        correct=correct,
+        total=len(chosen),
+        key=_key(run, data, scorer.race.sha256, 0) | {"sequences": read, "boundary": "questions"},
     )
 
 

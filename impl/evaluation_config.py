@@ -21,3 +21,6 @@ class EvaluationConfig:
     """Plain-text files for word perplexity, in WikiText's form."""
     lambada: str | None = None
     """A .jsonl file of passages whose last word is to be predicted."""
+    dimensions: bool = False
+    """With every validation, how large each dimension is of what the layers hand on, and after the last step what the
+    loss is without the one that stands out most."""

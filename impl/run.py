@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from impl.data.config import DataConfig
+from impl.data.config import OPTIONS, DataConfig
 from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
 from impl.fields import CHECKED
@@ -44,6 +44,11 @@ class Run:
     """CPU threads of one rank."""
     seed: NonNegativeInt = 0
     repeat: NonNegativeInt = 0
+    start: str | None = None
+    """Whose weights training starts from: the newest checkpoint in a folder, or of a run that `keep_end` kept, given by
+    its id, of the same experiment and tier; None: initial weights."""
+    keep_end: bool = False
+    """Keep a checkpoint of the last step, for other runs to start from."""
 
     @property
     def id(self) -> str:
@@ -78,7 +83,10 @@ class Run:
                 f"train.global_batch {batch} is not divisible by train.microbatch {self.train.microbatch} "
                 f"x plan.dp {self.plan.dp}; {hint}"
             )
-        reasons = (self._why_tensor_parallel_is_invalid, self._why_pipeline_is_invalid, self._why_memory_is_invalid)
+        reasons = (
+            *(self._why_tensor_parallel_is_invalid, self._why_pipeline_is_invalid, self._why_memory_is_invalid),
+            *(self._why_race_is_invalid, self._why_checkpoints_are_invalid, self._why_dimensions_are_invalid),
+        )
         for why in reasons:
             if reason := why():
                 return reason
@@ -87,6 +95,38 @@ class Run:
         if self.evaluation.overlap >= self.model.seq_len:
             return f"evaluation.overlap {self.evaluation.overlap} must be below model.seq_len {self.model.seq_len}"
         return None
+
+    def _why_race_is_invalid(self) -> str | None:
+        if self.data.race is None:
+            return None
+        if self.model.family != "bert":
+            return f"data.race is for models that see both sides, not {self.model.family}; valid: model.family bert"
+        if self.plan.pp > 1 or self.plan.chunks > 1:
+            return f"data.race with plan.pp {self.plan.pp}, plan.chunks {self.plan.chunks} is not built; valid: 1 and 1"
+        if self.train.microbatch % OPTIONS:
+            what = f"train.microbatch {self.train.microbatch} is no number of whole questions"
+            return f"data.race: {what}, each option is a sequence; valid: multiples of {OPTIONS}"
+        return None
+
+    def _why_checkpoints_are_invalid(self) -> str | None:
+        for field in ("start", "keep_end"):
+            if getattr(self, field) and self.engine != "native":
+                return f"{field} {getattr(self, field)}: the {self.engine} engine has no checkpoints; valid: native"
+        return None
+
+    def _why_dimensions_are_invalid(self) -> str | None:
+        given = {
+            "plan.pp above 1": self.plan.pp > 1,
+            "plan.sequence_parallel": self.plan.sequence_parallel,
+            "compile": self.compile,
+            f"engine {self.engine}": self.engine != "native",
+            "data.race": self.data.race is not None,
+            "evaluation.sequences None": self.evaluation.sequences is None,
+        }
+        others = ", ".join(name for name, is_given in given.items() if is_given)
+        if not self.evaluation.dimensions or not others:
+            return None
+        return f"evaluation.dimensions looks at whole layers of our own trainer, not with {others}; valid: without"
 
     def _why_pipeline_is_invalid(self) -> str | None:
         plan = self.plan

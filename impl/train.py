@@ -13,13 +13,15 @@ from impl import evaluate
 from impl.activations import kept_for_backward
 from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
 from impl.cost.memory import StateBytes
-from impl.data.batches import Batch, causal_batch, masked_batch
+from impl.data.batches import Batch, causal_batch, choice_batch, masked_batch
+from impl.data.config import OPTIONS
+from impl.data.race import Race
 from impl.data.tokens import TokenFolder
 from impl.mesh import ends_group, joint_group
-from impl.model.bert import BERT
+from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import padded_vocabulary
 from impl.model.gpt import GPT
-from impl.model.initialise import build_model
+from impl.model.initialise import build_choices, build_model
 from impl.model.layers import Block, DropoutKey
 from impl.optim import MasterAdamW, Share, learning_rate
 from impl.pipeline.engine import Engine, Links, Watch, WeightGradients
@@ -80,7 +82,8 @@ class Trainer:
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
-        self.model = build_model(
+        self.race = Race(run.data.race, data.tokenizer) if run.data.race else None
+        self.model = (build_choices if self.race else build_model)(
             run.model,
             self.vocab_size,
             run.seed,
@@ -221,7 +224,7 @@ class Trainer:
         if batch is None or not stage.is_last:
             return self._blocks(stage, tokens, self.run.model.seq_len, key)
         targets, model = self._to_device(batch.targets), self.model
-        if isinstance(model, GPT):
+        if not isinstance(model, BERT):
             head = lambda x: model.loss(x, targets)
         else:
             positions, is_next = self._to_device(batch.positions), self._to_device(batch.is_next)
@@ -309,9 +312,8 @@ class Trainer:
 
     @property
     def head_positions(self) -> int:
-        """Positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's."""
-        first = self._batch(np.arange(1))
-        return first.targets.shape[1]
+        """Positions of a sequence whose token is predicted: all of GPT's, the masked ones of BERT's, none of RACE's."""
+        return 0 if self.race else self._batch(np.arange(1)).targets.shape[1]
 
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         """-log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s]."""
@@ -332,6 +334,13 @@ class Trainer:
         goal, positions = self._to_device(batch.targets), self._to_device(batch.positions)
         score = lambda x: (model.score(x, goal, positions),)
         return self._score(batch.inputs, batch.token_types, goal.shape, 1, score)[0]
+
+    def choices(self, batch: Batch) -> Tensor:
+        """-log p of every option of every question. Shapes: [b / 4, 4]."""
+        model = self.model
+        assert isinstance(model, MultipleChoice)
+        shape = (len(batch.targets), OPTIONS)
+        return self._score(batch.inputs, batch.token_types, shape, 1, lambda x: (model.nats(x),))[0]
 
     def _score(
         self,
@@ -361,6 +370,9 @@ class Trainer:
         if self.run.model.family == "gpt":
             return causal_batch(self.tokens, samples, seq_len=seq_len, seed=seed)
         vocab_size = self.data.manifest.vocab_size
+        if self.race:
+            questions, picks = self.race.train, samples[::OPTIONS] // OPTIONS
+            return choice_batch(questions, picks, seq_len=seq_len, seed=seed, vocab_size=vocab_size)
         return masked_batch(self.tokens, samples, seq_len=seq_len, seed=seed, vocab_size=vocab_size)
 
     def _tokens(self, inputs: np.ndarray, types: np.ndarray | None) -> tuple[Tensor, Tensor | None]:

@@ -61,6 +61,7 @@ FLOORS = {
     "impl.train": 4,
     "impl.checkpoint": 4,
     "impl.chunks": 4,
+    "impl.dimensions": 4,
     "impl.train.*": 4,
     "harness": 5,
     "harness.*": 5,

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from impl.data.config import OPTIONS
+from impl.data.race import Questions
 from impl.errors import InputError
 from impl.model.config import SPECIAL_TOKENS, ModelConfig
 from impl.seeding import derive
 
 MASKED_SHARE = 0.15
+LONGEST_ASKED = 128
+"""Tokens that a question with an option takes at most, and half of the sequence; what is left is the passage's."""
 FEISTEL_ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -25,7 +29,7 @@ class Batch:
 
     inputs: np.ndarray
     targets: np.ndarray
-    """GPT: the tokens after the inputs; BERT: the original tokens at `positions`."""
+    """GPT: the tokens after the inputs; BERT: the original tokens at `positions`; RACE: the right option, [b / 4]."""
     positions: np.ndarray | None = None
     token_types: np.ndarray | None = None
     """0 in [CLS] A [SEP], 1 in B [SEP]."""
@@ -107,6 +111,31 @@ def masked_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed:
     )
     types = (np.arange(seq_len) >= first_len[:, None] + 2).astype(np.int64)
     return Batch(inputs, targets, positions, types, is_next.astype(np.int64))
+
+
+def choice_batch(
+    questions: Questions, indices: np.ndarray, *, seq_len: int, seed: int | None, vocab_size: int
+) -> Batch:
+    """[CLS] passage [SEP] question with an option [SEP], for each option, filled with [SEP] to seq_len.
+
+    What is too long is cut at its end. seed None: question g for sample g. `vocab_size` is the tokenizer's.
+
+    Source: Megatron-LM 2019, section 5.4, which follows Liu et al. 2019 (RoBERTa), section 5.
+    Shapes: indices [b / 4].
+    """
+    cls, sep = vocab_size, vocab_size + 1
+    picks = _windows(np.asarray(indices, np.int64), len(questions), seed)
+    inputs, types = np.full((2, len(picks) * OPTIONS, seq_len), sep, np.int64)
+    inputs[:, 0], types[:] = cls, 0
+    room = seq_len - SPECIAL_TOKENS["bert"]
+    for row, (pick, option) in enumerate((pick, option) for pick in picks for option in range(OPTIONS)):
+        asked = questions.asked[pick * OPTIONS + option][: min(LONGEST_ASKED, room // 2)]
+        article = questions.articles[questions.article_of[pick]][: room - len(asked)]
+        second = 2 + len(article)
+        inputs[row, 1 : second - 1] = article
+        inputs[row, second : second + len(asked)] = asked
+        types[row, second:] = 1
+    return Batch(inputs, questions.answers[picks], token_types=types)
 
 
 def window_permutation(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:

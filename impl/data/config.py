@@ -5,6 +5,8 @@ from pydantic.dataclasses import dataclass
 from impl.fields import CHECKED
 
 SYNTHETIC = "synthetic"
+OPTIONS = 4
+"""To choose from in each of RACE's questions: a sequence each."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -13,3 +15,6 @@ class DataConfig:
 
     dataset: str = SYNTHETIC
     """Path of a token folder, or `synthetic`."""
+    race: str | None = None
+    """RACE, whose questions are learned to be answered instead of the text, in the token folder's tokenizer: a folder
+    in RACE's own layout, hf:NAME[:CONFIG] from the hub, or `synthetic`, made up in the synthetic language."""

@@ -13,6 +13,7 @@ from typing import IO, Any, Protocol
 from impl.errors import InputError
 
 HUB_PREFIX = "hf:"
+NEEDS_HUB = "needs the package datasets; install the extra: pip install 'lmscale[hub]'"
 FOLDER_PATTERNS = ("*.txt", "*.txt.gz", "*.txt.xz", "*.jsonl", "*.jsonl.gz", "*.jsonl.xz")
 
 
@@ -41,7 +42,7 @@ def open_texts(spec: str) -> list[Text]:
         InputError: missing, without such files, or on the hub when `datasets` is not installed or cannot reach it.
     """
     if spec.startswith(HUB_PREFIX):
-        return [HubText(spec, _load_hub(spec))]
+        return [HubText(spec, load_hub(spec))]
     path = Path(spec)
     if path.is_dir():
         files = sorted(file for pattern in FOLDER_PATTERNS for file in path.rglob(pattern) if file.is_file())
@@ -147,16 +148,21 @@ def _checked(row: Any, where: str) -> str:
     return text
 
 
-def _load_hub(spec: str) -> Any:
+def load_hub(spec: str, split: str = "train") -> Any:
+    """The rows of a dataset on the hub, or of files in a folder as the hub has them: `hf:NAME` or `hf:NAME:CONFIG`.
+
+    Raises:
+        InputError: it is not there, or the package that reads it.
+    """
     name, _, config = spec.removeprefix(HUB_PREFIX).partition(":")
     if not name:
         raise InputError(f"{spec}: no dataset is named; valid: hf:NAME or hf:NAME:CONFIG")
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise InputError(f"{spec} needs the package datasets; install the extra: pip install 'lmscale[hub]'") from None
+        raise InputError(f"{spec} {NEEDS_HUB}") from None
     try:
-        return datasets.load_dataset(name, config or None, split="train")
+        return datasets.load_dataset(name, config or None, split=split)
     except Exception as error:  # whatever the client raises: offline, unknown name, no such configuration
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{spec} could not be loaded from the hub (offline, or no such dataset?): {reason}") from None

@@ -1,4 +1,4 @@
-"""BERT: recovers masked tokens and tells whether the second segment follows the first."""
+"""BERT: recovers masked tokens and tells whether the second segment follows the first; or answers questions."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from impl.data.config import OPTIONS
 from impl.model.config import ModelConfig
 from impl.model.gelu import gelu
 from impl.model.layers import Trunk
@@ -69,3 +70,40 @@ class BERT(nn.Module):
         """-log p of every masked token, in nats. Shapes: x, targets, positions [b, k] -> [b, k]."""
         tokens, _ = self.heads(x, positions)
         return self.tokens.nats(tokens, targets.flatten()).view(targets.shape)
+
+
+class MultipleChoice(nn.Module):
+    """BERT whose pooled first token gives each option of a question a score (Devlin et al. 2019, section 4.4).
+
+    Trunk and pooler have the names that they have in BERT. All is in one pipeline stage. x as in BERT.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        tp: TensorParallel,
+        stages: Sequence[Stage],
+        *,
+        recompute_core: bool = False,
+    ) -> None:
+        super().__init__()
+        h, self.seq_len = config.hidden_size, config.seq_len
+        self.trunk = Trunk(config, vocab_size, tp, stages, causal=False, token_types=2, recompute_core=recompute_core)
+        self.pooler = nn.Linear(h, h)
+        self.choice = nn.Linear(h, 1)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Of every option, one sequence each. Shapes: x -> float [b / 4, 4]."""
+        tp = self.trunk.tp
+        x = tp.gather(self.trunk.final_norm(x), tp.group).view(-1, self.seq_len, x.shape[-1])
+        scores = self.choice(torch.tanh(self.pooler(x[:, 0]))).view(-1, OPTIONS)
+        return scores if scores.element_size() >= 4 else scores.float()
+
+    def loss(self, x: Tensor, answers: Tensor) -> Tensor:
+        """Mean over questions of -log p(right option), in nats. Shapes: x, [b / 4] -> scalar."""
+        return functional.cross_entropy(self.scores(x), answers)
+
+    def nats(self, x: Tensor) -> Tensor:
+        """-log p of every option. Shapes: x -> [b / 4, 4]."""
+        return -self.scores(x).log_softmax(-1)

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from impl.model.bert import BERT
+from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
 from impl.pipeline.stage import Stage, split
 from impl.seeding import derive
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
+
+Model = TypeVar("Model", bound=GPT | BERT | MultipleChoice)
 
 
 def build_model(
@@ -35,7 +38,26 @@ def build_model(
     """
     family = GPT if config.family == "gpt" else BERT
     stages = stages or split(config, vocab_size, 1)
-    model = family(config, vocab_size, tp, stages, recompute_core=recompute_core).to(dtype)
+    model = family(config, vocab_size, tp, stages, recompute_core=recompute_core)
+    return _initialised(model.to(dtype), config, seed, tp)
+
+
+def build_choices(
+    config: ModelConfig,
+    vocab_size: int,
+    seed: int,
+    dtype: torch.dtype,
+    tp: TensorParallel,
+    stages: Sequence[Stage],
+    *,
+    recompute_core: bool = False,
+) -> MultipleChoice:
+    """The same of BERT that answers questions; what it shares with BERT has BERT's initial weights."""
+    model = MultipleChoice(config, vocab_size, tp, stages, recompute_core=recompute_core)
+    return _initialised(model.to(dtype), config, seed, tp)
+
+
+def _initialised(model: Model, config: ModelConfig, seed: int, tp: TensorParallel) -> Model:
     shards = shards_of(model)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:

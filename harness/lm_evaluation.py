@@ -1,0 +1,141 @@
+"""A model of ours under lm-evaluation-harness, whose requests, windows, tasks and metrics it meets as any other model.
+
+Ours are the forward pass and the tokenizer. Imported only where the extra `eval` is installed.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset  # pyright: ignore[reportMissingImports]
+from lm_eval import evaluator  # pyright: ignore[reportMissingImports]
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.api.task import ConfigurableTask  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
+
+from impl.data.text import TextFile
+from impl.data.tokenizer import Tokenizer
+from impl.detokenize import detokenize, is_word_tokenised
+from impl.evaluate import Scorer, original_tokens
+from impl.run import Run
+
+WORDS = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": "text",
+    "process_results": lambda doc, results: {"word_perplexity": (results[0], doc["words"])},
+    "metric_list": [
+        {"metric": "word_perplexity", "aggregation": "weighted_perplexity", "higher_is_better": False},
+    ],
+}
+"""As its task `wikitext`, on a file as one document, in the words of the original text."""
+LAST_WORD = {
+    "output_type": "loglikelihood",
+    "doc_to_text": "{{text.rsplit(none, 1)[0]}}",
+    "doc_to_target": "{{' ' + text.rsplit(none, 1)[1]}}",
+    "metric_list": [
+        {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
+        {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False},
+    ],
+}
+"""As its task `lambada_openai`; a last word may stand in a line of its own."""
+METRICS = {"words": ("word_perplexity,none",), "last_word": ("acc,none", "perplexity,none")}
+
+
+class OurModel(TemplateLM):
+    """Log-likelihoods from a scorer of ours.
+
+    Args:
+        overlap: tokens of context that the next window of a long text keeps, unscored.
+        batch: sequences in a forward pass.
+    """
+
+    def __init__(self, scorer: Scorer, tokenizer: Tokenizer, *, seq_len: int, overlap: int, batch: int) -> None:
+        super().__init__()
+        self.scorer, self.encoder = scorer, tokenizer
+        self.seq_len, self.overlap, self.batch = seq_len, overlap, batch
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.encoder.eot
+
+    @property
+    def max_length(self) -> int:
+        return self.seq_len
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return self.encoder.encode(string).tolist()
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        whole, first = self.tok_encode(context + continuation), self.tok_encode(context)
+        return first, whole[len(first) :]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        """Of each request's continuation, given its context: log p, and whether every token is the likeliest."""
+        rows = [np.array([*context, *continuation])[-self.seq_len - 1 :] for _, context, continuation in requests]
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        found: dict[int, tuple[float, bool]] = {}
+        for start in range(0, len(order), self.batch):
+            part = order[start : start + self.batch]
+            padded = np.full((len(part), len(rows[part[0]])), self.encoder.eot, np.int64)
+            for line, i in zip(padded, part, strict=True):
+                line[: len(rows[i])] = rows[i]
+            nats, is_likeliest = self.scorer.next_token(padded[:, :-1], padded[:, 1:])
+            for line, i in enumerate(part):
+                end = len(rows[i]) - 1
+                asked = slice(end - len(requests[i][2]), end)
+                found[i] = -nats[line, asked].double().sum().item(), bool(is_likeliest[line, asked].all())
+        return [found[i] for i in range(len(rows))]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        return [sum(log_p for log_p, _ in self._loglikelihood_tokens(self._windows(*one.args))) for one in requests]
+
+    def _windows(self, text: str) -> list[tuple[None, list[int], list[int]]]:
+        windows = get_rolling_token_windows(
+            self.tok_encode(text), self.prefix_token_id, max_seq_len=self.seq_len, context_len=self.overlap + 1
+        )
+        return [(None, list(context), list(new)) for context, new in map(make_disjoint_window, windows)]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        raise NotImplementedError("no text is generated here")
+
+
+def scores(run: Run, tokenizer: Tokenizer, scorer: Scorer) -> list[float]:
+    """Word perplexity of each of the run's texts, then accuracy and perplexity of LAMBADA's last words, as found by
+    lm-evaluation-harness."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    model = OurModel(
+        scorer,
+        tokenizer,
+        seq_len=run.model.seq_len,
+        overlap=run.evaluation.overlap,
+        batch=run.train.microbatch,
+    )
+    tasks = {name: (kind, task) for name, kind, task in _tasks(run)}
+    found = evaluator.evaluate(
+        model, {name: task for name, (_, task) in tasks.items()}, bootstrap_iters=0, log_samples=False
+    )
+    results: dict[str, Any] = (found or {}).get("results", {})
+    return [results[name][metric] for name, (kind, _) in tasks.items() for metric in METRICS[kind]]
+
+
+def _tasks(run: Run) -> Iterator[tuple[str, str, ConfigurableTask]]:
+    """Name, kind and task of every evaluation, the documents from local files."""
+    for number, path in enumerate(run.evaluation.texts):
+        [text] = TextFile(path, Path(path)).documents()
+        natural = detokenize(text) if is_word_tokenised(text) else text
+        yield _task(f"words_{number}", "words", WORDS, [{"text": natural, "words": original_tokens(text)}])
+    if (path := run.evaluation.lambada) is not None:
+        passages = [{"text": text} for text in TextFile(path, Path(path)).documents()]
+        yield _task("lambada", "last_word", LAST_WORD, passages)
+
+
+def _task(
+    name: str, kind: str, config: Mapping[str, Any], documents: list[dict[str, Any]]
+) -> tuple[str, str, ConfigurableTask]:
+    made = {"task": name, "custom_dataset": lambda **_: {"test": Dataset.from_list(documents)}, "test_split": "test"}
+    return name, kind, ConfigurableTask(config={**made, **config})

@@ -1,0 +1,127 @@
+"""Which dimensions stand out in what a model's layers hand on, and what the model loses without one of them.
+
+Source: Kovaleva et al. 2021 (2105.06990) find such dimensions in the weights of BERT's output LayerNorms, the same in
+most layers. Here they are looked for in what layers hand on as well, which every norm placement has.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from impl.data.batches import masked_batch, num_windows
+from impl.evaluate import MASK_SEED
+from impl.train import Trainer
+from impl.windows import Windows
+
+SEQUENCES = 32
+"""Of the validation text's beginning, the same for every run."""
+DIGITS = 4
+"""That are kept of a number."""
+
+
+def dimensions(trainer: Trainer, *, final: bool) -> dict[str, Any]:
+    """`layers`: the root mean square of each dimension of each layer's output, over tokens; `norms`: of every
+    LayerNorm's weight and bias how many standard deviations of its own the furthest dimension is from the mean, and
+    which it is; `nats` per token there, and if `final` `zeroed`: nats without the dimension that stands out most in all
+    layers' outputs together, and without an average one.
+
+    Every rank looks at the same sequences, so that all find the same.
+
+    Communication: that of the forward passes.
+    """
+    layers = dict(trainer.model.trunk.layers.items())
+    squares: dict[str, Tensor] = {}
+    norms: dict[str, dict[str, list[float]]] = {}
+    counts = dict.fromkeys(layers, 0)
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            squares[name] = squares.get(name, 0) + output.double().square().sum(0)
+            counts[name] += len(output)
+
+        return hook
+
+    def note_norm(name: str) -> Callable[..., None]:
+        def hook(module: nn.LayerNorm, *_: Any) -> None:  # within the layer, where ZeRO-3 has gathered them
+            norms[name] = {part: _furthest(getattr(module, part).double()) for part in ("weight", "bias")}
+
+        return hook
+
+    named = {
+        f"{of}.{name}": module
+        for of, layer in layers.items()
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.LayerNorm)
+    }
+    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
+    with removed(hooks + [norm.register_forward_hook(note_norm(name)) for name, norm in named.items()]):
+        nats = _nats(trainer)
+    sizes = {name: (squares[name] / counts[name]).sqrt().cpu().numpy() for name in layers}
+    found: dict[str, Any] = {"layers": {name: _rounded(of) for name, of in sizes.items()}, "norms": norms, "nats": nats}
+    if final:
+        found["zeroed"] = [[i, _without(trainer, layers.values(), i)] for i in _strongest_and_average(sizes)]
+    return found
+
+
+def _strongest_and_average(sizes: dict[str, np.ndarray]) -> tuple[int, int]:
+    """The dimension that is largest, and the one in the middle, on average over layers, each in units of its median."""
+    order = np.argsort(np.mean([of / np.median(of) for of in sizes.values()], axis=0), kind="stable")
+    return int(order[-1]), int(order[len(order) // 2])
+
+
+def _furthest(values: Tensor) -> list[float]:
+    """Standard deviations from the mean, and which. 0 where all are equal, as before any training."""
+    off = (values - values.mean()).abs() / values.std().clamp(min=1e-12)
+    return [float(f"{off.max().item():.{DIGITS}g}"), int(off.argmax())]
+
+
+def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
+
+
+def _without(trainer: Trainer, layers: Iterable[nn.Module], dimension: int) -> float:
+    """Nats per token where a dimension of all layers' outputs is zero."""
+
+    def zero(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        return output.index_fill(1, torch.tensor([dimension], device=output.device), 0.0)
+
+    with removed([layer.register_forward_hook(zero) for layer in layers]):
+        return _nats(trainer)
+
+
+@contextmanager
+def removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Hooks that are there for as long as this is."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def _nats(trainer: Trainer) -> float:
+    """Per token, of the first SEQUENCES of the validation text, masked ones for BERT."""
+    run, data, total, tokens = trainer.run, trainer.data, 0.0, 0
+    ids, seq_len, batch = data.tokens("valid"), run.model.seq_len, run.train.microbatch
+    trainer.model.eval()
+    if run.model.family == "gpt":
+        windows = Windows(ids, data.manifest.eot, seq_len, limit=SEQUENCES)
+        count = windows.count
+    else:
+        windows, count = None, min(SEQUENCES, num_windows(ids, seq_len))
+    for start in range(0, count, batch):
+        picks = np.arange(start, min(start + batch, count))
+        if windows is not None:
+            inputs, targets, is_scored = windows.cut(picks)
+            losses = trainer.next_token(inputs, targets)[0][torch.from_numpy(is_scored)]
+        else:
+            vocab_size = data.manifest.vocab_size
+            losses = trainer.masked(masked_batch(ids, picks, seq_len=seq_len, seed=MASK_SEED, vocab_size=vocab_size))
+        total, tokens = total + losses.double().sum().item(), tokens + losses.numel()
+    return total / tokens
