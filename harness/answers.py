@@ -2,8 +2,8 @@
 
 import json as json_format
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Console, RenderableType
 
@@ -12,6 +12,7 @@ from harness.experiment import TIERS, Experiment, Point
 from harness.states import counted
 from harness.store import FINISHED, Record, Store
 
+_T = TypeVar("_T")
 WIDEST = 1000
 """Columns of a terminal on which any table has room."""
 
@@ -39,8 +40,9 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
 def write_results(store: Store, experiment: Experiment | None = None) -> list[str]:
     """Write the tables and figures of all records; the files."""
     records, own = store.with_simulated(), experiment.table if experiment else None
+    figure = experiment.figure if experiment else None
     written = tables.write(records, store.tables, experiment.claims if experiment else (), table=own)
-    return [str(path) for path in written + figures.write(records, store.figures, table=own)]
+    return [str(path) for path in written + figures.write(records, store.figures, table=own, figure=figure)]
 
 
 def as_json(records: list[Record], experiment: Experiment) -> dict[str, Any]:
@@ -75,6 +77,15 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def shown_progress(items: Sequence[_T], what: str) -> Iterator[_T]:
+    """The items, one after another, with a bar on a terminal's standard error."""
+    from rich.progress import Progress
+
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        yield from progress.track(items, description=what)
 
 
 def described(e: Experiment) -> dict[str, Any]:

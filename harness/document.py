@@ -4,17 +4,36 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from harness import render
-from harness.claims import claims_table
+from harness.beside import is_simulated
 from harness.environment import CODE
-from harness.experiment import TIERS, Experiment, experiment_ids, load
+from harness.experiment import TIERS, Experiment, Tier, experiment_ids, load
+from harness.memory import shown, tokenizer_size
 from harness.perplexity import comparable, perplexity_table, placement_table
+from harness.places import answered, title
+from harness.published import papers
 from harness.render import Table
 from harness.store import Record, Store
 from harness.tables import denominators, scaling_table
+from harness.verdicts import (
+    Judged,
+    counts,
+    headline_table,
+    in_words,
+    judged,
+    listed_counts,
+    records_of,
+    verdicts_table,
+)
+from impl.cost.memory import memory_of_ranks
+from impl.data.batches import head_positions
+from impl.errors import InputError
+from impl.run import Run
 
 INTRODUCTION = """\
 # Experiments
@@ -24,15 +43,20 @@ the records under [results](results); a test compares the two. Tiers never share
 in a minute or so, `small` on one machine, `paper` has the source's scale. What was simulated for a system (`predict`)
 and not run says so, has columns of its own, and verdicts of its own on the claims. Tables of timings, figures, CSV and
 LaTeX lie beside the records that each section links to.
+
+- A table or figure of a paper: [by paper and number](#by-paper-and-number). A question:
+  [all experiments](#all-experiments).
+- A verdict (`python -m harness claims` prints them) is *reproduced*, *partly* (at least half of a claim's points hold,
+  not all), *not reproduced*, or *not run here*; it is of the largest tier whose runs can tell. Absolute numbers are
+  compared only on the hardware that they were published for.
+- Memory is the fullest rank's: measured, which on CPUs is a process's peak (Python and PyTorch are about 0.3 GiB of
+  it); simulated for a system; or, without records, the bytes of tensors that `harness memory` predicts. Time that was
+  taken is the sum over all runs, failed ones too.
 """
 PLANNED = (
-    ("Megatron-LM 2019", "RACE"),
-    ("PTD-P 2021", "tables 1 and 2, figures 7, 8 and 17"),
-    ("ZeRO 2019", "stages 1 to 3 and ZeRO-R: tables 1 and 2, figures 1 to 8, configurations C1 to C5"),
-    ("Korthikanti et al. 2022", "selective and full recomputation: figure 1, the rest of figure 7, tables 4 and 5"),
-    ("Frontier 2023", "recipes of 22B, 175B and 1T, search for hyper-parameters, weak and strong scaling"),
-    ("Zero bubble 2024", "throughput and memory of its schedules"),
-    ("Our own", "scaling laws and outliers by norm placement, redundant compute, plans found by search"),
+    ("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),
+    ("Zero bubble 2024", "schedules ZB-H2, ZB-2p and ZB-V, and 1F1B interleaved over their chunks"),
+    ("ZeRO 2019", "figure 5, the perplexity of Turing-NLG"),
 )
 """What is to come: paper, and its tables and figures."""
 OPEN = (
@@ -44,19 +68,38 @@ OPEN = (
 """Named among the papers' related work, and not planned."""
 
 
+class _Found(NamedTuple):
+    """An experiment with its records of all tiers, and the verdicts on its claims."""
+
+    experiment: Experiment
+    records: list[Record]
+    judged: list[Judged]
+
+    def of(self, tier: Tier, *, simulated: bool) -> list[Record]:
+        return [r for r in self.records if r["tier"] == tier and is_simulated(r) == simulated]
+
+    def highest(self, *, simulated: bool) -> tuple[Tier, list[Record]] | None:
+        """The largest tier with records, measured or simulated, and these."""
+        for tier in TIERS[::-1]:
+            if records := self.of(tier, simulated=simulated):
+                return tier, records
+        return None
+
+
 def experiments_markdown(out: Path) -> str:
     """All experiments as one document, each with its tables of the highest tier that has records under `out`, and of
     the highest that has simulated ones.
 
     Where `out` lies in a git repository only records that git tracks count, so that a local run changes nothing.
     """
-    experiments = [load(name) for name in experiment_ids()]
     tracked = _tracked(out)
-    sections = [
-        _section(e, *(_highest_tier(e, out, tracked, is_simulated) for is_simulated in (False, True)))
-        for e in experiments
-    ]
-    return "\n".join([INTRODUCTION, *_overview(experiments), "", *sections, *_not_here()]) + "\n"
+    found = []
+    for experiment in map(load, experiment_ids()):
+        records = records_of(experiment, out, tracked=tracked)
+        found.append(_Found(experiment, records, judged(experiment, records)))
+    sections = [_section(one, out) for one in found]
+    head = [INTRODUCTION, *_index(found), "", *_overview(found), ""]
+    return "\n".join([*head, *sections, *_cannot_tell(found), *_not_here()]) + "\n"
 
 
 def anchor(heading: str) -> str:
@@ -64,57 +107,118 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def _overview(experiments: Sequence[Experiment]) -> Iterator[str]:
-    yield from _rows("experiment", "question", "source", *TIERS)
-    for e in experiments:
-        tiers = (f"{len(e.runs[tier])} points, {e.cost[tier]}" for tier in TIERS)
-        yield _row(f"[{e.id}](#{anchor(e.id)})", e.question, e.source, *tiers)
+def _link(name: str) -> str:
+    return f"[{name}](#{anchor(name)})"
 
 
-class _Results(NamedTuple):
-    """Of one tier."""
+def _index(found: Sequence[_Found]) -> Iterator[str]:
+    """Every table and figure of the papers that has an experiment, or numbers here."""
+    yield "## By paper and number\n"
+    yield from _rows("paper", "table or figure", "experiments")
+    for paper, places in answered(one.experiment for one in found).items():
+        source = f"[{title(paper)}](results/published/{paper}.csv)" if paper in papers() else title(paper)
+        for place, ids in places.items():
+            yield _row(source, str(place), ", ".join(map(_link, ids)) or "published numbers only")
 
-    store: Store
-    records: list[Record]
+
+def _overview(found: Sequence[_Found]) -> Iterator[str]:
+    everything = [one for of_one in found for one in of_one.judged]
+    yield f"## All experiments\n\n{len(found)} experiments. {_capital(in_words(counts(everything)))}.\n"
+    yield from _rows("experiment", "question", "verdicts, measured", "verdicts, simulated")
+    for e, _, verdicts in found:
+        said = counts(verdicts)
+        yield _row(_link(e.id), e.question, *(listed_counts(said[kind]) or "–" for kind in ("measured", "simulated")))
 
 
-def _section(e: Experiment, ran: _Results | None, simulated: _Results | None) -> str:
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _section(found: _Found, out: Path) -> str:
+    e = found.experiment
     parts = [f"## {e.id}", f"**{e.question}**"]
     parts += [" ".join(paragraph.split()) for paragraph in e.about.split("\n\n") if paragraph]
     parts += [f"- Source: {e.source}.\n- Expected: {e.expectation}."]
-    parts[-1] += f"\n- Deviations: {e.deviations}" if e.deviations else ""
-    parts.append("\n".join(_commands(e)))
+    parts[-1] += f"\n- Deviations: {' '.join(e.deviations.split())}" if e.deviations else ""
+    parts.append("\n".join(_commands(found)))
+    headline, verdicts = headline_table(e.id, found.judged), verdicts_table(e.id, found.judged)
+    parts += [_rows_of(headline)] if found.records and len(headline.frame) else []
     if e.found:
-        parts.append(f"**Found.** {e.found.strip()}")
-    if ran is None and simulated is None:
+        parts.append(f"**Found.** {' '.join(e.found.split())}")
+    parts += [_rows_of(verdicts)] if len(verdicts.frame) else ["No claims: what is found stands in its tables."]
+    if not found.records:
         parts.append("No records yet.")
-    if ran is not None:
-        parts.append(f"Tier `{ran.store.tier}`, {_measured_on(ran.records)}. {_counted(ran)}")
-        parts += _shown(e, [*_main_tables(ran.records)], ran.records)
-    if simulated is not None:
-        systems = _listed(f"{r['environment']['system']} ({r['environment']['stack']})" for r in simulated.records)
-        parts.append(f"Tier `{simulated.store.tier}`, simulated for {systems}. {_counted(simulated)}")
-        scaling = scaling_table(simulated.records)
-        parts += _shown(e, [] if e.table or scaling.frame.empty else [scaling], simulated.records)
+    if (ran := found.highest(simulated=False)) is not None:
+        tier, records = ran
+        parts.append(f"Tier `{tier}`, {_measured_on(records)}. {_counted(Store(out, e.id, tier), records)}")
+        parts += _shown(e, [*_main_tables(records)], records)
+    if (simulated := found.highest(simulated=True)) is not None:
+        tier, records = simulated
+        systems = _listed(f"{r['environment']['system']} ({r['environment']['stack']})" for r in records)
+        parts.append(f"Tier `{tier}`, simulated for {systems}. {_counted(Store(out, e.id, tier), records)}")
+        scaling = scaling_table(records)
+        parts += _shown(e, [] if e.table or scaling.frame.empty else [scaling], records)
     return "\n\n".join(parts) + "\n"
 
 
-def _counted(found: _Results) -> str:
-    link = Path(os.path.relpath(found.store.folder.resolve(), CODE)).as_posix()
-    return f"{denominators(found.records)}. Records: [{link}]({link})."
+def _counted(store: Store, records: Sequence[Record]) -> str:
+    link = Path(os.path.relpath(store.folder.resolve(), CODE)).as_posix()
+    return f"{denominators(records)}. Records: [{link}]({link})."
 
 
 def _shown(e: Experiment, first: list[Table], records: Sequence[Record]) -> list[str]:
-    """These tables, the experiment's own and the verdicts, one level below its heading."""
-    own = [e.table(records)] if e.table else []
-    tables = [*first, *own, claims_table(e.claims, records)]
-    return [render.markdown(t).replace("### ", "#### ", 1).strip() for t in tables if len(t.frame)]
+    """These tables and the experiment's own, one level below its heading."""
+    tables = [*first, *([e.table(records)] if e.table else [])]
+    return [render.markdown(t, padded=False).replace("### ", "#### ", 1).strip() for t in tables if len(t.frame)]
 
 
-def _commands(e: Experiment) -> Iterator[str]:
-    yield from _rows("tier", "points", "expected", "command")
+def _rows_of(table: Table) -> str:
+    """A table without its heading."""
+    return render.markdown(table, padded=False).partition("\n\n")[2].strip()
+
+
+def _commands(found: _Found) -> Iterator[str]:
+    """What each tier takes, and how it is run."""
+    e = found.experiment
+    yield from _rows("tier", "points", "expected", "memory of a rank", "took", "command")
     for tier in TIERS:
-        yield _row(tier, str(len(e.runs[tier])), e.cost[tier], f"`python -m harness run {e.id} --tier {tier}`")
+        memory, took = _memory(found, tier), _took(found.of(tier, simulated=False))
+        command = f"`python -m harness run {e.id} --tier {tier}`"
+        yield _row(tier, str(len(e.runs[tier])), e.cost[tier], memory, took, command)
+
+
+def _memory(found: _Found, tier: Tier) -> str:
+    """The fullest rank's of all runs of a tier, measured and simulated."""
+    said = []
+    for kind, simulated in (("measured", False), ("simulated", True)):
+        ranks = [rank for record in found.of(tier, simulated=simulated) for rank in record.get("ranks") or ()]
+        sizes = [size for rank in ranks if (size := rank.get("peak_memory_bytes"))]
+        said += [f"{shown(max(sizes))}, {kind}"] if sizes else []
+    if not said and tier != "paper" and (size := _predicted(tuple(found.experiment.runs[tier]))):
+        said.append(f"{shown(size)}, predicted")
+    return "; ".join(said) or "–"
+
+
+@cache
+def _predicted(runs: tuple[Run, ...]) -> int | None:
+    """Bytes of tensors on the fullest rank of our engine's runs on CPUs; None: a vocabulary is not known."""
+    points = {replace(run, seed=0, repeat=0) for run in runs if run.engine == "native"}
+    try:
+        vocabularies = {run: run.model.vocab_size or run.model.vocabulary(tokenizer_size(run)) for run in points}
+    except InputError:  # its text is not here
+        return None
+    ranks = [
+        rank
+        for run, size in vocabularies.items()
+        for rank in memory_of_ranks(run, size, head_positions(run.model), "cpu")
+    ]
+    return max((rank.total for rank in ranks), default=None)
+
+
+def _took(records: Sequence[Record]) -> str:
+    """Time of all runs together."""
+    seconds = sum((record.get("times") or {}).get("total_seconds") or 0.0 for record in records)
+    return f"{seconds / 60:.1f} min" if seconds else "–"
 
 
 def _main_tables(records: Sequence[Record]) -> Iterator[Table]:
@@ -144,21 +248,6 @@ def _listed(items: Iterable[str]) -> str:
     return ", ".join(sorted(set(items)))
 
 
-def _highest_tier(e: Experiment, out: Path, tracked: set[Path] | None, is_simulated: bool) -> _Results | None:
-    """Of the largest tier with records, measured or simulated."""
-    for tier in reversed(TIERS):
-        store = Store(out, e.id, tier)
-        records = [
-            record
-            for one in (store.simulated() if is_simulated else [store])
-            for record in one.records()
-            if tracked is None or one.path(record["id"]).resolve() in tracked
-        ]
-        if records:
-            return _Results(store, records)
-    return None
-
-
 def _tracked(folder: Path) -> set[Path] | None:
     """The files in a folder that git tracks; None: the folder is in no repository."""
     command = ["git", "-C", str(folder), "ls-files", "-z"]
@@ -167,6 +256,16 @@ def _tracked(folder: Path) -> set[Path] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {(folder / name).resolve() for name in names.split("\0") if name}
+
+
+def _cannot_tell(found: Sequence[_Found]) -> Iterator[str]:
+    """The claims that neither a run nor a simulation here can tell."""
+    yield "## Not run here\n\nClaims on which no record here says anything:\n"
+    for e, _, verdicts in found:
+        texts = [f"{one.claim.text} ({one.claim.source})" for one in verdicts if one.tier is None]
+        if texts:
+            yield f"- {_link(e.id)}: {'; '.join(texts)}."
+    yield ""
 
 
 def _not_here() -> Iterator[str]:

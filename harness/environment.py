@@ -46,7 +46,7 @@ def device_environment(device: "torch.device") -> dict[str, Any]:
 
     if device.type == "cuda":
         name, backend = torch.cuda.get_device_name(device), "nccl"
-        extra = {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl.version()))}
+        extra = {"cuda": torch.version.cuda, "driver": _driver(), "nccl": ".".join(map(str, nccl.version()))}
     else:
         name, backend = processor(), "gloo"
         extra = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
@@ -66,6 +66,15 @@ def processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    """Version of the GPU's driver, as its kernel module tells it."""
+    try:
+        found = re.search(r"\s(\d{3,}\.[\d.]+)\s", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return found and found[1]
 
 
 def gpu_count() -> int:

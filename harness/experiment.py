@@ -49,6 +49,9 @@ class Experiment:
     table: Callable[[Sequence[Record]], Table] | None = None
     """A table of the experiment's own, of whatever records of the same engines there are; the stem of its files is its
     name."""
+    figure: Callable[[Sequence[Record]], Any] | None = None
+    """A figure of the experiment's own: a Matplotlib figure made without pyplot, or None where there is nothing to
+    draw; else its table is drawn, where its columns are known. Of the records that the table is of."""
     profiles: bool = False
     """Its runs are asked, after what is timed, where a step's time goes."""
     deviations: str = ""
@@ -74,6 +77,7 @@ class Experiment:
             "runs": (is_tiers(self.runs, is_runs), f"a list of at least one Run for each of {', '.join(TIERS)}"),
             "claims": (is_claims, "a tuple of Claim"),
             "table": (self.table is None or callable(self.table), "a function of records"),
+            "figure": (self.figure is None or callable(self.figure), "a function of records"),
             "profiles": (isinstance(self.profiles, bool), "True or False"),
         }
         for name, (is_valid, what) in checks.items():
@@ -162,14 +166,15 @@ def _from_module(name: str, module: ModuleType) -> Experiment:
         raise InputError(f"experiments/{name}.py: an experiment needs a docstring and an EXPERIMENT = Experiment(...)")
     question, _, about = (module.__doc__ or "").strip().partition("\n")
     named = replace(experiment, id=name, question=question, about=about.strip())
-    return replace(named, claims=_claims_of_own_engines(named), table=_table_of_own_engines(named))
+    own = {"table": _table_of_own_engines(named), "figure": _figure_of_own_engines(named)}
+    return replace(named, claims=_claims_of_own_engines(named), **own)
 
 
 def _claims_of_own_engines(experiment: Experiment) -> tuple[Claim, ...]:
     def checked(claim: Claim) -> Claim:
         def own(rows: Sequence[Row]) -> Evidence | None:
             found = claim.check(_of_own_engines(experiment, rows, lambda row: row["engine"]))
-            return found and Evidence(bool(found.holds), str(found.numbers))
+            return found and Evidence(bool(found.holds), str(found.numbers), float(found.share))
 
         return replace(claim, check=_guarded(experiment, own))
 
@@ -187,6 +192,13 @@ def _table_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]]
         return made
 
     return _guarded(experiment, named)
+
+
+def _figure_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]], Any] | None:
+    figure = experiment.figure
+    if figure is None:
+        return None
+    return _guarded(experiment, lambda records: figure(_of_own_engines(experiment, records, engine_of)))
 
 
 def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[[Any], _T]:

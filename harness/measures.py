@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.beside import devices, is_simulated
 from harness.labels import SHAPE, Record, complete, fields, label_of, point, varying
+from harness.render import is_missing
 from harness.statistics import estimate, quartiles, warmup_steps
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.memory import memory
@@ -379,13 +380,17 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> p
     Groups keep the order of their first rows; a missing value in `by` is a value of its own. `n` counts the runs that
     have the first measure.
     """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows.to_dict("records"):  # pandas takes a hundred times as long to group a few rows
+        key = tuple(None if is_missing(row[name]) else row[name] for name in by)
+        groups.setdefault(key, []).append({str(name): value for name, value in row.items()})
     combined = []
-    for _, group in rows.groupby(list(by), sort=False, dropna=False):
-        row = group.iloc[0].to_dict() | {"n": len(group[measures[0]].dropna())}
-        for measure in measures:
-            values = group[measure].dropna()
-            mean = estimate(list(values)) if len(values) else None
-            row[measure] = mean.mean if mean else math.nan
-            row[f"{measure}_half_width"] = mean.half_width if mean and mean.half_width is not None else math.nan
+    for group in groups.values():
+        known = {name: [row[name] for row in group if not is_missing(row[name])] for name in measures}
+        row = group[0] | {"n": len(known[measures[0]])}
+        for name, values in known.items():
+            mean = estimate(values) if values else None
+            row[name] = mean.mean if mean else math.nan
+            row[f"{name}_half_width"] = mean.half_width if mean and mean.half_width is not None else math.nan
         combined.append(row)
     return pd.DataFrame(combined)

@@ -37,9 +37,10 @@ MEASURES = (
 IN_COLUMNS = (*SHAPE, "model.norm_placement", "train.lr")
 KINDS: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "causal": ("perplexity", "Token perplexity", (TOKEN, WORD, BITS, FLOOR, ABOVE)),
-    "masked": ("perplexity", "Masked-token perplexity", (TOKEN,)),
+    "masked": ("perplexity_masked", "Masked-token perplexity", (TOKEN,)),
     "words": ("perplexity", "Word perplexity", (WORD, TOKEN, BITS)),
     "last_word": ("accuracy", "Last-word accuracy", (ACCURACY, Column(key="questions", header="passages"))),
+    "choice": ("accuracy", "Multiple-choice accuracy", (ACCURACY, Column(key="questions", header="questions"))),
 }
 """Stem of the file, what stands in the title, and the columns, the main one first."""
 MODEL = Column(key="model", header="model", text=True)
@@ -52,23 +53,25 @@ RUNS = (Column(key="n", header="n"), Column(key="diverged_runs", header="diverge
 def evaluations(records: Sequence[Record]) -> pd.DataFrame:
     """One row a run and text: the last evaluation of each, with its comparability key as canonical JSON.
 
-    Perplexities are exp(nats per token or word). `floor` and its standard error only for the synthetic language's own
-    validation sample under left-to-right prediction, where no model can be expected below it.
+    `course` has all evaluations of that text in a run, as recorded, the first one first. Perplexities are exp(nats per
+    token or word). `floor` and its standard error only for the synthetic language's own validation sample under
+    left-to-right prediction, where no model can be expected below it.
     """
     rows = []
     for record in records:
-        last: dict[tuple[str, str], Mapping[str, Any]] = {}
-        for evaluation in record.get("evaluations") or ():
-            name = (evaluation["name"], evaluation["kind"])
-            if name not in last or evaluation["step"] >= last[name]["step"]:
-                last[name] = evaluation
-        rows += [{"id": record["id"]} | _evaluation(e) | _floor(record, e) for e in last.values()]
+        courses: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        for evaluation in sorted(record.get("evaluations") or (), key=lambda evaluation: evaluation["step"]):
+            courses.setdefault((evaluation["name"], evaluation["kind"]), []).append(evaluation)
+        rows += [
+            {"id": record["id"], "course": tuple(course)} | _evaluation(course[-1]) | _floor(record, course[-1])
+            for course in courses.values()
+        ]
     return pd.DataFrame(rows, columns=EVALUATION_COLUMNS)
 
 
 EVALUATION_COLUMNS = [
     "id", "name", "kind", "step", "key", "token_perplexity", "word_perplexity", "bits_per_byte", "accuracy",
-    "questions", "floor", "floor_standard_error", "language_floor", "above_floor",
+    "questions", "floor", "floor_standard_error", "language_floor", "above_floor", "course",
 ]  # fmt: skip
 
 

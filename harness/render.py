@@ -61,6 +61,10 @@ class Table:
         rows = self.frame.to_dict("records")
         return [[cell(row[c.key], row.get(c.interval), c) for c in self.columns] for row in rows]
 
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return markdown(self) if len(self.frame) else f"{self.title}: no records yet."
+
 
 def shown(columns: Iterable[Column], frame: pd.DataFrame) -> tuple[Column, ...]:
     """The columns that say something: those of the frame with a value in some row."""
@@ -113,11 +117,15 @@ def _decimals(value: float, digits: int) -> int:
     return max(0, digits - 1 - math.floor(math.log10(rounded)))
 
 
-def markdown(table: Table) -> str:
-    """A heading, a pipe table padded to read well as plain text, and the notes as a list."""
+def markdown(table: Table, *, padded: bool = True) -> str:
+    """A heading, a pipe table, and the notes as a list.
+
+    Args:
+        padded: makes the cells of a column equally wide, to read well as plain text.
+    """
     columns = [[c.heading, *(row[i] for row in table.cells())] for i, c in enumerate(table.columns)]
     columns = [[text.replace("|", "\\|") for text in column] for column in columns]
-    widths = [max(3, *map(len, column)) for column in columns]
+    widths = [max(3, *map(len, column)) if padded else 3 for column in columns]
     pads: list[Callable[[str, int], str]] = [str.ljust if c.text else str.rjust for c in table.columns]
     lines = [
         "| "

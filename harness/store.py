@@ -42,8 +42,8 @@ DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 Record = dict[str, Any]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The file holds all of `text` or what it held before, whenever the writer stops.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """The file holds all of `content` or what it held before, whenever the writer stops.
 
     Raises:
         OSError: the folder cannot be written.
@@ -51,8 +51,8 @@ def write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)

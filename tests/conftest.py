@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.turned import pytest_addoption, pytest_collection_finish, pytest_sessionfinish, pytest_testnodedown
+
 if TYPE_CHECKING:  # many tests need no torch, whose import takes longer than they do
     import torch.distributed as dist
 
     from impl.tensor_parallel.group import TensorParallel
 
+__all__ = ["pytest_addoption", "pytest_collection_finish", "pytest_sessionfinish", "pytest_testnodedown"]
+"""Hooks of `--every-claim`."""
 settings.register_profile("no deadlines", deadline=None)  # machines that run tests are shared: time is not a fault
 settings.load_profile("no deadlines")
 # ignored where tests run in the background, and programs that tests start and interrupt would inherit that

@@ -55,18 +55,24 @@ def test_perplexity_by_size_flips() -> None:
         return made
 
     assert verdicts("model_size_perplexity", sizes(3.0, 2.5, 2.0)) == ["reproduced"] * 3
-    assert verdicts("model_size_perplexity", sizes(3.0, 2.0, 2.5)) == ["not reproduced"] * 3
+    assert verdicts("model_size_perplexity", sizes(3.0, 2.0, 2.5)) == ["partly"] * 3
+    assert verdicts("model_size_perplexity", sizes(2.0, 2.5, 3.0)) == ["not reproduced"] * 3
     assert verdicts("model_size_perplexity", sizes(3.0)) == ["not run here"] * 3
 
 
 def test_placement_claims_flip() -> None:
     good = {("bert", norm, layers, 1e-3): nats for norm, layers, nats in
             (("pre", 2, 3.0), ("pre", 12, 2.5), ("post", 2, 3.1), ("post", 12, 3.5))}  # fmt: skip
-    assert verdicts("layernorm_placement", trained(good)) == ["reproduced"] * 3
+    assert verdicts("layernorm_placement", trained(good)) == ["reproduced"] * 3 + ["not run here"]
     better_post = good | {("bert", "post", 12, 1e-3): 2.0}
-    assert verdicts("layernorm_placement", trained(better_post)) == ["not reproduced", "reproduced", "not reproduced"]
+    turned = verdicts("layernorm_placement", trained(better_post))
+    assert turned == ["partly", "reproduced", "not reproduced", "not run here"]
+    rates = good | {("bert", norm, layers, 4e-3): nats for norm, layers, nats in
+             (("pre", 2, 3.1), ("pre", 12, 2.6), ("post", 2, 3.3), ("post", 12, 3.9))}  # fmt: skip
+    assert verdicts("layernorm_placement", trained(rates))[3] == "reproduced"
+    assert verdicts("layernorm_placement", trained(rates | {("bert", "post", 2, 4e-3): 3.15}))[3] == "partly"
     one_pair_of_two = good | {("bert", "post", 2, 4e-3): 3.1, ("bert", "post", 12, 4e-3): 3.1}
-    assert verdicts("layernorm_placement", trained(one_pair_of_two))[2] == "not reproduced"
+    assert verdicts("layernorm_placement", trained(one_pair_of_two))[2] == "partly"
     diverging = trained(good)
     for one in diverging:
         if one["config"]["model"]["norm_placement"] == "pre":

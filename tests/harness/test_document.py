@@ -26,6 +26,15 @@ def test_without_records_there_are_no_tables(tmp_path: Path) -> None:
     assert "No records yet." in section(text)
     assert "####" not in text
     assert f"[{NAME}](#{anchor(NAME)})" in text
+    assert "reproduced |" not in text.partition("\n## ")[2]
+    assert f"- [{NAME}](#{anchor(NAME)}): a rank keeps more" in section(text, "Not run here")
+
+
+def test_a_papers_table_is_found_by_its_number(tmp_path: Path) -> None:
+    rows = section(experiments_markdown(tmp_path), "By paper and number").splitlines()
+    [row] = [row for row in rows if row.startswith("| [PTD-P 2021]") and "| figure 13 |" in row]
+    assert "[ptdp2021/tensor_versus_pipeline](#ptdp2021tensor_versus_pipeline)" in row
+    assert [row for row in rows if row.startswith("| [Megatron-LM 2019]") and "| table 8 |" in row]
 
 
 def test_tables_device_commit_and_denominators(tmp_path: Path) -> None:
@@ -41,6 +50,21 @@ def test_tables_device_commit_and_denominators(tmp_path: Path) -> None:
     assert "1.60" in shown  # two ranks over one
     assert shown.count("#### Token perplexity") == 1
     assert f"{NAME}/smoke)" in shown
+    assert "| smoke | 6 | 1 min, 2 CPU cores | 0.25 GiB, measured |" in shown.replace("256 MiB", "0.25 GiB")
+
+
+def test_verdicts_and_the_headline_stand_in_the_section_and_in_the_overview(tmp_path: Path) -> None:
+    keep(tmp_path, record(plan__dp=1, train__global_batch=8))
+    keep(tmp_path, record(plan__dp=2, train__global_batch=16, seconds=0.105))
+    keep(tmp_path, record(plan__dp=2, train__global_batch=8, seconds=0.075))
+    text = experiments_markdown(tmp_path)
+    shown = section(text)
+    assert "| headline | published | simulated | measured (smoke) |" in shown
+    assert "| 1 of 1 degrees; 95% and 67% (2 ranks) |" in shown
+    assert "| smoke, measured | reproduced |" in shown
+    [row] = [row for row in section(text, "All experiments").splitlines() if f"[{NAME}]" in row]
+    assert row.endswith("| 1 reproduced | – |")
+    assert "measured: 1 reproduced" in section(text, "All experiments")
 
 
 def test_sizes_and_placements_are_one_table_without_its_points(tmp_path: Path) -> None:

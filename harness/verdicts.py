@@ -1,0 +1,199 @@
+"""The verb `claims`: verdicts on the claims of experiments, over all tiers, of what was measured and of what was
+simulated."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pandas as pd
+import tyro
+
+from harness.answers import console, print_json, shown_progress
+from harness.claims import Claim, Evidence, Verdict, evidence, verdict
+from harness.experiment import TIERS, Experiment, Tier, experiment_ids, load
+from harness.memory import Flag
+from harness.render import Column, Table
+from harness.render import console as on_console
+from harness.store import Record, Store
+
+NOT_RUN = "not run here"
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+class Judged(NamedTuple):
+    """A claim and the verdict of the runs of one tier that can tell."""
+
+    claim: Claim
+    tier: Tier | None
+    """None: no run can tell."""
+    systems: str
+    """What the runs were simulated for; empty: they were measured."""
+    verdict: Verdict
+    numbers: str
+
+    @property
+    def runs(self) -> str:
+        """Which runs, as `paper, simulated for selene`; empty where there are none."""
+        kind = f"simulated for {self.systems}" if self.systems else "measured"
+        return f"{self.tier}, {kind}" if self.tier else ""
+
+
+def claims(
+    name: tyro.conf.Positional[str | None] = None,
+    /,
+    *,
+    tier: Tier | None = None,
+    out: Path = Path("results"),
+    json: Flag = False,
+) -> int:
+    """Hold the claims of experiments against the records that are there: reproduced, partly, not reproduced, or not run
+    here.
+
+    Args:
+        name: Id of an experiment, its last word, or the folder of a paper, as megatron2019; all where it is left out.
+        tier: Only of this tier; else, for each claim, of the largest that can tell.
+        out: Folder of records.
+        json: Print one JSON document.
+    """
+    tiers = TIERS if tier is None else (tier,)
+    found = {
+        each.id: judged(each, records_of(each, out, tiers)) for each in shown_progress(chosen(name), "reading records")
+    }
+    everything = [one for of_one in found.values() for one in of_one]
+    if json:
+        documents = [_document(name, of_one) for name, of_one in found.items()]
+        return print_json({"experiments": documents, "counts": counts(everything)})
+    for experiment, of_one in found.items():
+        table = on_console(verdicts_table(experiment, of_one))
+        if of_one:
+            console(table).print(table)
+    print(f"\n{in_words(counts(everything))}")
+    return 0
+
+
+def chosen(name: str | None) -> list[Experiment]:
+    """All experiments, those of a paper's folder, or the one with this id or last word.
+
+    Raises:
+        InputError: there is no such experiment.
+    """
+    ids = experiment_ids()
+    if name is None:
+        return [load(each) for each in ids]
+    return [load(each) for each in ids if each.startswith(f"{name.rstrip('/')}/")] or [load(name)]
+
+
+def records_of(
+    experiment: Experiment, out: Path, tiers: Iterable[Tier] = TIERS, tracked: set[Path] | None = None
+) -> list[Record]:
+    """All records of an experiment at these tiers, each tier's measured ones before the simulated.
+
+    Args:
+        tracked: leaves out the records that are none of these files; None: no record.
+    """
+    stores = [store for tier in tiers for store in with_systems(Store(out, experiment.id, tier))]
+    return [
+        record
+        for store in stores
+        for record in store.records()
+        if tracked is None or store.path(record["id"]).resolve() in tracked
+    ]
+
+
+def with_systems(store: Store) -> list[Store]:
+    """The store of measured records, and those of every system."""
+    return [store, *store.simulated()]
+
+
+def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
+    """For every claim a verdict of what was measured and one for each system that it was simulated for.
+
+    Each is of the largest tier whose runs can tell; a claim that none can tell has one verdict, `not run here`.
+    """
+    known: dict[Tier, dict[str, list[Evidence | None]]] = {}
+    for tier in TIERS[::-1]:
+        if of_one := [record for record in records if record["tier"] == tier]:
+            known[tier] = evidence(experiment.claims, of_one)
+    out: list[Judged] = []
+    for i, claim in enumerate(experiment.claims):
+        found: list[Judged] = []
+        for tier, by_system in known.items():
+            done = {bool(one.systems) for one in found if one.tier != tier}
+            for system, of_claims in by_system.items():
+                said = of_claims[i]
+                if said is not None and bool(system) not in done:
+                    found.append(Judged(claim, tier, system, verdict(said), said.numbers))
+        order = sorted(found, key=lambda one: bool(one.systems))
+        out += order or [Judged(claim, None, "", NOT_RUN, "")]
+    return out
+
+
+def verdicts_table(experiment: str, found: Sequence[Judged]) -> Table:
+    """Claims, what is published, and one row for every verdict."""
+    rows = pd.DataFrame([
+        {
+            **{name: getattr(one.claim, name) for name in ("text", "source", "published")},
+            **{name: getattr(one, name) or None for name in ("runs", "verdict", "numbers")},
+        }
+        for one in found
+    ])  # fmt: skip
+    headers = {"text": "claim", "source": "source", "published": "published", "runs": "runs"}
+    headers |= {"verdict": "verdict", "numbers": "numbers"}
+    if not any(one.claim.published for one in found):
+        headers.pop("published")
+    columns = tuple(Column(key=key, header=header, text=True) for key, header in headers.items())
+    return Table("verdicts", f"Claims: {experiment}", columns if len(rows) else (), rows)
+
+
+def headline_table(experiment: str, found: Sequence[Judged]) -> Table:
+    """What the source prints of the first claim that it prints something of, beside what was simulated and measured."""
+    claims = list(dict.fromkeys(one.claim for one in found))
+    headline = next((claim for claim in claims if claim.published), claims[0] if claims else None)
+    title = f"Headline: {experiment}"
+    if headline is None:
+        return Table("headline", title, (), pd.DataFrame())
+    row: dict[str, Any] = {"text": headline.text, "published": headline.published or None}
+    columns = [Column(key="text", header="headline", text=True), Column(key="published", header="published", text=True)]
+    by_kind: dict[str, Callable[[Judged], bool]] = {
+        "simulated": lambda one: bool(one.systems), "measured": lambda one: not one.systems
+    }  # fmt: skip
+    for kind, is_of in by_kind.items():
+        said = [one for one in found if one.claim is headline and one.tier and is_of(one)]
+        row[kind] = "; ".join(one.numbers for one in said) or None
+        where = "; ".join(", ".join(filter(None, [one.tier, one.systems])) for one in said)
+        columns.append(Column(key=kind, header=f"{kind} ({where})" if where else kind, text=True))
+    return Table("headline", title, tuple(columns), pd.DataFrame([row]))
+
+
+def counts(found: Sequence[Judged]) -> dict[str, Any]:
+    """Claims, those that no run can tell, and how many verdicts of each kind there are on the others."""
+    said: dict[str, Any] = {"claims": len({id(one.claim) for one in found})}
+    for kind, is_simulated in (("measured", False), ("simulated", True)):
+        verdicts = [one.verdict for one in found if one.tier and bool(one.systems) == is_simulated]
+        said[kind] = {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}
+    return said | {NOT_RUN: sum(one.tier is None for one in found)}
+
+
+def in_words(said: dict[str, Any]) -> str:
+    """`3 claims; measured: 1 reproduced, 1 partly; simulated: 2 reproduced; not run here: 1`."""
+    parts = [f"{said['claims']} {'claim' if said['claims'] == 1 else 'claims'}"]
+    parts += [f"{kind}: {listed}" for kind in ("measured", "simulated") if (listed := listed_counts(said[kind]))]
+    return "; ".join([*parts, *([f"{NOT_RUN}: {said[NOT_RUN]}"] if said[NOT_RUN] else [])])
+
+
+def listed_counts(verdicts: dict[str, int]) -> str:
+    """`1 reproduced, 1 partly`."""
+    return ", ".join(f"{count} {each}" for each, count in verdicts.items() if count)
+
+
+def _document(experiment: str, found: Sequence[Judged]) -> dict[str, Any]:
+    """An experiment's claims, each with its verdicts, for programs."""
+    documents: dict[int, dict[str, Any]] = {}
+    for one in found:
+        claim = {"claim": one.claim.text, "source": one.claim.source, "published": one.claim.published, "verdicts": []}
+        kind = {"source": ("simulated" if one.systems else "measured") if one.tier else None}
+        said = {"tier": one.tier, **kind, "systems": one.systems.split(", ") if one.systems else []}
+        documents.setdefault(id(one.claim), claim)["verdicts"].append(
+            {**said, "verdict": one.verdict, "numbers": one.numbers}
+        )
+    return {"id": experiment, "claims": list(documents.values())}

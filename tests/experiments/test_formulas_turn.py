@@ -1,0 +1,113 @@
+"""Claims that rest on formulas and printed numbers, or on many runs at once: other numbers turn their verdicts."""
+
+import functools
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import claims, published
+from harness.experiment import load
+from harness.verdicts import records_of
+from tests.harness.made_up_records import record_of
+from tests.turned import turned
+
+ROOT = Path(__file__).resolve().parents[2]
+BY_FORMULA = {
+    "frontier2023/models": ("the models have", "14 bytes a parameter give"),
+    "zero2019/zero_max_model_size": ("the largest sizes",),
+    "zero2019/zero_memory": ("the formulas give",),
+    "zero2019/zero_r": ("by prediction, figure 7", "by prediction, figure 6"),
+}
+
+
+def forget() -> None:
+    """Empty what experiments keep of published numbers."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("experiments."):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+@pytest.fixture
+def other_papers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Papers whose numbers are each another: by a third to three times as much."""
+    real = published._read
+
+    @functools.cache
+    def other(path: Path) -> Any:
+        draw = random.Random(0)
+        rows = real(path)
+        return rows.assign(value=[value * 3 ** draw.uniform(-1, 1) for value in rows["value"]])
+
+    monkeypatch.setattr(published, "_read", other)
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()
+
+
+def verdicts(name: str, records: Sequence[Any], begins: Sequence[str]) -> list[str]:
+    experiment = load(name)
+    chosen = [claim for begin in begins for claim in experiment.claims if claim.text.startswith(begin)]
+    return turned(claims.claims_table(chosen, records))
+
+
+def some(name: str) -> list[Any]:
+    """Records of an experiment: those kept of its small runs, or one made up for each of the paper's."""
+    experiment = load(name)
+    found = records_of(experiment, ROOT / "results", ("small",))
+    return found or [record_of(run, device="cuda") for run in experiment.runs["paper"]]
+
+
+@pytest.mark.parametrize("name", BY_FORMULA)
+def test_formulas_give_the_papers_numbers(name: str) -> None:
+    assert set(verdicts(name, some(name), BY_FORMULA[name])) == {"reproduced"}
+
+
+@pytest.mark.usefixtures("other_papers")
+@pytest.mark.parametrize("name", BY_FORMULA)
+def test_formulas_do_not_give_other_numbers(name: str) -> None:
+    assert set(verdicts(name, some(name), BY_FORMULA[name])) == {"not reproduced"}
+
+
+def test_shares_of_memory_turn() -> None:
+    name, claim = "korthikanti2022/activation_recomputation", ("each way leaves",)
+    records = records_of(load(name), ROOT / "results", ("small",))
+    assert verdicts(name, records, claim) == ["reproduced"]
+    for record in records:
+        if record["config"]["plan"].get("recompute", "none") != "none":
+            for rank in record["ranks"]:
+                rank["activation_bytes"]["layer"] *= 2
+    assert verdicts(name, records, claim) == ["not reproduced"]
+
+
+def test_the_largest_model_by_stage_turns() -> None:
+    name, claim = "zero2019/zero_max_model_size", ("no stage fits less",)
+    records = records_of(load(name), ROOT / "results", ("small",))
+    assert verdicts(name, records, claim) == ["reproduced"]
+    for record in records:
+        if not record["config"]["plan"].get("zero_stage"):
+            record["config"]["model"]["num_layers"] *= 10
+    assert verdicts(name, records, claim) == ["not reproduced"]
+
+
+def test_a_space_where_all_is_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = SimpleNamespace(
+        importance={"tp": 0.7, "microbatch": 0.3},
+        pairs=lambda knob: [(1.0, 2.0)] if knob in ("tp", "pp") else [(2.0, 1.0)],
+        searched=(24, 0.9),
+        rates=range(72),
+        best=0,
+        rate=lambda _: 1.0,
+    )
+    experiment = load("frontier2023/search")
+    monkeypatch.setattr(sys.modules["experiments.frontier2023.search"], "spaces", lambda _: [space])
+    assert set(turned(claims.claims_table(experiment.claims, [record_of(experiment.runs["smoke"][0])]))) == {
+        "not reproduced"
+    }

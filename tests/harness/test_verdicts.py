@@ -1,0 +1,189 @@
+"""The verb `claims`: verdicts over tiers, of what was measured and of what was simulated, and how many there are."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.claims import Claim, Evidence, Row, evidence, tally, verdict
+from harness.experiment import Experiment, Tier, load
+from harness.store import SIMULATED, Store
+from harness.verdicts import chosen, counts, headline_table, in_words, judged, records_of, verdicts_table
+from tests.harness.calls import call, document, refused
+from tests.harness.made_up_records import record, record_of
+
+NAME = "ours/data_parallel_scaling"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fast(least: float) -> Callable[[Sequence[Row]], Evidence | None]:
+    """A check that every run has this rate."""
+    return lambda rows: tally([row["tokens_per_second"] >= least for row in rows], "runs", f"at least {least:g}")
+
+
+def simulated(full: dict[str, Any], system: str = "selene", device: str = "NVIDIA A100-SXM4-80GB") -> dict[str, Any]:
+    """The record as one that was predicted."""
+    place = {"system": system, "stack": "any", "device": "cuda", "device_name": device, "backend": "nccl"}
+    return full | {"source": SIMULATED, "environment": place, "steps": [{"step": 0, "seconds": [0.1]}]}
+
+
+def claimed(*claims: Claim) -> Experiment:
+    return dataclasses.replace(load(NAME), claims=claims)
+
+
+FAST = Claim(text="runs are fast", source="our own", check=fast(1.0))
+
+
+def test_a_claim_of_points_is_partly_reproduced_from_the_half_on() -> None:
+    def said(*held: bool) -> str:
+        return verdict(tally(held, "points"))
+
+    assert said(True, True) == "reproduced"
+    assert said(True, False) == said(True, True, False) == "partly"
+    assert said(True, False, False) == said(False) == "not reproduced"
+    assert said() == "not run here"
+    found = tally([True, False], "pairs", "at most 3% off")
+    assert found is not None
+    assert found.numbers == "1 of 2 pairs; at most 3% off"
+    assert verdict(Evidence(False, "one number")) == "not reproduced"
+    assert math.isnan(Evidence(True, "").share)
+
+
+def test_absolute_numbers_are_judged_on_their_hardware_only() -> None:
+    claim = Claim(text="140 TFLOP/s", source="table 1", check=fast(1.0), hardware="A100")
+    on = lambda name: evidence((claim,), [record(device="cuda", device_name=name)])[""]
+    assert on("Intel(R) Xeon(R) Processor") == [None]
+    assert [one and one.holds for one in on("NVIDIA A100-SXM4-80GB")] == [True]
+    found = evidence((claim, FAST), [record(), simulated(record(train__steps=9))])
+    assert [one is not None for one in found[""]] == [False, True]
+    assert [one is not None for one in found["selene"]] == [True, True]
+    assert evidence((claim,), [record(status="failed", reason="no")])[""] == [None]
+
+
+def test_the_largest_tier_that_can_tell_is_judged_measured_and_simulated_apart() -> None:
+    one = [record(tier="smoke"), record(tier="small", seconds=1e6), simulated(record(tier="paper"))]
+    found = judged(claimed(FAST), one)
+    assert [(each.tier, each.systems, each.verdict) for each in found] == [
+        ("small", "", "not reproduced"),
+        ("paper", "selene", "reproduced"),
+    ]
+    assert [each.runs for each in found] == ["small, measured", "paper, simulated for selene"]
+    only_smoke = lambda rows: fast(1.0)([row for row in rows if row["tier"] == "smoke"])
+    found = judged(claimed(dataclasses.replace(FAST, check=only_smoke)), one)
+    assert [(each.tier, each.verdict) for each in found] == [("smoke", "reproduced")]
+    assert [(each.tier, each.verdict) for each in judged(claimed(FAST), [])] == [(None, "not run here")]
+
+
+def test_systems_that_share_runs_have_verdicts_of_their_own() -> None:
+    found = judged(claimed(FAST), [simulated(record()), simulated(record(), "h100", "NVIDIA H100")])
+    assert sorted(each.systems for each in found) == ["h100", "selene"]
+    other = [simulated(record()), simulated(record(train__steps=9), "selene_deepspeed")]
+    assert [each.systems for each in judged(claimed(FAST), other)] == ["selene, selene_deepspeed"]
+
+
+def test_verdicts_are_counted_by_kind() -> None:
+    slow = dataclasses.replace(FAST, text="runs are faster still", check=fast(1e9))
+    never = dataclasses.replace(FAST, text="runs are on GPUs", hardware="H100")
+    found = judged(claimed(FAST, slow, never), [record(), simulated(record())])
+    said = counts(found)
+    assert said["claims"] == 3
+    assert said["measured"] == said["simulated"] == {"reproduced": 1, "partly": 0, "not reproduced": 1}
+    assert said["not run here"] == 1
+    assert in_words(said) == (
+        "3 claims; measured: 1 reproduced, 1 not reproduced; simulated: 1 reproduced, 1 not reproduced; not run here: 1"
+    )
+    table = verdicts_table(NAME, found)
+    assert len(table.frame) == 5
+    assert table.cells()[-1][2:] == ["–", "not run here", "–"]
+
+
+def test_the_headline_has_what_is_published_simulated_and_measured() -> None:
+    printed = dataclasses.replace(FAST, text="printed", published="1 token/s")
+    found = judged(claimed(FAST, printed), [record(), simulated(record(tier="paper"))])
+    table = headline_table(NAME, found)
+    assert [c.header for c in table.columns] == [
+        "headline", "published", "simulated (paper, selene)", "measured (smoke)"
+    ]  # fmt: skip
+    assert table.cells() == [["printed", "1 token/s", "1 of 1 runs; at least 1", "1 of 1 runs; at least 1"]]
+    own = headline_table(NAME, judged(claimed(FAST), [record()]))
+    assert own.cells() == [["runs are fast", "–", "–", "1 of 1 runs; at least 1"]]
+    assert headline_table(NAME, []).frame.empty
+
+
+def scaled(weak: float, overlapped: float) -> list[dict[str, Any]]:
+    """The smoke tier of data parallelism, two ranks taking so many times as long as one, and when they overlap."""
+    made = []
+    for run in load(NAME).runs["smoke"]:
+        dp, per_rank = run.plan.dp, run.train.global_batch / run.plan.dp
+        slower = 1.0 if dp == 1 else weak if per_rank == 8 else 1.2
+        slower *= overlapped if dp > 1 and run.plan.overlap_grad_reduce else 1.0
+        made.append(record_of(run, seconds=0.1 * per_rank / 8 * slower))
+    return made
+
+
+def test_data_parallel_claims_flip() -> None:
+    said = lambda *of: [each.verdict for each in judged(load(NAME), scaled(*of))]
+    assert said(1.05, 0.95) == ["reproduced", "reproduced", "not run here"]
+    assert said(1.4, 0.95)[0] == "not reproduced"
+    assert said(1.05, 1.1)[1] == "not reproduced"
+
+    def on_64(seconds: float) -> list[str]:
+        runs = [run for run in load(NAME).runs["paper"] if run.repeat == 0 and run.plan.overlap_grad_reduce]
+        runs = [run for run in runs if (run.plan.dp, run.train.global_batch) in ((1, 64), (64, 4096))]
+        made = [record_of(run, seconds=seconds if run.plan.dp > 1 else 1.0, device="cuda") for run in runs]
+        return [each.verdict for each in judged(load(NAME), made)]
+
+    assert on_64(1 / 0.97)[2] == "reproduced"
+    assert on_64(1 / 0.8)[2] == "not reproduced"
+
+
+def put(out: Path, full: dict[str, Any], name: str = NAME, tier: Tier = "smoke") -> None:
+    place = {"experiment": name, "tier": tier}
+    system = full["environment"].get("system")
+    Store(out, name, tier, system).write(full | place)
+
+
+def test_the_verb_tells_all_a_papers_or_one_experiments_claims(tmp_path: Path) -> None:
+    for full in scaled(1.05, 0.95):
+        put(tmp_path, full)
+    told = call("claims", "data_parallel_scaling", "--out", tmp_path)
+    assert told.status == 0
+    assert "smoke, measured" in told.output
+    assert told.output.endswith("\n3 claims; measured: 2 reproduced; not run here: 1\n")
+    found = document(call("claims", "data_parallel_scaling", "--out", tmp_path, "--json").output)
+    assert found["counts"]["measured"]["reproduced"] == 2
+    [of_one] = found["experiments"]
+    assert of_one["id"] == NAME
+    first = of_one["claims"][0]["verdicts"]
+    assert [(one["tier"], one["source"], one["verdict"]) for one in first] == [("smoke", "measured", "reproduced")]
+    assert of_one["claims"][2]["verdicts"][0]["verdict"] == "not run here"
+    assert "not run here: 3" in call("claims", NAME, "--tier", "small", "--out", tmp_path).output
+    papers = document(call("claims", "megatron2019", "--out", tmp_path, "--json").output)
+    assert len(papers["experiments"]) > 3
+    assert all(one["id"].startswith("megatron2019/") for one in papers["experiments"])
+    assert papers["counts"]["claims"] == papers["counts"]["not run here"] > 10
+
+
+def test_there_are_at_least_forty_claims_with_sources() -> None:
+    claims = [claim for experiment in chosen(None) for claim in experiment.claims]
+    assert len(claims) >= 40
+    assert len({claim.text for claim in claims if claim.published}) >= 15
+
+
+def test_what_is_no_experiment_is_refused() -> None:
+    assert "'megatron2018' is not an experiment" in refused("claims", "megatron2018")
+
+
+def test_records_that_are_not_tracked_are_left_out(tmp_path: Path) -> None:
+    put(tmp_path, record())
+    put(tmp_path, simulated(record()))
+    experiment = load(NAME)
+    assert len(records_of(experiment, tmp_path)) == 2
+    assert records_of(experiment, tmp_path, tracked=set()) == []
