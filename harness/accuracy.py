@@ -13,8 +13,8 @@ from rich.progress import track
 
 from harness import render
 from harness.answers import console, print_json
+from harness.drawing import mark, save, style
 from harness.experiment import load
-from harness.figures import COLOURS, MARKERS, STYLE, save
 from harness.fitting import ROW_SD, Measured, constant_mfu, fit, linear, percent_off, seconds_of
 from harness.memory import Flag
 from harness.published import FOLDER
@@ -323,14 +323,15 @@ def figure(results: Sequence[Result]) -> "Figure":
 
     names = list(dict.fromkeys(result.case.id for result in results))
     panels = {"Fitted to rows of the same kind": "", "Extrapolated": "x"}
-    with plt.rc_context(STYLE):
+    with style():
         drawn, axes = plt.subplots(1, 2, figsize=(12, 6), sharex=True, sharey=True)
         for ax, (title, last) in zip(axes, panels.items(), strict=True):
             for result in (one for one in results if one.case.id.endswith("x") == bool(last)):
                 i, known = names.index(result.case.id), ax.get_legend_handles_labels()[1]
-                style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "alpha": 0.6}
                 label = None if result.case.id in known else result.case.id
-                ax.plot(result.measured, result.predicted, linestyle="", markersize=4, label=label, **style)
+                ax.plot(
+                    result.measured, result.predicted, linestyle="", markersize=4, alpha=0.6, label=label, **mark(i)
+                )
             least = min(one.measured.min() for one in results) / 1.3
             most = max(one.measured.max() for one in results) * 1.3
             for off, width in ((1.0, 0.8), (0.9, 0.4), (1.1, 0.4)):

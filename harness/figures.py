@@ -1,18 +1,18 @@
 """The figures of a sweep, each a pure function of its records; the same records give the same bytes."""
 
-import io
 import math
-import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.beside import twin
+from harness import timeline
+from harness.beside import is_simulated, twin
+from harness.drawing import COLOURS, DASHED, legend, line, mark, panels, save, style, with_room_above
 from harness.labels import SHAPE, Record, labels, point
-from harness.measures import about, diverged, float_or_nan, frame, microbatches, model_names, shape, size_name
+from harness.measures import about, diverged, float_or_nan, frame, model_names, shape, size_name
 from harness.measures import tokens_per_step as tokens_of
 from harness.perplexity import KINDS, comparable, scores, stem, title
 from harness.render import Column, Table, number
@@ -25,72 +25,65 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#444444")
-"""Told apart with every kind of colour vision (Okabe and Ito 2008), then two more."""
-MARKERS = "os^Dv<>P"
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "lmscale", "font.size": 10, "axes.titlesize": 11, "axes.grid": True, "grid.alpha": 0.3,
-    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 9,
-    "lines.linewidth": 1.6, "axes.axisbelow": True,
-}  # fmt: skip
+MakesFigure = Callable[[Sequence[Record]], "Figure | None"]
+"""How an experiment's own figure is drawn; None: there is nothing to draw."""
 SMOOTHED_SHARE = 0.02
 """Share of the steps over which training loss is averaged for drawing."""
 MOST_PANELS = 9
-
-MOST_TIMELINES = 6
+OWN = "own"
+"""Stem of the files of an experiment's own figure where it has no table, whose name they have else."""
+ABOVE_START, DIVERGED = 1.03, 2.0
+"""Times the highest loss of a first step that is still shown: what stands out above it is cut off; a run that diverged
+may stand higher, at most so many times as high as it began."""
 
 WIDE = 20
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 
-def write(records: Sequence[Record], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
+def write(
+    records: Sequence[Record], folder: Path, *, table: MakesTable | None = None, figure: MakesFigure | None = None
+) -> list[Path]:
     """Every figure there is data for as PNG (150 dpi) and SVG, in place of what an earlier call wrote to the folder.
 
     Raises:
         InputError: the records are of several tiers.
         OSError: the folder cannot be written.
     """
-    import matplotlib
-
     folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    own = table(records) if table else None
-    with matplotlib.rc_context(STYLE):
-        figures = {"curves": curves(records), "scaling": scaling(records)}
-        figures |= {own.name: efficiency(own) or lines(own)} if own else {}
-        for name, kind, apart, chosen in comparable(records):
-            figures[stem(name, kind, apart)] = sizes(chosen, name, kind, apart)
-        for name, figure in figures.items():
-            if figure is not None:
-                written += [save(figure, folder / f"{name}.{suffix}") for suffix in ("png", "svg")]
-    written += timelines(records, folder)
-    stems = ("curves", "scaling", "perplexity_*", "accuracy_*", "timeline_*", *([own.name] if own else []))
+    with style():
+        found = drawn(records, table=table, figure=figure)
+        written = [save(one, folder / f"{name}.{suffix}") for name, one in found.items() for suffix in ("png", "svg")]
+    stems = ("curves", "scaling", "perplexity_*", "accuracy_*", "timeline_*", table(records).name if table else OWN)
     for old in {path for s in stems for path in folder.glob(f"{s}.*")} - set(written):
         old.unlink()
     return written
 
 
-def save(figure: "Figure", path: Path) -> Path:
-    """Whole or not at all, and without the date and version that would make equal figures differ."""
-    content = io.BytesIO()
-    metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
-    figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata, bbox_inches="tight")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content.getvalue())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+def drawn(
+    records: Sequence[Record], *, table: MakesTable | None = None, figure: MakesFigure | None = None
+) -> dict[str, "Figure"]:
+    """Every figure there is data for, by the stem of its files; within `style`.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    own = table(records) if table else None
+    found = {own.name if own else OWN: figure(records) if figure else own and (efficiency(own) or lines(own))}
+    found |= {"curves": curves(records), "scaling": scaling(records)}
+    for name, kind, apart, chosen in comparable(records):
+        found[stem(name, kind, apart)] = sizes(chosen, name, kind, apart)
+    return {name: one for name, one in found.items() if one is not None} | timeline.of_records(records)
 
 
 def curves(records: Sequence[Record]) -> "Figure | None":
     """Training loss (smoothed) and validation loss against tokens: a panel for each model, a colour for each point.
 
-    Runs that were not validated, which are there for their speed, are left out.
+    Runs that were not validated, which are there for their speed, are left out, and those that learn to answer
+    questions: their loss is of another kind.
     """
-    heading = about(records)
+    heading, learns_text = about(records), lambda r: not r["config"]["data"].get("race")
     trained = [r for r in records if len(r.get("steps") or ()) > 1 and (r.get("evaluations") or diverged(r))]
+    trained = list(filter(learns_text, trained))
     if not trained:
         return None
     names, configs = model_names(records), [record["config"] for record in trained]
@@ -100,23 +93,48 @@ def curves(records: Sequence[Record]) -> "Figure | None":
         texts = [f"{m} {t}".strip() if len(set(texts)) > 1 else m for m, t in zip(models, texts, strict=True)]
         models = [""] * len(texts)
     order = sorted(range(len(trained)), key=lambda i: _size_and_placement(trained[i]))
-    panels, points = list(dict.fromkeys(models[i] for i in order)), list(dict.fromkeys(texts[i] for i in order))
-    figure, axes = _panels(len(panels))
+    shown, points = list(dict.fromkeys(models[i] for i in order)), list(dict.fromkeys(texts[i] for i in order))
+    figure, axes = panels(len(shown))
     for i in order:
-        _curve(axes[panels.index(models[i])], trained[i], COLOURS[points.index(texts[i]) % len(COLOURS)])
-    for ax, name in zip(axes, panels, strict=True):
+        _curve(axes[shown.index(models[i])], trained[i], COLOURS[points.index(texts[i]) % len(COLOURS)])
+    for ax, name in zip(axes, shown, strict=True):
         ax.set(title=name, xlabel="tokens", ylabel="loss (nats per token)", xscale="log")
-        ax.sharey(axes[0]) if ax is not axes[0] else None
-    handles = [_line(COLOURS[i % len(COLOURS)], text) for i, text in enumerate(points) if text]
-    handles += [_line("#888888", f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
-    handles += [_line("#888888", "validation", marker="o")]
+        own = [record for record, model in zip(trained, models, strict=True) if model == name]
+        _from_the_first_loss(ax, [r for r in trained if _family(r) in set(map(_family, own))])
+    handles = [line(COLOURS[i % len(COLOURS)], text) for i, text in enumerate(points) if text]
+    handles += [line("#888888", f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
+    handles += [line("#888888", "validation", marker="o")]
     if any(diverged(record) for record in trained):
-        handles += [_line("#888888", "diverged", marker="x", linestyle="")]
+        handles += [line("#888888", "diverged", marker="x", linestyle="")]
     if any(_floor(record) for record in trained):
-        handles += [_line("black", "entropy floor", linestyle="--")]
-    _legend(figure, handles)
+        handles += [line("black", "entropy floor", linestyle="--")]
+    legend(figure, handles)
     figure.suptitle(f"Training and validation loss{heading}")
     return figure
+
+
+def _family(record: Record) -> str:
+    return record["config"]["model"]["family"]
+
+
+def _from_the_first_loss(ax: "Axes", alike: Sequence[Record]) -> None:
+    """The same range for panels whose losses are alike, from the highest first one down to the lowest of all."""
+    runs = [[loss for s in r["steps"] if math.isfinite(loss := float_or_nan(s.get("loss")))] for r in alike]
+    held_out = [e["nats"] / e["tokens"] for record in alike for e in _validations(record)]
+    known = [*(loss for losses in runs for loss in losses), *held_out, *filter(None, map(_floor, alike))]
+    highest = [losses[0] for losses in runs if losses]
+    highest += [min(o[-1], DIVERGED * o[0]) for o, record in zip(runs, alike, strict=True) if o and diverged(record)]
+    if known:
+        top, bottom = ABOVE_START * max(highest or known), min(known)
+        ax.set_ylim(bottom - 0.05 * (top - bottom), top)
+
+
+def _validations(record: Record) -> list[Any]:
+    return [
+        e
+        for e in record.get("evaluations") or ()
+        if e["name"] == "valid" and e.get("tokens") and math.isfinite(float_or_nan(e.get("nats")))
+    ]
 
 
 def _curve(ax: "Axes", record: Record, colour: str) -> None:
@@ -126,12 +144,9 @@ def _curve(ax: "Axes", record: Record, colour: str) -> None:
     smooth = running_mean([loss for _, loss in finite], max(1, round(SMOOTHED_SHARE * len(finite))))
     ax.plot([step * tokens for step, _ in finite], smooth, color=colour, alpha=0.45, linewidth=1)
     if diverged(record) and finite:
-        ax.plot(finite[-1][0] * tokens, smooth[-1], marker="x", markersize=8, markeredgewidth=2, color=colour)
-    held_out = [
-        (e["step"] * tokens, e["nats"] / e["tokens"])
-        for e in record.get("evaluations") or ()
-        if e["name"] == "valid" and e.get("tokens") and math.isfinite(float_or_nan(e.get("nats")))
-    ]
+        at = finite[-1][0] * tokens, min(smooth[-1], DIVERGED * smooth[0])
+        ax.plot(*at, marker="x", markersize=8, markeredgewidth=2, color=colour)
+    held_out = [(e["step"] * tokens, e["nats"] / e["tokens"]) for e in _validations(record)]
     ax.plot(*zip(*held_out, strict=True), color=colour, marker="o", markersize=4, linewidth=1.2) if held_out else None
     if floor := _floor(record):
         ax.axhline(floor, color="black", linestyle="--", linewidth=1)
@@ -146,87 +161,97 @@ def _floor(record: Record) -> float | None:
 
 
 def scaling(records: Sequence[Record]) -> "Figure | None":
-    """Throughput and scaling efficiency against ranks; ideal is the baseline's throughput per device, kept."""
-    from matplotlib.ticker import LogLocator, NullLocator
+    """Throughput and scaling efficiency against ranks; ideal is the baseline's throughput per device, kept.
 
+    None: nothing was measured, or simulated, on several numbers of ranks.
+    """
     heading, rows = about(records), frame(records)
     if rows.empty:
         return None
     rows = scaling_rows(pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()]), records)
-    if rows.empty:
+    found = _scaling_lines(rows) if not rows.empty else []
+    if not found:
         return None
-    figure, (left, right) = _panels(2)
-    for i, (text, group) in enumerate(_scaling_lines(rows)):
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+    rows = pd.concat([group for _, group in found])
+    has_efficiency = any(group["efficiency"].notna().sum() > 1 for _, group in found)
+    figure, (left, *right) = panels(2 if has_efficiency else 1)
+    for i, (text, group) in enumerate(found):
         ranks, rate = list(group["ranks"]), list(group["tokens_per_second"])
-        left.plot(ranks, [rate[0] * r / ranks[0] for r in ranks], color=colour, linestyle=":", linewidth=1)
-        _points(left, group, "tokens_per_second", 1.0, color=colour, marker=marker, label=text)
-        _points(right, group, "efficiency", 0.01, color=colour, marker=marker, label=text)
+        left.plot(ranks, [rate[0] * r / ranks[0] for r in ranks], color=mark(i)["color"], linestyle=":", linewidth=1)
+        _points(left, group, "tokens_per_second", 1.0, label=text, **mark(i))
+        for ax in right:
+            _points(ax, group, "efficiency", 0.01, label=text, **mark(i))
         for r, value, over in zip(ranks, rate, group["oversubscribed"], strict=True):
-            left.plot(r, value, marker=marker, color=colour, markerfacecolor="white", zorder=3) if over else None
-    _against_ranks((left, right), rows["ranks"])
-    rates = list(rows["tokens_per_second"])
-    if max(rates) > WIDE * min(rates):
-        left.set_yscale("log")
-        left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        left.yaxis.set_minor_locator(NullLocator())
-    else:
-        left.set_ylim(bottom=0)
-    left.yaxis.set_major_formatter(lambda value, _: number(value, 3))
+            left.plot(r, value, markerfacecolor="white", zorder=3, **mark(i)) if over else None
+    _against_ranks((left, *right), rows["ranks"])
+    _rates(left, list(rows["tokens_per_second"]))
     left.set(ylabel="throughput (tokens/s)", title="Throughput")
-    _of_ideal(right, title="Scaling efficiency")
-    handles = [*left.get_legend_handles_labels()[0], _line("black", "ideal", linestyle=":")]
+    for ax in right:
+        _of_ideal(ax, title="Scaling efficiency")
+    handles = [*left.get_legend_handles_labels()[0], line("black", "ideal", linestyle=":")]
     if any(rows["oversubscribed"]):
-        handles.append(
-            _line("#888888", "oversubscribed: no efficiency", marker="o", markerfacecolor="white", linestyle="")
-        )
-    _legend(figure, handles)
-    figure.suptitle(f"Scaling{heading}")
+        crowded = "oversubscribed: no efficiency"
+        handles.append(line("#888888", crowded, marker="o", markerfacecolor="white", linestyle=""))
+    legend(figure, handles)
+    figure.suptitle(f"Scaling{heading}{', simulated' if all(map(is_simulated, records)) else ''}")
     return figure
 
 
+def _rates(ax: "Axes", rates: Sequence[float]) -> None:
+    """An axis of throughput, logarithmic where the rates are far apart."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    if max(rates) > WIDE * min(rates):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_minor_locator(NullLocator())
+    else:
+        with_room_above(ax)
+    ax.yaxis.set_major_formatter(lambda value, _: number(value, 3))
+
+
 def _scaling_lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The lines of a scaling figure with their names, each from its baseline on."""
+    """The lines of a scaling figure with their names, each from its baseline on to other numbers of ranks."""
     rest = rows[rows["baseline"] != "baseline"]
     by = ["kind", "model", "curve", "device_name"]
     several = {name for name in by if len(set(rest[name])) > 1} | {"kind"}
-    lines = []
+    found = []
     for _, group in rest.groupby([*by, "baseline_point"], sort=False, dropna=False):
         row = group.iloc[0]
         is_first = (rows["point"] == row["baseline_point"]) & (rows["baseline"] == "baseline")
         is_first &= (rows["kind"] == row["kind"]) & (rows["device_name"] == row["device_name"])
         text = " ".join(str(row[name]) for name in by if name in several).strip()
-        lines.append((text, pd.concat([rows[is_first], group])))
-    return lines
+        group = pd.concat([rows[is_first], group])
+        found += [(text, group)] if len(set(group["ranks"])) > 1 else []
+    return found
 
 
 def efficiency(table: Table) -> "Figure | None":
     """Efficiency against ranks as a table has it, a line for each `line` of its rows, dashed where published.
 
-    None: the table has no such columns, or no line with two points.
+    What was simulated stands for what was measured where nothing was, and says so. None: the table has no such columns,
+    or no line with two points.
     """
     if not {"line", "ranks", "efficiency", "published"} <= set(table.frame):
         return None
-    rows = table.frame
-    if (simulated := twin("efficiency")) in rows and not any(rows["efficiency"].notna()):
-        rows = rows.assign(efficiency=rows[simulated])  # nothing was measured
+    rows, simulated, suffix = table.frame, twin("efficiency"), ""
+    if simulated in rows and not any(rows["efficiency"].notna()):
+        rows, suffix = rows.assign(efficiency=rows[simulated]), ", simulated"
     rows = pd.DataFrame(rows[rows["efficiency"].notna() | rows["published"].notna()])
     names = [name for name in dict.fromkeys(rows["line"]) if name]
-    lines = [pd.DataFrame(rows[rows["line"].isin(["", name])]) for name in names]
-    if not any(line["efficiency"].notna().sum() > 1 for line in lines):
+    own = [pd.DataFrame(rows[rows["line"].isin(["", name])]) for name in names]
+    if not any(of_line["efficiency"].notna().sum() > 1 for of_line in own):
         return None
-    figure, (ax,) = _panels(1)
-    dashed: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
-    for i, (name, line) in enumerate(zip(names, lines, strict=True)):
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-        _points(ax, line.dropna(subset="efficiency"), "efficiency", 0.01, label=name, **style)
-        printed = line.dropna(subset="published")
+    figure, (ax,) = panels(1)
+    for i, (name, of_line) in enumerate(zip(names, own, strict=True)):
+        _points(ax, of_line.dropna(subset="efficiency"), "efficiency", 0.01, label=name, **mark(i))
+        printed = of_line.dropna(subset="published")
         if len(printed) > 1:
-            ax.plot(list(printed["ranks"]), [100 * value for value in printed["published"]], **style, **dashed)
+            ax.plot(list(printed["ranks"]), [100 * value for value in printed["published"]], **mark(i), **DASHED)
     _against_ranks((ax,), rows["ranks"])
     _of_ideal(ax)
-    _legend(figure, [*ax.get_legend_handles_labels()[0], _line("#888888", "published", marker="o", **dashed)])
-    figure.suptitle(table.title)
+    legend(figure, [*ax.get_legend_handles_labels()[0], line("#888888", "published", marker="o", **DASHED)])
+    figure.suptitle(f"{table.title}{suffix}")
     return figure
 
 
@@ -238,58 +263,55 @@ def lines(table: Table) -> "Figure | None":
     """
     if not {"line", "at", "model_flops_per_second_per_device", "published_rate"} <= set(table.frame):
         return None
-    panels = {
+    kinds = {
         "measured, model FLOPs": ("model_flops_per_second_per_device", "solid"),
         "simulated, model FLOPs": (twin("model_flops_per_second_per_device"), "dotted"),
         "simulated, recomputation counted": (twin("counted_rate"), "dotted"),
         "published, recomputation counted": ("published_rate", "dashed"),
     }
     known = {
-        text: pd.DataFrame(table.frame.dropna(subset=key)) for text, (key, _) in panels.items() if key in table.frame
+        text: pd.DataFrame(table.frame.dropna(subset=key)) for text, (key, _) in kinds.items() if key in table.frame
     }
     known = {text: rows for text, rows in known.items() if rows["line"].duplicated().any()}
     if "simulated, recomputation counted" in known and "measured, model FLOPs" not in known:
         known.pop("simulated, model FLOPs", None)  # it has nothing to stand beside
     if not known:
         return None
-    figure, axes = _panels(len(known))
+    figure, axes = panels(len(known))
     names = list(dict.fromkeys(table.frame["line"]))
     for ax, (heading, rows) in zip(axes, known.items(), strict=True):
-        key, style = panels[heading]
-        ticks = sorted(set(rows["at"]), key=_by_numbers)
-        for name, line in rows.sort_values("at", key=lambda at: at.map(ticks.index)).groupby("line", sort=False):
-            at, rates = [ticks.index(x) for x in line["at"]], [rate / 1e12 for rate in line[key]]
-            i = names.index(name)
-            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-            ax.plot(at, rates, color=colour, marker=marker, linestyle=style, label=name)
-            crowded = [(x, y) for x, y, over in zip(at, rates, line["oversubscribed"], strict=True) if over]
-            ax.plot(*zip(*crowded, strict=True), marker, color=colour, markerfacecolor="white") if crowded else None
-        ax.set_xticks(range(len(ticks)), ticks, rotation=30 if len(" ".join(ticks)) > 50 else 0)
-        ax.set(title=heading, ylabel="TFLOP/s per device", ylim=(0, None))
-        ax.legend(fontsize=8)
+        _rate_lines(ax, rows, *kinds[heading], names)
+        ax.set(title=heading, ylabel="TFLOP/s per device")
+        with_room_above(ax)
+    there = [name for name in names if name and any(name in set(rows["line"]) for rows in known.values())]
+    handles = [line(mark(names.index(name))["color"], name, marker=mark(names.index(name))["marker"]) for name in there]
+    if any(rows["oversubscribed"].eq(True).any() for rows in known.values()):
+        handles.append(line("#888888", "oversubscribed", marker="o", markerfacecolor="white", linestyle=""))
+    legend(figure, handles)
     figure.suptitle(table.title)
     return figure
+
+
+def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Sequence[str]) -> None:
+    """One panel: what all ticks have in common, as `global batch` of `global batch 12`, is the name of their axis."""
+    ticks = sorted(set(rows["at"]), key=_by_numbers)
+    for name, of_line in rows.sort_values("at", key=lambda at: at.map(ticks.index)).groupby("line", sort=False):
+        at, rates = [ticks.index(x) for x in of_line["at"]], [rate / 1e12 for rate in of_line[key]]
+        own = mark(names.index(str(name)))
+        ax.plot(at, rates, linestyle=style, label=name, **own)
+        crowded = [(x, y) for x, y, over in zip(at, rates, of_line["oversubscribed"], strict=True) if over]
+        ax.plot(*zip(*crowded, strict=True), linestyle="", markerfacecolor="white", **own) if crowded else None
+    named = [re.fullmatch(r"([^\d,]+) (\d+)", tick) for tick in ticks]
+    shared = {found[1] for found in named if found}
+    if all(named) and len(shared) == 1:
+        ax.set_xlabel(shared.pop())
+        ticks = [found[2] for found in named if found]
+    ax.set_xticks(range(len(ticks)), ticks, rotation=30 if len(" ".join(ticks)) > 40 else 0)
 
 
 def _by_numbers(text: str) -> list[tuple[int, str]]:
     """What sorts `ranks 64` before `ranks 128`."""
     return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", text)]
-
-
-def timelines(records: Sequence[Record], folder: Path) -> list[Path]:
-    """The measured last step under the prediction from its own times: of every schedule the run with least to draw."""
-    from harness import timeline  # which draws with this module
-
-    texts = labels([point(record["config"]) for record in records], records, SHAPE)
-    first: dict[tuple[str, int], list[Path]] = {}
-    for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: microbatches(pair[0]["config"])):
-        measured, plan = timeline.measured(record), record["config"]["plan"]
-        schedule = plan.get("schedule"), plan.get("chunks")
-        if measured and schedule not in first and len(first) < MOST_TIMELINES:
-            panels = {"predicted": timeline.predicted(record, measured), "measured": measured}
-            name = re.sub(r"[^\w.]+", "_", text or plan["schedule"])
-            first[schedule] = timeline.write(panels, folder / f"timeline_{name}")
-    return [path for paths in first.values() for path in paths]
 
 
 def _against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:
@@ -302,7 +324,8 @@ def _against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:
 
 def _of_ideal(ax: "Axes", **labels: str) -> None:
     ax.axhline(100, color="black", linestyle=":", linewidth=1)
-    ax.set(ylabel="efficiency (%)", ylim=(0, None), **labels)
+    ax.set(ylabel="efficiency (%)", **labels)
+    with_room_above(ax)
 
 
 def _points(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, **style: Any) -> None:
@@ -322,66 +345,45 @@ def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "
     if len(set(known["model"])) < 2:
         return None
     known["line"] = labels(list(known["point"]), records, SHAPE)
-    lines = list(dict.fromkeys(known["line"]))
-    main, (figure, (ax,)) = KINDS[kind][2][0], _panels(1)
-    for i, line in enumerate(lines):
-        _sizes_line(ax, pd.DataFrame(known[known["line"] == line]), main, i)
-    handles = [_line(COLOURS[i % 8], line, marker=MARKERS[i % 8]) for i, line in enumerate(lines) if line]
+    names = list(dict.fromkeys(known["line"]))
+    main, (figure, (ax,)) = KINDS[kind][2][0], panels(1)
+    for i, name_of_line in enumerate(names):
+        _sizes_line(ax, pd.DataFrame(known[known["line"] == name_of_line]), main, i)
+    handles = [line(mark(i)["color"], text, marker=mark(i)["marker"]) for i, text in enumerate(names) if text]
     if any(known["diverged_runs"]):
-        handles.append(_line("#888888", "diverged (runs)", marker="x", linestyle=""))
+        handles.append(line("#888888", "diverged (runs)", marker="x", linestyle=""))
     if any(known["floor"].notna()):
         floor = known["floor"].dropna().iloc[0]
         ax.axhline(floor, color="black", linestyle="--", linewidth=1)
         ax.set_ylim(bottom=floor - 0.05 * (ax.get_ylim()[1] - floor))
-        handles.append(_line("black", "entropy floor", linestyle="--"))
+        handles.append(line("black", "entropy floor", linestyle="--"))
+    if main.unit == "%":  # which has no less than none, and a few that are right are few
+        ax.set_ylim(0, max(1.0, 1.05 * ax.get_ylim()[1]))
     ax.set(xscale="log", xlabel="parameters", ylabel=main.heading)
-    ticks = sorted(dict(zip(known["model"], known["parameters"], strict=True)).values())
+    sizes_of = known.sort_values("parameters", ascending=False)  # the smallest of a model, by which it is called, last
+    ticks = sorted(dict(zip(sizes_of["model"], sizes_of["parameters"], strict=True)).values())
     ax.set_xticks(ticks, [size_name(round(tick)) for tick in ticks])
     ax.minorticks_off()
-    _legend(figure, handles)
+    legend(figure, handles)
     figure.suptitle(title(records, name, kind, apart))
     return figure
 
 
 def _sizes_line(ax: "Axes", points: pd.DataFrame, main: Column, i: int) -> None:
-    colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
     means = pd.DataFrame(points[[isinstance(v, float) and math.isfinite(v) for v in points[main.key]]])
     values = [value / main.scale for value in means[main.key]]
     widths = list(means[f"{main.key}_half_width"].fillna(0.0).astype(float) / main.scale)
-    ax.errorbar(list(means["parameters"]), values, widths, color=colour, marker=marker, capsize=3)
+    ax.errorbar(list(means["parameters"]), values, widths, capsize=3, **mark(i))
     top = ax.get_xaxis_transform()  # what diverged has no place on the axis of values
     for x, runs in zip(points["parameters"], points["diverged_runs"], strict=True):
         if runs:
             y = 0.97 - 0.06 * i
-            ax.plot(x, y, marker="x", markersize=7, markeredgewidth=2, color=colour, transform=top, clip_on=False)
+            ax.plot(
+                x, y, marker="x", markersize=7, markeredgewidth=2, color=mark(i)["color"], transform=top, clip_on=False
+            )
             ax.annotate(
                 runs, (x, y), (-8, 0), xycoords=top, textcoords="offset points", ha="right", va="center", size=8
             )
-
-
-def _panels(count: int) -> tuple["Figure", list["Axes"]]:
-    from matplotlib.figure import Figure  # without pyplot: no window, no global state
-
-    columns = min(count, 3) if count != 4 else 2
-    rows = math.ceil(count / columns)
-    width, height = (7.0, 4.2) if count == 1 else (4.4 * columns, 3.3 * rows)
-    figure = Figure(figsize=(width, height + 0.8), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for spare in axes[count:]:
-        spare.set_visible(False)
-    return figure, axes[:count]
-
-
-def _line(colour: str, text: str, **style: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=colour, label=text, **style)
-
-
-def _legend(figure: "Figure", handles: list[Any]) -> None:
-    """Below the panels, where it hides nothing."""
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4))
 
 
 def _size_and_placement(record: Record) -> tuple[float, int]:

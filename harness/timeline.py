@@ -1,13 +1,15 @@
 """A pipeline schedule's timeline, simulated or measured, as rows of actions, as text and as a figure."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.figures import COLOURS, STYLE, save
-from harness.measures import Record
+from harness.drawing import COLOURS, save, style
+from harness.labels import SHAPE, Record, labels, point
+from harness.measures import microbatches
 from harness.statistics import quartiles
 from impl.pipeline.schedule import Action, Op, Schedule
 from impl.pipeline.schedules import build
@@ -27,6 +29,7 @@ CODES = {Op.F: "0123456789", Op.B: "abcdefghij", Op.I: "abcdefghij", Op.W: "ABCD
 MOST_COLUMNS = 20
 """Widths of the terminal that an exact drawing may have before it is cut; beyond, it is rounded to one."""
 INCHES, RANK_INCHES, DIGIT_INCHES = 12.0, 0.3, 0.075
+MOST_TIMELINES = 6
 
 
 def actions(schedule: Schedule) -> list[list[str]]:
@@ -61,6 +64,19 @@ def predicted(record: Record, timeline: Timeline) -> Timeline:
     medians = {kind: quartiles(values)[1] for kind, values in seconds.items()}
     schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
     return simulate(schedule, lambda action: medians[action[:2]])
+
+
+def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
+    """The measured last step under the prediction from its own times: of every schedule the run with least to draw."""
+    texts = labels([point(record["config"]) for record in records], records, SHAPE)
+    first: dict[tuple[str, int], tuple[str, Figure]] = {}
+    for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: microbatches(pair[0]["config"])):
+        plan = record["config"]["plan"]
+        schedule = plan.get("schedule"), plan.get("chunks")
+        if schedule not in first and len(first) < MOST_TIMELINES and (found := measured(record)):
+            name = re.sub(r"[^\w.]+", "_", text or plan["schedule"])
+            first[schedule] = f"timeline_{name}", draw({"predicted": predicted(record, found), "measured": found})
+    return dict(first.values())
 
 
 def heading(name: str, timeline: Timeline, unit: str) -> str:
@@ -187,9 +203,7 @@ def write(panels: Mapping[str, Timeline], stem: Path, unit: str = "s") -> list[P
     Raises:
         OSError: the folder cannot be written.
     """
-    import matplotlib
-
     stem.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = draw(panels, unit)
         return [save(figure, stem.with_name(f"{stem.name}.{suffix}")) for suffix in ("png", "svg")]

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from harness import figures
+from harness import drawing, figures
 from harness.measures import Record
 from harness.render import Table
 from impl.errors import InputError
@@ -70,6 +70,62 @@ def test_a_tables_efficiencies_are_drawn_beside_the_published_ones(tmp_path: Pat
     assert ([1, 2, 4], [100, 95, 82]) in drawn
     assert ([1, 2], [100, 50]) in drawn
     figures.write([], tmp_path, table=table)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_simulated_alone_says_so() -> None:
+    nan = float("nan")
+    rows = {"line": ["", "mine"], "ranks": [1, 2], "efficiency": [nan, nan], "simulated_efficiency": [1.0, 0.9]}
+    frame = pd.DataFrame({**rows, "published": [1.0, 0.95], "efficiency_half_width": [nan, nan]})
+    figure = figures.efficiency(Table("own", "Of my own", (), frame))
+    assert figure is not None
+    assert figure.get_suptitle() == "Of my own, simulated"
+    runs = [record(plan__dp=dp, train__microbatch=1) for dp in (1, 2)]
+    place = {"source": "simulated", "environment": runs[0]["environment"] | {"system": "selene"}}
+    for mine, is_said in ((runs, False), ([run | place for run in runs], True)):
+        figure = figures.scaling(mine)
+        assert figure is not None
+        assert figure.get_suptitle().endswith(", simulated") == is_said
+
+
+def test_layouts_of_as_many_ranks_are_no_scaling() -> None:
+    assert figures.scaling([record(plan__dp=2, train__microbatch=1), record(plan__tp=2, train__microbatch=1)]) is None
+
+
+def test_models_of_one_kind_share_a_range_of_losses_from_the_first_down() -> None:
+    runs = [
+        record(model__family=f, model__hidden_size=h, model__norm_placement=norm, parameters=n, nats=nats)
+        for f, nats in (("gpt", 2.2), ("bert", 4.0))
+        for h, n in ((128, 481_152), (256, 2_000_000))
+        for norm in ("pre", "post")
+    ]
+    runs[0]["steps"][30]["loss"] = 1e6
+    figure = figures.curves(runs)
+    assert figure is not None
+    ranges = {ax.get_title().split()[0]: ax.get_ylim() for ax in figure.axes}
+    assert len(ranges) == 2
+    assert all(5.5 < top < 6 for _, top in ranges.values()), "what stands out is cut off"
+    assert ranges["GPT"][0] < 2.2 < ranges["BERT"][0] < 4.0
+    shared = [ax.get_ylim() for ax in figure.axes if ax.get_title().startswith("GPT")]
+    assert len(set(shared)) == 1
+
+
+def test_masked_and_causal_perplexity_have_files_of_their_own(tmp_path: Path) -> None:
+    runs = [
+        record(model__family=family, model__hidden_size=h, parameters=n, train__steps=20)
+        for family in ("gpt", "bert")
+        for h, n in ((128, 481_152), (256, 2_000_000))
+    ]
+    stems = {path.stem for path in figures.write(runs, tmp_path)}
+    assert stems == {"curves", "perplexity_valid", "perplexity_masked_valid"}
+
+
+def test_an_experiments_own_figure_takes_the_place_of_its_tables(tmp_path: Path) -> None:
+    table = lambda records: Table("own", "Of my own", (), pd.DataFrame())
+    drawn = lambda records: drawing.panels(1)[0] if records else None
+    written = figures.write([record(train__steps=20)], tmp_path, table=table, figure=drawn)
+    assert {path.name for path in written} >= {"own.png", "own.svg"}
+    figures.write([], tmp_path, table=table, figure=drawn)
     assert list(tmp_path.iterdir()) == []
 
 

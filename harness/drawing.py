@@ -1,0 +1,123 @@
+"""What every figure is drawn with: colours, style, panels, legends, and files that are the same for the same figure."""
+
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#444444")
+"""Told apart with every kind of colour vision (Okabe and Ito 2008), then two more."""
+MARKERS = "os^Dv<>P"
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "lmscale", "font.size": 10, "axes.titlesize": 11, "axes.grid": True, "grid.alpha": 0.3,
+    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 9,
+    "lines.linewidth": 1.6, "axes.axisbelow": True, "legend.handlelength": 2.6,
+}  # fmt: skip
+Point = tuple[float, float]
+MOST_TICKS = 10
+DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
+"""What is published."""
+LETTERS_PER_INCH, HANDLE_LETTERS = 14, 8
+"""Of a legend; what the sample of a line and the gap behind a name take."""
+LEGEND_LINES, LINE_INCHES = 3, 0.2
+"""Lines of a legend that figures have room for; for each beyond, they grow."""
+
+
+def style() -> AbstractContextManager[None]:
+    """In which figures are drawn and saved."""
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
+def mark(i: int) -> dict[str, Any]:
+    """Colour and marker of the i-th line; 64 differ."""
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
+
+
+def panels(count: int) -> tuple["Figure", list["Axes"]]:
+    """So many axes on a figure of their own, three in a row at most."""
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+
+    columns = min(count, 3) if count != 4 else 2
+    rows = math.ceil(count / columns)
+    width, height = (7.0, 4.2) if count == 1 else (4.4 * columns, 3.3 * rows)
+    figure = Figure(figsize=(width, height + 0.8), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return figure, axes[:count]
+
+
+def line(colour: str, text: str, **style: Any) -> "Line2D":
+    """A line that stands in a legend only."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, label=text, **style)
+
+
+def legend(figure: "Figure", handles: Sequence[Any]) -> None:
+    """Below the panels, where it hides nothing, in as many columns as there is room for."""
+    if handles:
+        longest = max(len(str(handle.get_label())) for handle in handles) + HANDLE_LETTERS
+        width, height = figure.get_size_inches()
+        columns = max(1, min(len(handles), 4, int(width * LETTERS_PER_INCH / longest)))
+        lines_beyond = math.ceil(len(handles) / columns) - LEGEND_LINES
+        figure.set_size_inches(width, height + LINE_INCHES * max(0, lines_beyond))
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def with_room_above(ax: "Axes", bottom: float | None = 0.0) -> None:
+    """The values from `bottom`, None: as it is, with room for the markers of the highest."""
+    low, high = ax.get_ylim()
+    bottom = low if bottom is None else bottom
+    ax.set_ylim(bottom, high + 0.05 * (high - bottom))
+
+
+def beside_published(
+    title: str, x: str, y: str, ours: Mapping[str, Sequence[Point]], published: Mapping[str, Sequence[Point]]
+) -> "Figure | None":
+    """Lines through points, each with what is published of its name dashed; None: none of ours has two points."""
+    if not any(len(points) > 1 for points in ours.values()):
+        return None
+    figure, (ax,) = panels(1)
+    names = list(dict.fromkeys((*ours, *published)))
+    for i, name in enumerate(names):
+        for points, how in ((ours.get(name), {}), (published.get(name), DASHED)):
+            if points:
+                ax.plot(*zip(*points, strict=True), **(mark(i) | how))
+    ticks = sorted({at for points in (*ours.values(), *published.values()) for at, _ in points})
+    if ticks[-1] > 8 * ticks[0]:
+        ax.set_xscale("log", base=2)
+    if len(ticks) <= MOST_TICKS:
+        ax.set_xticks(ticks)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.minorticks_off()
+    ax.set(xlabel=x, ylabel=y)
+    with_room_above(ax, bottom=min(0.0, *(at for points in ours.values() for _, at in points)))
+    handles = [line(mark(i)["color"], name, marker=mark(i)["marker"]) for i, name in enumerate(names)]
+    legend(figure, [*handles, *([line("#888888", "published", marker="o", **DASHED)] if published else [])])
+    figure.suptitle(title)
+    return figure
+
+
+def save(figure: "Figure", path: Path) -> Path:
+    """Whole or not at all, and without the date and version that would make equal figures differ."""
+    content = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
+    figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata, bbox_inches="tight")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content.getvalue())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
