@@ -31,6 +31,12 @@ def is_simulated(record: Record) -> bool:
     return record.get("source") == SIMULATED
 
 
+def to_draw(records: Sequence[Record]) -> tuple[list[Record], str]:
+    """The records that were measured, or all where none was, and what a title says then."""
+    ran = [record for record in records if not is_simulated(record)]
+    return (ran, "") if ran or not records else (list(records), ", simulated")
+
+
 def is_one_each(records: Sequence[Record]) -> bool:
     """Whether no run was simulated for several systems."""
     ids = [record["id"] for record in records if is_simulated(record)]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -10,13 +10,14 @@ from typing import Any
 
 import pandas as pd
 
-from harness.claims import Check, Claim, Evidence, Row
+from harness.claims import Check, Claim, Evidence, Row, tally
 from harness.labels import point
 from harness.measures import IN_THE_PLAN, Record, about, frame, size_name
 from harness.measures import combine as combine_repeats
 from harness.published import published
 from harness.render import Column, Table
 from harness.scaling import ratio
+from harness.store import SIMULATED
 from harness.tables import BUBBLE, FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.parameters import count_parameters
@@ -93,6 +94,8 @@ class Figure:
     line: tuple[str, ...] = ("global_batch",)
     at: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    hardware: str = "A100s"
+    """That the printed rates are of."""
 
     @property
     def runs(self) -> list[Run]:
@@ -194,8 +197,8 @@ class Figure:
         where = f"{self.where}, read off the plot," if self.where.startswith("figure") else self.where
         return [
             "Rates: ours counts model FLOPs (palm_12), the operations that training needs. Published: the paper's "
-            f"{where} on A100s; it counts the recomputed forward pass (equation 3), so these two are not to be "
-            f"compared. Relative: to {self.relative_to}, ours and published in model FLOPs.",
+            f"{where} on {self.hardware}; it counts the recomputed forward pass (equation 3), so these two are not to "
+            f"be compared. Relative: to {self.relative_to}, ours and published in model FLOPs.",
             "Bubble: idle over computing time of all pipeline ranks in the last step; simulated: the same schedule "
             "with the run's own median times, and transfers that take none. Sent: the busiest rank's bytes in a step.",
         ]
@@ -211,15 +214,37 @@ def as_the_paper_counts(row: Row) -> float:
 
 
 def as_published(figure: Figure) -> Check:
-    """A check that the figure's points have its relative speeds, within POINTS."""
+    """A check that the figure's points have its relative speeds, within POINTS; those that they are relative to are
+    none."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
-        ours = [row for row in figure.known(rows) if not math.isnan(row["published_relative"])]
-        if len(ours) < 2:
+        ours = [row for group in figure.groups(rows) for row in group if not math.isnan(row["published_relative"])]
+        off = [
+            abs(row["relative"] - row["published_relative"])
+            for row in ours
+            if (row["relative"], row["published_relative"]) != (1, 1)
+        ]
+        if not off:
             return None
-        off = [abs(row["relative"] - row["published_relative"]) for row in ours]
-        count = f"{sum(one <= POINTS for one in off)} of {len(off)} points"
-        return Evidence(max(off) <= POINTS, f"{count}; furthest {100 * max(off):.1f} points off")
+        return tally([one <= POINTS for one in off], "points", f"furthest {100 * max(off):.1f} points off")
+
+    return check
+
+
+def rates_near(figure: Figure, within: float, fitted: Collection[str] = ()) -> Check:
+    """A check that the rates themselves, recomputation counted, are the figure's within a share of them; a claim with
+    it names its hardware.
+
+    Args:
+        fitted: models, as tables call them, of which a system's constants come: their simulation is no evidence.
+    """
+
+    def check(rows: Sequence[Row]) -> Evidence | None:
+        points = [row for row in figure.compared(pd.DataFrame(list(rows))) if not math.isnan(row["published_rate"])]
+        fair = [row for row in points if row["source"] != SIMULATED or row["model"] not in fitted]
+        off = [row[COUNTED.key] / row["published_rate"] - 1 for row in fair if not math.isnan(row[COUNTED.key])]
+        furthest = max(off, key=abs, default=0.0)
+        return tally((abs(one) <= within for one in off), "points", f"furthest {furthest:+.1%} off")
 
     return check
 
@@ -230,10 +255,8 @@ def ordered(figure: Figure, along: str, *, falls: bool = True) -> Check:
     def check(rows: Sequence[Row]) -> Evidence | None:
         lines = [sorted(group, key=lambda row: row[along]) for group in figure.groups(rows)]
         lines = [line for line in lines if line[0][along] != line[-1][along]]
-        if not lines:
-            return None
-        holds = all((b["relative"] < a["relative"]) == falls for line in lines for a, b in pairwise(line))
-        return Evidence(holds, "; ".join(shown(line, along) for line in lines))
+        held = [(b["relative"] < a["relative"]) == falls for line in lines for a, b in pairwise(line)]
+        return tally(held, "steps", "; ".join(shown(line, along) for line in lines))
 
     return check
 
@@ -243,11 +266,11 @@ def ends(figure: Figure, along: str) -> Check:
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         lines = [sorted(group, key=lambda row: row["relative"]) for group in figure.groups(rows)]
-        if not lines:
-            return None
-        holds = all(line[-1][along] == min(row[along] for row in line) for line in lines)
-        holds &= all(line[0][along] == max(row[along] for row in line) for line in lines)
-        return Evidence(holds, "; ".join(shown(line[::-1], along) for line in lines))
+        held = [
+            (line[-1][along], line[0][along]) == (min(row[along] for row in line), max(row[along] for row in line))
+            for line in lines
+        ]
+        return tally(held, "batches", "; ".join(shown(line[::-1], along) for line in lines))
 
     return check
 
@@ -263,7 +286,8 @@ def faster_at_larger_batch(figure: Figure) -> Check:
         if not pairs:
             return None
         gains = sorted(b[FLOP_RATE.key] / a[FLOP_RATE.key] for a, b in pairs)
-        return Evidence(gains[0] > 1, f"{gains[0]:.3f} to {gains[-1]:.3f} times as fast as at the next smaller batch")
+        numbers = f"{gains[0]:.3f} to {gains[-1]:.3f} times as fast as at the next smaller batch"
+        return tally([gain > 1 for gain in gains], "pairs", numbers)
 
     return check
 
@@ -274,6 +298,16 @@ def shown(line: Sequence[Row], *along: str) -> str:
     return f"batch {line[0]['global_batch']}: {', '.join(numbers)}"
 
 
+def in_print(figure: Figure, *along: str) -> str:
+    """The figure's relative speeds as `shown` has ours."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in figure.printed.values():
+        line = {**row, "relative": row["published_relative"]}
+        groups.setdefault(tuple(row[name] for name in figure.group), []).append(line)
+    lines = [sorted(group, key=lambda row: tuple(row[name] for name in along)) for _, group in sorted(groups.items())]
+    return "; ".join(shown(line, *along) for line in lines)
+
+
 def as_simulated(rows: Sequence[Row]) -> Evidence | None:
     """Whether pipelined steps last as long as simulated with their own times, within a tenth."""
     found = combine(pd.DataFrame(list(rows)))
@@ -281,8 +315,8 @@ def as_simulated(rows: Sequence[Row]) -> Evidence | None:
     if not found:
         return None
     ratios = sorted(row["pipeline_seconds"] / row["predicted_pipeline_seconds"] for row in found)
-    numbers = f"{ratios[0]:.3f} to {ratios[-1]:.3f} of the simulated time, {len(ratios)} points"
-    return Evidence(all(abs(one - 1) <= 0.1 for one in ratios), numbers)
+    numbers = f"{ratios[0]:.3f} to {ratios[-1]:.3f} of the simulated time"
+    return tally([abs(one - 1) <= 0.1 for one in ratios], "points", numbers)
 
 
 AS_SIMULATED = Claim(

@@ -4,7 +4,9 @@ What has been judged is kept in a journal, failures with their reasons, and is n
 """
 
 import hashlib
+import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +128,26 @@ def importance(plans: Plans, seconds: np.ndarray) -> dict[str, float]:
     )
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     return optuna.importance.get_param_importances(study, evaluator=evaluator)
+
+
+def shapley(values: np.ndarray) -> np.ndarray:
+    """Mean size of every axis's Shapley value, over all points of a grid that are equally likely: exact, by all sets.
+
+    A point's values add up to its difference from the grid's mean.
+
+    Source: Lundberg and Lee 2017 (1705.07874), equation 8, with means over the grid as expectations.
+    """
+    axes = frozenset(range(values.ndim))
+    sets = [frozenset(known) for n in range(len(axes) + 1) for known in itertools.combinations(sorted(axes), n)]
+    means = {known: values.mean(axis=tuple(axes - known), keepdims=True) for known in sets}
+    found = []
+    for i in sorted(axes):
+        own = np.zeros_like(values)
+        for known in sets:
+            if i not in known:
+                own += (means[known | {i}] - means[known]) / (len(axes) * math.comb(len(axes) - 1, len(known)))
+        found.append(abs(own).mean())
+    return np.array(found)
 
 
 def by_events(run: Run, vocab_size: int, system: System, limit: float) -> Judged:

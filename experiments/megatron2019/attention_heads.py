@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.megatron2019.tensor_parallel_scaling import CPU, GPU, MODELS, POINTS, model_of, speed
-from harness.claims import Claim, Evidence, Row
+from harness.claims import Claim, Evidence, Row, tally
 from harness.experiment import Experiment, Tier
 from harness.measures import Record, about, frame
 from harness.published import published
@@ -93,7 +93,7 @@ def falls_with_heads(rows: Sequence[Row]) -> Evidence | None:
     if len({row["heads"] for row in points}) < 2:
         return None
     numbers = ", ".join(f"{row['efficiency']:.1%} ({row['heads']} heads)" for row in points)
-    return Evidence(all(b["efficiency"] < a["efficiency"] for a, b in pairwise(points)), numbers)
+    return tally([b["efficiency"] < a["efficiency"] for a, b in pairwise(points)], "steps", numbers)
 
 
 def as_published(rows: Sequence[Row]) -> Evidence | None:
@@ -101,14 +101,19 @@ def as_published(rows: Sequence[Row]) -> Evidence | None:
     if len(ours) < len(HEADS["paper"]):
         return None
     numbers = [f"{row['efficiency']:.1%} with {row['heads']} (published {row['published']:.0%})" for row in ours]
-    return Evidence(all(abs(row["efficiency"] - row["published"]) <= POINTS for row in ours), ", ".join(numbers))
+    return tally([abs(row["efficiency"] - row["published"]) <= POINTS for row in ours], "points", ", ".join(numbers))
 
 
 EXPERIMENT = Experiment(
     source="Megatron-LM 2019, appendix D, table 7",
     expectation="efficiency falls slightly with the number of heads: 82, 80 and 77% in the paper",
     claims=(
-        Claim(text="efficiency falls with every increase of the heads", source="table 7", check=falls_with_heads),
+        Claim(
+            text="efficiency falls with every increase of the heads",
+            source="table 7",
+            check=falls_with_heads,
+            published="82% (16 heads), 80% (24 heads), 77% (32 heads)",
+        ),
         Claim(
             text="8.3B with 16, 24 and 32 heads on 8 GPUs is within 5 points of 82, 80 and 77%",
             source="table 7",

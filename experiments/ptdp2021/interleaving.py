@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, on_selene, small_model, timed
-from harness.claims import Claim, Evidence, Row
+from harness.claims import Claim, Evidence, Row, tally
 from harness.experiment import Experiment
 from harness.rate_figures import AS_SIMULATED, Figure, Printed, as_published
 from impl.model.sizes import named
@@ -55,7 +55,7 @@ def is_faster(rows: Sequence[Row]) -> Evidence | None:
         f"batch {batch}: " + ", ".join(f"{gain - 1:+.0%} (chunks {v})" for v, gain in sorted(by_chunks.items()))
         for batch, by_chunks in sorted(found.items())
     )
-    return Evidence(all(gain > 1 for one in found.values() for gain in one.values()), numbers) if found else None
+    return tally([gain > 1 for one in found.values() for gain in one.values()], "points", numbers)
 
 
 def gain_shrinks(rows: Sequence[Row]) -> Evidence | None:
@@ -67,7 +67,7 @@ def gain_shrinks(rows: Sequence[Row]) -> Evidence | None:
     numbers = [
         f"chunks {v}: {first[v] - 1:+.0%} at batch {min(found)}, {last[v] - 1:+.0%} at {max(found)}" for v in both
     ]
-    return Evidence(all(1 < first[v] > last[v] for v in both), "; ".join(numbers)) if both else None
+    return tally([1 < first[v] > last[v] for v in both], "numbers of chunks", "; ".join(numbers))
 
 
 def runs(seq_len: int, microbatches: Sequence[int], chunks: Sequence[int], repeats: int) -> list[Run]:
@@ -85,7 +85,12 @@ EXPERIMENT = Experiment(
     source="PTD-P 2021, section 5.3.2, figure 12",
     expectation="45% faster at one microbatch for every pipeline rank, 8% at five",
     claims=(
-        Claim(text="interleaved is faster than 1F1B at every batch", source="figure 12", check=is_faster),
+        Claim(
+            text="interleaved is faster than 1F1B at every batch",
+            source="figure 12",
+            check=is_faster,
+            published="+45, +23, +16, +10 and +8% at batches 12 to 60",
+        ),
         Claim(text="what it gains shrinks as the batch grows", source="figure 12", check=gain_shrinks),
         Claim(
             text="175B on 96 GPUs gains within 5 points of the published 45, 23, 16, 10 and 8%",

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.claims import Claim, Evidence, Row
 from harness.experiment import Experiment
-from harness.rate_figures import AS_SIMULATED, Figure, Printed, as_published, ordered
+from harness.rate_figures import AS_SIMULATED, Figure, Printed, as_published, in_print, ordered
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan
@@ -108,6 +108,7 @@ EXPERIMENT = Experiment(
             text="the rate per device falls with every increase of the pipeline ranks",
             source="figure 11",
             check=ordered(FIGURE, "pp"),
+            published=in_print(FIGURE, "pp"),
         ),
         Claim(
             text="it falls less at the larger batch, whose steps have more microbatches",

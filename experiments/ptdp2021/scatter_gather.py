@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, on_selene, small_model, timed
-from harness.claims import Claim, Evidence, Row
+from harness.claims import Claim, Evidence, Row, tally
 from harness.experiment import Experiment
 from harness.rate_figures import MIB, Figure, Printed, as_published, combine, ordered
 from impl.model.sizes import named
@@ -47,8 +47,7 @@ def sends_a_part(rows: Sequence[Row]) -> Evidence | None:
         f"batch {batch}, t={tp}: {ways[True] / MIB:.3g} of {ways[False] / MIB:.3g} MiB"
         for (tp, batch), ways in both.items()
     ]
-    holds = all(tp * ways[True] == ways[False] for (tp, _), ways in both.items())
-    return Evidence(holds, "; ".join(numbers)) if both else None
+    return tally([tp * ways[True] == ways[False] for (tp, _), ways in both.items()], "batches", "; ".join(numbers))
 
 
 def runs(seq_len: int, microbatches: Sequence[int]) -> list[Run]:
@@ -70,7 +69,10 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(text="a rank sends 1/t of the bytes to other stages, exactly", source="section 4.1", check=sends_a_part),
         Claim(
-            text="it is faster at every batch", source="figure 18", check=ordered(FIGURE, "scatter_gather", falls=False)
+            text="it is faster at every batch",
+            source="figure 18",
+            check=ordered(FIGURE, "scatter_gather", falls=False),
+            published="+10 to +11%",
         ),
         Claim(
             text="175B on 96 GPUs gains within 5 points of the published 10 to 11%",

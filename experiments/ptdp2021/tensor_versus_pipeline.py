@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, layouts, on_selene
-from harness.claims import Claim, Evidence, Row
+from harness.claims import Claim, Evidence, Row, tally
 from harness.experiment import Experiment
-from harness.rate_figures import MIB, Figure, as_published, combine, faster_at_larger_batch, shown
+from harness.rate_figures import MIB, Figure, as_published, combine, faster_at_larger_batch, in_print, shown
 from harness.tables import FLOP_RATE
 from impl.model.config import ModelConfig
 from impl.plan import Plan
@@ -41,7 +41,7 @@ def best_fills_a_node(rows: Sequence[Row]) -> Evidence | None:
     lines = [line for line in FIGURE.groups(of_paper) if any(row["tp"] == NODE for row in line)]
     best = [max(line, key=lambda row: row["relative"]) for line in lines]
     numbers = "; ".join(shown(line, "tp", "pp") for line in lines)
-    return Evidence(all(row["tp"] == NODE for row in best), numbers) if lines else None
+    return tally([row["tp"] == NODE for row in best], "batches", numbers)
 
 
 def layers_cost_more(rows: Sequence[Row]) -> Evidence | None:
@@ -53,7 +53,7 @@ def layers_cost_more(rows: Sequence[Row]) -> Evidence | None:
                 sent.setdefault((row["ranks"], row["global_batch"]), {})[way] = row[f"{way}_bytes_sent"]
     both = {at: ways for at, ways in sent.items() if len(ways) == 2}
     numbers = [f"{n} ranks, batch {b}: {w['tp'] / MIB:.3g} and {w['pp'] / MIB:.3g} MiB" for (n, b), w in both.items()]
-    return Evidence(all(ways["tp"] > ways["pp"] for ways in both.values()), "; ".join(numbers)) if both else None
+    return tally([ways["tp"] > ways["pp"] for ways in both.values()], "batches", "; ".join(numbers))
 
 
 TWO = (Plan(tp=2), Plan(pp=2))
@@ -67,6 +67,7 @@ EXPERIMENT = Experiment(
             text="the fastest of the paper's layouts has as many ranks to a layer as a node has GPUs",
             source="figure 13",
             check=best_fills_a_node,
+            published=in_print(FIGURE, "tp", "pp"),
         ),
         Claim(
             text="162B on 64 GPUs has relative rates within 5 points of the published",

@@ -1,0 +1,1 @@
+"""Zero Bubble Pipeline Parallelism (arXiv 2401.10241)."""
