@@ -48,6 +48,8 @@ BATCH = 1536
 """Sequences; 3.1 million tokens where they have 2,048, as GPT-3's batches (Brown et al. 2020, table 2.1)."""
 LEFT_FREE = 0.05
 """Share of a device's memory that the framework and its libraries take, or that is lost between allocations."""
+TOP = 20
+"""Plans of different shape that events decide between."""
 PLAIN_SECONDS = 5.0
 """How often progress is told where there is no terminal."""
 STEPS = 12
@@ -84,7 +86,7 @@ def tune_from(default: Run) -> Callable[..., int]:
         global_batch: int = BATCH,
         precision: Precision | None = None,
         fix: tuple[str, ...] = (),
-        top: int = 20,
+        top: int = TOP,
         trials: int = 0,
         measure: int = 0,
         steps: int = STEPS,
@@ -133,6 +135,24 @@ def tune_from(default: Run) -> Callable[..., int]:
         return print_json(document) if json else _print(document, task)
 
     return tune
+
+
+def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> Judged:
+    """The plan with which so many devices of a system carry out the base's batch fastest, as `tune` finds it.
+
+    Args:
+        base: of its plan only the size of buckets matters, and its microbatch does not.
+        fix: as the verb's.
+    Raises:
+        InputError: no plan is possible, or fits.
+    """
+    base = replace(base, plan=Plan(bucket_bytes=base.plan.bucket_bytes), train=replace(base.train, microbatch=1))
+    task = _Task(base, vocabulary_of(base), system, gpus, (1 - LEFT_FREE) * system.device.memory_bytes.value)
+    plans = every(base.model, gpus, base.train.global_batch, offload=system.device.kind != "cpu")
+    best = _search(task, _fixed(plans, fix), TOP, None)[0]["best"]
+    if not best:
+        raise InputError(f"of the {TOP} fastest plans none is as small as it was estimated; valid: more devices")
+    return best[0]
 
 
 def _precision(system: System, wanted: Precision | None) -> Precision:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from harness.claims import Check, Claim, Evidence, Row
+from harness.claims import Check, Claim, Evidence, Row, tally
 from harness.experiment import Experiment
 from harness.measures import Record, about, frame
 from harness.pairs import Cell, cells, in_words, reaches_below
@@ -211,7 +211,7 @@ def at_most(limit: float, is_meant: Callable[[dict[str, Any]], bool], *, within_
         if not found:
             return None
         holds = [reaches_below(row["estimate"], limit) if within_interval else row["ratio"] <= limit for row in found]
-        return Evidence(all(holds), f"{sum(holds)} of {len(found)}; {_in_short(found)}")
+        return tally(holds, "plans", _in_short(found))
 
     return check
 
@@ -236,7 +236,7 @@ def least_memory(rows: Sequence[Row]) -> Evidence | None:
     if not found:
         return None
     numbers = ", ".join(f"{row['memory_ratio']:.3f} ({row['plan']}, {row['precision']})" for row in found)
-    return Evidence(all(row["memory_ratio"] <= SAME_MEMORY for row in found), f"{numbers} of the least")
+    return tally([row["memory_ratio"] <= SAME_MEMORY for row in found], "plans", f"{numbers} of the least")
 
 
 TWO = [*data_parallel(2), *pipelines(2, chunks=2)]

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.ours.engines import MODEL_7M, claimed, data_parallel, layers_shared, order, plan_name
-from harness.claims import Check, Evidence, Row
+from harness.claims import Check, Evidence, Row, tally
 from harness.experiment import Experiment
 from harness.measures import Record, about, frame
 from harness.pairs import Cell, cells, in_words
@@ -130,7 +130,7 @@ def no_slower(name: str) -> Check:
     def check(rows: Sequence[Row]) -> Evidence | None:
         found = [row for row in compared(rows) if row["overlap"] == name and not math.isnan(row["ratio"])]
         numbers = ", ".join(f"{in_words(row['estimate'])} ({row['plan']}, {row['precision']})" for row in found)
-        return Evidence(all(row["ratio"] <= SLOWER for row in found), numbers) if found else None
+        return tally([row["ratio"] <= SLOWER for row in found], "plans", numbers)
 
     return check
 

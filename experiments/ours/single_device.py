@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.ours.engines import MODEL_25M, claimed
-from harness.claims import Evidence, Row
+from harness.claims import Evidence, Row, tally
 from harness.experiment import Experiment
 from harness.labels import point
 from harness.measures import Record, about, combine, frame
@@ -185,7 +185,7 @@ def best(found: Sequence[dict[str, Any]], who: Sequence[str]) -> dict[str, dict[
 def enough_on_h200(rows: Sequence[Row]) -> Evidence | None:
     found = best([row for row in timed(rows, "cuda") if row["device_name"] == H200], ["native"])
     numbers = ", ".join(f"{row['mfu']:.1%} ({model}, {_settings(row)})" for model, row in found.items())
-    return Evidence(all(row["mfu"] >= MFU for row in found.values()), numbers) if found else None
+    return tally([row["mfu"] >= MFU for row in found.values()], "models", numbers)
 
 
 def _settings(row: Mapping[str, Any]) -> str:
@@ -203,7 +203,7 @@ def best_is_ours(rows: Sequence[Row]) -> Evidence | None:
         if model in theirs
     }
     numbers = [f"{ratio:.3g} times {theirs[model]['engine']}'s rate ({model})" for model, ratio in ratios.items()]
-    return Evidence(all(ratio >= 1 for ratio in ratios.values()), ", ".join(numbers)) if ratios else None
+    return tally([ratio >= 1 for ratio in ratios.values()], "models", ", ".join(numbers))
 
 
 def our_25m(rows: Sequence[Row], precision: Precision) -> list[dict[str, Any]]:
@@ -216,7 +216,7 @@ def faster_than_plain(rows: Sequence[Row]) -> Evidence | None:
     """Whether our step takes at most OF_PLAIN of PyTorch's model's, in bf16."""
     found = [row["cell"].ratio("native", "torch") for row in our_25m(rows, "bf16") if "torch" in row["cell"].runs]
     numbers = ", ".join(f"{in_words(ratio)} of its time" for ratio in found)
-    return Evidence(all(ratio.mean <= OF_PLAIN for ratio in found), numbers) if found else None
+    return tally([ratio.mean <= OF_PLAIN for ratio in found], "models", numbers)
 
 
 def close_to_alone(rows: Sequence[Row]) -> Evidence | None:
