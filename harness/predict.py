@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.progress import Progress
 
-from harness.answers import as_json, console, described, print_json, print_tables, tell_ignored, write_results
+from harness.answers import (
+    as_json,
+    console,
+    described,
+    print_json,
+    print_tables,
+    shown_progress,
+    tell_ignored,
+    write_results,
+)
 from harness.experiment import Experiment, Point, Tier, changed, load, points
 from harness.fitting import EXTRAPOLATES
 from harness.measures import size_name
@@ -97,7 +105,7 @@ def _only_one(**given: bool) -> None:
 def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store, system: System, json: bool) -> int:
     """Write a simulated record of every point, then all tables and figures anew; print those of the points."""
     store.require_writable()
-    records = [record_of(point.run, store, system) for point in _shown_progress(chosen)]
+    records = [record_of(point.run, store, system) for point in shown_progress(chosen, "predicting")]
     for record in records:
         store.write(record)
     everything = Store(store.out, found.id, store.tier)
@@ -117,15 +125,6 @@ def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store,
     for file in files:
         print(f"  {file}")
     return 0
-
-
-def _shown_progress(chosen: Sequence[Point]) -> Iterable[Point]:
-    """The points, one after another, with a bar on a terminal's standard error."""
-    from rich.console import Console
-
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        yield from progress.track(chosen, description="predicting")
 
 
 def _warnings(records: Sequence[Record], system: System) -> Iterable[str]:

@@ -25,21 +25,26 @@ from harness.answers import (
 )
 from harness.bench import bench
 from harness.calibrate import calibrate
+from harness.case import why_no_start
 from harness.cluster import Cluster
 from harness.doctor import doctor
 from harness.draw import draw_timeline
 from harness.dry_run import Silent, tell_plan
 from harness.environment import gpu_count
+from harness.evaluate import evaluate
 from harness.experiment import TIERS, Point, Tier, experiment_ids, load
+from harness.export import export
 from harness.memory import Flag, memory_from
 from harness.options import DeviceChoice, Options, Place, Saving, Trying, require_positive
 from harness.predict import predict_from
 from harness.progress import LiveDisplay
+from harness.report import report
 from harness.site import Site, Where
 from harness.store import FINISHED, Store
 from harness.sweep import Sweep
 from harness.tune import tune_from
 from harness.validity import Datasets, why_invalid
+from harness.verdicts import claims
 from harness.watch import WHICH, Chosen, cancel, rows_of, status, tell_rows, watch
 from impl.errors import InputError
 from impl.plan import Plan
@@ -193,12 +198,15 @@ def train_from(default: Run) -> Callable[..., int]:
         site = _site(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
         if place.on == "slurm" and out is None:
             raise InputError("--on slurm: needs --out, a folder that all nodes of the cluster see")
+        if config.keep_end and out is None:
+            raise InputError("--keep-end: needs --out, where the checkpoint is kept")
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(out or Path(scratch), "train", "small")
             cache = _synthetic_cache(store)
             # what is refused leaves nothing in --out, the synthetic language neither
             there = Datasets(cache if cache.exists() else Path(scratch) / ".synthetic")
-            if reason := saving.why_invalid(config) or why_invalid(config, there, site):
+            no_start = why_no_start(config, store)
+            if reason := saving.why_invalid(config) or why_invalid(config, there, site) or no_start:
                 raise InputError(reason)
             store.require_writable()
             # asked for by name, it runs, whatever came of it before
@@ -212,6 +220,8 @@ def train_from(default: Run) -> Callable[..., int]:
             print_json(record)
         else:
             print_tables([record])
+            if config.keep_end:
+                print(f"\ncheckpoint: {store.checkpoints(config.id)}")
         return 0 if record["status"] in FINISHED else 1
 
     return train
@@ -259,6 +269,9 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
         "watch": watch,
         "cancel": cancel,
         "table": table,
+        "claims": claims,
+        "export": export,
+        "report": report,
         "train": train_from(default),
         "timeline": draw_timeline,
         "memory": memory_from(default),
@@ -266,6 +279,7 @@ def table_of(default: Run) -> dict[str, Callable[..., int]]:
         "calibrate": calibrate,
         "tune": tune_from(default),
         "accuracy": accuracy,
+        "evaluate": evaluate,
         "prepare": prepare,
         "bench": bench,
         "doctor": doctor,

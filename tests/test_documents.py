@@ -2,6 +2,7 @@
 
 import functools
 import json
+import lzma
 import re
 import shlex
 import signal
@@ -19,19 +20,28 @@ from tokenizers import pre_tokenizers
 from harness import cli, verbs
 from harness.document import anchor, experiments_markdown
 from harness.experiment import TIERS, Experiment, experiment_ids, load, points
+from harness.published import FOLDER
 from harness.store import Store
+from impl.data.config import SYNTHETIC
 from impl.data.tokenizer import END_OF_TEXT
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
 from impl.run import Run
+from tests.documents import EXPERIMENTS, README, ROOT, readme, verdicts_by_paper
 from tests.harness.made_up_records import record
 
-ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
-DOCUMENTS = ("README.md", "EXPERIMENTS.md", "notebooks/README.md")
+DOCUMENTS = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "notebooks/README.md")
+TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
 HARNESS = re.compile(r"^(?:\$ )?(?:python -m harness|lmscale) (.*)$", re.MULTILINE)
+INLINE = re.compile(r"`python -m harness ([^`>]*)")
+EXECUTED = ("list", "status", "table", "prepare", "timeline", "memory", "predict", "claims", "report", "export")
+DRY = ("run",)
+"""With --dry-run: which points would be trained, and with which script on a cluster."""
+PARSED = ("train", "evaluate", "watch", "cancel", "calibrate", "tune", "accuracy", "bench", "doctor")
+"""They train, need a checkpoint, jobs of a cluster or a quiet machine: only their options are looked at, but for one
+short training. The commands of EXPERIMENTS.md are parsed too; `make smoke` executes those of tier smoke."""
 
 
 def fences(text: str, language: str = "") -> Iterator[str]:
@@ -41,7 +51,16 @@ def fences(text: str, language: str = "") -> Iterator[str]:
             yield found[2]
 
 
-COMMANDS = [shlex.split(line, comments=True) for block in fences(README) for line in HARNESS.findall(block)]
+def said(text: str) -> Iterator[list[str]]:
+    """The commands of a document, in blocks and in sentences; an ID in capitals is the reader's."""
+    lines = [line for block in fences(text) for line in HARNESS.findall(block)]
+    lines += INLINE.findall(re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL).replace("\n", " "))
+    for line in lines:
+        yield ["quickstart" if word in ("EXPERIMENT", "ID") else word for word in shlex.split(line, comments=True)]
+
+
+COMMANDS = [list(words) for words in dict.fromkeys(tuple(words) for text in TEXTS.values() for words in said(text))]
+OF_EXPERIMENTS = list(said(EXPERIMENTS.read_text()))
 
 
 @pytest.fixture
@@ -69,9 +88,43 @@ def run(arguments: list[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Standard output of a command of this process in an empty folder, which has to end well."""
+
+    def run(command: list[str]) -> str:
+        status = cli.main(command)
+        out, err = capsys.readouterr()
+        assert status == 0, err
+        return out
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return run
+
+
 def test_experiments_markdown_is_what_the_registry_and_the_records_say() -> None:
     expected = experiments_markdown(ROOT / "results")
-    assert (ROOT / "EXPERIMENTS.md").read_text() == expected, "python -m harness list --markdown > EXPERIMENTS.md"
+    assert EXPERIMENTS.read_text() == expected, "make documents"
+
+
+def test_the_table_of_the_readme_is_what_experiments_markdown_says() -> None:
+    assert README.read_text() == readme(), "make documents"
+    assert len(verdicts_by_paper(EXPERIMENTS.read_text())) > 5
+
+
+def test_verdicts_are_summed_by_paper() -> None:
+    rows = [
+        "| [ptdp2021/one](#ptdp2021one) | A question? | 3 reproduced, 1 partly | – |",
+        "| [ptdp2021/two](#ptdp2021two) | Another? | 1 not reproduced | 2 reproduced |",
+        "| [quickstart](#quickstart) | Does it work? | 2 reproduced | – |",
+    ]
+    text = "\n".join(["## All experiments", "", *rows, "", "## ptdp2021/one", "", *rows])
+    assert verdicts_by_paper(text)[2:] == [
+        "| PTD-P 2021 | 2 | 3 | 1 | 1 | 2 | 0 | 0 |",
+        "| our own questions | 1 | 2 | 0 | 0 | 0 | 0 | 0 |",
+        "| all | 3 | 5 | 1 | 1 | 2 | 0 | 0 |",
+    ]
 
 
 @pytest.mark.parametrize("name", experiment_ids())
@@ -86,28 +139,37 @@ def test_every_experiment_says_what_it_is_and_has_all_tiers(name: str) -> None:
         assert [run.why_invalid() for run in experiment.runs[tier] if run.why_invalid()] == []
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", [*DOCUMENTS, "EXPERIMENTS.md"])
 def test_links_lead_somewhere(name: str) -> None:
     document = ROOT / name
-    text = document.read_text()
-    links = re.findall(r"\]\(([^)\s]+)\)", text)
-    anchors = {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
-    assert links or name.startswith("notebooks")
-    for link in links:
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
         path, _, fragment = link.partition("#")
+        target = document.parent / path if path else document
         assert not link.startswith("http"), f"{link}: documents work offline"
-        assert not path or (document.parent / path).exists(), link
-        assert not fragment or fragment in anchors, link
+        assert target.exists(), link
+        assert not fragment or fragment in anchors(target), link
 
 
-def test_files_that_the_readme_names_exist() -> None:
-    named_files = re.findall(r"`((?:impl|harness|experiments|results|notebooks)/[a-z0-9_/.]*)`", README)
+@functools.cache
+def anchors(document: Path) -> set[str]:
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)}
+
+
+def test_every_document_is_linked_to() -> None:
+    linked = {path for text in TEXTS.values() for path in re.findall(r"\]\(([^)#\s]+)", text)}
+    assert {name for name in DOCUMENTS[1:] if name not in linked} == set()
+
+
+def test_files_that_the_documents_name_exist() -> None:
+    texts = "\n".join(TEXTS.values())
+    named_files = re.findall(r"`((?:impl|harness|experiments|results|notebooks|docs)/[a-z0-9_/.]*)`", texts)
     assert len(named_files) > 10
-    assert [f for f in named_files if not (ROOT / f).exists()] == ["experiments/ours/batch_size.py"]  # the reader's
+    assert {f for f in named_files if not (ROOT / f).exists()} == {"experiments/ours/batch_size.py"}  # the reader's
 
 
 def test_every_verb_has_an_example() -> None:
     assert {command[0] for command in COMMANDS} == set(verbs.table_of(Run()))
+    assert {command[0] for command in [*COMMANDS, *OF_EXPERIMENTS]} <= {*EXECUTED, *DRY, *PARSED}
 
 
 @pytest.mark.usefixtures("idle_verbs")
@@ -115,6 +177,16 @@ def test_every_verb_has_an_example() -> None:
 def test_commands_have_these_options(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(command) == 0, capsys.readouterr().err
     assert cli.main([*command, "--not-an-option", "1"]) == 2
+
+
+@pytest.mark.usefixtures("idle_verbs")
+def test_commands_of_experiments_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    full = [words for words in OF_EXPERIMENTS if len(words) > 1]  # a verb alone is spoken of
+    kinds = {(words[0], *(word for word in words if word.startswith("-"))): words for words in full}
+    for words in kinds.values():
+        assert cli.main(words) == 0, capsys.readouterr().err
+    runs = [words for words in OF_EXPERIMENTS if words[0] == "run"]
+    assert {(words[1], option(words, "--tier")) for words in runs} == {(n, t) for n in experiment_ids() for t in TIERS}
 
 
 @pytest.mark.parametrize("command", commands("run", "status", "table"), ids=" ".join)
@@ -127,46 +199,88 @@ def option(command: list[str], name: str) -> str | None:
     return command[command.index(name) + 1] if name in command else None
 
 
-@pytest.mark.parametrize("command", [*commands("list", "status"), ["table", "--help"]], ids=" ".join)
-def test_commands_that_only_look_end_well(command: list[str], tmp_path: Path) -> None:
-    assert run(command, tmp_path)
+@pytest.mark.parametrize("command", commands("list", "status", "claims", "memory"), ids=" ".join)
+def test_commands_that_only_look(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
+    assert here(command)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", commands("table"), ids=" ".join)
-def test_tables_are_made_of_records(command: list[str], tmp_path: Path) -> None:
+def test_help_is_told_by_a_command_of_its_own(tmp_path: Path) -> None:
+    assert "--format" in run(["table", "--help"], tmp_path)
+
+
+@pytest.mark.parametrize("command", commands(*DRY), ids=" ".join)
+def test_what_would_be_run(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
+    if folder := option(command, "--data"):
+        write_text(tmp_path)
+        here(["prepare", "--text", "corpus.txt", "--tokenizer", "byte", "--out", folder])
+    [site] = [block for name in DOCUMENTS for block in fences(TEXTS[name], "toml")]
+    (tmp_path / "site.toml").write_text(site)
+    before = sorted(tmp_path.rglob("*"))
+    told = here([*command, *([] if "--dry-run" in command else ["--dry-run"])])
+    assert "nothing was written" in told
+    assert ("#SBATCH" in told) == ("slurm" in command)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", commands("table", "export"), ids=" ".join)
+def test_tables_and_archives_are_made_of_records(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
+    name, tier = load(command[1]).id, option(command, "--tier") or "smoke"
+    Store(tmp_path / "results", name, tier).write(record(tier=tier) | {"experiment": name})
+    assert (option(command, "--out") or name) in here(command)
+
+
+def test_a_report_is_written(here: Callable[..., str], tmp_path: Path) -> None:
     Store(tmp_path / "results", "quickstart", "smoke").write(record() | {"experiment": "quickstart"})
-    assert "tokens/s" in run(command, tmp_path)
+    for command in commands("report"):
+        assert here(command)
+        assert "quickstart" in (tmp_path / (option(command, "--out") or "") / "index.html").read_text()
+
+
+@pytest.mark.parametrize("command", commands("predict"), ids=" ".join)
+def test_steps_are_predicted(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
+    if rows := option(command, "--rows"):
+        head, *published = (FOLDER / "steps" / "ptdp2021_table1.csv").read_text().splitlines()
+        (tmp_path / rows).write_text("\n".join([head, *(row for row in published if "check" in row)]))
+    assert here(command)
 
 
 @pytest.mark.parametrize("command", [c for c in commands("prepare") if "hf:NAME" not in c], ids=" ".join)
-def test_text_is_prepared(command: list[str], tmp_path: Path) -> None:
+def test_text_is_prepared(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
     write_text(tmp_path)
-    assert "vocabulary" in run(command, tmp_path)
+    assert "vocabulary" in here(command)
     assert (tmp_path / "data").is_dir()
 
 
 def write_text(folder: Path) -> None:
-    """The files that the README's commands read, each small."""
+    """The files that the commands read, each small."""
     text = "the cat sat on the mat and looked at the rain; " * 200
     (folder / "corpus.txt").write_text(text)
     (folder / "held_out.txt").write_text(text[:2000])
-    (folder / "corpus.jsonl").write_text('{"text": "one document"}\n' * 50)
+    documents = '{"text": "one document"}\n' * 50
+    (folder / "corpus.jsonl").write_text(documents)
+    for split in ("train", "valid"):
+        (folder / f"books.{split}.jsonl.xz").write_bytes(lzma.compress(documents.encode()))
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "on", "ne", END_OF_TEXT]
     (folder / "encoder.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     (folder / "vocab.bpe").write_text("#version: 0.2\no n\nn e\n")
 
 
+def test_token_folders_that_runs_ask_for_are_prepared_somewhere() -> None:
+    asked = {run.data.dataset for name in experiment_ids() for tier in TIERS[:2] for run in load(name).runs[tier]}
+    assert asked - {SYNTHETIC} <= {option(command, "--out") for command in commands("prepare")}
+
+
 def test_a_few_steps_are_trained(tmp_path: Path) -> None:
-    [command] = [c for c in commands("train") if "--train.steps" in c]
+    [command] = [c for c in commands("train") if "--train.steps" in c and "--plan.dp" in c]  # others train for longer
     assert int(option(command, "--train.steps") or 0) <= 20
     assert "Throughput" in run(command, tmp_path)
 
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    used = set(re.findall(r"(?:^|`)make (\w+)", README, re.MULTILINE))
-    assert {"quickstart", "test", "bench", "lint"} <= used
+    used = set(re.findall(r"(?:^|`)make\s(\w+)", "\n".join(TEXTS.values()), re.MULTILINE))
+    assert {"quickstart", "test", "bench", "lint", "smoke", "documents"} <= used
     assert used <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
 
 
@@ -175,12 +289,12 @@ def test_the_citation_has_the_version() -> None:
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_experiment_in_the_readme_is_complete() -> None:
-    _, placement, source = fences(README, "python")
+def test_the_experiment_that_is_shown_is_complete() -> None:
+    placement, source, _ = fences(TEXTS["docs/extending.md"], "python")
     assert isinstance(eval(f"{{{placement}}}", {"NormPlacement": NormPlacement})["output"], NormPlacement)
     assert "output" not in PLACEMENTS
     module = ModuleType("batch_size")
-    exec(compile(source, "README.md", "exec"), vars(module))
+    exec(compile(source, "docs/extending.md", "exec"), vars(module))
     experiment = module.EXPERIMENT
     assert isinstance(experiment, Experiment)
     assert module.__doc__
@@ -190,24 +304,28 @@ def test_the_experiment_in_the_readme_is_complete() -> None:
         assert not [run.why_invalid() for run in experiment.runs[tier] if run.why_invalid()]
 
 
-def test_the_schedule_in_the_readme_is_drawn_as_shown_and_runs(tmp_path: Path) -> None:
-    source, *_ = fences(README, "python")
+def test_the_schedule_that_is_shown_is_drawn_so_and_runs(
+    here: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, source = fences(TEXTS["docs/extending.md"], "python")
     (tmp_path / "my_schedules.py").write_text(source)
-    drawn = {" ".join(command): run(command, tmp_path) for command in commands("timeline")}
+    monkeypatch.syspath_prepend(tmp_path)
+    drawn = {" ".join(command): here(command) for command in commands("timeline")}
     assert any("my_schedules:in_groups" in command for command in drawn)
-    shown = [block for block in fences(README) if block.startswith("zb_h1")]
+    shown = [block for block in fences(TEXTS["docs/plans.md"]) if block.startswith("zb_h1")]
     assert shown == [text for command, text in drawn.items() if "zb_h1" in command]
     own = vars(ModuleType("my_schedules"))
-    exec(compile(source, "README.md", "exec"), own)
+    exec(compile(source, "docs/extending.md", "exec"), own)
     schedule = Schedule("in_groups", tuple(map(tuple, own["in_groups"](2, 8))))
     check(schedule, 2, 8)
     assert simulate(schedule, uniform()).bubble == Fraction(1, 2)  # (p - 1) / p: that of each group
     assert {path.name for path in tmp_path.iterdir()} >= {"interleaved.png", "interleaved.svg"}
 
 
-def test_the_ablation_in_the_readme_is_where_it_says() -> None:
-    [line] = re.findall(r"`(NORMS = \(.*?\))`", README)
+def test_the_ablation_that_is_shown_is_where_it_says() -> None:
+    shown = TEXTS["docs/extending.md"]
+    [line] = re.findall(r"`(NORMS = \(.*?\))`", shown)
     source = (ROOT / "experiments/megatron2019/layernorm_placement.py").read_text()
     assert line in source
-    for value in re.findall(r"`(for lr in \(.*?\))`", README):
+    for value in re.findall(r"`(for lr in \(.*?\))`", shown):
         assert value in source

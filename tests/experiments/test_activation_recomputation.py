@@ -29,6 +29,7 @@ from impl.cost.activations import layer_bytes
 from impl.plan import Plan
 from impl.run import Run, to_dict
 from tests.harness.made_up_records import record_of
+from tests.turned import turned
 
 EXPERIMENT = load("activation_recomputation")
 GPU: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB", "tier": "paper"}
@@ -67,7 +68,7 @@ def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[dict[str, Any]
 
 
 def verdicts(records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(EXPERIMENT.claims, records).frame["verdict"])
+    return turned(claims_table(EXPERIMENT.claims, records))
 
 
 def test_every_run_of_every_tier_is_valid() -> None:

@@ -17,6 +17,7 @@ from impl.cost.parameters import count_parameters
 from impl.peers.validity import why_invalid
 from impl.run import Run
 from tests.harness.made_up_records import record_of
+from tests.turned import turned
 
 NAMES = ("engines", "single_device", "overlap", "cost_scaling")
 YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
@@ -25,7 +26,7 @@ H200: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA H200", "tier": 
 
 
 def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(experiment.claims, records).frame["verdict"])
+    return turned(claims_table(experiment.claims, records))
 
 
 def made(run: Run, seconds: float = 0.1, **place: Any) -> dict[str, Any]:

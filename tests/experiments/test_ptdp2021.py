@@ -27,6 +27,7 @@ from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform
 from impl.run import Run
 from tests.harness.made_up_records import record_of, with_pipeline
+from tests.turned import turned
 
 MODULES: dict[str, Any] = {
     module.__name__.rpartition(".")[2]: module
@@ -58,7 +59,7 @@ def paper(name: str, factor: Callable[[Run], float] = lambda _: 1.0) -> list[dic
 
 
 def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(experiment.claims, records).frame["verdict"])
+    return turned(claims_table(experiment.claims, records))
 
 
 @pytest.mark.parametrize("name", FIGURES)

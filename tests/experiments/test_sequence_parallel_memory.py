@@ -13,6 +13,7 @@ from impl.cost.parameters import count_parameters
 from impl.model.config import ModelConfig
 from impl.run import Run, to_dict
 from tests.harness.made_up_records import record
+from tests.turned import turned
 
 EXPERIMENT = load("sequence_parallel_memory")
 
@@ -37,7 +38,7 @@ def made(run: Run, **place: Any) -> dict[str, Any]:
 
 
 def verdicts(records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(EXPERIMENT.claims, records).frame["verdict"])
+    return turned(claims_table(EXPERIMENT.claims, records))
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -16,6 +16,7 @@ from harness.tables import scaling_table
 from impl.cost.parameters import count_parameters
 from impl.run import to_dict
 from tests.harness.made_up_records import record
+from tests.turned import turned
 
 SCALING = load("tensor_parallel_scaling")
 HEADS = load("attention_heads")
@@ -53,7 +54,7 @@ def as_printed(run: Run) -> float:
 
 
 def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(experiment.claims, records).frame["verdict"])
+    return turned(claims_table(experiment.claims, records))
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -21,6 +21,7 @@ from impl.cost.traffic import Place, state_traffic
 from impl.plan import Plan
 from impl.run import Run, to_dict
 from tests.harness.made_up_records import record_of
+from tests.turned import turned
 
 THROUGHPUT, ZERO_R = load("zero_throughput"), load("zero_r")
 GPU: dict[str, Any] = {"device": "cuda", "device_name": "Tesla V100-SXM3-32GB", "tier": "paper"}
@@ -67,7 +68,7 @@ def bare(run: Run) -> dict[str, Any]:
 
 
 def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(experiment.claims, records).frame["verdict"])
+    return turned(claims_table(experiment.claims, records))
 
 
 @pytest.mark.parametrize("experiment", [THROUGHPUT, ZERO_R], ids=lambda experiment: experiment.id)

@@ -20,6 +20,7 @@ from impl.cost.traffic import Place, pipeline_traffic, state_traffic
 from impl.plan import Plan
 from impl.run import Run, to_dict
 from tests.harness.made_up_records import record_of
+from tests.turned import turned
 
 EXPERIMENT = load("zero3_versus_ptdp")
 GPU: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB", "tier": "paper"}
@@ -54,7 +55,7 @@ def on_cpu(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def verdicts(records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(EXPERIMENT.claims, records).frame["verdict"])
+    return turned(claims_table(EXPERIMENT.claims, records))
 
 
 def test_the_paper_tier_is_table_2_row_by_row() -> None:

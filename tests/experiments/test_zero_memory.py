@@ -12,6 +12,7 @@ from harness.published import published
 from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.harness.made_up_records import record_of
+from tests.turned import turned
 
 MEMORY, LARGEST = load("zero_memory"), load("zero_max_model_size")
 YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
@@ -30,7 +31,7 @@ def counted(run: Run, times: float = 1.0) -> dict[str, Any]:
 
 
 def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(experiment.claims, records).frame["verdict"])
+    return turned(claims_table(experiment.claims, records))
 
 
 @pytest.mark.parametrize("experiment", [MEMORY, LARGEST])

@@ -17,7 +17,10 @@ from tests.harness.calls import Started, call, put_record, refused, stop_before_
 from tests.harness.small_runs import write_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("list", "run", "status", "watch", "cancel", "table", "train", "timeline", "memory", "prepare", "doctor")
+VERBS = (
+    *("list", "run", "status", "watch", "cancel", "table", "report"),
+    *("train", "timeline", "memory", "prepare", "doctor"),
+)
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --plan.schedule"
 

@@ -251,7 +251,7 @@ def test_the_registry_shows_simulated_results_below_measured_ones(predicted: tup
     text = experiments_markdown(out).partition(f"\n## {NAME}\n")[2].partition("\n## ")[0]
     assert "No records yet." not in text
     assert "Tier `paper`, simulated for selene (Megatron-LM 2021). 10 points: 10 ok." in text
-    assert "verdict, simulated on selene" in text
+    assert "| paper, simulated for selene | reproduced |" in text
 
 
 def both(run: Run, seconds: float = 0.1) -> list[Any]:

@@ -1,54 +1,98 @@
-"""Notebooks run from top to bottom on records that no run has made, and on none."""
+"""Notebooks run from top to bottom, say what the records say today, and define no formula."""
 
 import ast
+import functools
 import runpy
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
-from harness.store import Store
-from tests.harness.made_up_records import record
+from tests.notebooks.executed import COMPUTES, ROOT, SOURCES, environment, read, told
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "results.py"
-SIZES = ((64, 1, 124_736, 2.4), (128, 2, 461_952, 2.2))
-
-
-def run(folder: Path) -> dict[str, Any]:
-    return runpy.run_path(str(NOTEBOOK), {"RESULTS": folder, "EXPERIMENT": "made_up", "TIER": "smoke"})
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    store = Store(tmp_path, "made_up", "smoke")
-    for hidden, heads, parameters, nats in SIZES:
-        for norm, worse in (("pre", 0.0), ("post", 0.1)):
-            shape = {"model__hidden_size": hidden, "model__num_heads": heads, "model__norm_placement": norm}
-            store.write(record(nats=nats + worse, parameters=parameters, train__steps=20, **shape))
-    store.write(record(status="failed", reason="rank 1 was killed by SIGKILL", model__norm_placement="sandwich"))
-    return tmp_path
+NAMES = {
+    "add_your_own_ablation", "layernorm_placement", "pipeline_timelines", "scaling_laws", "simulator_accuracy",
+    "throughput_and_scaling", "zero_memory",
+}  # fmt: skip
+TEACHES = "add_your_own_ablation"
+"""It shows how runs and a check are written."""
+STALE = "python -m tests.documents"
+KIBI = 2**10
 
 
-def test_throughput_perplexity_and_a_figure(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = run(results)
-    assert len(shown["runs"]) == 5
-    assert list(shown["throughput"].frame["tokens_per_second"]) == pytest.approx([16 * 128 / 0.1] * 4)
-    [perplexity] = shown["perplexities"].values()
-    assert {"pre", "post"} <= set(perplexity.columns)
-    assert len(shown["evaluated"]) == 4
-    assert isinstance(shown["figure"], Figure)
-    assert "4 ok, 1 failed" in capsys.readouterr().out
+def stems(path: Path) -> str:
+    return path.stem
 
 
-def test_no_records_are_no_error(tmp_path: Path) -> None:
-    shown = run(tmp_path)
-    assert shown["records"] == []
-    assert shown["figure"] is None
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all notebooks, executed anew by nbmake."""
+    for package in ("nbmake", "jupytext", "ipykernel"):
+        pytest.importorskip(package, reason="pip install -e '.[notebooks]'")
+    folder = tmp_path_factory.mktemp("notebooks")
+    for source in SOURCES:
+        shutil.copy(source.with_suffix(".ipynb"), folder)
+    files = [str(path) for path in sorted(folder.glob("*.ipynb"))]
+    options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-c", "/dev/null", f"--rootdir={folder}", "--overwrite"]
+    command = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=300", "-q", *options, *files]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder / "ipython"), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    return folder
 
 
-def test_no_formula_is_defined() -> None:
-    nodes = list(ast.walk(ast.parse(NOTEBOOK.read_text())))
-    assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.Lambda)]
-    arithmetic = {ast.unparse(n) for n in nodes if isinstance(n, ast.BinOp)}
-    assert arithmetic <= {"CODE / 'results'"}
+@functools.cache
+def are_records_committed() -> bool:
+    """Whether the results are those of the commit: what was run here since is in no notebook yet."""
+    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", "results"]
+    return not subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+
+
+def test_every_notebook_has_a_source_and_outputs() -> None:
+    assert {path.stem for path in SOURCES} == NAMES
+    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == NAMES
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=stems)
+def test_it_runs_and_says_what_the_records_say(source: Path, again: Path) -> None:
+    import nbformat
+
+    committed = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    cells = lambda notebook: [(cell.cell_type, cell.source, cell.id) for cell in notebook.cells]
+    assert cells(committed) == cells(read(source)), f"not made of its source: {STALE}"
+    if source.stem not in COMPUTES and are_records_committed():
+        now = nbformat.read(again / f"{source.stem}.ipynb", as_version=4)
+        assert told(committed) == told(now), f"records have changed: {STALE}"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=stems)
+def test_what_is_committed_is_whole_and_small(source: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="pip install -e '.[notebooks]'")
+    path = source.with_suffix(".ipynb")
+    assert path.stat().st_size < 1500 * KIBI
+    outputs = [o for cell in nbformat.read(path, as_version=4).cells for o in cell.get("outputs", ())]
+    assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    assert any("image/png" in o.get("data", {}) for o in outputs)
+    texts = [text for o in outputs for text in (o.get("text", ""), *o.get("data", {}).values()) if len(text) < 10**5]
+    assert not [text for text in texts if "/tmp/" in text or str(ROOT) in text]
+
+
+@pytest.mark.parametrize("source", [s for s in SOURCES if s.stem not in COMPUTES], ids=stems)
+def test_no_records_are_no_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("IPython", reason="pip install -e '.[notebooks]'")
+    monkeypatch.setattr("harness.environment.CODE", tmp_path)
+    assert not [value for name, value in runpy.run_path(str(source)).items() if name == "records" and value]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=stems)
+def test_no_formula_is_defined(source: Path) -> None:
+    nodes = list(ast.walk(ast.parse(source.read_text())))
+    functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    assert functions == (["runs", "falls_with_the_batch"] if source.stem == TEACHES else [])
+    arithmetic = [node for node in nodes if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.BitOr)]
+    of_paths = {"CODE / 'results'", "RESULTS / 'accuracy.png'", "store.out / '.synthetic'"}
+    assert {ast.unparse(node) for node in arithmetic} <= of_paths

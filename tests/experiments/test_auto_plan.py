@@ -1,0 +1,115 @@
+"""Plans by hand and by search: what was found is a plan of those, and verdicts turn."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from experiments.ours import auto_plan as experiment
+from harness.claims import claims_table
+from harness.experiment import load
+from harness.labels import point
+from harness.simulated import predicted, vocabulary_of
+from harness.systems import load_system
+from impl.plan import Plan
+from impl.run import Run, to_dict
+from tests.harness.made_up_records import record_of
+
+YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
+Seconds = Callable[[experiment.Hand, experiment.Way], float]
+
+
+@cache
+def bare(run: Run, system: str) -> dict[str, Any]:
+    """Of one rank: thousands would say the same."""
+    one = Run(model=run.model, precision=run.precision, evaluation=run.evaluation)
+    full = record_of(one, tier="paper")
+    device = load_system(system).hardware
+    environment = {"system": system, "device": "cuda", "device_name": device, "backend": "nccl"}
+    return full | {"source": "simulated", "id": run.id, "config": to_dict(run), "environment": environment, "ranks": []}
+
+
+def simulated(seconds: Seconds) -> list[dict[str, Any]]:
+    """Every recipe's ways on its own system."""
+    made = {}
+    for hand in experiment.HANDS:
+        for way in reversed(experiment.WAYS):
+            full = bare(hand.way(way), hand.system)
+            made[full["id"]] = full | {"steps": [{"step": 0, "seconds": [seconds(hand, way)]}]}
+    return list(made.values())
+
+
+def verdicts(seconds: Seconds) -> list[str]:
+    shown = claims_table(load("auto_plan").claims, simulated(seconds)).frame
+    return list(shown[next(name for name in shown if name.startswith("verdict"))])
+
+
+def by_way(hand: float, same: float, best: float) -> Seconds:
+    seconds = dict(zip(experiment.WAYS, (hand, same, best), strict=True))
+    return lambda _, way: seconds[way]
+
+
+def test_verdicts_turn() -> None:
+    assert verdicts(by_way(10, 9.5, 8)) == [YES, YES, PARTLY]
+    assert verdicts(by_way(10, 9.5, 11))[0] == NO
+    assert verdicts(by_way(10, 8, 7))[1] == NO
+    assert claims_table(load("auto_plan").claims, []).frame["verdict"].tolist() == [ABSENT] * 3
+
+
+def test_plans_within_nodes_bear_the_third_claim_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = {
+        key: plan | {"tp": 8, "dp": plan.get("dp", 1) * 2} if plan.get("tp") == 16 and "ZeRO" not in key[0] else plan
+        for key, plan in experiment.FOUND.items()
+    }
+    experiment.meant_by.cache_clear()
+    monkeypatch.setattr(experiment, "FOUND", narrow)
+    try:
+        assert verdicts(by_way(10, 9.5, 8))[2] == YES
+    finally:
+        experiment.meant_by.cache_clear()
+
+
+def test_the_table_has_every_recipe_in_all_ways() -> None:
+    table = experiment.table(simulated(by_way(10, 9.5, 8)))
+    assert set(table.frame["recipe"]) == {hand.name for hand in experiment.HANDS}
+    of_one = table.frame[table.frame["recipe"] == experiment.HANDS[2].name]
+    assert list(of_one["way"]) == list(experiment.WAYS)
+    assert of_one["speedup"].tolist() == pytest.approx([1, 10 / 9.5, 1.25])
+    assert "interleaved 2" in next(iter(of_one["plan"]))
+    assert experiment.table([]).frame.empty
+
+
+@pytest.mark.parametrize("hand", [*experiment.HANDS, *experiment.CPUS], ids=lambda hand: hand.name)
+def test_what_was_found_is_a_valid_plan_for_as_many_devices(hand: experiment.Hand) -> None:
+    for way in experiment.WAYS[1:]:
+        run = hand.way(way)
+        assert (hand.name, way) in experiment.FOUND
+        assert run.why_invalid() is None
+        assert run.plan.world_size == hand.plan.world_size
+    for knob in (text.partition("=") for text in hand.knobs):
+        same = hand.way("same knobs")
+        value = same.train.microbatch if knob[0] == "microbatch" else getattr(same.plan, knob[0])
+        assert str(value).lower() in knob[2].split(","), knob
+
+
+def test_a_found_plan_is_faster_than_the_hand_made_by_events() -> None:
+    hand = experiment.HANDS[5]
+    system = load_system(hand.system)
+    seconds = {
+        way: predicted(run, vocabulary_of(run), system).seconds for way in experiment.WAYS if (run := hand.way(way))
+    }
+    assert seconds["all knobs"] <= seconds["same knobs"] <= 1.001 * seconds["by hand"]
+
+
+def test_a_search_finds_what_is_said_to_be_found() -> None:
+    hand = experiment.CPUS[0]
+    assert hand.searched("same knobs") == experiment.FOUND[hand.name, "same knobs"]
+
+
+def test_points_are_told_by_recipe_and_way() -> None:
+    hand = experiment.HANDS[0]
+    assert (hand, "by hand") in experiment.meant_by()[point(to_dict(hand.way("by hand")))]
+    assert experiment.in_words(hand.run(Plan(tp=8, dp=64, recompute="full"), 8)) == (
+        "tp 8, dp 64, microbatch 8, full recomputation"
+    )

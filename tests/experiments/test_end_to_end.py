@@ -1,0 +1,100 @@
+"""PTD-P's table 1 and figures 6 to 8: their points are the runs, and verdicts turn with the records."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experiments.ptdp2021 import bubble, end_to_end, microbatch_throughput
+from harness.experiment import TIERS, Experiment, load
+from harness.published import published
+from impl.run import Run
+from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
+
+END, BUBBLE, MICRO = (load(f"ptdp2021/{name}") for name in ("end_to_end", "bubble", "microbatch_throughput"))
+
+
+@pytest.mark.parametrize("experiment", [END, BUBBLE, MICRO])
+def test_runs_are_all_different(experiment: Experiment) -> None:
+    for tier in TIERS:
+        runs = experiment.runs[tier]
+        assert len({run.id for run in runs}) == len(runs)
+    assert experiment.table is not None
+    assert experiment.table([]).frame.empty
+    assert set(verdicts(experiment, [])) == {ABSENT}
+
+
+def table_1(factor: Callable[[Run], float] = lambda _: 1.0, device: str = A100) -> list[dict[str, Any]]:
+    """The ten rows simulated to be as fast as printed, times a factor."""
+    rates = [row["published_model_rate"] for row in end_to_end.FIGURE.printed.values()]
+    both = zip(END.runs["paper"], rates, strict=True)
+    return [simulated(run, rate * factor(run), device=device) for run, rate in both]
+
+
+def test_the_paper_tier_is_table_1() -> None:
+    rows = published("ptdp2021", "hardware_flop_rate").query("where == 'table 1'").to_dict("records")
+    assert len(rows) == len(END.runs["paper"]) == 10
+    for row, run in zip(rows, END.runs["paper"], strict=True):
+        assert (run.plan.tp, run.plan.pp, run.plan.dp) == (row["tp"], row["pp"], row["dp"])
+        assert run.train.global_batch == row["global_batch"]
+
+
+def test_verdicts_on_table_1_turn() -> None:
+    assert verdicts(END, table_1()) == [YES] * 4
+    assert verdicts(END, table_1(device="Tesla V100")) == [YES, YES, YES, ABSENT]
+    slow = table_1(lambda run: 0.5 if run.plan.pp > 1 else 1.0)
+    assert verdicts(END, slow) == [NO, NO, NO, NO]
+    one = table_1(lambda run: 1.2 if run.plan.pp == 35 else 1.0)
+    assert verdicts(END, one) == [YES, YES, PARTLY, PARTLY]
+    fitted = table_1(lambda run: 1.2 if run.model.num_layers == 80 else 1.0)
+    assert verdicts(END, fitted)[3] == YES  # constants come from it
+    small = [fast(run, 1e9 * (1 + run.model.num_layers)) for run in END.runs["small"]]
+    assert verdicts(END, small) == [YES, YES, ABSENT, ABSENT]
+
+
+def figure_6(of: Callable[[Run, float], float] = lambda _, bubble: bubble) -> list[dict[str, Any]]:
+    return [
+        simulated(run, bubble=of(run, bubble.formula(run.plan.world_size, run.plan.dp, run.train.global_batch)))
+        for run in BUBBLE.runs["paper"]
+    ]
+
+
+def test_verdicts_on_bubbles_turn() -> None:
+    assert verdicts(BUBBLE, figure_6()) == [YES, YES, YES, ABSENT]
+    assert verdicts(BUBBLE, figure_6(lambda _, bubble: 2 - bubble)) == [NO, NO, NO, ABSENT]
+    assert verdicts(BUBBLE, figure_6(lambda run, bubble: bubble * (1.5 if run.plan.dp == 1 else 1))) == [
+        PARTLY, YES, YES, ABSENT
+    ]  # fmt: skip
+    flat = figure_6(lambda run, bubble: 0.5)
+    assert verdicts(BUBBLE, flat)[1:3] == [NO, NO]
+    rows = bubble.table(figure_6()).frame
+    assert list(rows["simulated_bubble"]) == pytest.approx(list(rows["formula"]))
+
+
+def test_figure_6_is_drawn() -> None:
+    assert BUBBLE.figure is not None
+    assert BUBBLE.figure([]) is None
+    assert len(BUBBLE.figure(figure_6()).axes[0].lines) == 2 * len(bubble.CURVES)
+
+
+def figure_7(factor: Callable[[int], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+    """As fast as printed, times a factor of the microbatch."""
+    rates = [row["published_model_rate"] for row in microbatch_throughput.FIGURE.printed.values()]
+    runs = MICRO.runs["paper"]
+    return [simulated(run, rate * factor(run.train.microbatch)) for run, rate in zip(runs, rates, strict=True)]
+
+
+def test_figure_8_follows_from_figure_7() -> None:
+    rows = microbatch_throughput.table(figure_7()).frame
+    for batch in microbatch_throughput.BATCHES:
+        assert list(rows[f"estimate_{batch}"]) == pytest.approx(list(rows[f"published_{batch}"]), rel=0.02)
+
+
+def test_verdicts_on_microbatches_turn() -> None:
+    assert verdicts(MICRO, figure_7()) == [YES] * 5
+    assert verdicts(MICRO, figure_7(lambda b: 1 / b)) == [NO, NO, NO, NO, NO]
+    assert verdicts(MICRO, figure_7(lambda b: float(b) ** 2))[3:] == [NO, NO]  # the largest wins then
+    dip = figure_7(lambda b: 0.8 if b == 4 else 1.0)
+    assert YES not in verdicts(MICRO, dip)[1:3]
+    small = verdicts(MICRO, [fast(run, 1e9 * run.train.microbatch**0.1) for run in MICRO.runs["small"]])
+    assert small[:2] == [YES, YES]

@@ -1,0 +1,201 @@
+"""Frontier's experiments: their points are the paper's as far as it is known, and verdicts turn with the records."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.frontier2023 import models, recipes, scaling, search
+from harness.claims import measured
+from harness.experiment import TIERS, load
+from harness.published import published
+from harness.published_scaling import STUDIES
+from harness.search import shapley
+from impl.cost.parameters import count_parameters
+from impl.run import Run
+from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
+from tests.harness.made_up_records import record_of
+
+MODELS, RECIPES, SCALING, SEARCH = (load(f"frontier2023/{name}") for name in ("models", "recipes", "scaling", "search"))
+MI250X = "AMD Instinct MI250X"
+
+
+@pytest.mark.parametrize("experiment", [MODELS, RECIPES, SCALING, SEARCH])
+def test_runs_are_of_two_ranks_where_they_are_timed(experiment: Any) -> None:
+    for tier in TIERS:
+        runs = experiment.runs[tier]
+        assert len({run.id for run in runs}) == len(runs)
+    assert max(run.plan.world_size for tier in ("smoke", "small") for run in experiment.runs[tier]) == 2
+    assert experiment.table([]).frame.empty
+    assert set(verdicts(experiment, [])) == {ABSENT}
+
+
+def counted(run: Run, bytes_each: float = 16.0) -> dict[str, Any]:
+    """A record whose ranks keep so many bytes of states a parameter."""
+    full = record_of(run)
+    full["resolved"]["head_positions"] = run.model.seq_len
+    size = full["resolved"]["parameters"] * bytes_each
+    for rank in full["ranks"]:
+        rank["memory"] = dict.fromkeys(("gradients", "optimizer", "activations", "buffers", "rest"), 0.0)
+        rank["memory"]["parameters"] = size
+    return full
+
+
+def needing(factor: float, memory: float = 50e9) -> list[dict[str, Any]]:
+    """The four models simulated, with parameters and memory so many times as many."""
+    records = [simulated(run, memory=memory * factor, device=MI250X) for run in MODELS.runs["paper"]]
+    for record in records:
+        record["resolved"]["parameters"] *= factor
+    return records
+
+
+def test_states_of_models_turn_with_what_is_counted() -> None:
+    runs = MODELS.runs["smoke"]
+    assert verdicts(MODELS, [counted(run) for run in runs])[2:4] == [NO, YES]
+    assert verdicts(MODELS, [counted(run, 14.0) for run in runs])[2:4] == [YES, NO]
+
+
+def test_sizes_of_models_turn_with_their_parameters() -> None:
+    found = verdicts(MODELS, needing(1.0))
+    assert [*found[:2], found[4]] == [YES, YES, YES]
+    found = verdicts(MODELS, needing(1.005, memory=90e9))
+    assert [*found[:2], found[4]] == [YES, YES, NO]
+    assert verdicts(MODELS, needing(1.1))[:2] == [ABSENT, ABSENT]  # no published model has that size
+    named = {run.model.num_layers: count_parameters(run.model).total / 1e9 for run in MODELS.runs["paper"]}
+    assert [round(size, 1) for size in named.values()] == [1.4, 22.1, 174.6, 1008.0]
+    table = models.table(needing(1.0)).frame
+    assert list(table["published_states"].dropna() / 1e9) == [308, 2450, 14000]
+
+
+def of_recipes(factor: Callable[[Run], float] = lambda _: 1.0, device: str = MI250X) -> list[dict[str, Any]]:
+    """The three runs, simulated to be as fast as printed, times a factor."""
+    rates = [row["published_model_rate"] for row in recipes.FIGURE.printed.values()]
+    both = zip(RECIPES.runs["paper"], rates, strict=True)
+    return [simulated(run, rate * factor(run), device=device) for run, rate in both]
+
+
+def test_recipes_are_the_launch_scripts() -> None:
+    plans = [(run.plan.tp, run.plan.pp, run.plan.dp, run.plan.zero_stage) for run in RECIPES.runs["paper"]]
+    assert plans == [(1, 8, 2, 0), (4, 16, 2, 1), (8, 64, 2, 1)]
+    assert [run.train.global_batch for run in RECIPES.runs["paper"]] == [640, 640, 1600]
+    rates = [row["published_rate"] / recipes.PEAK for row in recipes.FIGURE.printed.values()]
+    shares = published("frontier2023", "hardware_flop_utilization")["value"]
+    assert rates == pytest.approx(list(shares / 100), abs=5e-4)
+
+
+def test_verdicts_on_recipes_turn() -> None:
+    assert verdicts(RECIPES, of_recipes()) == [YES, YES, YES]
+    assert verdicts(RECIPES, of_recipes(device="NVIDIA A100")) == [ABSENT, YES, YES]
+    is_largest = lambda run: run.plan.pp == 64
+    assert verdicts(RECIPES, of_recipes(lambda run: 1.3 if is_largest(run) else 1.0)) == [PARTLY, NO, PARTLY]
+    assert verdicts(RECIPES, of_recipes(lambda _: 1.2)) == [NO, YES, YES]
+    fitted = of_recipes(lambda run: 2.0 if run.plan.pp == 16 else 1.0)  # its simulation is no evidence
+    assert verdicts(RECIPES, fitted)[0] == YES
+
+
+def of_scaling(kept: Callable[[str, Run], float]) -> list[dict[str, Any]]:
+    """Every point simulated, its devices keeping a share of the rate."""
+    points = [(study, kind, dp) for study in STUDIES for kind in scaling.KINDS for dp in scaling.BETWEEN[study.model]]
+    return [
+        simulated(run, 40e12 * kept(kind, run), device=MI250X)
+        for (_, kind, _), run in zip(points, SCALING.runs["paper"], strict=True)
+    ]
+
+
+def as_published(kind: str, run: Run) -> float:
+    """All of the rate, or 1% less with each replica and the published share with the most."""
+    if kind == "weak":
+        return 1.0
+    return {16: 0.89, 6: 0.87}.get(run.plan.dp, 1 - 0.01 * run.plan.dp)
+
+
+def test_verdicts_on_scaling_turn() -> None:
+    assert verdicts(SCALING, of_scaling(as_published)) == [YES] * 4
+    worse = of_scaling(lambda kind, run: as_published(kind, run) ** 2)
+    assert verdicts(SCALING, worse) == [NO, YES, YES, YES]
+    lost = of_scaling(lambda kind, run: 0.7 if kind == "weak" and run.plan.dp > 2 else as_published(kind, run))
+    assert verdicts(SCALING, lost) == [YES, NO, YES, NO]
+    rising = of_scaling(lambda kind, run: 1 + 0.01 * run.plan.dp if kind == "strong" else 1.0)
+    assert verdicts(SCALING, rising) == [NO, YES, NO, NO]
+    small = verdicts(SCALING, [fast(run, 1e9) for run in SCALING.runs["small"]])
+    assert small[:2] == [ABSENT, ABSENT]
+    rows = scaling.table(of_scaling(as_published)).frame
+    assert len(rows) == 16
+    assert sorted(rows["published"].dropna()) == [0.87, 0.89, 1, 1]
+
+
+def test_shapley_values_are_exact() -> None:
+    a, b = np.array([0.0, 1.0, 5.0]), np.array([0.0, 10.0])
+    added = a[:, None] + b[None, :]
+    expected = [abs(a - a.mean()).mean(), abs(b - b.mean()).mean()]
+    assert shapley(added) == pytest.approx(expected)
+    assert shapley(np.array([[0.0, 0.0], [0.0, 1.0]])) == pytest.approx([0.25, 0.25])  # neither counts for more
+    assert shapley(np.broadcast_to(a[:, None], (3, 4)).copy())[1] == 0
+
+
+def of_search(rate: Callable[[Run], float | None]) -> list[dict[str, Any]]:
+    """The space simulated; what has no rate is out of memory."""
+    return [
+        simulated(run, rate(run) or 1e12, status="oom" if rate(run) is None else "ok", device=MI250X)
+        for run in SEARCH.runs["paper"]
+    ]
+
+
+def plain(run: Run) -> float:
+    """A rate that has the paper's order: microbatch first, few ranks to a layer, few stages, many microbatches."""
+    plan = run.plan
+    points = 10 * run.train.microbatch - plan.tp - plan.pp / 4 + run.microbatches / 10 - plan.zero_stage / 100
+    return 1e12 * (points + 20)
+
+
+def test_the_space_is_whole() -> None:
+    runs = SEARCH.runs["paper"]
+    knobs = [(r.plan.tp, r.plan.pp, r.train.microbatch, r.microbatches, r.plan.zero_stage) for r in runs]
+    assert set(knobs) == set(itertools.product(*search.SPACE.values()))
+    assert {run.plan.world_size for run in SEARCH.runs["paper"]} == {search.GPUS}
+
+
+def test_verdicts_on_the_search_turn() -> None:
+    assert verdicts(SEARCH, of_search(plain)) == [YES] * 5
+    turned = measured(of_search(lambda run: 1e15 - plain(run)))
+    found = [claim.check(turned) for claim in SEARCH.claims[1:4]]
+    assert [one is not None and one.holds for one in found] == [False] * 3
+    by_stages = search.microbatch_matters_most(measured(of_search(lambda run: 1e12 * run.plan.pp**3)))
+    assert by_stages is not None
+    assert not by_stages.holds
+    assert set(verdicts(SEARCH, of_search(plain)[1:])) == {ABSENT}  # a space with a hole says nothing
+
+
+def test_a_plan_that_the_sampler_does_not_come_upon_refutes_it() -> None:
+    last = max(SEARCH.runs["paper"], key=lambda run: (run.plan.tp, run.plan.pp, run.train.microbatch, run.id))
+    alone = of_search(lambda run: 9e15 if run is last else None if run.plan.tp == 8 else plain(run))
+    found = search.search_finds_it(measured(alone))
+    assert found is not None
+    assert not found.holds
+
+
+def test_the_search_is_drawn() -> None:
+    assert SEARCH.figure is not None
+    assert SEARCH.figure([]) is None
+    [ax] = SEARCH.figure(of_search(plain)).axes
+    assert [label.get_text() for label in ax.get_yticklabels()][-1] == "microbatch"
+
+
+def test_failures_are_part_of_the_space() -> None:
+    records = of_search(lambda run: None if run.train.microbatch == 16 else plain(run))
+    [space] = search.spaces(search.frame(records))
+    assert space.failures == sum(run.train.microbatch == 16 for run in SEARCH.runs["paper"])
+    assert space.best_with("microbatch")[16] == 0
+    table = search.table(records)
+    assert "fails" in " ".join(table.frame["by_value"])
+    assert sum(table.frame["share"]) == pytest.approx(1)
+    assert set(verdicts(SEARCH, [simulated(run, status="oom") for run in SEARCH.runs["paper"]])) == {ABSENT}
+
+
+def test_the_small_space_leaves_out_what_two_ranks_cannot_be() -> None:
+    records = [fast(run, plain(run) / 1e3) for run in SEARCH.runs["small"]]
+    [space] = search.spaces(search.frame(records))
+    assert space.failures == 0
+    assert set(space.importance) == set(search.KNOBS)

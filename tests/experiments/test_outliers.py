@@ -1,0 +1,85 @@
+"""Outlier dimensions: what a look at them says, and verdicts that turn."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.ours import layernorm_outliers as experiment
+from harness.claims import claims_table
+from harness.experiment import load
+from impl.run import Run
+from tests.harness.made_up_records import record_of
+
+YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
+Looked = dict[str, Any]
+
+
+def look(*, out: float = 30.0, in_layers: int = 6, weight: float = 5.0, same: bool = True, lost: float = 1.0) -> Looked:
+    """Six layers of 64 dimensions around 1, of which the eighth is `out` in the first `in_layers`."""
+    sizes = 1 + 0.1 * np.random.default_rng(0).random((6, 64))
+    sizes[:in_layers, 7] = out
+    norms = {f"{i}.mlp_norms.sum": {"weight": [weight, 7 if same or i == 0 else i], "bias": [1.0, 0]} for i in range(6)}
+    layers = {str(i): list(of) for i, of in enumerate(sizes)}
+    return {"layers": layers, "norms": norms, "nats": 2.0, "zeroed": [[7, 2.0 + lost], [3, 2.01]]}
+
+
+def records(looked: Callable[[Run, float], Looked]) -> list[dict[str, Any]]:
+    """The small tier's, looked at after each third of the training."""
+    made = []
+    for run in load("layernorm_outliers").runs["small"]:
+        full: dict[str, Any] = record_of(run, tier="small") | {"id": run.id}
+        first, steps = full["evaluations"][-1], run.train.steps
+        full["evaluations"] = [first | {"step": steps * i // 3, "dimensions": looked(run, i / 3)} for i in (1, 2, 3)]
+        made.append(full | {"steps": full["steps"][:: steps - 1]})
+    return made
+
+
+def verdicts(looked: Callable[[Run, float], Looked]) -> list[str]:
+    return list(claims_table(load("layernorm_outliers").claims, records(looked)).frame["verdict"])
+
+
+def pre(run: Run) -> bool:
+    return run.model.norm_placement == "pre"
+
+
+def test_what_a_look_says() -> None:
+    seen = experiment.seen(look())
+    assert seen["outliers"] == 1
+    assert seen["ratio"] == pytest.approx(30 / 1.05, rel=0.02)
+    assert (seen["weight"], seen["same"]) == (5.0, 1.0)
+    assert (seen["lost"], seen["lost_average"]) == (1.0, pytest.approx(0.01))
+    assert experiment.seen(look(in_layers=2))["outliers"] == 0
+    assert experiment.seen(look(same=False))["same"] < 0.5
+
+
+def test_the_table_has_every_placement_over_time() -> None:
+    table = experiment.table(records(lambda run, share: look(out=1 + share * (20 if pre(run) else 10))))
+    assert len(table.frame) == 2 * 3 * 3
+    assert set(table.frame["n"]) == {3}
+    grown = list(table.frame[table.frame["norm_placement"] == "pre"]["ratio"])
+    assert grown[2] > grown[1] > grown[0]
+    assert experiment.figure(records(lambda *_: look())) is not None
+    assert experiment.table([]).frame.empty
+    assert experiment.figure([]) is None
+
+
+def test_verdicts_turn() -> None:
+    more_in_pre = lambda run, _: look(out=40.0 if pre(run) else 20.0)
+    assert verdicts(more_in_pre) == [YES] * 6
+    assert verdicts(lambda run, _: look(out=1.05)) == [NO, YES, YES, ABSENT, NO, NO]
+    assert verdicts(lambda run, _: look(weight=2.0))[1] == NO
+    assert verdicts(lambda run, _: look(same=False))[1] == NO
+    assert verdicts(lambda run, _: look(lost=0.05))[2] == NO
+    assert verdicts(lambda run, share: look(out=30.0 if share == 1 else 1.05))[3] == NO
+    assert verdicts(lambda run, _: look(out=20.0 if pre(run) else 40.0))[5] == NO
+    only_bert = lambda run, _: look(out=30.0 if run.model.family == "bert" else 1.05)
+    assert verdicts(only_bert)[0] == PARTLY
+
+
+def test_runs_are_valid_and_are_looked_at() -> None:
+    runs = load("layernorm_outliers").runs
+    assert [run.why_invalid() for tier in runs.values() for run in tier if run.why_invalid()] == []
+    assert all(run.evaluation.dimensions for tier in runs.values() for run in tier)
+    assert {run.seed for run in runs["small"]} == {0, 1, 2}

@@ -1,0 +1,97 @@
+"""Norm placements' laws: made-up losses that follow known ones give them back, and verdicts turn."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from experiments.ours import layernorm_scaling_law as experiment
+from harness import scaling_law
+from harness.claims import claims_table, measured
+from harness.experiment import load
+from harness.scaling_law import Law
+from impl.run import Run
+from tests.harness.made_up_records import record_of
+
+PRE = Law(1.5, 30.0, 60.0, 0.34, 0.28)
+YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
+Laws = Callable[[Run], Law]
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "fitted", partial(scaling_law.fitted, resamples=12))
+
+
+def records(law: Laws, noise: float = 0.002) -> list[dict[str, Any]]:
+    """The small tier's, validated along laws, each seed off by as much as it is away from the middle one."""
+    made = []
+    for run in load("layernorm_scaling_law").runs["small"]:
+        full: dict[str, Any] = record_of(run, tier="small") | {"id": run.id}
+        steps = range(run.evaluation.every, run.train.steps + 1, run.evaluation.every)
+        off = 1 + noise * (run.seed - 1)
+        losses = [law(run).loss(full["resolved"]["parameters"], step * run.tokens_per_step) * off for step in steps]
+        first, last = full["evaluations"][-1], full["steps"][:: run.train.steps - 1]
+        full["evaluations"] = [
+            first | {"step": step, "nats": loss * first["tokens"]} for step, loss in zip(steps, losses, strict=True)
+        ]
+        made.append(full | {"steps": last})
+    return made
+
+
+def over(by: float) -> Laws:
+    """Post and sandwich are higher by as much wherever they are."""
+    return lambda run: PRE if run.model.norm_placement == "pre" else PRE._replace(E=PRE.E + by)
+
+
+def verdicts(law: Laws, noise: float = 0.002) -> list[str]:
+    return list(claims_table(load("layernorm_scaling_law").claims, records(law, noise)).frame["verdict"])
+
+
+def test_laws_are_found_and_extrapolated() -> None:
+    found = experiment.fits(measured(records(over(0.3), noise=0.0)))
+    assert list(found) == ["pre", "post", "sandwich"]
+    assert found["pre"].law == pytest.approx(PRE, rel=0.02)
+    far = experiment.difference(found["post"], found["pre"], 1e9, 2e10)
+    assert far["over"] == pytest.approx(0.3, abs=0.02)
+    assert far["above"] == 1
+
+
+def test_the_table_has_what_was_trained_and_what_was_not() -> None:
+    made = experiment.table(records(over(0.3)))
+    assert len(made.frame) == 3 * (4 + len(experiment.TIMES))
+    trained = made.frame[made.frame["n"] == 3]
+    assert len(trained) == 12
+    assert list(trained["loss"]) == pytest.approx(list(trained["law"]), rel=0.01)
+    beyond = made.frame[made.frame["n"].isna()]
+    assert all(beyond["low"] <= beyond["law"])
+    assert all(beyond["law"] <= beyond["high"])
+    assert [note.partition(":")[0] for note in made.notes[1:4]] == ["pre", "post", "sandwich"]
+    assert experiment.figure(records(over(0.3))) is not None
+    assert experiment.figure([]) is None
+    assert experiment.table([]).frame.empty
+
+
+def test_verdicts_turn() -> None:
+    assert verdicts(over(0.3)) == [YES] * 5
+    assert verdicts(over(-0.3)) == [NO, NO, NO, YES, YES]
+    crossing = lambda run: PRE if run.model.norm_placement == "pre" else PRE._replace(E=1.45, A=40.0)
+    assert verdicts(crossing)[:2] == [YES, NO]
+    steeper = lambda run: PRE._replace(beta=0.5, B=1500.0)
+    assert verdicts(steeper)[4] == PARTLY
+    assert verdicts(over(0.3), noise=0.1)[3] == NO
+    one_seed = [full for full in records(over(0.3)) if full["config"]["seed"] == 0]
+    judged = list(claims_table(load("layernorm_scaling_law").claims, one_seed).frame["verdict"])
+    assert judged == [YES, ABSENT, YES, YES, ABSENT]  # nothing says how certain that is
+    few = [full for full in records(over(0.3)) if full["config"]["model"]["hidden_size"] < 96]
+    judged = list(claims_table(load("layernorm_scaling_law").claims, few).frame["verdict"])
+    assert judged == [YES, ABSENT, YES, ABSENT, ABSENT]  # two sizes have no law
+
+
+def test_runs_are_valid_and_of_every_placement_and_seed() -> None:
+    runs = load("layernorm_scaling_law").runs
+    assert [run.why_invalid() for tier in runs.values() for run in tier if run.why_invalid()] == []
+    assert {(run.model.norm_placement, run.seed) for run in runs["small"]} == {
+        (norm, seed) for norm in experiment.NORMS for seed in range(3)
+    }

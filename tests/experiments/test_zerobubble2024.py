@@ -1,0 +1,113 @@
+"""Zero bubble's tables 4 and 5: their rows are the runs, printed numbers stand beside ours, and verdicts turn."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experiments.zerobubble2024 import memory, throughput
+from harness.experiment import TIERS, Experiment, load
+from harness.measures import flops_per_step
+from harness.memory import predicted
+from harness.published import published
+from impl.cost.parameters import count_parameters
+from impl.run import Run
+from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
+from tests.harness.made_up_records import record_of
+
+THROUGHPUT, MEMORY = load("zerobubble2024/throughput"), load("zerobubble2024/memory")
+
+
+@pytest.mark.parametrize("experiment", [THROUGHPUT, MEMORY])
+def test_runs_are_pipelines_of_both_schedules(experiment: Experiment) -> None:
+    for tier in TIERS:
+        runs = experiment.runs[tier]
+        assert len({run.id for run in runs}) == len(runs)
+        assert {run.plan.schedule for run in runs} == set(throughput.SCHEDULES)
+    assert experiment.table is not None
+    assert experiment.table([]).frame.empty
+    assert set(verdicts(experiment, [])) == {ABSENT}
+
+
+def test_the_paper_tier_is_table_4() -> None:
+    rows = published("zerobubble2024", "sample_rate_one_f_one_b").to_dict("records")
+    runs = [run for run in THROUGHPUT.runs["paper"] if run.plan.schedule == "one_f_one_b"]
+    assert len(runs) == len(rows) == 12
+    for row, run in zip(rows, runs, strict=True):
+        assert (run.plan.pp, run.plan.world_size) == (row["pp"], row["gpus"])
+        assert run.train.global_batch == row["global_batch"]
+        size = float(row["note"].partition("B:")[0])
+        assert count_parameters(run.model).total / 1e9 == pytest.approx(size, rel=0.03)
+
+
+def of_paper(gain: Callable[[Run, float], float], bubble: float = 1.0) -> list[dict[str, Any]]:
+    """Table 4 simulated: the printed gains changed, and the printed bubbles so many times as large."""
+    made = []
+    for row in throughput.of_the_paper().values():
+        run: Run = row["run"]
+        flops = flops_per_step(fast(run)) / run.train.global_batch
+        gained = row["published_gain"] if run.plan.schedule == "zb_h1" else 1.0
+        rate = row["published_rate"] / gained * gain(run, gained) * flops
+        share = row["published_bubble"] * bubble
+        made.append(simulated(run, rate, bubble=share / (1 - share)))
+    return made
+
+
+def test_verdicts_on_throughput_turn() -> None:
+    assert verdicts(THROUGHPUT, of_paper(lambda _, gain: gain)) == [YES, YES, YES, YES, ABSENT]
+    slower = of_paper(lambda _, gain: 2 - gain)
+    assert verdicts(THROUGHPUT, slower)[:3] == [NO, NO, NO]
+    more = of_paper(lambda run, gain: gain + 0.1 if run.plan.schedule == "zb_h1" else 1.0)
+    assert verdicts(THROUGHPUT, more)[:3] == [YES, YES, NO]
+    one = of_paper(lambda run, gain: 0.9 if run.plan.schedule == "zb_h1" and run.plan.pp == 32 else gain)
+    assert verdicts(THROUGHPUT, one)[0] == PARTLY
+    assert verdicts(THROUGHPUT, of_paper(lambda _, gain: gain, bubble=2.0))[3] == NO
+
+
+def test_the_table_has_what_is_printed() -> None:
+    rows = throughput.table(of_paper(lambda _, gain: gain)).frame
+    assert len(rows) == 24
+    assert list(rows["simulated_rate"]) == pytest.approx(list(rows["published_rate"]))
+    assert list(rows["simulated_gain"]) == pytest.approx(list(rows["published_gain"]))
+    assert list(rows["simulated_bubble"]) == pytest.approx(list(rows["published_bubble"]))
+
+
+def test_gains_are_drawn_beside_the_published() -> None:
+    assert THROUGHPUT.figure is not None
+    assert THROUGHPUT.figure([]) is None
+    [ax] = THROUGHPUT.figure(of_paper(lambda _, gain: gain)).axes
+    assert len(ax.lines) == 2 * 4
+    assert list(ax.lines[0].get_ydata()) == pytest.approx(list(ax.lines[1].get_ydata()))
+
+
+def counted(run: Run, times: float = 1.0) -> dict[str, Any]:
+    """A record of the run with the predicted memory, that of ZB-H1's activations multiplied."""
+    full = record_of(run)
+    full["resolved"]["head_positions"] = run.model.seq_len
+    for rank, of_rank in zip(full["ranks"], predicted(run, 257, "cpu"), strict=True):
+        sizes = of_rank.as_dict()
+        rank["memory"] = {name: size for name, size in sizes.items() if name not in ("total", "host")}
+        rank["memory"]["activations"] *= times if run.plan.schedule == "zb_h1" else 1.0
+    return full
+
+
+def test_verdicts_on_counted_memory_turn() -> None:
+    runs = [run for run in MEMORY.runs["small"] if run.plan.pp == 2]
+    assert verdicts(MEMORY, [counted(run) for run in runs])[1:] == [YES, YES, ABSENT]
+    doubled = verdicts(MEMORY, [counted(run, times=3.0) for run in runs])
+    assert (doubled[0], doubled[2]) == (NO, PARTLY)
+    growing = [counted(run, times=run.microbatches / 4) for run in runs]
+    assert verdicts(MEMORY, growing)[1] == PARTLY
+
+
+def test_verdicts_on_predicted_memory_turn() -> None:
+    rows = list(throughput.of_the_paper().values())
+    as_printed = [simulated(row["run"], memory=row["published_memory"]) for row in rows]
+    assert verdicts(MEMORY, as_printed) == [YES, YES, ABSENT, YES]
+    less = [simulated(row["run"], memory=row["published_memory"] / 2) for row in rows]
+    assert verdicts(MEMORY, less) == [YES, YES, ABSENT, NO]
+    elsewhere = [simulated(row["run"], memory=row["published_memory"], device="AMD") for row in rows]
+    assert verdicts(MEMORY, elsewhere)[3] == ABSENT
+    assert A100 in as_printed[0]["environment"]["device_name"]
+    table = memory.table(as_printed).frame
+    assert list(table["held"]) == list(table["published_memory"])

@@ -1,0 +1,73 @@
+"""The notebooks of `notebooks/*.py` as `.ipynb`, with what their cells show."""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
+COMPUTES = ("add_your_own_ablation", "simulator_accuracy")
+"""What they show is not of records alone: they train, or fit."""
+SECONDS = 300
+"""A cell may take."""
+
+
+def read(source: Path) -> Any:
+    """A notebook without outputs; the same source gives the same notebook."""
+    import jupytext
+
+    notebook = jupytext.read(source)
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
+    for i, cell in enumerate(notebook.cells):
+        cell.id, cell.metadata = f"{source.stem}-{i}", {}
+    return notebook
+
+
+def executed(source: Path) -> str:
+    """The notebook as JSON, executed in an empty folder.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell does.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = read(source)
+    with tempfile.TemporaryDirectory() as folder:
+        place = {"metadata": {"path": folder}}
+        NotebookClient(notebook, timeout=SECONDS, resources=place, record_timing=False).execute(env=environment(folder))
+    return nbformat.writes(without_what_varies(notebook)) + "\n"
+
+
+def environment(folder: Path | str) -> dict[str, str]:
+    """Variables for a kernel that imports this code and keeps its own files in a folder."""
+    own = {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder), "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
+    return {**os.environ, **own}
+
+
+def without_what_varies(notebook: Any) -> Any:
+    """The notebook without what differs from one execution to the next, or is said twice."""
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
+    for cell in notebook.cells:
+        cell.metadata = {}
+        for data in (output.data for output in cell.get("outputs", ()) if "data" in output):
+            if "text/markdown" in data or "image/png" in data:
+                data.pop("text/plain", None)  # the same for programs, and longer
+    return notebook
+
+
+def told(notebook: Any) -> list[list[str]]:
+    """What every cell of code says, but for figures."""
+    return [[_text(output) for output in cell.outputs] for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _text(output: Any) -> str:
+    if output.output_type == "stream":
+        return output.text
+    data = output.get("data", {})
+    if "image/png" in data:
+        return "a figure"
+    text = data.get("text/markdown") or data.get("text/plain") or "\n".join(output.get("traceback", ()))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
