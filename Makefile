@@ -1,22 +1,28 @@
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+JOBS ?= 3
 ONLY ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: quickstart test lint bench faults accuracy
+.PHONY: quickstart test lint smoke documents bench faults accuracy
 
 quickstart: $(VENV)/.core
 	$(BIN)/python -m harness run quickstart
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --every-claim
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --level warning
+
+smoke: $(VENV)/.core
+	$(BIN)/python -m tests.smoke $(if $(ONLY),--only '$(ONLY)')
+
+documents: $(VENV)/.dev
+	$(BIN)/python -m tests.documents $(if $(ONLY),--only '$(ONLY)')
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m harness bench --keep results/bench $(if $(ONLY),--only '$(ONLY)')
@@ -37,5 +43,5 @@ $(VENV)/.core: pyproject.toml requirements.lock | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --editable '.[dev,notebooks,eval]'
 	touch $@
