@@ -40,7 +40,8 @@ def train(runs: list[Run], data: Path) -> list[Trained]:
 def _train(run: Run, data: Path) -> Trained:
     trainer = Trainer(run, TokenFolder.open(data), build_mesh(run.plan, "cpu"), torch.device("cpu"))
     losses = [trainer.step(i).loss.item() for i in range(run.train.steps)]
-    vocabulary = trainer.model.tokens
+    vocabulary = trainer.model.trunk.tokens
+    assert vocabulary is not None
     names = ["trunk.tokens.weight", *(["token_bias"] if run.model.family == "bert" else [])]
     owned = {one.name: one.tensors for one in trainer.optimizer.owned()}
     padding = []
