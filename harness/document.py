@@ -32,7 +32,7 @@ from harness.verdicts import (
 )
 from impl.cost.memory import memory_of_ranks
 from impl.data.batches import head_positions
-from impl.errors import InputError
+from impl.data.config import SYNTHETIC
 from impl.run import Run
 
 INTRODUCTION = """\
@@ -201,12 +201,12 @@ def _memory(found: _Found, tier: Tier) -> str:
 
 @cache
 def _predicted(runs: tuple[Run, ...]) -> int | None:
-    """Bytes of tensors on the fullest rank of our engine's runs on CPUs; None: a vocabulary is not known."""
+    """Bytes of tensors on the fullest rank of our engine's runs on CPUs; None: some need a text, which may be here or
+    not."""
     points = {replace(run, seed=0, repeat=0) for run in runs if run.engine == "native"}
-    try:
-        vocabularies = {run: run.model.vocab_size or run.model.vocabulary(tokenizer_size(run)) for run in points}
-    except InputError:  # its text is not here
+    if any(not run.model.vocab_size and run.data.dataset != SYNTHETIC for run in points):
         return None
+    vocabularies = {run: run.model.vocab_size or run.model.vocabulary(tokenizer_size(run)) for run in points}
     ranks = [
         rank
         for run, size in vocabularies.items()

@@ -44,7 +44,8 @@ def executed(source: Path) -> str:
 def environment(folder: Path | str) -> dict[str, str]:
     """Variables for a kernel that imports this code and keeps its own files in a folder."""
     own = {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder), "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-    return {**os.environ, **own}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return {**inherited, **own}
 
 
 def without_what_varies(notebook: Any) -> Any:
