@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: quickstart test lint smoke documents bench faults accuracy
 
 quickstart: $(VENV)/.core
-	$(BIN)/python -m harness run quickstart
+	$(BIN)/python -m harness run quickstart --tier small
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --every-claim

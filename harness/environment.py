@@ -1,5 +1,6 @@
 """The stamp of where and with what a record was measured."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+
+from harness.store import write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +34,12 @@ def host_environment(command: list[str]) -> dict[str, Any]:
         "lock_sha256": _sha256(CODE / "requirements.lock"),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
+        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:12],  # tells machines apart, and nobody's name
         "os": f"{platform.system()} {platform.release()}",
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
+        "network": network(),
         "variables": kept,
     }
 
@@ -57,6 +62,14 @@ def device_environment(device: "torch.device") -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         **extra,
     }
+
+
+def network() -> dict[str, str]:
+    """Interfaces that are up, with their speed where it is known, and InfiniBand's ports with their rate."""
+    up = {name: stats for name, stats in psutil.net_if_stats().items() if stats.isup and name != "lo"}
+    speeds = {name: f"{stats.speed} Mb/s" if stats.speed else "speed unknown" for name, stats in up.items()}
+    rates = {path: path.read_text().strip() for path in Path("/sys/class/infiniband").glob("*/ports/*/rate")}
+    return speeds | {f"{path.parts[4]} port {path.parts[6]}": rate for path, rate in rates.items()}
 
 
 def processor() -> str:
@@ -85,21 +98,38 @@ def gpu_count() -> int:
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit and whether files differ from it (with the difference's hash); None outside a repository."""
     try:
-        ask = lambda *words: (
-            subprocess.run(
-                ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
-            ).stdout
-        )
-        code = [":(exclude)results"]
-        changes = ask("status", "--porcelain", "--", ".", *code)
-        diff = ask("diff", "HEAD", "--", ".", *code)
+        changes = _changes(folder)
         return {
-            "commit": ask("rev-parse", "HEAD").strip(),
-            "dirty": bool(changes.strip()),
-            "diff_sha256": hashlib.sha256((changes + diff).encode()).hexdigest() if changes.strip() else None,
+            "commit": _git(folder, "rev-parse", "HEAD").strip(),
+            "dirty": bool(changes),
+            "diff_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None,
         }
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def keep_changes(folder: Path, environment: dict[str, Any]) -> None:
+    """How the code that measures differs from its commit, in a file that the difference's hash names; untracked files
+    by name only. Nothing is written where it does not differ, or has changed since the environment was stamped."""
+    stamped = (environment.get("git") or {}).get("diff_sha256")
+    path = folder / f"{stamped}.diff"
+    if stamped and not path.exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            changes = _changes(CODE)
+            if hashlib.sha256(changes.encode()).hexdigest() == stamped:
+                write_atomically(path, changes)
+
+
+def _changes(folder: Path) -> str:
+    """Names of what differs from the commit, results left out, and the differences; empty: nothing does."""
+    code = ("--", ".", ":(exclude)results")
+    names = _git(folder, "status", "--porcelain", *code)
+    return names + _git(folder, "diff", "HEAD", *code) if names.strip() else ""
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=10).stdout
 
 
 def _version(name: str) -> str | None:

@@ -108,10 +108,12 @@ def contents(found: Experiment, results: Path, tiers: Sequence[Tier]) -> dict[st
 
 
 def _kept(found: Experiment, stores: Sequence[Store]) -> Iterator[tuple[str, bytes]]:
-    """The records as they lie in their files."""
+    """The records, and how the code differed from its commit, as they lie in their files."""
     for store in stores:
         for record in store.records():
             path = store.path(record["id"])
+            yield path.relative_to(store.out).as_posix(), path.read_bytes()
+        for path in sorted(store.changes.glob("*.diff")) if store.system is None else ():
             yield path.relative_to(store.out).as_posix(), path.read_bytes()
 
 

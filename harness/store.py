@@ -102,6 +102,8 @@ class Store:
         self.folder = out / experiment / tier
         self.recorded = self.folder / "records" if system is None else self.folder / SIMULATED / system
         self.tables, self.figures = self.folder / "tables", self.folder / "figures"
+        self.changes = self.folder / "changes"
+        """How the code differed from its commit, by the difference's hash."""
         self.ignored: dict[Path, str] = {}
         """Files among the records that were read and are none, and why."""
 

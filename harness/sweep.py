@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import jobs as jobs_of_this_machine
 from harness.case import Case, Jobs, as_try, identity, shape, spec, why_no_start
 from harness.collect import base_record, record_of
-from harness.environment import host_environment
+from harness.environment import host_environment, keep_changes
 from harness.experiment import Point
 from harness.follow import Display, Follower, left_alone
 from harness.interruption import LeftRunning, go_on, undisturbed
@@ -46,8 +46,7 @@ class Sweep:
         self.environment = host_environment(_command())
         self.claims = Claims((store.folder / "claims").resolve())
         self.may_start = True
-        self.ready: list[Case] = []
-        self.live: list[Case] = []
+        self.ready, self.live = list[Case](), list[Case]()
         self.elsewhere: list[Case] = []
         """Claimed by another harness, with no job to be seen."""
         self.left: list[Point] = []
@@ -63,6 +62,7 @@ class Sweep:
             KeyboardInterrupt: after all ranks of this machine were stopped, whose points keep no new record;
                 LeftRunning if jobs go on at a scheduler.
         """
+        keep_changes(self.store.changes, self.environment)
         self._go(points)
 
     def watch(self, points: list[Point]) -> None:

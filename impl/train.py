@@ -24,7 +24,7 @@ from impl.model.gpt import GPT
 from impl.model.initialise import build_choices, build_model
 from impl.model.layers import Block, DropoutKey
 from impl.optim import MasterAdamW, Share, learning_rate
-from impl.pipeline.engine import Engine, Links, Watch, WeightGradients
+from impl.pipeline.engine import Engine, Links, Watch
 from impl.pipeline.schedule import forward_only
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage, split
@@ -32,10 +32,11 @@ from impl.plan import AXES
 from impl.precision import LossScale
 from impl.recompute import kept_by, recompute
 from impl.run import Run
-from impl.tensor_parallel.deferred import Deferred
 from impl.tensor_parallel.group import TensorParallel
-from impl.tensor_parallel.linear import put_off
+from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from impl.tensor_parallel.shards import shards_of
+from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
+from impl.tensor_parallel.weight_gradients import WeightGradients
 from impl.zero.buckets import Bucket, Kind, divide
 from impl.zero.gradients import Gradients
 from impl.zero.parameters import Parameters
@@ -76,9 +77,13 @@ class Trainer:
         self.group, self.pp_group = mesh.get_group("dp"), mesh.get_group("pp")
         self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
         self.schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
-        deferred = Deferred() if self.schedule.is_split else None
+        weight_gradients = WeightGradients()
         self.tp = TensorParallel(
-            mesh.get_group("tp"), run.plan.sequence_parallel, run.plan.overlap_input_grad_reduce, deferred
+            mesh.get_group("tp"),
+            run.plan.sequence_parallel,
+            run.plan.overlap_input_grad_reduce,
+            # a compiled block's are autograd's, where that will do: what is done besides would break its graph
+            None if run.compile and not self.schedule.is_split else weight_gradients,
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
@@ -110,13 +115,13 @@ class Trainer:
             joint_group(mesh, *AXES),
             overlap=run.plan.overlap_grad_reduce,
             arrivals=self._arrivals(),
-            put_off=put_off(self.model) if deferred else (),
+            added=self._added(),
         )
+        weight_gradients.sums = self.gradients
         self.parameters = Parameters(self._buckets_of_blocks(), overlap=run.plan.overlap_param_gather)
         links = self._links()
-        weights = WeightGradients((deferred or Deferred()).collecting, self.gradients.add)
-        self.engine = Engine(self.schedule, links, weights)
-        self.scorer = Engine(forward_only(self.schedule, 1), links, weights)
+        self.engine = Engine(self.schedule, links, weight_gradients.collecting)
+        self.scorer = Engine(forward_only(self.schedule, 1), links, weight_gradients.collecting)
         forward = self.buckets[::-1]  # in the order in which the forward pass needs them
         self.optimizer = MasterAdamW(
             [Share(b.own_weights, b.gradient, b.places(), b.is_first_copy) for b in forward],
@@ -161,11 +166,23 @@ class Trainer:
         }
 
     def _arrivals(self) -> dict[nn.Parameter, int]:
-        """The embedding's gradient comes from both its ends, together only where they are one stage."""
+        """The embedding's gradient comes from both its ends; from autograd together, where they are one stage."""
         if self.model.trunk.tokens is None:
             return {}
-        ends = sum(stage.is_first + stage.is_last for stage in self.own.values())
-        return {self.model.trunk.tokens.weight: 1 if len(self.stages) == 1 else ends}
+        ends = sum(stage.is_first + (stage.is_last and not self.race) for stage in self.own.values())
+        are_one = len(self.stages) == 1 and self.tp.weight_gradients is None
+        return {self.model.trunk.tokens.weight: 1 if are_one else ends}
+
+    def _added(self) -> list[nn.Parameter]:
+        """Parameters whose layers add their gradients up themselves."""
+        if self.tp.weight_gradients is None:
+            return []
+        modules = self.model.modules()
+        return [
+            m.weight
+            for m in modules
+            if isinstance(m, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
+        ]
 
     def _links(self) -> Links:
         group = self.tp.group

@@ -16,7 +16,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quickstart(out: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "harness", "run", "quickstart", "--json", "--out", str(out)]
+    command = [sys.executable, "-m", "harness", "run", "quickstart", "--tier", "small", "--json", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -55,8 +55,8 @@ def test_the_largest_model_comes_within_a_tenth_of_the_floor_and_none_below(firs
 
 
 def test_a_second_call_reruns_nothing(first: dict[str, Any], out: Path) -> None:
-    files = {path: path.stat().st_mtime_ns for path in out.glob("quickstart/smoke/records/*.json")}
+    files = {path: path.stat().st_mtime_ns for path in out.glob("quickstart/small/records/*.json")}
     assert len(files) == len(first["records"])
     again = quickstart(out)
     assert again["records"] == first["records"]
-    assert {path: path.stat().st_mtime_ns for path in out.glob("quickstart/smoke/records/*.json")} == files
+    assert {path: path.stat().st_mtime_ns for path in out.glob("quickstart/small/records/*.json")} == files

@@ -248,7 +248,8 @@ EXPERIMENT = Experiment(
     "short is filled up with [SEP], which attention sees. The learning rate is warmed up over 1/16 of the steps. "
     "At `smoke` and `small` the questions are made up in the synthetic language: the right option is how the passage "
     "goes on; the others are letters at random (middle) or words of the language spelled backwards (high), which can "
-    "be told without reading the passage. Predictions count the head for masked tokens, which fine-tuning has not.",
+    "be told without reading the passage; they were made this easy after harder ones had taught these sizes nothing. "
+    "Predictions count the head for masked tokens, which fine-tuning has not.",
     runs={
         "smoke": made_up(
             SMOKE_SIZES,

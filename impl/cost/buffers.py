@@ -105,6 +105,8 @@ def _finished(place: Place, stage: Stage, op: Op) -> list[str]:
     names.sort(key=lambda name: (place_of[unit[name]], _place_in_layer(name)))
     if stage.is_last and not stage.is_first:
         names.sort(key=lambda name: name != TIED)  # the head's
+    elif stage.is_last and (place.schedule.is_split or not place.run.compile):
+        names.insert(0, TIED)  # the head's, before the look-up's, unless autograd adds them up
     put_off = {p.name for p in named if p.name.startswith("trunk.layers.") and len(p.shape) == 2}
     return {
         Op.B: names,

@@ -96,12 +96,14 @@ def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device
     """What a stage's backward pass adds to what was kept; less what is freed by then."""
     parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
     ends = Moment(parts.get("head", 0) + parts.get("loss", 0), 0)
-    found = [moment.plus(ends, -1) for moment in _layer_computed(place, stage)]
+    reduced = 0 if stage.is_first or not stage.is_last else _head_reduced(place, device)
+    under_way = Moment(0, reduced * place.run.plan.overlap_grad_reduce)
+    found = [moment.plus(ends, -1).plus(under_way) for moment in _layer_computed(place, stage)]
     if stage.is_last:
-        found.append(Moment(0, _head_computed(place, head_positions, device)))
+        found.append(Moment(0, _head_computed(place, head_positions, device, reduced)))
     if stage.is_first:
         freed = kept_bytes(place, stage, head_positions, device) - parts["embedding"]
-        found.append(Moment(-freed, place.activations + _embedding_rows(place)))
+        found.append(Moment(-freed, place.activations + _look_up_computed(place, device)))
     return max(found, key=sum)
 
 
@@ -113,9 +115,9 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     arrives = stage.is_last or (run.scatters and t > 1)  # else it is in the buffer it was received in
     gradients = own * (1 if model.norms.sum else arrives + model.norms.output)
     gradients += own * (model.dropout > 0) + place.activations * (plan.sequence_parallel and t > 1)
-    if stage.is_first and stage.is_last:
+    if stage.is_first and stage.is_last and not _are_added(place):
         gradients += _embedding_rows(place)  # the head's part of the tied embedding's gradient
-    product = 4 * features if place.schedule.is_split else 4 * h * h // t * e
+    product = 4 * features if place.schedule.is_split else 0 if _are_summed_at_once(place) else 4 * h * h // t * e
     mlp = Moment(-own * (model.norms.sum + model.norms.output), gradients + 4 * features + product)
     yield mlp.plus(Moment(0, again)) if plan.recompute == "full" else mlp
     yield Moment(0, _gelu(run) + (gradients + again if plan.recompute == "full" else 0))
@@ -149,16 +151,52 @@ def _own(place: Place) -> int:
     return place.activations // (place.run.plan.tp if place.run.plan.sequence_parallel else 1)
 
 
-def _head_computed(place: Place, head_positions: int, device: str) -> int:
-    """The gradients of the logits' two factors, where tokens are split one of them whole and gathered anew, or a part
-    of the logits in fp32; they are overwritten by their own.
+def _head_computed(place: Place, head_positions: int, device: str, reduced: int) -> int:
+    """The gradients of the logits' two factors, the matrix's unless it is summed at once, and where tokens are split
+    the other whole and gathered anew, and what its reduction takes; or a part of the logits in fp32; they are
+    overwritten by their own.
     """
     run = place.run
     e, rows = ELEMENT_BYTES[run.precision], _rows(place)
     scored = run.train.microbatch * head_positions
     chunk = min(scored, max(1, LOSS_CHUNK[device] // rows)) * min(rows, place.vocab_size)
     wholes = 3 if run.plan.sequence_parallel and run.plan.tp > 1 else 1
-    return max(chunk * 4 if e < 4 else 0, _embedding_rows(place) + wholes * scored * run.model.hidden_size * e)
+    of_matrix = 0 if _are_summed_at_once(place) else _embedding_rows(place)
+    return max(chunk * 4 if e < 4 else 0, of_matrix + reduced + wholes * scored * run.model.hidden_size * e)
+
+
+def _head_reduced(place: Place, device: str) -> int:
+    """While the matrix's gradient is summed over ranks that divide it: what gloo's parts of it are, and the rank's own
+    part where another microbatch's waits already.
+    """
+    run, plan = place.run, place.run.plan
+    if plan.zero_stage == 0 or plan.dp == 1:
+        return 0
+    size = (MASTER_BYTES if run.fp32_gradients else ELEMENT_BYTES)[run.precision]
+    whole = _rows(place) * run.model.hidden_size * size
+    return (whole if device == "cpu" else 0) + (whole // plan.dp if plan.zero_stage >= 2 else 0)
+
+
+def _look_up_computed(place: Place, device: str) -> int:
+    """The matrix's gradient, or what is added to its rows, if that has another type."""
+    if device != "cpu" or not _are_added(place):
+        return _embedding_rows(place)
+    return (
+        0
+        if _are_summed_at_once(place)
+        else place.activations // ELEMENT_BYTES[place.run.precision] * MASTER_BYTES[place.run.precision]
+    )
+
+
+def _are_added(place: Place) -> bool:
+    """Whether layers add their matrices' gradients up themselves, and autograd keeps none of them."""
+    return place.schedule.is_split or not place.run.compile
+
+
+def _are_summed_at_once(place: Place) -> bool:
+    """Whether they do so without a tensor of each gradient: it has the type of their sum."""
+    e = ELEMENT_BYTES[place.run.precision]
+    return _are_added(place) and (not place.run.fp32_gradients or e == MASTER_BYTES[place.run.precision])
 
 
 def _embedding_rows(place: Place) -> int:

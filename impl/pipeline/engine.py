@@ -14,8 +14,10 @@ from impl.pipeline.schedule import SENDS_UNDER_WAY, Action, Op, Schedule, lower
 
 Forward = Callable[[int, int, Tensor | None], Tensor]
 """(stage, microbatch, the stage's input, None for the first) -> its output, which is the loss if it is the last."""
-Owed = list[tuple[Tensor, Callable[[], Tensor]]]
-"""Weights, and how their gradients are computed."""
+Owed = list[Callable[[], None]]
+"""Weight gradients that are left to compute and to add up."""
+Collecting = Callable[[], AbstractContextManager[Owed]]
+"""A backward pass inside leaves what it owes in the list."""
 Watch = Callable[[Action], AbstractContextManager[None]]
 """What is entered around every action that computes, to measure it."""
 
@@ -31,16 +33,6 @@ class Links:
     """What is sent of a tensor: all, or this tensor-parallel rank's part."""
     unpack: Callable[[Tensor], Tensor]
     """The whole tensor again, from what was received."""
-
-
-@dataclass(frozen=True)
-class WeightGradients:
-    """How the backward pass is split where a schedule asks for it."""
-
-    collecting: Callable[[], AbstractContextManager[Owed]]
-    """A backward pass inside leaves what it owes in the list."""
-    accumulate: Callable[[Any, Tensor], None]
-    """Add a gradient to a weight's."""
 
 
 @dataclass
@@ -63,10 +55,13 @@ class Engine:
     """One rank of a pipeline.
 
     Receives are posted as soon as the row says so and awaited when their tensor is used; buffers are used again.
+
+    Args:
+        collecting: how the backward pass is split, where the schedule asks for it.
     """
 
-    def __init__(self, schedule: Schedule, links: Links, weights: WeightGradients) -> None:
-        self.rank, self.links, self.weights = links.group.rank(), links, weights
+    def __init__(self, schedule: Schedule, links: Links, collecting: Collecting) -> None:
+        self.rank, self.links, self.collecting = links.group.rank(), links, collecting
         self.schedule, self.row = schedule, lower(schedule)[links.group.rank()]
         self.own, self.last = set(schedule.stages_of(self.rank)), len(schedule.rank_of) - 1
         self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
@@ -77,7 +72,7 @@ class Engine:
         return [buffer for free in self._free.values() for buffer in free]
 
     def run(self, forward: Forward, like: Tensor, watch: Watch | None = None) -> None:
-        """Do the row's actions; gradients are accumulated by autograd, or by `WeightGradients`.
+        """Do the row's actions; gradients are accumulated by autograd, or by what is owed.
 
         Args:
             like: a tensor of the shape, type and device of what stages hand over.
@@ -117,7 +112,7 @@ class Engine:
         elif op is Op.W:
             self._pay(step, at)
         else:
-            with self.weights.collecting() if self.schedule.is_split else nullcontext([]) as owed:
+            with self.collecting() if self.schedule.is_split else nullcontext([]) as owed:
                 torch.autograd.backward([step.outputs.pop(at)], [received])
             for grad in step.input_gradients.pop(at):
                 self._hand_over(step, Op.B, at, grad)
@@ -159,8 +154,8 @@ class Engine:
 
     def _pay(self, step: _Step, at: tuple[int, int]) -> None:
         """Compute the weight gradients that are owed; then nothing of this microbatch is needed any more."""
-        for weight, gradient in step.owed.pop(at):
-            self.weights.accumulate(weight, gradient())
+        for pay in step.owed.pop(at):
+            pay()
         for buffer in step.buffers.pop(at, ()):
             self._free[tuple(buffer.shape), buffer.dtype].append(buffer)
 

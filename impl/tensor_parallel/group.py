@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from impl.tensor_parallel.conjugates import F_SEQUENCE, GATHER, NOTHING, F, Pair
-from impl.tensor_parallel.deferred import Deferred
+from impl.tensor_parallel.weight_gradients import WeightGradients
 
 
 class Part(NamedTuple):
@@ -31,8 +31,8 @@ class TensorParallel:
     sequence_parallel: bool
     overlap: bool
     """Reduce input gradients while weight gradients are computed."""
-    deferred: Deferred | None = None
-    """Where layers leave their weight gradients if the schedule splits the backward pass; None: it does not."""
+    weight_gradients: WeightGradients | None = None
+    """Where layers leave those of their matrices; None: with autograd."""
 
     @property
     def degree(self) -> int:

@@ -47,28 +47,33 @@ class RowParallelLinear(nn.Module):
         return parallel_linear(x, self.weight, self.bias, self.tp, after=self.tp.g)
 
 
-def put_off(model: nn.Module) -> list[nn.Parameter]:
-    """The weights whose gradients layers leave in `TensorParallel.deferred`."""
-    return [m.weight for m in model.modules() if isinstance(m, ColumnParallelLinear | RowParallelLinear)]
-
-
 def parallel_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, *, before: Pair = NOTHING, after: Pair = NOTHING
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tp: TensorParallel,
+    *,
+    before: Pair = NOTHING,
+    after: Pair = NOTHING,
+    can_wait: bool = True,
 ) -> Tensor:
     """after(before(x) A^T + b) over this rank's part of A; where the parts are summed, b is added once.
 
     Communication: that of the pairs. If `before` gathers x, the backward pass gathers it again rather than keep it
     (Korthikanti et al. 2022, section 4.2.2). If `tp.overlap`, that runs while the input gradient is computed, and the
     input gradient's reduction while the weight gradient is.
+
+    Args:
+        can_wait: the weight gradient may be put off.
     """
-    if tp.degree == 1 and tp.deferred is None:
+    if tp.degree == 1 and tp.weight_gradients is None:
         return functional.linear(x, weight, bias)
-    return _between(x, weight, bias, tp, before, after)
+    return _between(x, weight, bias, tp, before, after, can_wait)
 
 
 @torch.compiler.disable()  # collectives that are started and awaited are not traced
-def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, before: Pair, after: Pair) -> Tensor:
-    out = _Linear.apply(x, weight, bias, tp, before, after)
+def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, *how: Any) -> Tensor:
+    out = _Linear.apply(x, weight, bias, tp, *how)
     assert isinstance(out, Tensor)
     return out
 
@@ -76,10 +81,17 @@ def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel,
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, before: Pair, after: Pair
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tp: TensorParallel,
+        before: Pair,
+        after: Pair,
+        can_wait: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.tp, ctx.pairs, ctx.parameter = tp, (before, after), weight
+        ctx.tp, ctx.pairs, ctx.parameter, ctx.can_wait = tp, (before, after), weight, can_wait
         here = bias if after is NOTHING or tp.part.index == 0 else None
         whole = before.forward(x, tp.group).wait()
         return after.forward(functional.linear(whole, weight, here), tp.group).wait()
@@ -88,16 +100,19 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        tp, (before, after) = ctx.tp, ctx.pairs
+        tp, (before, after), added = ctx.tp, ctx.pairs, ctx.tp.weight_gradients
         bias_grad = grad.sum(0) if ctx.needs_input_grad[2] else None
-        if tp.deferred is not None and tp.deferred.is_collecting:
+        if added is not None and added.is_collecting and ctx.can_wait:
             grad = after.backward(grad.contiguous(), tp.group).wait()
-            tp.deferred.owe(ctx.parameter, lambda: grad.t() @ before.forward(x, tp.group).wait())
-            return before.backward(grad @ weight, tp.group).wait(), None, bias_grad, None, None, None
+            added.owe(ctx.parameter, grad, lambda: before.forward(x, tp.group).wait())
+            return before.backward(grad @ weight, tp.group).wait(), None, bias_grad, None, None, None, None
         whole = before.forward(x, tp.group)
         grad = after.backward(grad.contiguous(), tp.group).wait()
         x_grad = before.backward(grad @ weight, tp.group)
         for pending in () if tp.overlap else (whole, x_grad):
             pending.wait()
-        weight_grad = grad.t() @ whole.wait()
-        return x_grad.wait(), weight_grad, bias_grad, None, None, None
+        if added is not None:
+            weight_grad = added.sums.add_product(ctx.parameter, grad, whole.wait())
+        else:
+            weight_grad = grad.t() @ whole.wait()
+        return x_grad.wait(), weight_grad, bias_grad, None, None, None, None

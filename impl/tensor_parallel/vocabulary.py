@@ -1,6 +1,6 @@
 """The token embedding split over the vocabulary, the output head tied to it, and losses over split logits."""
 
-from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -13,6 +13,7 @@ from impl.tensor_parallel.cross_entropy import Tokens, split_nats
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.linear import parallel_linear
 from impl.tensor_parallel.shards import Shard
+from impl.tensor_parallel.weight_gradients import WeightGradients
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -27,7 +28,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
         super().__init__()
-        self.tp = replace(tp, deferred=None)  # with two gradients, one of them put off, it would be complete twice
+        self.tp = tp
         padded = padded_vocabulary(vocab_size, tp.degree)
         rows = padded // tp.degree
         first = tp.part.index * rows
@@ -38,18 +39,25 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self.tp.degree == 1:
-            return functional.embedding(tokens, self.weight)
+            return self._look_up(tokens)
         local = tokens - self.tokens.first
         elsewhere = (local < 0) | (local >= self.tokens.count)
-        found = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        found = self._look_up(local.masked_fill(elsewhere, 0))
         return self.tp.g(found.masked_fill(elsewhere[:, None], 0.0), self.tp.group)
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
+        if self.tp.weight_gradients is None:
+            return functional.embedding(tokens, self.weight)
+        found = _LookUp.apply(self.weight, tokens, self.tp.weight_gradients)
+        assert isinstance(found, Tensor)
+        return found
 
     def logits(self, x: Tensor, before: Pair, bias: Tensor | None = None) -> Tensor:
         """Scores of this rank's rows, padding included, for all tokens.
 
         Shapes: [n, h] (where `before` gathers: [n / t, h]) -> [n, V / t]. Communication: that of `before`.
         """
-        return parallel_linear(x, self.weight, bias, self.tp, before=before)
+        return parallel_linear(x, self.weight, bias, self.tp, before=before, can_wait=False)
 
     def nats(self, logits: Tensor, targets: Tensor) -> Tensor:
         """-log p(target) of every token, in nats, at least in fp32; its backward pass overwrites the logits.
@@ -70,3 +78,18 @@ class VocabParallelEmbedding(nn.Module):
         pairs = torch.stack([best.double(), (token + first).double()])
         scores, tokens = all_gather(pairs[None], self.tp.group).unbind(1)
         return tokens.gather(0, scores.argmax(0)[None])[0] == targets
+
+
+class _LookUp(torch.autograd.Function):
+    """Its gradient is added to the rows that were looked up: there is no tensor of the whole matrix's."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, tokens: Tensor, added: WeightGradients) -> Tensor:
+        ctx.parameter, ctx.added = weight, added
+        ctx.save_for_backward(tokens)
+        return functional.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        ctx.added.sums.add_rows(ctx.parameter, *ctx.saved_tensors, grads[0])
+        return None, None, None

@@ -40,7 +40,7 @@ class Gradients:
     Args:
         overlap: reduce a bucket when it is full; else at the step's end, at stages 2 and 3 without going on meanwhile.
         arrivals: how often a parameter gets a gradient in one microbatch, where it is not once.
-        put_off: parameters that get theirs by `add`, not by autograd.
+        added: parameters that get theirs by `add`, `add_product` or `add_rows`, not by autograd.
     """
 
     def __init__(
@@ -50,12 +50,13 @@ class Gradients:
         *,
         overlap: bool,
         arrivals: Mapping[nn.Parameter, int] | None = None,
-        put_off: Collection[nn.Parameter] = (),
+        added: Collection[nn.Parameter] = (),
     ) -> None:
         self.buckets, self.every_rank, self.overlap = buckets, every_rank, overlap
         self.of: dict[nn.Parameter, Tensor] = {}
         """Where a parameter's gradient is accumulated; none where no rank's sum over microbatches is kept."""
         self._bucket_of = {p: bucket for bucket in buckets for p in bucket.parameters}
+        self._added = set(added)
         self._arrivals = {bucket: sum((arrivals or {}).get(p, 1) for p in bucket.parameters) for bucket in buckets}
         self._missing = dict.fromkeys(buckets, 0)
         self._fresh: set[nn.Parameter] = set()
@@ -71,7 +72,7 @@ class Gradients:
         for bucket in buckets:
             if bucket.flat is not None:
                 self._place(bucket, bucket.flat)
-        for parameter in self._bucket_of.keys() - set(put_off):  # autograd's hook comes without a gradient too
+        for parameter in self._bucket_of.keys() - self._added:  # autograd's hook comes without a gradient too
             parameter.register_post_accumulate_grad_hook(self._arrived)
 
     @property
@@ -82,7 +83,7 @@ class Gradients:
     def _place(self, bucket: Bucket, flat: Tensor) -> None:
         for parameter, view in zip(bucket.parameters, bucket.views(flat), strict=True):
             self.of[parameter] = view
-            if bucket.is_added_in_place:
+            if bucket.is_added_in_place and parameter not in self._added:
                 parameter.grad = view
 
     def _arrived(self, parameter: Tensor) -> None:
@@ -98,16 +99,49 @@ class Gradients:
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Accumulate a gradient that autograd does not; it may become the bucket's memory."""
         bucket = self._bucket_of[parameter]
+        is_bucket = gradient.numel() == bucket.layout.size and gradient.dtype == bucket.dtype
+        place = self._open(bucket, parameter, gradient.flatten() if is_bucket else None)
+        if parameter not in self._fresh:
+            _accumulate(place, gradient)
+        elif place.data_ptr() != gradient.data_ptr():
+            place.copy_(gradient)
+        self._close(parameter)
+
+    def add_product(self, parameter: nn.Parameter, a: Tensor, b: Tensor) -> None:
+        """Accumulate a^T b; of the bucket's type, it is summed where it is kept, without a tensor of its own."""
+        bucket = self._bucket_of[parameter]
+        if a.dtype != bucket.dtype:
+            self.add(parameter, a.t() @ b)
+            return
+        place = self._open(bucket, parameter)
+        if parameter in self._fresh:
+            torch.mm(a.t(), b, out=place)
+        else:
+            place.addmm_(a.t(), b)
+        self._close(parameter)
+
+    def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
+        """Accumulate gradient[i] in row rows[i]."""
+        if gradient.device.type != "cpu":  # where the order of such sums is not the same every time
+            self.add(parameter, torch.ops.aten.embedding_dense_backward(gradient, rows, len(parameter), -1, False))
+            return
+        place = self._open(self._bucket_of[parameter], parameter)
+        if parameter in self._fresh:
+            place.zero_()
+        place.index_add_(0, rows, gradient.to(place.dtype))
+        self._close(parameter)
+
+    def _open(self, bucket: Bucket, parameter: nn.Parameter, memory: Tensor | None = None) -> Tensor:
+        """Where the parameter's gradient is accumulated; where there is no such place yet, in that memory if given."""
         if bucket.flat is None:
             self._make_room()
-            is_bucket = gradient.numel() == bucket.layout.size and gradient.dtype == bucket.dtype
-            bucket.flat = gradient.flatten() if is_bucket else self._buffer(bucket)
+            bucket.flat = self._buffer(bucket) if memory is None else memory
             self._place(bucket, bucket.flat)
             self._fresh.update(bucket.parameters)
-        if parameter not in self._fresh:
-            _accumulate(self.of[parameter], gradient)
-        elif self.of[parameter].data_ptr() != gradient.data_ptr():
-            self.of[parameter].copy_(gradient)
+        return self.of[parameter]
+
+    def _close(self, parameter: nn.Parameter) -> None:
+        """Its place holds something now."""
         self._fresh.discard(parameter)
         self._count(parameter)
 
@@ -192,11 +226,11 @@ class Gradients:
         self._untouched.update(self.buckets)
         for bucket in self.buckets:
             self._missing[bucket] = microbatches * self._arrivals[bucket]
-            if bucket.is_added_in_place:
-                assert bucket.flat is not None
-                bucket.flat.zero_()
-            elif bucket.stage < 2:
-                self._fresh.update(bucket.parameters)
+            for parameter in bucket.parameters if bucket.stage < 2 else ():
+                if bucket.is_added_in_place and parameter not in self._added:
+                    self.of[parameter].zero_()
+                else:
+                    self._fresh.add(parameter)
         yield
         if any(self._missing.values()):
             raise RuntimeError("a parameter took no part in a backward pass")

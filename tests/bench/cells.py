@@ -35,6 +35,8 @@ MODEL = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, voc
 RECIPE = Recipe(steps=12, global_batch=32, microbatch=4, lr=1e-4)
 FEWER_SEQUENCES = 16
 """Of a step where both ranks are on the same ones."""
+PIPELINE_STEPS = 22
+"""Pipelines of two ranks are close together: more pairs tell them apart."""
 WARMUP = 2
 SECONDS = 900
 """That the ranks of a cell may take."""
@@ -67,6 +69,7 @@ NAMES: dict[Part, str] = {
 def run_of(plan: str, precision: Precision) -> Run:
     """One cell of the table."""
     recipe = RECIPE if PLANS[plan].tp == 1 else replace(RECIPE, global_batch=FEWER_SEQUENCES)
+    recipe = recipe if PLANS[plan].pp == 1 else replace(RECIPE, steps=PIPELINE_STEPS)
     return Run(model=MODEL, plan=PLANS[plan], train=recipe, precision=precision)
 
 

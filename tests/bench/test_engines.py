@@ -1,18 +1,23 @@
 """Step time of every engine on every plan that two ranks can do: all engines of a cell by turns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness import render
+from harness.environment import CODE, git_state
 from harness.side_by_side import against_peers, notes, slowest, table
+from harness.store import read_json
 from impl.run import Precision, Run, to_dict
 from tests.bench.cells import (
     FEWER_SEQUENCES,
     LOSSES_AGREE,
     OURS,
+    PIPELINE_STEPS,
     PLANS,
     PRECISIONS,
     WARMUP,
@@ -28,26 +33,46 @@ from tests.bench.cells import (
 from tests.bench.screen import Screen
 
 NOTES = (
-    f"With tensor parallelism a step is {FEWER_SEQUENCES} sequences: both ranks are on the same ones.",
+    f"With tensor parallelism a step is {FEWER_SEQUENCES} sequences: both ranks are on the same ones. Of pipelines "
+    f"{PIPELINE_STEPS - WARMUP} steps are timed.",
     "Ours: a step ends when all parameters are gathered, which in training goes on into the next forward pass.",
 )
 
 
 @pytest.fixture(scope="module")
-def cells(publish: Publish) -> Iterator[list[Cell]]:
-    """Cells as they are measured; shown at the end, and kept if all are there."""
+def cells(publish: Publish, request: pytest.FixtureRequest) -> Iterator[list[Cell]]:
+    """Cells as they are measured; shown at the end, and kept with those that an earlier run kept and this left out."""
     measured: list[Cell] = []
     yield measured
     if measured:
+        folder = request.config.getoption("--keep", default=None)
+        found = in_order([*(kept_in(folder) if folder else ()), *measured])
         title = "Engines side by side over two ranks"
-        text = render.markdown(table("engines", title, measured, all_notes(measured)))
-        publish("engines", text, {"cells": measured} if len(measured) == len(PLANS) * len(PRECISIONS) else None)
+        publish("engines", render.markdown(table("engines", title, found, all_notes(found))), {"cells": found})
+
+
+def kept_in(folder: Path) -> list[Cell]:
+    """The cells of the table that is there; of one without commits of its cells, each with the table's."""
+    document: dict[str, Any] = read_json(folder / "engines.json") or {"cells": []}
+    return [{"git": document["environment"]["git"], **cell} for cell in document["cells"]]
+
+
+def in_order(cells: Iterable[Cell]) -> list[Cell]:
+    """Each cell once, the latest."""
+    found = {(cell["precision"], cell["plan"]): cell for cell in cells}
+    return [found[key] for key in product(PRECISIONS, PLANS) if key in found]
 
 
 def all_notes(measured: list[Cell]) -> list[str]:
     peers = {name for cell in measured for name in cell["peers"]}
     said = notes(run_of("dp", "fp32"), measured[0]["device"], warmup=WARMUP)
-    return [*said, *NOTES, *said_of(peers), "Made by `python -m harness bench`."]
+    by_commit: dict[str, list[str]] = {}
+    for cell in measured:
+        state = cell["git"] or {"commit": "unknown", "dirty": False}
+        commit = state["commit"][:7] + (" and changes" if state["dirty"] else "")
+        by_commit.setdefault(commit, []).append(f"{cell['plan']} {cell['precision']}")
+    ran = "; ".join(f"{commit}: {', '.join(names)}" for commit, names in by_commit.items())
+    return [*said, *NOTES, *said_of(peers), f"Measured on commit {ran}. Made by `python -m harness bench`."]
 
 
 def wanted(run: Run) -> float:
@@ -70,7 +95,16 @@ def test_step_time(
     turns = [turns for turns, _ in answers]
     take_rounds(benchmark, slowest(turns, OURS)[WARMUP:])
     cell = against_peers(turns, OURS, warmup=WARMUP)
-    cells.append({"precision": precision, "plan": plan, "run": to_dict(run), "device": answers[0][1], **cell})
+    cells.append(
+        {
+            "precision": precision,
+            "plan": plan,
+            "run": to_dict(run),
+            "device": answers[0][1],
+            "git": git_state(CODE),
+            **cell,
+        }
+    )
     benchmark.extra_info.update(cell["peers"])
     different = {name: result["loss_difference"] for name, result in cell["peers"].items()}
     assert max(different.values()) <= LOSSES_AGREE[precision], f"not the same work: {different}"

@@ -13,6 +13,7 @@ import pytest
 
 from harness import bench, render
 from harness.bench import Report, Timing, compared
+from tests.bench.test_engines import all_notes, in_order, kept_in
 from tests.harness.calls import call, document, refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -288,3 +289,19 @@ def test_an_interrupt_stops_all_of_it(made_up: Path):
     assert "Traceback" not in output + errors
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
+
+
+def test_cells_that_a_run_leaves_out_stay_with_the_commit_they_are_from(tmp_path: Path) -> None:
+    old, new = {"commit": "0" * 40, "dirty": False}, {"commit": "1" * 40, "dirty": True}
+    cell = lambda plan, **more: {"precision": "fp32", "plan": plan, **more}
+    assert kept_in(tmp_path) == []
+    document = {"environment": {"git": old}, "cells": [cell("dp"), cell("gpipe"), cell("1f1b", git=new)]}
+    (tmp_path / "engines.json").write_text(json.dumps(document))
+    kept = kept_in(tmp_path)
+    assert [one["git"] for one in kept] == [old, old, new]
+    again = in_order([*kept, cell("gpipe", git=new)])
+    assert [(one["plan"], one["git"]) for one in again] == [("dp", old), ("gpipe", new), ("1f1b", new)]
+    told = all_notes(
+        [{**one, "peers": {}, "device": {"torch_threads": 1, "backend": "", "device_name": ""}} for one in again]
+    )
+    assert "0000000: dp fp32; 1111111 and changes: gpipe fp32, 1f1b fp32." in told[-1]

@@ -45,6 +45,9 @@ def unpacked(file: Path) -> dict[str, bytes]:
 
 
 def test_an_archive_has_everything_and_sums_that_hold(results: Path, tmp_path: Path) -> None:
+    changes = Store(results, NAME, "smoke").changes / "ab12.diff"
+    changes.parent.mkdir()
+    changes.write_text(" M impl/run.py\n")
     told = document(call("export", "layernorm_placement", "--json").output)
     file = tmp_path / f"{TOP}.zip"
     inside = unpacked(file)
@@ -58,6 +61,7 @@ def test_an_archive_has_everything_and_sums_that_hold(results: Path, tmp_path: P
     here = f"results/{NAME}"
     assert len([name for name in inside if name.startswith(f"{here}/smoke/records/")]) == 2
     assert len([name for name in inside if name.startswith(f"{here}/paper/simulated/selene/")]) == 1
+    assert inside[f"{here}/smoke/changes/ab12.diff"] == changes.read_bytes()
     assert {f"{here}/smoke/tables/claims.{suffix}" for suffix in ("md", "csv", "tex")} <= set(inside)
     assert f"{here}/smoke/figures/curves.png" in inside
     assert {

@@ -242,7 +242,7 @@ def test_weights_that_are_put_off_get_their_gradients_by_add(
     dtype: torch.dtype, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net: Any = nn.Linear(3, 2).to(dtype)
-    gradients = gradients_of(whole(net, one_rank), bucket_bytes=10**6, put_off=[net.weight])
+    gradients = gradients_of(whole(net, one_rank), bucket_bytes=10**6, added=[net.weight])
     order = reductions(gradients, monkeypatch)
     x, owed = torch.ones(1, 3, dtype=dtype), torch.full((2, 3), 256.0 if dtype is torch.bfloat16 else 1.5, dtype=dtype)
     for _ in range(2):
@@ -263,3 +263,28 @@ def test_weights_that_are_put_off_get_their_gradients_by_add(
     take(gradients, 1, add, of_bias)
     with pytest.raises(RuntimeError, match="took no part"):
         take(gradients, 1, add, add, of_bias)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sums"), [(torch.float64,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)]
+)
+def test_products_and_rows_add_up_to_what_autograd_would(
+    dtype: torch.dtype, sums: torch.dtype, one_rank: dist.ProcessGroup
+) -> None:
+    net: Any = nn.Embedding(6, 4).to(dtype)
+    kinds = whole(net, one_rank)
+    gradients = gradients_of(kinds, sums, arrivals={net.weight: 2}, added=[net.weight])
+    grads, inputs, of_rows = (torch.arange(n, dtype=dtype).view(5, -1).sin() for n in (30, 20, 20))
+    rows = torch.tensor([0, 5, 5, 2, 5])
+    one = grads.t() @ inputs
+    dense = torch.zeros(6, 4, dtype=torch.float64).index_add(0, rows, of_rows.double())
+    for _ in range(2):  # what an earlier step left is forgotten
+        with gradients.accumulated(3):
+            for i in range(3):
+                gradients.add_product(net.weight, grads * 2**i, inputs)
+                gradients.add_rows(net.weight, rows, of_rows * 2**i)
+        exact: dict[str, Any] = {} if dtype is torch.float64 else {"rtol": 2e-2, "atol": 2e-2}
+        torch.testing.assert_close(gradients.of[net.weight].double(), 7 * (one.double() + dense), **exact)
+    assert net.weight.grad is None
+    with pytest.raises(RuntimeError, match="took no part"), gradients.accumulated(1):
+        gradients.add_rows(net.weight, rows, of_rows)

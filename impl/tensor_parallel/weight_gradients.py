@@ -1,0 +1,49 @@
+"""Weight gradients that layers add up themselves, at once or later: autograd would make a tensor of each first."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Owed = list[Callable[[], None]]
+"""What is left to do, in the order of the backward pass."""
+
+
+class Sums(Protocol):
+    """Where gradients are summed over microbatches."""
+
+    def add_product(self, parameter: Any, a: Tensor, b: Tensor) -> None:
+        """Add a^T b."""
+
+    def add_rows(self, parameter: Any, rows: Tensor, gradient: Tensor) -> None:
+        """Add gradient[i] to row rows[i]."""
+
+
+class WeightGradients:
+    """What layers tell of their weights' gradients, which are added to `sums`.
+
+    A product is added as it is computed (Megatron-LM's gradient accumulation fusion), or put off, which is what
+    zero-bubble schedules fill their bubbles with (Qi et al. 2023, 2401.10241, section 2).
+    """
+
+    sums: Sums
+    """Set when there are any: the model is made first."""
+
+    def __init__(self) -> None:
+        self.is_collecting = False
+        self._owed: Owed = []
+
+    @contextmanager
+    def collecting(self) -> Iterator[Owed]:
+        """A backward pass inside computes no layer's weight gradient; the list says what it owes."""
+        self.is_collecting, self._owed = True, []
+        try:
+            yield self._owed
+        finally:
+            self.is_collecting, self._owed = False, []  # what is owed belongs to the list's reader alone
+
+    def owe(self, weight: Tensor, a: Tensor, b: Callable[[], Tensor]) -> None:
+        """a^T b() is to be added later."""
+        self._owed.append(torch.no_grad()(lambda: self.sums.add_product(weight, a, b())))
