@@ -11,7 +11,6 @@ import statistics
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness import launch
 from harness.calibrate_runs import runs_to_train
 from harness.doctor_rank import Told
-from harness.limit import LAUNCHES, product
+from harness.limit import product, seconds
 from harness.meeting import meet
 from impl.collectives import (
     all_gather_into_start,
@@ -73,7 +71,7 @@ STEPS = {"cpu": (3, 9), "cuda": (5, 15)}
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
     """Measure with the other ranks; returns the exit status, and leaves a failure for whoever reads."""
     told = Told(attempt, rank)
-    try:
+    with told.failure():
         spec = json.loads((attempt / "spec.json").read_text())
         threads = spec["run"]["threads"]
         torch.set_num_threads(threads)
@@ -84,13 +82,7 @@ def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous:
             told.found |= {"device_name": known.name, "processors": known.multi_processor_count}
         Calibrating(device, told, spec["precisions"], threads).run_to_end()
         dist.destroy_process_group()
-    except Exception as error:
-        traceback.print_exc()
-        sys.stderr.flush()
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        launch.fail(attempt, rank, "error", f"rank {rank}, {told.at}: {type(error).__name__}: {first_line}")
-        return 1
-    return 0
+    return told.status
 
 
 class Calibrating:
@@ -268,21 +260,7 @@ class Calibrating:
         return self._median(operation)
 
     def _median(self, operation: Callable[[], object], times: int = REPEATS) -> float:
-        return statistics.median(self._time(operation) for _ in range(times))
-
-    def _time(self, operation: Callable[[], object]) -> float:
-        """Seconds of one call; of some launches in a row on a GPU, by its own clock."""
-        if self.device.type == "cpu":
-            begin = time.perf_counter()
-            operation()
-            return time.perf_counter() - begin
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(LAUNCHES):
-            operation()
-        last.record()
-        last.synchronize()
-        return first.elapsed_time(last) / 1e3 / LAUNCHES
+        return statistics.median(seconds(operation, self.device) for _ in range(times))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,21 +39,16 @@ REPEATS = 7
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
     """Check this rank; returns the exit status, and leaves a failure for whoever reads."""
     told = Told(attempt, rank)
-    try:
+    with told.failure():
         Examined(attempt, rank, local_rank, world_size, rendezvous, told).run_to_end()
-    except Exception as error:
-        traceback.print_exc()
-        sys.stderr.flush()
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        launch.fail(attempt, rank, "error", f"rank {rank}, {told.at}: {type(error).__name__}: {first_line}")
-        return 1
-    return 0
+    return told.status
 
 
 class Told:
     """What a rank has found, in `rank-R.json` after every part."""
 
     def __init__(self, attempt: Path, rank: int) -> None:
+        self.attempt, self.rank, self.status = attempt, rank, 0
         self.path = attempt / f"rank-{rank}.json"
         self.found: dict[str, Any] = {"rank": rank, "axes": {}}
         self.at = "starting"
@@ -62,6 +58,19 @@ class Told:
         self.at = at
         self.found |= found
         write_atomically(self.path, json.dumps(self.found | {"at": at}))
+
+    @contextmanager
+    def failure(self) -> Iterator[None]:
+        """Leave what goes wrong inside for whoever reads, with where that was; `status` is 1 then."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            sys.stderr.flush()
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            reason = f"rank {self.rank}, {self.at}: {type(error).__name__}: {first_line}"
+            launch.fail(self.attempt, self.rank, "error", reason)
+            self.status = 1
 
 
 class Examined:

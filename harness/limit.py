@@ -75,18 +75,16 @@ def median_seconds(operation: Operation, device: torch.device, *, at_least: floa
     operation()
     times, begin = [], time.perf_counter()
     while len(times) < REPEATS or time.perf_counter() - begin < at_least:
-        times.append(_seconds_on_gpu(operation) if device.type == "cuda" else _seconds(operation))
+        times.append(seconds(operation, device))
     return sorted(times)[len(times) // 2]
 
 
-def _seconds(operation: Operation) -> float:
-    begin = time.perf_counter()
-    operation()
-    return time.perf_counter() - begin
-
-
-def _seconds_on_gpu(operation: Operation) -> float:
-    """By the device's own clock."""
+def seconds(operation: Operation, device: torch.device) -> float:
+    """Of one call; of some launches in a row on a GPU, by its own clock."""
+    if device.type == "cpu":
+        start = time.perf_counter()
+        operation()
+        return time.perf_counter() - start
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(LAUNCHES):

@@ -33,9 +33,8 @@ from impl.precision import LossScale
 from impl.recompute import kept_by, recompute
 from impl.run import Run
 from impl.tensor_parallel.group import TensorParallel
-from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from impl.tensor_parallel.shards import shards_of
-from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
+from impl.tensor_parallel.vocabulary import added_weights
 from impl.tensor_parallel.weight_gradients import WeightGradients
 from impl.zero.buckets import Bucket, Kind, divide
 from impl.zero.gradients import Gradients
@@ -82,8 +81,7 @@ class Trainer:
             mesh.get_group("tp"),
             run.plan.sequence_parallel,
             run.plan.overlap_input_grad_reduce,
-            # a compiled block's are autograd's, where that will do: what is done besides would break its graph
-            None if run.compile and not self.schedule.is_split else weight_gradients,
+            weight_gradients if self.schedule.is_split or not run.compile else None,  # it breaks a compiled graph
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
@@ -115,7 +113,7 @@ class Trainer:
             joint_group(mesh, *AXES),
             overlap=run.plan.overlap_grad_reduce,
             arrivals=self._arrivals(),
-            added=self._added(),
+            added=added_weights(self.model) if self.tp.weight_gradients else (),
         )
         weight_gradients.sums = self.gradients
         self.parameters = Parameters(self._buckets_of_blocks(), overlap=run.plan.overlap_param_gather)
@@ -172,17 +170,6 @@ class Trainer:
         ends = sum(stage.is_first + (stage.is_last and not self.race) for stage in self.own.values())
         are_one = len(self.stages) == 1 and self.tp.weight_gradients is None
         return {self.model.trunk.tokens.weight: 1 if are_one else ends}
-
-    def _added(self) -> list[nn.Parameter]:
-        """Parameters whose layers add their gradients up themselves."""
-        if self.tp.weight_gradients is None:
-            return []
-        modules = self.model.modules()
-        return [
-            m.weight
-            for m in modules
-            if isinstance(m, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
-        ]
 
     def _links(self) -> Links:
         group = self.tp.group

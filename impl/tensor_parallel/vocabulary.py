@@ -11,7 +11,7 @@ from impl.model.config import padded_vocabulary
 from impl.tensor_parallel.conjugates import Pair
 from impl.tensor_parallel.cross_entropy import Tokens, split_nats
 from impl.tensor_parallel.group import TensorParallel
-from impl.tensor_parallel.linear import parallel_linear
+from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, parallel_linear
 from impl.tensor_parallel.shards import Shard
 from impl.tensor_parallel.weight_gradients import WeightGradients
 
@@ -78,6 +78,14 @@ class VocabParallelEmbedding(nn.Module):
         pairs = torch.stack([best.double(), (token + first).double()])
         scores, tokens = all_gather(pairs[None], self.tp.group).unbind(1)
         return tokens.gather(0, scores.argmax(0)[None])[0] == targets
+
+
+def added_weights(model: nn.Module) -> list[nn.Parameter]:
+    """The weights whose gradients layers add up themselves, where `TensorParallel.weight_gradients` says to what."""
+    layers = model.modules()
+    return [
+        m.weight for m in layers if isinstance(m, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
+    ]
 
 
 class _LookUp(torch.autograd.Function):
