@@ -310,14 +310,14 @@ EXPERIMENT = Experiment(
     "the losses of all shorter ones. At `small` models have 37 thousand to 0.8M parameters, and a vocabulary of bytes; "
     "initial weights are scaled with the width, so that what a block adds is as in the papers' models.",
     found="Pre is ahead of post by 0.02 to 0.16 nats and of sandwich by 0.05 to 0.30, at every size (three seeds). The law "
-    "does not describe these runs: after 300,000 tokens the larger models' losses fall faster than any law through what "
-    "came before, the smallest's slower, and a model with post may begin to fall only later, by its seed. So fits are "
-    "2.6% (pre), 4.9% (post) and 1.4% (sandwich) off, E goes to 0 for pre and may be anything from 0.2 to 2.2 for post, "
-    "and pre's exponents are a third of Chinchilla's. In all draws post and sandwich stay behind pre in models of 8.4M, "
-    "84M and 845M parameters at 20 tokens a parameter, post by 0.31, 0.44 and 0.56 nats with intervals from 0.09 to "
-    "1.31; those say how seeds scatter, and with a law that does not hold, 340 to 35,000 times as many tokens away, no "
-    "more than the sign should be read from them. Two runs at a time shared two cores, beside other work: their "
-    "throughput says little.",
+    "does not describe these runs: after 300,000 tokens the larger models' losses fall faster than any law through "
+    "what came before, the smallest's slower, and a model with post may begin to fall only later, by its seed. So fits "
+    "are 2.6% (pre), 4.9% (post) and 1.4% (sandwich) off, E goes to 0 for pre and may be anything from 0.2 to 2.2 for "
+    "post, and pre's exponents are a third of Chinchilla's. In all draws post and sandwich stay behind pre in models "
+    "of 8.4M, 84M and 845M parameters at 20 tokens a parameter, post by 0.31, 0.44 and 0.56 nats with intervals from "
+    "0.09 to 1.31; those say how seeds scatter, and with a law that does not hold, 340 to 35,000 times as many tokens "
+    "away, no more than the sign should be read from them. Two runs at a time shared two cores, beside other work: "
+    "their throughput says little.",
     runs={
         "smoke": family(
             ((1, 32), (2, 32), (2, 64)), ("pre", "post"), 1, Recipe(
