@@ -309,8 +309,8 @@ EXPERIMENT = Experiment(
     deviations="Hoffmann et al. have a cosine of each run's own length; here the rate is constant, and one run gives "
     "the losses of all shorter ones. At `small` models have 37 thousand to 0.8M parameters, and a vocabulary of bytes; "
     "initial weights are scaled with the width, so that what a block adds is as in the papers' models.",
-    found="Pre is ahead of post by 0.02 to 0.16 nats and of sandwich by 0.05 to 0.30, at every size (three seeds). The law "
-    "does not describe these runs: after 300,000 tokens the larger models' losses fall faster than any law through "
+    found="Pre is ahead of post by 0.02 to 0.16 nats and of sandwich by 0.05 to 0.30, at every size (three seeds). The "
+    "law does not describe these runs: after 300,000 tokens the larger models' losses fall faster than any law through "
     "what came before, the smallest's slower, and a model with post may begin to fall only later, by its seed. So fits "
     "are 2.6% (pre), 4.9% (post) and 1.4% (sandwich) off, E goes to 0 for pre and may be anything from 0.2 to 2.2 for "
     "post, and pre's exponents are a third of Chinchilla's. In all draws post and sandwich stay behind pre in models "
