@@ -246,11 +246,12 @@ def efficiency(table: Table) -> "Figure | None":
     for i, (name, of_line) in enumerate(zip(names, own, strict=True)):
         _points(ax, of_line.dropna(subset="efficiency"), "efficiency", 0.01, label=name, **mark(i))
         printed = of_line.dropna(subset="published")
-        if len(printed) > 1:
+        if name in set(printed["line"]):  # the baseline's row alone is no line's
             ax.plot(list(printed["ranks"]), [100 * value for value in printed["published"]], **mark(i), **DASHED)
     _against_ranks((ax,), rows["ranks"])
     _of_ideal(ax)
-    legend(figure, [*ax.get_legend_handles_labels()[0], line("#888888", "published", marker="o", **DASHED)])
+    is_published = [line("#888888", "published", marker="o", **DASHED)] if rows["published"].notna().any() else []
+    legend(figure, [*ax.get_legend_handles_labels()[0], *is_published])
     figure.suptitle(f"{table.title}{suffix}")
     return figure
 
@@ -283,6 +284,9 @@ def lines(table: Table) -> "Figure | None":
         _rate_lines(ax, rows, *kinds[heading], names)
         ax.set(title=heading, ylabel="TFLOP/s per device")
         with_room_above(ax)
+    highest = max(ax.get_ylim()[1] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(0, highest)
     there = [name for name in names if name and any(name in set(rows["line"]) for rows in known.values())]
     handles = [line(mark(names.index(name))["color"], name, marker=mark(names.index(name))["marker"]) for name in there]
     if any(rows["oversubscribed"].eq(True).any() for rows in known.values()):
