@@ -250,8 +250,8 @@ def efficiency(table: Table) -> "Figure | None":
             ax.plot(list(printed["ranks"]), [100 * value for value in printed["published"]], **mark(i), **DASHED)
     _against_ranks((ax,), rows["ranks"])
     _of_ideal(ax)
-    is_published = [line("#888888", "published", marker="o", **DASHED)] if rows["published"].notna().any() else []
-    legend(figure, [*ax.get_legend_handles_labels()[0], *is_published])
+    drawn = [line("#888888", "published", marker="o", **DASHED)] if len(rows["published"].dropna()) else []
+    legend(figure, [*ax.get_legend_handles_labels()[0], *drawn])
     figure.suptitle(f"{table.title}{suffix}")
     return figure
 
