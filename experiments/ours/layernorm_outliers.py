@@ -262,10 +262,10 @@ EXPERIMENT = Experiment(
     "chance. Where one is largest it is 1.5 times the median (GPT) to 2.1 (BERT, pre) and 3.2 (BERT, sandwich, where "
     "it shrinks from 5.8 during training). What the paper describes begins to show in one place: with post, BERT's "
     "norms have their furthest weight, 3.0 deviations out, in the same dimension in 58% of the norms, with pre in 17%. "
-    "The dimension that stands out most is worth 1.3 to 11 times as much loss as an average one, but at most 0.035 nats, "
-    "so that it is not what the model hangs on. Models are of 0.3M parameters and saw 614,400 bytes; the paper's are "
-    "of 110M and saw billions of tokens. Two runs at a time shared two cores, beside other work: their throughput says "
-    "little.",
+    "The dimension that stands out most is worth 1.3 to 11 times as much loss as an average one, but at most 0.035 "
+    "nats, so that it is not what the model hangs on. Models are of 0.3M parameters and saw 614,400 bytes; the paper's "
+    "are of 110M and saw billions of tokens. Two runs at a time shared two cores, beside other work: their throughput "
+    "says little.",
     runs={
         "smoke": watched(("pre", "post"), ("gpt", "bert"), 1, (2, 64), 120),
         "small": watched(NORMS, ("gpt", "bert"), 3, (6, 64), 600),
