@@ -167,5 +167,5 @@ EXPERIMENT = Experiment(
     deviations=DEVIATIONS + "The figure is of a formula and names no model: at `paper` it is one of 6.4B with a layer "
     "for each of 128 ranks, and a small vocabulary. At `smoke` and `small` a pipeline is two ranks deep; two of "
     "them at `small`, four ranks, share two cores, and their bubble says nothing.",
-    runs={"smoke": runs(128, (4, 16), (1,), 1), "small": runs(256, (4, 8, 16), (1, 2), 2), "paper": of_the_figure()},
+    runs={"smoke": runs(128, (4, 16), (1,), 1), "small": runs(256, (4, 8, 16), (1, 2), 3), "paper": of_the_figure()},
 )
