@@ -181,11 +181,10 @@ def _look_up_computed(place: Place, device: str) -> int:
     """The matrix's gradient, or what is added to its rows, if that has another type."""
     if device != "cpu" or not _are_added(place):
         return _embedding_rows(place)
-    return (
-        0
-        if _are_summed_at_once(place)
-        else place.activations // ELEMENT_BYTES[place.run.precision] * MASTER_BYTES[place.run.precision]
-    )
+    if _are_summed_at_once(place):
+        return 0
+    precision = place.run.precision
+    return place.activations // ELEMENT_BYTES[precision] * MASTER_BYTES[precision]
 
 
 def _are_added(place: Place) -> bool:
