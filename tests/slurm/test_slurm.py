@@ -88,7 +88,11 @@ def in_training(store: Store, run: Run) -> Path:
 
 def ranks_of(attempt: Path) -> list[psutil.Process]:
     """The processes that train."""
-    return [p for p in processes(attempt.parent, "harness.worker") if str(attempt) in p.cmdline()]
+    found: list[psutil.Process] = []
+    for process in processes(attempt.parent, "harness.worker"):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found += [process] if str(attempt) in process.cmdline() else []
+    return found
 
 
 def send(signal_number: int, ranks: Sequence[psutil.Process]) -> None:
