@@ -93,12 +93,13 @@ def _owed(place: Place, stage: Stage) -> Moment:
 
 
 def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device: str) -> Moment:
-    """What a stage's backward pass adds to what was kept; less what is freed by then."""
+    """What a stage's backward pass, or its forward pass's end, adds to what is kept; less what is freed by then."""
     parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
     ends = Moment(parts.get("head", 0) + parts.get("loss", 0), 0)
     reduced = 0 if stage.is_first or not stage.is_last else _head_reduced(place, device)
     under_way = Moment(0, reduced * place.run.plan.overlap_grad_reduce)
     found = [moment.plus(ends, -1).plus(under_way) for moment in _layer_computed(place, stage)]
+    found.append(Moment(0, _gelu(place.run)).plus(ends, -1))
     if stage.is_last:
         found.append(Moment(0, _head_computed(place, head_positions, device, reduced)))
     if stage.is_first:
@@ -119,8 +120,10 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
         gradients += _embedding_rows(place)  # the head's part of the tied embedding's gradient
     product = 4 * features if place.schedule.is_split else 0 if _are_summed_at_once(place) else 4 * h * h // t * e
     mlp = Moment(-own * (model.norms.sum + model.norms.output), gradients + 4 * features + product)
-    yield mlp.plus(Moment(0, again)) if plan.recompute == "full" else mlp
-    yield Moment(0, _gelu(run) + (gradients + again if plan.recompute == "full" else 0))
+    if plan.recompute == "full":
+        yield Moment(0, _gelu(run) + gradients + again)
+        mlp = mlp.plus(Moment(0, again))
+    yield mlp
     if core := _core_computed(run):
         attention, freed = gradients + again + features + core, own + 8 * features
         yield Moment(0, attention - freed) if plan.recompute == "full" else Moment(-freed, attention)
@@ -137,13 +140,14 @@ def _core_computed(run: Run) -> int:
     if not has_products(run):
         return 0
     of_sequence = length * model.hidden_size // t * e
-    return 3 * run.train.microbatch * of_sequence + 8 * of_sequence + 3 * heads * min(PRODUCT_ROWS, length) * length * e
+    working = 2 * heads * min(PRODUCT_ROWS, length) * length * e + length**2 * e
+    return 3 * run.train.microbatch * of_sequence + 4 * of_sequence + working
 
 
 def _gelu(run: Run) -> int:
-    """What it turns to fp32 at a time, and the result, where activations are smaller."""
+    """What it works with in fp32, a chunk at a time."""
     elements = 4 * run.train.microbatch * run.model.seq_len * run.model.hidden_size // run.plan.tp
-    return 2 * 4 * min(GELU_CHUNK, elements) if ELEMENT_BYTES[run.precision] < 4 else 0
+    return 3 * 4 * min(GELU_CHUNK, elements)
 
 
 def _own(place: Place) -> int:

@@ -1,5 +1,6 @@
 """Attention that keeps no probabilities: PyTorch's fused kernel, with a faster backward pass for bf16 on CPUs."""
 
+import math
 from typing import Any
 
 import torch
@@ -48,32 +49,50 @@ class _Attend(torch.autograd.Function):
         out = torch.empty_like(qkv)
         parts, out_parts = by_heads(qkv, seq_len, heads), by_heads(out, seq_len, heads)
         grad = grads[0].view(-1, seq_len, heads, parts.shape[-1]).transpose(1, 2)
-        later = qkv.new_full((min(PRODUCT_ROWS, seq_len),) * 2, -torch.inf).triu(1) if causal else None
+        later = qkv.new_full((seq_len, seq_len), -torch.inf).triu(1) if causal else None
+        working = qkv.new_empty(2, heads * min(PRODUCT_ROWS, seq_len) * seq_len)
         for sequence in range(len(grad)):
             q, k, v = parts[:, sequence].contiguous()
-            found = _backward(q, k, v, grad[sequence].contiguous(), later)
-            for place, part in zip(out_parts[:, sequence], found, strict=True):
-                place.copy_(part)
+            q_grad, k_grad, v_grad = out_parts[:, sequence]
+            _backward(q, k, v, grad[sequence].contiguous(), later, working, q_grad, k_grad, v_grad)
         return out, None, None, None
 
 
-def _backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, later: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of one sequence's queries, keys and values; `later` hides keys, as a mask of one block's rows.
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    later: Tensor | None,
+    working: Tensor,
+    q_grad: Tensor,
+    k_grad: Tensor,
+    v_grad: Tensor,
+) -> None:
+    """Computes the gradients of one sequence's queries, which are overwritten, keys and values.
 
-    Shapes: [a, s, d] each.
+    Shapes: [a, s, d] each; later, of -inf where a query does not see a key, [s, s]; working [2, a r s], with r rows of
+    probabilities and of their gradients at a time.
     """
     scale, length = q.shape[-1] ** -0.5, q.shape[1]
-    q = q * scale
-    q_grad, k_grad, v_grad = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for first in range(0, length, PRODUCT_ROWS):
+    q.mul_(scale)
+    starts = range(0, length, PRODUCT_ROWS)
+    for first in reversed(starts):  # the last rows see all keys, also if causal
         rows = slice(first, min(first + PRODUCT_ROWS, length))
-        seen, size = slice(0, length if later is None else rows.stop), rows.stop - first
-        scores = q[:, rows] @ k[:, seen].transpose(1, 2)
-        if later is not None:
-            scores[:, :, rows] += later[:size, :size]
-        p = torch.softmax(scores, -1, out=scores)
-        v_grad[:, seen] += p.transpose(1, 2) @ grad[:, rows]
-        scores_grad = torch._softmax_backward_data(grad[:, rows] @ v[:, seen].transpose(1, 2), p, -1, p.dtype)
-        q_grad[:, rows] = scores_grad @ k[:, seen]
-        k_grad[:, seen] += scores_grad.transpose(1, 2) @ q[:, rows]
-    return q_grad.mul_(scale), k_grad, v_grad
+        seen = slice(0, length if later is None else rows.stop)
+        shape = (len(q), rows.stop - first, seen.stop)
+        p, p_grad = working[:, : math.prod(shape)].view(2, *shape)
+        if later is None:
+            torch.bmm(q[:, rows], k.transpose(1, 2), out=p)
+        else:
+            torch.baddbmm(later[rows, seen].expand(shape), q[:, rows], k[:, seen].transpose(1, 2), out=p)
+        torch.softmax(p, -1, out=p)
+        torch.bmm(grad[:, rows], v[:, seen].transpose(1, 2), out=p_grad)
+        scores_grad = torch._softmax_backward_data(p_grad, p, -1, p.dtype, grad_input=p_grad)
+        torch.bmm(scores_grad, k[:, seen], out=q_grad[:, rows])
+        for total, a, b in ((v_grad, p, grad), (k_grad, scores_grad, q)):
+            if first == starts[-1]:
+                torch.bmm(a.transpose(1, 2), b[:, rows], out=total)
+            else:
+                total[:, seen].baddbmm_(a.transpose(1, 2), b[:, rows])
+    q_grad.mul_(scale)
