@@ -1,30 +1,46 @@
 """Writes what is made of experiments and records anew: `python -m tests.documents`, or `make documents`.
 
-EXPERIMENTS.md, the table of the README, which is a summary of it, and the notebooks with their outputs; tests hold all
-of them against the records.
+EXPERIMENTS.md, the tables of the README, which sum it and the side-by-side benchmarks up, and the notebooks with their
+outputs; tests hold all of them against the records.
 """
 
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from harness.document import experiments_markdown
 from harness.places import PAPERS, title
-from harness.store import write_atomically
+from harness.store import read_json, write_atomically
 from tests.notebooks.executed import SOURCES, executed
 
 ROOT = Path(__file__).resolve().parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "EXPERIMENTS.md"
-TABLE = re.compile(r"(?<=<!-- verdicts by paper -->\n).*?(?=<!-- end of verdicts by paper -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- (\w.*) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 OVERVIEW = re.compile(r"^## All experiments$.*?(?=^## )", re.DOTALL | re.MULTILINE)
 EXPERIMENT = re.compile(r"^\| \[([\w/]+)\]\(#[\w-]+\) \|.*\| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 COUNTED = re.compile(r"(\d+) (reproduced|partly|not reproduced)")
 KINDS, VERDICTS = ("measured", "simulated"), ("reproduced", "partly", "not reproduced")
 OWN = "our own questions"
 """Of what stands in no paper's folder."""
+PRECISIONS = ("fp32", "bf16")
+PLANS = {
+    "one rank": "one rank",
+    "dp": "data parallel",
+    "zero-1": "ZeRO 1",
+    "zero-2": "ZeRO 2",
+    "zero-3": "ZeRO 3",
+    "tp": "tensor parallel",
+    "tp-sequence": "tensor, sequence parallel",
+    "gpipe": "pipeline, GPipe",
+    "1f1b": "pipeline, 1F1B",
+    "interleaved": "pipeline, interleaved",
+}
+"""What the README calls the plans of the side-by-side benchmarks."""
 
 
 def main(only: str = "") -> None:
@@ -42,9 +58,25 @@ def main(only: str = "") -> None:
 
 
 def readme() -> str:
-    """The README with the verdicts that EXPERIMENTS.md has."""
-    table = "\n".join(verdicts_by_paper(EXPERIMENTS.read_text())) + "\n"
-    return TABLE.sub(lambda _: table, README.read_text())
+    """The README with the verdicts that EXPERIMENTS.md has, and the step times that the benchmarks kept."""
+    kept = [read_json(ROOT / "results" / "bench" / f"{name}.json") or {} for name in ("single_process", "engines")]
+    tables = {
+        "verdicts by paper": verdicts_by_paper(EXPERIMENTS.read_text()),
+        "engines": beside_peers(cell for document in kept for cell in document.get("cells", ())),
+    }
+    return TABLE.sub(lambda it: "".join([it[1], *(f"{line}\n" for line in tables[it[2]]), it[3]]), README.read_text())
+
+
+def beside_peers(cells: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The lines of a table: ours over the best peer's step time, with its interval, for every plan and precision."""
+    found = {(cell["plan"], cell["precision"]): cell for cell in cells}
+    lines = [f"| | {' | | '.join(f'{precision}: ours / best peer' for precision in PRECISIONS)} | |", "|---" * 5 + "|"]
+    for plan, name in PLANS.items():
+        best = [found[plan, precision]["best"] for precision in PRECISIONS]
+        of = [found[plan, precision]["peers"][peer] for precision, peer in zip(PRECISIONS, best, strict=True)]
+        ratios = [f"{it['value']:.3f} [{it['low']:.3f}, {it['high']:.3f}]" for it in of]
+        lines.append(" | ".join([f"| {name}", *(f"{a} | {b}" for a, b in zip(ratios, best, strict=True))]) + " |")
+    return lines
 
 
 def verdicts_by_paper(experiments: str) -> list[str]:

@@ -108,7 +108,7 @@ def test_experiments_markdown_is_what_the_registry_and_the_records_say() -> None
     assert EXPERIMENTS.read_text() == expected, "make documents"
 
 
-def test_the_table_of_the_readme_is_what_experiments_markdown_says() -> None:
+def test_the_tables_of_the_readme_are_what_experiments_markdown_and_the_benchmarks_say() -> None:
     assert README.read_text() == readme(), "make documents"
     assert len(verdicts_by_paper(EXPERIMENTS.read_text())) > 5
 
