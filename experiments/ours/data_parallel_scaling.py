@@ -138,9 +138,12 @@ EXPERIMENT = Experiment(
     ),
     cost={
         "smoke": "1 min, 2 CPU cores",
-        "small": "15 min, 2 CPU cores",
+        "small": "8 min, 2 CPU cores",
         "paper": "20 min, 64 GPUs",
     },
+    found="Measured with 7.6M parameters on two cores: two ranks keep 93 ± 13% of one's rate in weak and 87.9 ± 7.0% "
+    "in strong scaling. Reducing the gradients during the backward pass or after it makes no difference that can be "
+    "told (0.996 and 1.005 times as fast): gloo's reduction takes the core that the backward pass runs on.",
     runs={
         "smoke": with_and_without_overlap(
             named("gpt-0.5m"), (1, 2), Recipe(steps=15, global_batch=8, microbatch=4, warmup_steps=2), 1
