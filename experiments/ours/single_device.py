@@ -279,6 +279,12 @@ EXPERIMENT = Experiment(
     cost={"smoke": "1 min, 1 CPU core", "small": "15 min, 1 CPU core", "paper": "90 min, 1 GPU with 141 GB"},
     deviations="One CPU core is the device where there is no GPU. The 8.3B model has 24 of its 72 layers: all "
     "take 150 GB with their gradients and moments. Sequences are of 2,048 tokens, and there is no dropout.",
+    found="Measured on one core with 23M parameters: in fp32 a step takes 1.20 times what its products and attention "
+    "take alone, in bf16 1.62 times; PyTorch's own model takes 1.09 ± 0.13 and 1.1935 ± 0.0048 times as long as ours. "
+    "What is over the products and attention is mostly operators between them (22% of a profiled step in fp32, 32% in "
+    "bf16), then Python and data (2.5 and 7.9%) and AdamW (1.4 and 3.8%). Recomputing whole layers makes a step 1.34 "
+    "times as long in fp32 and 1.16 times in bf16, where the operations that are repeated are the cheaper ones: rates "
+    "that count them differ by 10.5%.",
     runs={
         "smoke": on_cpu(named("gpt-0.5m"), CPU, 1, {"native": WAYS, "torch": ("none",)}),
         "small": on_cpu(MODEL_25M, CPU, 3, {"native": WAYS, "torch": ("none",)}),
