@@ -276,7 +276,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     profiles=True,
-    cost={"smoke": "1 min, 1 CPU core", "small": "15 min, 1 CPU core", "paper": "90 min, 1 GPU with 141 GB"},
+    cost={"smoke": "1 min, 1 CPU core", "small": "12 min, 1 CPU core", "paper": "90 min, 1 GPU with 141 GB"},
     deviations="One CPU core is the device where there is no GPU. The 8.3B model has 24 of its 72 layers: all "
     "take 150 GB with their gradients and moments. Sequences are of 2,048 tokens, and there is no dropout.",
     found="Measured on one core with 23M parameters: in fp32 a step takes 1.20 times what its products and attention "
