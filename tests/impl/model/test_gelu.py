@@ -21,3 +21,11 @@ def test_result_and_gradient_are_pytorchs(size: int, dtype: torch.dtype) -> None
     assert x.grad is not None
     torch.testing.assert_close(ours.double(), theirs, rtol=WITHIN[dtype], atol=WITHIN[dtype])
     torch.testing.assert_close(x.grad.double(), exact.grad, rtol=2 * WITHIN[dtype], atol=2 * WITHIN[dtype])
+
+
+@pytest.mark.parametrize("dtype", WITHIN)
+def test_what_requires_no_gradient_is_left_as_it_is(dtype: torch.dtype) -> None:
+    x = torch.linspace(-3, 3, 50).to(dtype)
+    before = x.clone()
+    gelu(x)
+    assert torch.equal(x, before)
