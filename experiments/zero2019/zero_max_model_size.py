@@ -49,7 +49,7 @@ def deep(layers: int, tp: int, zero_stage: ZeroStage, dp: int = 2) -> Run:
 
 
 DEEPEST: dict[tuple[int, ZeroStage], int] = {
-    **{(1, 0): 5, (1, 1): 8, (1, 2): 9, (1, 3): 10},
+    **{(1, 0): 5, (1, 1): 8, (1, 2): 8, (1, 3): 10},
     **{(2, 0): 10, (2, 1): 16, (2, 2): 18, (2, 3): 21},
 }
 """Layers, by tensor-parallel ranks and stage, of the largest model that is predicted to take no more than LIMIT."""
