@@ -273,11 +273,15 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     profiles=True,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "45 min, 2 CPU cores", "paper": "3 hours, 64 GPUs with 80 GB"},
+    cost={"smoke": "1 min, 2 CPU cores", "small": "54 min, 2 CPU cores", "paper": "3 hours, 64 GPUs with 80 GB"},
     deviations="Engines have the same numbers to compute with: fp32 master weights, moments and accumulated gradients, "
     "clipping, fused AdamW. Its eps is 1e-6: divided by less, gradients that are nearly zero make rounding errors of "
     "the first steps whole updates. No dropout, as PyTorch's model has none. Over two cores, engines are compared, not "
     "clusters.",
+    found="Measured once on two cores with 6.9M parameters: ours is ahead of the best peer on all nine plans, in fp32 "
+    "with 0.73 to 0.95 of its step time, in bf16 with 0.59 to 0.79, where it copies less. The same work is done: "
+    "losses differ by 7.3e-7 at most in fp32, and by 3.8e-5 in bf16. With ZeRO a rank needs 0.84 to 0.97 of the memory "
+    "that the best peer's does.",
     runs={
         "smoke": [
             run
