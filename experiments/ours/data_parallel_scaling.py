@@ -143,9 +143,9 @@ EXPERIMENT = Experiment(
     },
     found="Measured with 7.6M parameters on two cores: two ranks keep 93 ± 13% of one's rate in weak and 87.9 ± 7.0% "
     "in strong scaling. Reducing the gradients during the backward pass or after it makes no difference that can be "
-    "told (0.996 and 1.005 times as fast): gloo's reduction takes the core that the backward pass runs on. Simulated "
-    "with 1.2B on 64 V100s, a rank keeps 99% in weak scaling (96% published), 41% in strong, and there the reduction "
-    "during the backward pass makes a step 1.24 times as fast.",
+    "told (0.996 and 1.005 times as fast), presumably as gloo reduces on the core that the backward pass runs on. "
+    "Simulated with 1.2B on 64 V100s, a rank keeps 99% in weak scaling (96% published), 41% in strong, and there the "
+    "reduction during the backward pass makes a step 1.24 times as fast.",
     runs={
         "smoke": with_and_without_overlap(
             named("gpt-0.5m"), (1, 2), Recipe(steps=15, global_batch=8, microbatch=4, warmup_steps=2), 1

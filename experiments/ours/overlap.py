@@ -170,8 +170,8 @@ EXPERIMENT = Experiment(
     "with the ranks' own computation.",
     found="Measured once on two cores with 6.9M parameters: where ranks share layers, reducing input gradients beside "
     "the weight gradients' products makes a step 0.85 to 0.95 times as long. What data-parallel ranks overlap makes it "
-    "0.95 to 1.09 times as long, with no trend but at ZeRO's stage 3 (0.95 to 0.98): loopback's transport needs the "
-    "core that computes. No loss changes by a bit.",
+    "0.95 to 1.09 times as long, with no trend but at ZeRO's stage 3 (0.95 to 0.98): presumably loopback's transport "
+    "needs the core that computes. No loss changes by a bit.",
     runs={
         "smoke": with_and_without(
             named("gpt-0.5m"), [Plan(dp=2, zero_stage=3), Plan(tp=2)], replace(CPU, steps=10), ["fp32"], 1
