@@ -16,7 +16,7 @@ from harness.jobs import JobState
 from harness.launch import START_SECONDS
 from harness.lease import Claim
 from harness.options import Options
-from harness.store import Record, Store
+from harness.store import FINISHED, Record, Store
 from harness.validity import Datasets, summary
 from impl.run import Run, to_dict
 
@@ -108,9 +108,20 @@ def why_no_start(run: Run, store: Store) -> str | None:
         return None
     if not RUN_ID.fullmatch(run.start):
         return f"start {run.start}: no checkpoint in {folder}"
-    if store.head(run.start) is None:
-        return f"start {run.start}: that run has not ended; when it has, the same command goes on here"
+    head = store.head(run.start)
+    if head is None or head["status"] not in FINISHED:
+        state = "has not ended" if head is None else f"ended as {head['status']}"
+        return f"start {run.start}: that run {state}; when it has come to its end, the same command goes on here"
     return f"start {run.start}: the checkpoint of that run is gone; without its record, `run` trains it again"
+
+
+def first_to_start(ready: Sequence[Case], coming: Sequence[Case]) -> Case | None:
+    """The first that is ready; one that starts from the end of a run that is to come waits for it."""
+
+    def waits(start: str | None) -> bool:
+        return start is not None and any(start == case.id for case in coming)
+
+    return next((case for case in ready if not waits(case.point.run.start)), None)
 
 
 def shape(point: Point) -> tuple[int, int]:

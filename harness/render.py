@@ -123,7 +123,8 @@ def markdown(table: Table, *, padded: bool = True) -> str:
     Args:
         padded: makes the cells of a column equally wide, to read well as plain text.
     """
-    columns = [[c.heading, *(row[i] for row in table.cells())] for i, c in enumerate(table.columns)]
+    cells = table.cells()
+    columns = [[c.heading, *(row[i] for row in cells)] for i, c in enumerate(table.columns)]
     columns = [[text.replace("|", "\\|") for text in column] for column in columns]
     widths = [max(3, *map(len, column)) if padded else 3 for column in columns]
     pads: list[Callable[[str, int], str]] = [str.ljust if c.text else str.rjust for c in table.columns]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import jobs as jobs_of_this_machine
-from harness.case import Case, Jobs, as_try, identity, shape, spec, why_no_start
+from harness.case import Case, Jobs, as_try, first_to_start, identity, shape, spec, why_no_start
 from harness.collect import base_record, record_of
 from harness.environment import host_environment, keep_changes
 from harness.experiment import Point
@@ -43,7 +43,7 @@ class Sweep:
         self, store: Store, datasets: Datasets, options: Options, display: Display, jobs: Jobs = jobs_of_this_machine
     ) -> None:
         self.store, self.datasets, self.options, self.display, self.jobs = store, datasets, options, display, jobs
-        self.environment = host_environment(_command())
+        self.environment = host_environment([Path(sys.argv[0]).name, *sys.argv[1:]])
         self.claims = Claims((store.folder / "claims").resolve())
         self.may_start = True
         self.ready, self.live = list[Case](), list[Case]()
@@ -293,8 +293,9 @@ class Sweep:
     def _start(self) -> None:
         """Start what is ready, as far as there is room, after another look under a claim."""
         shapes: dict[tuple[int, int], list[Case]] = {}
-        while self.ready and self._room() > 0:
-            case = self.ready.pop(0)
+        coming = [] if self.options.detach else [*self.ready, *self.live, *self.elsewhere]
+        while self._room() > 0 and (case := first_to_start(self.ready, coming)):
+            self.ready.remove(case)
             if not self._claim(case):
                 continue
             attempts = self.store.attempts_of(case.id)
@@ -393,8 +394,3 @@ class Sweep:
         if record is not None:
             again = f"try {len(case.tries) + 1} of {self.options.retries + 1} follows" if case.tries else "runs again"
             self.display.message(f"{case.point.label}: {record['status']}: {record['reason']}; {again}")
-
-
-def _command() -> list[str]:
-    """The command as typed, without the path of the program."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from harness import cli
 from harness.store import Store
 from impl.data.config import DataConfig
@@ -10,7 +12,8 @@ from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.recipe import Recipe
 from impl.run import Run
-from tests.harness.small_runs import sweep, write_tokens
+from tests.harness.fake_site import FakeSite
+from tests.harness.small_runs import small, sweep, write_tokens
 from tests.impl.data.race_files import write_race
 
 
@@ -33,7 +36,7 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
     assert record is not None
     assert (record["status"], record["reason"]) == (
         "invalid",
-        f"start {pretraining.id}: that run has not ended; when it has, the same command goes on here",
+        f"start {pretraining.id}: that run has not ended; when it has come to its end, the same command goes on here",
     )
 
     told = sweep(store, [pretraining, answering])
@@ -51,6 +54,53 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
     record = store.read(again.id)
     assert record is not None
     assert "the checkpoint of that run is gone" in record["reason"]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("harness.sweep.SCHEDULER_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("on", ["local", "slurm"])
+def test_points_side_by_side_wait_for_what_they_start_from(tmp_path: Path, on: str) -> None:
+    store, (first, after, other) = started_from(tmp_path)
+    (store.checkpoints(first.id) / "step-00000003").mkdir(parents=True)  # of which its run may not have come to the end
+    site = FakeSite(looks=3, on=on)
+    sweep(store, [after, first, other], site=site, jobs=3)
+    assert site.submitted == [first.id, other.id, after.id]
+    assert {record["status"] for record in store.records()} == {"ok"}
+
+
+def test_who_leaves_the_jobs_alone_waits_for_none(tmp_path: Path) -> None:
+    store, (first, after, other) = started_from(tmp_path)
+    site = FakeSite(on="slurm")
+    sweep(store, [first, after, other], site=site, detach=True)
+    assert site.submitted == [first.id, other.id]
+    assert [(record["id"], record["status"]) for record in store.records()] == [(after.id, "invalid")]
+    (store.checkpoints(first.id) / "step-00000003").mkdir(parents=True)
+    sweep(store, [first, after, other], site=site, detach=True)
+    assert site.submitted == [first.id, other.id, after.id]
+
+
+def started_from(folder: Path) -> tuple[Store, tuple[Run, Run, Run]]:
+    """A run, one that starts from its end, and one that has nothing to do with them."""
+    data = write_tokens(folder / "tokens")
+    first = replace(small(data), keep_end=True)
+    return Store(folder / "results", "race", "smoke"), (
+        first,
+        replace(small(data), start=first.id),
+        small(data, seed=1),
+    )
+
+
+def test_what_starts_from_a_run_that_failed_says_so(tmp_path: Path) -> None:
+    store, (first, after, _) = started_from(tmp_path)
+    told = sweep(store, [first, after], site=FakeSite({first.id: "error"}))
+    assert told.ends == [(first.id, "failed"), (after.id, "invalid")]
+    record = store.read(after.id)
+    assert record is not None
+    assert "that run ended as failed;" in record["reason"]
 
 
 def test_train_says_what_it_cannot_start_from_or_keep(tmp_path: Path, capsys) -> None:
