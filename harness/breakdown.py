@@ -118,6 +118,6 @@ def _table(name: str, title: str, columns: Sequence[Column], records: Sequence[R
         return Table(name, title, (), rows)
     rows = pd.concat([rows, pd.DataFrame([found[id] for id in rows["id"]], index=rows.index)], axis=1)
     rows["limit_share"] = rows["limit_seconds"] / rows["step_seconds"]
-    rows = combine(rows, ("point", "source", "device_name"), [column.key for column in columns if column.si])
+    rows = pd.DataFrame(combine(rows, ("point", "source", "device_name"), [c.key for c in columns if c.si]))
     rows["varies"] = labels(list(rows["point"]), records, shown_elsewhere(rows))
     return measured(name, title, columns, rows, notes)

@@ -143,8 +143,8 @@ def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
 
 
 def shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    values = fields(config)
-    return tuple(values.get(name) for name in SHAPE)
+    model = complete(config)["model"]
+    return tuple(model.get(name.removeprefix("model.")) for name in SHAPE)
 
 
 def size_name(parameters: int) -> str:
@@ -298,6 +298,10 @@ CATEGORIES = {
 }
 
 
+_predicted = functools.lru_cache(maxsize=1024)(memory)
+"""Every table and claim about a record asks for its memory again."""
+
+
 def _categories(record: Record) -> dict[str, float]:
     """Memory of the fullest rank in a step, `memory_bytes` and by category, and all that as predicted for it; NaN where
     tensors were not counted.
@@ -309,7 +313,7 @@ def _categories(record: Record) -> dict[str, float]:
         run, resolved = from_dict(complete(record["config"])), record["resolved"]
         place = fullest // (run.plan.dp * run.plan.tp)
         device = record["environment"]["device"]
-        predicted = memory(run, resolved["vocab_size"], place, resolved["head_positions"], device)
+        predicted = _predicted(run, resolved["vocab_size"], place, resolved["head_positions"], device)
         sizes = {"": measured[fullest] | {"total": totals[fullest]}, "predicted_": predicted.as_dict()}
     wanted = {"memory_bytes": ("total",)} | {f"{name}_bytes": parts for name, parts in CATEGORIES.items()}
     return {
@@ -374,7 +378,7 @@ def _pipeline(record: Record) -> dict[str, float]:
     }
 
 
-def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> pd.DataFrame:
+def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> list[dict[str, Any]]:
     """One row a group: what describes it from its first row, mean and 95% half-width of each measure over its runs.
 
     Groups keep the order of their first rows; a missing value in `by` is a value of its own. `n` counts the runs that
@@ -393,4 +397,4 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> p
             row[name] = mean.mean if mean else math.nan
             row[f"{name}_half_width"] = mean.half_width if mean and mean.half_width is not None else math.nan
         combined.append(row)
-    return pd.DataFrame(combined)
+    return combined

@@ -216,7 +216,7 @@ def scores(records: Sequence[Record], name: str, kind: str) -> tuple[pd.DataFram
     measures = [main, *(m for m in MEASURES if m != main)]
     rows.loc[rows["outcome"] != "ok", measures] = math.nan
     by = ["point", "source"]
-    points = combine(rows, by, measures)
+    points = pd.DataFrame(combine(rows, by, measures))
     outcomes = [list(group) for _, group in rows.groupby(by, sort=False, dropna=False)["outcome"]]
     points["diverged_runs"] = [_count_diverged(outcome) for outcome in outcomes]
     texts = ["diverged" if "diverged" in outcome else outcome[0] for outcome in outcomes]

@@ -66,11 +66,11 @@ MEASURES = (
 )  # fmt: skip
 
 
-def combine(rows: pd.DataFrame) -> list[dict[Any, Any]]:
+def combine(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Points of timed runs, repeats combined."""
     if not rows.empty:
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[FLOP_RATE.key].notna()]).drop_duplicates("id")
-    return combine_repeats(rows, ("point", "source", "device_name"), MEASURES).to_dict("records") if len(rows) else []
+    return combine_repeats(rows, ("point", "source", "device_name"), MEASURES) if len(rows) else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
         rows = pd.DataFrame(rows[(rows["timed_steps"] >= LEAST_TIMED_STEPS) | (rows["source"] == SIMULATED)])
     if rows.empty:
         return rows
-    points = combine(rows, ("point", "source", "device_name"), RATES)
+    points = pd.DataFrame(combine(rows, ("point", "source", "device_name"), RATES))
     configs = {point(record["config"]): record["config"] for record in records}
     out: list[dict[str, Any]] = []
     kinds: tuple[Kind, ...] = ("weak", "strong")
@@ -71,7 +71,7 @@ def against(
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[rate].notna()]).drop_duplicates("id")
     if rows.empty:
         return []
-    points = combine(rows, ("point", "source", "device_name"), (rate, *measures)).to_dict("records")
+    points = combine(rows, ("point", "source", "device_name"), (rate, *measures))
     baselines = {(row["engine"], row["device_name"]): row for row in reversed(points) if is_baseline(row)}
     out = []
     for row in points:

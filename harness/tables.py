@@ -93,7 +93,7 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
         return Table("throughput", title, (), rows)
     spread = rows["step_seconds_q3"] - rows["step_seconds_q1"]
     rows["step_seconds_iqr"] = spread.where(rows["source"] != SIMULATED)  # which has one step
-    rows = combine(rows, ("point", "source", "device_name"), MEASURES)
+    rows = pd.DataFrame(combine(rows, ("point", "source", "device_name"), MEASURES))
     rows["varies"] = labels(list(rows["point"]), records, shown_elsewhere(rows))
     kinds = ", ".join(dict.fromkeys(kind for kind in rows["memory_kind"] if isinstance(kind, str)))
     notes = [*RULES, f"FLOP convention {convention}. Memory is the largest rank's {kinds or 'peak'}."]

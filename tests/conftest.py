@@ -24,12 +24,12 @@ settings.load_profile("no deadlines")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-WAITING = ("tests/slurm/", "tests/harness/")
-"""Whose tests take long and wait much: they go first, beside others that compute."""
+LONG = ("tests/slurm/", "tests/test_quickstart.py", "tests/notebooks/", "tests/test_documents.py", "tests/harness/")
+"""Whose tests take long, or wait much: they go first, so that none runs alone at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = [*WAITING, ""]
+    order = [*LONG, ""]
     items.sort(key=lambda item: next(i for i, folder in enumerate(order) if item.nodeid.startswith(folder)))
 
 

@@ -149,7 +149,7 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
         return []
     found = combine(rows, ("point", "source", "device_name"), (RATE, LAYER, "step_seconds", "mfu", "hfu"))
     out = []
-    for row in found.to_dict("records"):
+    for row in found:
         config = json.loads(row["point"])
         out.append(
             row | described(from_dict(config)) | {"apart": _apart(config), "seq_len": config["model"]["seq_len"]}

@@ -100,7 +100,7 @@ def layers(rows: pd.DataFrame) -> list[dict[Any, Any]]:
         rows = pd.DataFrame(rows[rows[LAYER].notna()])
     if rows.empty:
         return []
-    found = combine(rows, ("point",), (LAYER,)).to_dict("records")
+    found = combine(rows, ("point",), (LAYER,))
     alone = {_apart(row): row[LAYER] for row in found if not row["sequence_parallel"]}
     out = []
     for row in found:

@@ -356,9 +356,7 @@ def compared(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     if rows.empty:
         return []
     found = []
-    for row in combine(rows, ("point", "source", "device_name"), ("step_seconds", "peak_memory_bytes", "mfu")).to_dict(
-        "records"
-    ):
+    for row in combine(rows, ("point", "source", "device_name"), ("step_seconds", "peak_memory_bytes", "mfu")):
         for hand, way in meant_by().get(row["point"], ()):
             if row["source"] != "simulated" or row["system"] == hand.system:
                 found.append(row | {"recipe": hand.name, "way": way, "plan": in_words(hand.way(way))})

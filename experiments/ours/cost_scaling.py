@@ -60,7 +60,7 @@ def sizes(rows: pd.DataFrame) -> list[list[dict[Any, Any]]]:
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & (rows["ranks"] == 1) & rows[FLOP_RATE.key].notna()])
     if rows.empty:
         return []
-    made = combine(rows.drop_duplicates("id"), ("point", "source", "device_name"), MEASURES).to_dict("records")
+    made = combine(rows.drop_duplicates("id"), ("point", "source", "device_name"), MEASURES)
     groups: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
     for row in sorted(made, key=lambda row: row["parameters"]):
         groups.setdefault((row["device_name"], row["tokens_per_step"], row["engine"]), []).append(row)
@@ -144,7 +144,7 @@ def turns_add_nothing(rows: Sequence[Row]) -> Evidence | None:
     if found.empty:
         return None
     groups: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
-    for row in combine(found, ("point", "source", "device_name"), MEASURES).to_dict("records"):
+    for row in combine(found, ("point", "source", "device_name"), MEASURES):
         at = row["model"], row["global_batch"] / row["ranks"], row["device_name"], row["engine"]
         groups.setdefault(at, []).append(row)
     gains = []

@@ -66,7 +66,7 @@ def compared(rows: Sequence[Row]) -> list[dict[Any, Any]]:
         found = pd.DataFrame(found[(found["status"] == "ok") & found[RATE].notna()]).drop_duplicates("id")
     if found.empty:
         return []
-    points = combine(found, ("point", "source", "device_name"), (RATE,)).to_dict("records")
+    points = combine(found, ("point", "source", "device_name"), (RATE,))
     for row in points:
         row["overlap"] = json.loads(row["point"])["plan"]["overlap_grad_reduce"]
     of = lambda row: (row["model"], row["device_name"], row["engine"], row["overlap"])

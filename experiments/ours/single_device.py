@@ -111,7 +111,7 @@ def points(rows: pd.DataFrame) -> list[dict[str, Any]]:
         for runs in cell.runs.values()
         for row in runs.values()
     }
-    made = combine(rows, ("point", "source", "device_name"), MEASURES).to_dict("records")
+    made = combine(rows, ("point", "source", "device_name"), MEASURES)
     return sorted((_described(row, by_point[row["point"], row["device_name"]]) for row in made), key=_order)
 
 

@@ -97,7 +97,7 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     if rows.empty:
         return []
     out = []
-    for row in combine(rows, ("point", "source", "device_name"), (FLOP_RATE.key,)).to_dict("records"):
+    for row in combine(rows, ("point", "source", "device_name"), (FLOP_RATE.key,)):
         beside = printed_rows().get(row["point"], {})
         extra = {name: beside.get(name, math.nan) for name in ("published_rate", "cached")}
         config = json.loads(row["point"])

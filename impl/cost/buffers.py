@@ -73,9 +73,9 @@ def gradient_elements(place: Place, buckets: Sequence[Bucket], row: Iterable[Act
     bucket_of = {name: i for i, bucket in enumerate(divided) for name in bucket.names}
     stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True))
     arriving = {
-        (op, i): [bucket_of[name] for name in _finished(place, stage, op) if name in bucket_of]
+        (op, i): [bucket_of[name] for name in names if name in bucket_of]
         for i, stage in stages.items()
-        for op in (Op.B, Op.I, Op.W)
+        for op, names in _finished(place, stage).items()
     }
     expected = Counter(chain.from_iterable(arriving[Op.B, i] for i in stages))
     filled = Counter[int]()
@@ -96,7 +96,7 @@ def gradient_elements(place: Place, buckets: Sequence[Bucket], row: Iterable[Act
     return made * common + alone
 
 
-def _finished(place: Place, stage: Stage, op: Op) -> list[str]:
+def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
     """The parameters whose gradients a microbatch's backward pass, or a part of it, is done with, in that order."""
     named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage])
     names = [parameter.name for parameter in reversed(named)]
@@ -112,7 +112,7 @@ def _finished(place: Place, stage: Stage, op: Op) -> list[str]:
         Op.B: names,
         Op.I: [name for name in names if name not in put_off],
         Op.W: [name for name in names if name in put_off],
-    }[op]
+    }
 
 
 def _place_in_layer(name: str) -> int:

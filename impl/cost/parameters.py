@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import NamedTuple
 
 from impl.errors import InputError
@@ -117,10 +118,15 @@ def named_parameters(
         stages: the pipeline stages that the rank owns; None: all of a model in one.
     Source: Megatron-LM 2019, section 3.
     """
-    stages = stages or (Stage(range(config.num_layers), is_first=True, is_last=True),)
+    whole = (Stage(range(config.num_layers), is_first=True, is_last=True),)
+    return list(_named(config, resolve_vocab(config, vocab_size), tp, tuple(stages or whole)))
+
+
+@lru_cache(maxsize=64)  # memory, traffic and time of one rank ask for the same many times
+def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, ...]) -> tuple[Parameter, ...]:
     first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
     h, bert = config.hidden_size, config.family == "bert"
-    rows = padded_vocabulary(resolve_vocab(config, vocab_size), tp) // tp
+    rows = padded_vocabulary(vocab_size, tp) // tp
     named = [Parameter("token_bias", (rows,), True)] if bert and last else []
     if first or last:
         named += [Parameter(TIED, (rows, h), True)]
@@ -135,7 +141,7 @@ def named_parameters(
     if bert and last:
         named += _linear("token_dense", h, h) + _norm("token_norm", h)
         named += _linear("pooler", h, h) + _linear("next_sentence", h, 2)
-    return named
+    return tuple(named)
 
 
 def _layer(config: ModelConfig, name: str, tp: int) -> Iterator[Parameter]:

@@ -57,6 +57,7 @@ def record(
     if status in ("invalid", "failed"):
         return head
     entropy = {"nats_per_token": FLOOR + 0.01, "valid": {"nats_per_token": FLOOR, "standard_error": 0.005}}
+    kept = held(run)
     losses = [nats + (5.5 - nats) * math.exp(-8 * i / steps) for i in range(steps)]
     tokens = 32 * fields["model"]["seq_len"]
     evaluation = {
@@ -78,7 +79,7 @@ def record(
                 "peak_memory_bytes": 2**28 + r,
                 "memory_kind": "peak RSS",
                 "gemm_flops_per_s": 50e9,
-                **held(run),
+                **copy.deepcopy(kept),
             }
             for r in range(ranks)
         ],
