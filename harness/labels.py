@@ -38,7 +38,7 @@ def fields(config: Mapping[str, Any]) -> dict[str, Any]:
 def _dotted(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             out |= _dotted(value, f"{prefix}{name}.")
         else:
             out[prefix + name] = tuple(value) if isinstance(value, list) else value
@@ -57,7 +57,7 @@ def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     nested = {
         name: _merged(default, given.get(name, {}))
         for name, default in defaults.items()
-        if isinstance(default, Mapping)
+        if isinstance(default, dict)
     }
     return {**defaults, **given, **nested}
 
