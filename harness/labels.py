@@ -55,9 +55,7 @@ _DEFAULTS = to_dict(Run())
 
 def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     nested = {
-        name: _merged(default, given.get(name, {}))
-        for name, default in defaults.items()
-        if isinstance(default, dict)
+        name: _merged(default, given.get(name, {})) for name, default in defaults.items() if isinstance(default, dict)
     }
     return {**defaults, **given, **nested}
 
