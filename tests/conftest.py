@@ -24,7 +24,7 @@ settings.load_profile("no deadlines")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = ("tests/slurm/", "tests/test_quickstart.py", "tests/notebooks/", "tests/test_documents.py", "tests/harness/")
+LONG = ("tests/slurm/", "tests/harness/", "tests/test_quickstart.py", "tests/notebooks/", "tests/test_documents.py")
 """Whose tests take long, or wait much: they go first, so that none runs alone at the end."""
 
 
