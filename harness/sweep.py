@@ -43,7 +43,8 @@ class Sweep:
         self, store: Store, datasets: Datasets, options: Options, display: Display, jobs: Jobs = jobs_of_this_machine
     ) -> None:
         self.store, self.datasets, self.options, self.display, self.jobs = store, datasets, options, display, jobs
-        self.environment = host_environment([Path(sys.argv[0]).name, *sys.argv[1:]])
+        typed = [Path(sys.argv[0]).name, *sys.argv[1:]]  # the program's path is a person's machine
+        self.environment = host_environment(typed)
         self.claims = Claims((store.folder / "claims").resolve())
         self.may_start = True
         self.ready, self.live = list[Case](), list[Case]()

@@ -35,9 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
-    """A gloo group of this process alone."""
+    """A gloo group of this process alone, which computes by one thread, as ranks do."""
+    import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(1)
     store = tmp_path_factory.mktemp("store") / "rendezvous"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     assert dist.group.WORLD is not None

@@ -273,15 +273,16 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     profiles=True,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "54 min, 2 CPU cores", "paper": "3 hours, 64 GPUs with 80 GB"},
+    cost={"smoke": "1 min, 2 CPU cores", "small": "76 min, 2 CPU cores", "paper": "3 hours, 64 GPUs with 80 GB"},
     deviations="Engines have the same numbers to compute with: fp32 master weights, moments and accumulated gradients, "
     "clipping, fused AdamW. Its eps is 1e-6: divided by less, gradients that are nearly zero make rounding errors of "
     "the first steps whole updates. No dropout, as PyTorch's model has none. Over two cores, engines are compared, not "
     "clusters.",
-    found="Measured once on two cores with 6.9M parameters: ours is ahead of the best peer on all nine plans, in fp32 "
-    "with 0.73 to 0.95 of its step time, in bf16 with 0.59 to 0.79, where it copies less. The same work is done: "
-    "losses differ by 7.3e-7 at most in fp32, and by 3.8e-5 in bf16. With ZeRO a rank needs 0.84 to 0.97 of the memory "
-    "that the best peer's does.",
+    found="On two cores with 6.9M parameters: ours takes the least time on all nine plans, in fp32 0.72 to 0.97 of the "
+    "best peer's step, in bf16, where it copies less, 0.69 to 0.89. Of three repeats each, the 95% interval lies below "
+    "1 on all plans in bf16, and in fp32 with ZeRO-3 and where layers are shared. The same work is done: losses differ "
+    "by 4.3e-6 at most in fp32, and by 4.9e-5 in bf16. With ZeRO a rank needs 0.84 to 0.92 of the memory that the best "
+    "peer's does.",
     runs={
         "smoke": [
             run

@@ -165,13 +165,14 @@ EXPERIMENT = Experiment(
         claimed(text="overlaps change no loss, to the bit", check=same_losses),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "21 min, 2 CPU cores", "paper": "40 min, 64 GPUs with 80 GB"},
+    cost={"smoke": "1 min, 2 CPU cores", "small": "30 min, 2 CPU cores", "paper": "40 min, 64 GPUs with 80 GB"},
     deviations="At `smoke` and `small` collectives go through the memory of one machine, by threads that take turns "
     "with the ranks' own computation.",
-    found="Measured once on two cores with 6.9M parameters: where ranks share layers, reducing input gradients beside "
-    "the weight gradients' products makes a step 0.85 to 0.95 times as long. What data-parallel ranks overlap makes it "
-    "0.95 to 1.09 times as long, with no trend but at ZeRO's stage 3 (0.95 to 0.98): presumably loopback's transport "
-    "needs the core that computes. No loss changes by a bit.",
+    found="On two cores with 6.9M parameters: where ranks share layers, reducing input gradients beside the weight "
+    "gradients' products makes a step 0.88 to 0.97 times as long, and the interval is below 1 on three of four plans. "
+    "What data-parallel ranks overlap makes it 0.94 to 1.03 times as long; that it pays can be told in bf16 only, of "
+    "ZeRO-1's gathers (0.945) and ZeRO-3's reductions (0.978): presumably loopback's transport needs the core that "
+    "computes. No loss changes by a bit.",
     runs={
         "smoke": with_and_without(
             named("gpt-0.5m"), [Plan(dp=2, zero_stage=3), Plan(tp=2)], replace(CPU, steps=10), ["fp32"], 1
