@@ -59,9 +59,9 @@ def without_what_varies(notebook: Any) -> Any:
     return notebook
 
 
-def told(notebook: Any) -> list[list[str]]:
-    """What every cell of code says, but for figures."""
-    return [[_text(output) for output in cell.outputs] for cell in notebook.cells if cell.cell_type == "code"]
+def told(notebook: Any) -> list[str]:
+    """What every cell of code says, but for figures; joined, as one print may come as several outputs."""
+    return ["".join(map(_text, cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def _text(output: Any) -> str:
