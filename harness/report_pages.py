@@ -262,7 +262,7 @@ def _where(records: Sequence[Record]) -> str:
 
 
 def _has_run(record: Record) -> bool:
-    return not is_simulated(record) and bool(record.get("environment"))
+    return not is_simulated(record) and record["status"] != "invalid" and bool(record.get("environment"))
 
 
 def environments(records: Sequence[Record]) -> Table:
