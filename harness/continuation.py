@@ -4,60 +4,19 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from harness.journal import DamagedError, Measured
 from harness.store import read_json, write_atomically
 from impl.checkpoint import NAME, Checkpoints, latest
 from impl.errors import InputError
 from impl.train import Trainer
 
-LOOK_SECONDS = 1.0
-"""About how often ranks look whether they are to end."""
-AGREE_AFTER = 2
-"""Steps of a try after which its ranks know how long one takes: the first may compile."""
-MOST_STEPS = 1000
-"""Between two looks."""
 T = TypeVar("T")
-
-
-@dataclass
-class Measured:
-    """What one rank has measured so far, over all tries at the run."""
-
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    traffic: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    resumed: list[int] = field(default_factory=list)
-    """Steps that were behind a try when it began, of each that went on from a checkpoint."""
-
-    @classmethod
-    def read(cls, found: Any) -> "Measured | None":
-        """What a file holds; None: nothing that training could go on with."""
-        names = [one.name for one in dataclasses.fields(cls)]
-        if not isinstance(found, dict) or set(found) != set(names):
-            return None
-        if not all(isinstance(found[name], dict if name in ("traffic", "seconds") else list) for name in names):
-            return None
-        lines = [*found["steps"], *found["evaluations"]]
-        if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
-            return None
-        return cls(**found) if [line["step"] for line in found["steps"]] == list(range(len(found["steps"]))) else None
-
-    def until(self, step: int) -> "Measured":
-        """What of it came before a step."""
-        steps = [line for line in self.steps if line["step"] < step]
-        evaluations = [line for line in self.evaluations if line["step"] <= step]
-        return dataclasses.replace(self, steps=steps, evaluations=evaluations)
-
-
-class DamagedError(RuntimeError):
-    """What was to be gone on from is damaged, and out of the way now: another try begins anew."""
 
 
 class Continuation:
@@ -144,44 +103,3 @@ def _put_aside(folder: Path, *, newest_only: bool) -> bool:
     for path in found[-1:] if newest_only else found:
         path.rename(path.with_suffix(".damaged"))
     return newest_only and len(found) > 1
-
-
-class Notice:
-    """Word that all ranks save and end after the same step, given by the one whose supervisor is told first.
-
-    The first rank, when it is told, chooses a later step at which all look, and says it in the run's store before it
-    goes on; since every step ends with a sum over all ranks, nobody can have passed that step by then. Between two
-    looks about a second passes, however short a step is: the other ranks ask the first one's host no more often.
-
-    Args:
-        is_told: whether this rank is to end; asked of the first rank only.
-    """
-
-    def __init__(self, store: dist.Store, rank: int, is_told: Callable[[], bool]) -> None:
-        self.store, self.rank, self.is_told = store, rank, is_told
-        self._asked, self._every = 0, 1
-        self._end: int | None = None
-
-    def ends(self, steps: int, seconds: float) -> bool:
-        """Whether training ends after this many steps; every rank has to ask after each one.
-
-        Args:
-            seconds: that the last step took.
-        """
-        self._asked += 1
-        if self._asked == AGREE_AFTER:
-            self._every = self._agree(seconds)
-        if self._end is None:
-            if self.rank == 0:
-                if self.is_told():
-                    self._end = steps + self._every - steps % self._every
-                    self.store.set("end", str(self._end))
-            elif (self._asked <= AGREE_AFTER or steps % self._every == 0) and self.store.check(["end"]):
-                self._end = int(self.store.get("end"))
-        return self._end is not None and steps >= self._end
-
-    def _agree(self, seconds: float) -> int:
-        """Steps between two looks, the same on all ranks."""
-        if self.rank == 0:
-            self.store.set("look", str(min(MOST_STEPS, max(1, int(LOOK_SECONDS / max(seconds, 1e-6))))))
-        return int(self.store.get("look"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from harness.continuation import Measured
+from harness.journal import Measured
 from harness.stopwatch import Stopwatch
 from impl.collectives import counted
 from impl.cost.traffic import Count

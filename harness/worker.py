@@ -11,23 +11,23 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from harness import launch
-from harness.continuation import Continuation, DamagedError, Measured, Notice
 from harness.environment import device_environment
 from harness.heartbeat import Heartbeat, entered, places
 from harness.inside import Inside
+from harness.journal import DamagedError, Measured
 from harness.limit import gemm_rate, limit
 from harness.meeting import MeetingError, meet
+from harness.notice import Notice
 from harness.outcome import cause_of
 from harness.profile import profiled
 from harness.stopwatch import Stopwatch
 from harness.store import RESUMED, write_atomically
-from impl.checkpoint import start_from
 from impl.collectives import observed
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
@@ -38,6 +38,9 @@ from impl.mesh import build_mesh
 from impl.plan import AXES
 from impl.run import Run, from_dict
 from impl.train import Trainer
+
+if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs have none
+    from harness.continuation import Continuation
 
 FLUSH_SECONDS = 0.5
 
@@ -137,16 +140,20 @@ class Worker:
         if self.spec.get("start") is None:
             return
         assert isinstance(trainer, Trainer)
+        from impl.checkpoint import start_from
+
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.spec["collective_timeout_seconds"]))
         assert isinstance(group, dist.ProcessGroup)
         start_from(Path(self.spec["start"]), trainer, group)
 
-    def _continuation(self, trainer: Engine) -> Continuation | None:
+    def _continuation(self, trainer: Engine) -> "Continuation | None":
         """Checkpoints, if they are asked for; training goes on from the last one, if there is one."""
         every = self.spec["checkpoint_every"] or (self.run.train.steps if self.run.keep_end else 0)
         if not every:
             return None
         assert isinstance(trainer, Trainer)  # no other is started then
+        from harness.continuation import Continuation
+
         timeout = timedelta(seconds=self.spec["collective_timeout_seconds"])
         folder = Path(self.spec["checkpoints"])
         continuation = Continuation(folder, every, trainer, timeout)
@@ -158,7 +165,7 @@ class Worker:
         return continuation
 
     def _train(
-        self, trainer: Engine, inside: Inside | None, continuation: Continuation | None
+        self, trainer: Engine, inside: Inside | None, continuation: "Continuation | None"
     ) -> tuple[str, str | None]:
         """All steps that are left, timed at their ends, when the device has finished; stops at the first NaN loss, and
         when it is told to."""

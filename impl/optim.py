@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adamw import adamw
 
 from impl.recipe import Recipe
 from impl.zero.partition import Piece
@@ -48,6 +49,23 @@ class Owned(NamedTuple):
     """No rank before this one has the same."""
 
 
+class _Group(NamedTuple):
+    """The pieces of a share that have the same weight decay; what the update takes of each."""
+
+    decay: float
+    places: list[slice]
+    weights: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    updates: list[Tensor]
+    """How many there were, for the moments' bias correction."""
+
+    @classmethod
+    def of(cls, places: list[slice], decay: float, master: Tensor, mean: Tensor, square: Tensor) -> "_Group":
+        weights, means, squares = ([whole[place] for place in places] for whole in (master, mean, square))
+        return cls(decay, places, weights, means, squares, [torch.zeros((), device=master.device) for _ in places])
+
+
 class MasterAdamW:
     """AdamW whose weights and moments are at least fp32; the model's weights are rounded copies when they are smaller.
 
@@ -70,47 +88,53 @@ class MasterAdamW:
         offload: bool,
         publish: Callable[[int], None],
     ) -> None:
-        self.shares, self._publish = shares, publish
+        self.shares, self.recipe, self._publish = shares, recipe, publish
         self.masters: list[Tensor] = []
         self.moments: list[Tensor] = []
-        self._parts: list[dict[Piece, nn.Parameter]] = []
-        self._adams: list[torch.optim.AdamW] = []
+        self._groups: list[list[_Group]] = []
         self._updates = 0
         for share in shares:
             device = torch.device("cpu") if offload else share.weights.device
             is_apart = offload or share.weights.dtype != dtype
-            master = share.weights.detach().to(device, dtype, copy=True) if is_apart else share.weights.detach()
-            parts = {piece: nn.Parameter(master[place]) for piece, place in share.pieces.items()}
+            master = share.weights.detach().to(device, dtype, copy=is_apart)
             moments = torch.zeros(2, len(master), dtype=dtype, device=device)
-            groups = [
-                {
-                    "params": [part for piece, part in parts.items() if (piece.name in decayed) is is_decayed],
-                    "weight_decay": recipe.weight_decay if is_decayed else 0.0,
-                }
-                for is_decayed in (True, False)
-            ]
-            adam = torch.optim.AdamW(
-                groups, lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=True
-            )
-            for piece, place in share.pieces.items():
-                step = torch.zeros((), device=device)
-                adam.state[parts[piece]] = {"step": step, "exp_avg": moments[0][place], "exp_avg_sq": moments[1][place]}
             self.masters.append(master)
             self.moments.append(moments)
-            self._parts.append(parts)
-            self._adams.append(adam)
+            self._groups.append(
+                [
+                    _Group.of(
+                        [place for piece, place in share.pieces.items() if (piece.name in decayed) is is_decayed],
+                        recipe.weight_decay if is_decayed else 0.0,
+                        master,
+                        *moments,
+                    )
+                    for is_decayed in (True, False)
+                ]
+            )
 
     def step(self, lr: float) -> None:
         """One update with this learning rate, share by share."""
         self._updates += 1
-        for i, (share, parts, adam) in enumerate(zip(self.shares, self._parts, self._adams, strict=True)):
+        for i, (share, groups) in enumerate(zip(self.shares, self._groups, strict=True)):
             gradient = share.gradient.to(self.masters[i].device, self.masters[i].dtype)
-            for piece, part in parts.items():
-                part.grad = gradient[share.pieces[piece]]
-            for group in adam.param_groups:
-                group["lr"] = lr
-            adam.step()
-            adam.zero_grad()  # what was converted is not kept
+            for group in groups:
+                adamw(
+                    group.weights,
+                    [gradient[place] for place in group.places],
+                    group.means,
+                    group.squares,
+                    [],
+                    group.updates,
+                    fused=True,
+                    amsgrad=False,
+                    beta1=self.recipe.beta1,
+                    beta2=self.recipe.beta2,
+                    lr=lr,
+                    weight_decay=group.decay,
+                    eps=self.recipe.eps,
+                    maximize=False,
+                )
+            del gradient  # what was converted is not kept
             self._round(i)
 
     def publish(self) -> None:
@@ -125,10 +149,10 @@ class MasterAdamW:
 
     def owned(self) -> Iterator[Owned]:
         """All that this rank updates, piece by piece."""
-        for share, parts, adam in zip(self.shares, self._parts, self._adams, strict=True):
-            for (name, start, stop, _), part in parts.items():
-                moments = {moment: adam.state[part][moment] for moment in ("exp_avg", "exp_avg_sq")}
-                yield Owned(name, start, stop, {"weight": part.detach(), **moments}, share.is_first_copy)
+        for share, master, (mean, square) in zip(self.shares, self.masters, self.moments, strict=True):
+            for (name, start, stop, _), place in share.pieces.items():
+                tensors = {"weight": master[place], "exp_avg": mean[place], "exp_avg_sq": square[place]}
+                yield Owned(name, start, stop, tensors, share.is_first_copy)
 
     @property
     def updates(self) -> int:
@@ -138,9 +162,8 @@ class MasterAdamW:
     @updates.setter
     def updates(self, count: int) -> None:
         self._updates = count
-        for adam in self._adams:
-            for state in adam.state.values():
-                state["step"].fill_(count)
+        for step in (step for groups in self._groups for group in groups for step in group.updates):
+            step.fill_(count)
 
     def tensors(self) -> list[Tensor]:
         """Moments, and master weights where they are not the model's own."""

@@ -48,6 +48,10 @@ class Tracked(TorchDispatchMode):
             self._total -= memory.size
         self._sample()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled meanwhile, and to say so to the compiler would import it
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):

@@ -36,6 +36,7 @@ from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
 from impl.tensor_parallel.vocabulary import added_weights
 from impl.tensor_parallel.weight_gradients import WeightGradients
+from impl.untraced import compile_in_place
 from impl.zero.buckets import Bucket, Kind, divide
 from impl.zero.gradients import Gradients
 from impl.zero.parameters import Parameters
@@ -100,7 +101,7 @@ class Trainer:
         )
         if run.compile:
             for layer in self.model.trunk.layers.values():
-                layer.compile()
+                compile_in_place(layer)
         self.buckets = divide(
             self._kinds(mesh),
             stage=run.plan.zero_stage,

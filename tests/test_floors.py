@@ -43,6 +43,7 @@ FLOORS = {
     "impl.collectives": 1,
     "impl.seeding": 1,
     "impl.squares": 1,
+    "impl.untraced": 1,
     "impl.recompute": 1,
     "impl.windows": 1,
     "impl.data.*": 1,

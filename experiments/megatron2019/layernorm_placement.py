@@ -145,7 +145,7 @@ EXPERIMENT = Experiment(
             Run(
                 model=replace(SMOKE, family=family, norm_placement=norm),
                 plan=Plan(dp=2),
-                train=Recipe(steps=250, lr=3e-3, warmup_steps=25),
+                train=Recipe(steps=150, lr=3e-3, warmup_steps=15),
             )
             for family in ("gpt", "bert")
             for norm in NORMS

@@ -60,7 +60,7 @@ EXPERIMENT = Experiment(
     "says little.",
     runs={
         "smoke": [
-            Run(model=size, plan=Plan(dp=2), train=Recipe(steps=400, lr=4e-3, warmup_steps=40)) for size in SMOKE_SIZES
+            Run(model=size, plan=Plan(dp=2), train=Recipe(steps=250, lr=4e-3, warmup_steps=25)) for size in SMOKE_SIZES
         ],
         "small": [
             Run(

@@ -197,7 +197,7 @@ EXPERIMENT = Experiment(
     "closed forms, not measurements: `paper` is GPT-3 on 96 GPUs as in figure 12, with four chunks a rank. At `smoke` "
     "and `small` the pipeline is two ranks deep, of a model of eight small layers, with two chunks a rank.",
     runs={
-        "smoke": runs(128, (4, 16), 1),
+        "smoke": runs(128, (4, 8), 1),
         "small": runs(256, (4, 8, 16), 2),
         "paper": [on_96_gpus(schedule, batch) for batch in (12, 60) for schedule in SCHEDULES],
     },

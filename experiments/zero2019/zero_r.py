@@ -328,7 +328,7 @@ EXPERIMENT = Experiment(
             # in usual buckets, two of which wait for their sums, such a small model's gradients would be whole
             replace(run, plan=replace(run.plan, bucket_bytes=SMALL_BUCKETS))
             for run in (
-                *tried(SMOKE, list(CONFIGURATIONS), tp=2, dp=2, batch=8),
+                *tried(replace(SMOKE, num_layers=4), list(CONFIGURATIONS), tp=2, dp=2, batch=4),
                 *tried(SMOKE, ("C4", "C5"), batch=8, **ON_FAIR_TERMS),
             )
         ],

@@ -21,6 +21,7 @@ from impl.seeding import derive
 from impl.tensor_parallel.group import Part, TensorParallel
 from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
+from impl.untraced import untraced
 
 
 class DropoutKey(NamedTuple):
@@ -49,7 +50,7 @@ class Dropout(nn.Module):
             raise TypeError(f"dropout at {self.place} needs a key while training")
         return x * self._kept(x, key) / (1.0 - self.rate)
 
-    @torch.compiler.disable()  # a generator that is made anew is not traced
+    @untraced  # a generator that is made anew is not traced
     def _kept(self, x: Tensor, key: DropoutKey) -> Tensor:
         rows, (index, of) = len(x), self.part
         size = -(-rows * of // MASK_BLOCKS)
@@ -98,7 +99,7 @@ class Attention(nn.Module):
         context = self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
         return context.transpose(1, 2).reshape(len(qkv), -1)
 
-    @torch.compiler.disable()  # a backward pass within a backward pass is not traced
+    @untraced  # a backward pass within a backward pass is not traced
     def _core_again(self, qkv: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         return recompute(partial(self._core, seq_len=seq_len, key=key), qkv)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from impl.tensor_parallel.conjugates import NOTHING, Pair
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import Shard
+from impl.untraced import untraced
 
 
 class ColumnParallelLinear(nn.Module):
@@ -71,7 +72,7 @@ def parallel_linear(
     return _between(x, weight, bias, tp, before, after, can_wait)
 
 
-@torch.compiler.disable()  # collectives that are started and awaited are not traced
+@untraced  # collectives that are started and awaited are not traced
 def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, *how: Any) -> Tensor:
     out = _Linear.apply(x, weight, bias, tp, *how)
     assert isinstance(out, Tensor)

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.continuation import AGREE_AFTER, Continuation, DamagedError, Measured, Notice
+from harness.continuation import Continuation
+from harness.journal import DamagedError, Measured
+from harness.notice import AGREE_AFTER, Notice
 from impl.errors import InputError
 from impl.train import Trainer
 from tests.harness.saving import build

@@ -1,0 +1,40 @@
+"""What torch.compile leaves as it is.
+
+`torch.compiler.disable` imports the compiler, half a second on every rank, for programs of which most compile nothing.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_hides: list[Callable[[], None]] = []
+"""What hides each function from the compiler."""
+
+
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that a module compiled by `compile_in_place` calls as it is."""
+    chosen: Any = function
+
+    def hide() -> None:
+        nonlocal chosen
+        chosen = torch.compiler.disable(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return chosen(*args, **kwargs)
+
+    _hides.append(hide)
+    return call
+
+
+def compile_in_place(module: nn.Module) -> None:
+    """`module.compile()`, which traces no function that is `untraced`."""
+    for hide in _hides:
+        hide()
+    module.compile()

@@ -1,0 +1,63 @@
+"""A rank that compiles nothing imports no compiler; one that does leaves some functions as they are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.untraced import compile_in_place, untraced
+
+RANK = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import harness.worker
+from harness.inside import Inside
+from harness.journal import Measured
+from harness.stopwatch import Stopwatch
+from impl.data.tokens import TokenFolder
+from impl.engines import make
+from impl.mesh import build_mesh
+from impl.run import Run
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+cpu, run = torch.device("cpu"), Run()
+mesh = build_mesh(run.plan, "cpu")
+trainer = make(run, TokenFolder.open(Path(sys.argv[1])), mesh, cpu)
+Inside(trainer, mesh, Stopwatch(cpu)).step(0, Measured())
+print([name for name in ("torch._dynamo", "torch.distributed.checkpoint") if name in sys.modules])
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_imports_neither_compiler_nor_checkpoints_unless_it_needs_them(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "data", SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
+    command = [sys.executable, "-c", RANK, tmp_path / "data", tmp_path / "rendezvous"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
+
+
+def compiling() -> float:
+    return float(torch.compiler.is_compiling())
+
+
+@untraced
+def compiling_here() -> float:
+    return compiling()
+
+
+class Both(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + compiling(), x + compiling_here()
+
+
+def test_a_compiled_module_calls_an_untraced_function_as_it_is() -> None:
+    both = Both()
+    compile_in_place(both)
+    traced, left = both(torch.zeros(2))
+    assert traced.tolist() == [1, 1]
+    assert left.tolist() == [0, 0]
