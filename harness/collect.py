@@ -73,8 +73,8 @@ def result_of(attempt: Path, rank: int) -> dict[str, Any] | None:
 
 def has_results(attempt: Path) -> bool:
     """Whether every rank has left its result."""
-    ranks = json.loads((attempt / "spec.json").read_text())["ranks"]
-    return all(result_of(attempt, rank) is not None for rank in range(ranks))
+    spec = read_json(attempt / "spec.json")
+    return isinstance(spec, dict) and all(result_of(attempt, rank) is not None for rank in range(spec["ranks"]))
 
 
 def _last_start(attempt: Path, ranks: range) -> tuple[dict[int, Alive], list[Failure]]:

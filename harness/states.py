@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.collect import has_results
 from harness.jobs import JobState, job_of
 from harness.outcome import AGAIN, RETRIED
 from harness.store import FINISHED, Record
@@ -67,7 +68,8 @@ def _commit(environment: Any) -> tuple[str, str | None] | None:
 
 
 def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptState:
-    """Whether somebody works on an attempt, as far as is known: a scheduler that says nothing has not ended it.
+    """Whether somebody works on an attempt, as far as is known: a scheduler that says nothing has not ended it, but
+    results of all its ranks have.
 
     One that ranks of another machine work on is over as soon as nobody claims the point.
     """
@@ -75,7 +77,7 @@ def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptStat
     if state is None:  # submitted since the scheduler was asked
         return "live"
     if state.name == "unknown":
-        return "ended" if is_local(attempt) else "live"
+        return "ended" if is_local(attempt) or has_results(attempt) else "live"
     return "ended" if state.name == "ended" else "live"
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.optim.adamw import adamw
 
 from impl.recipe import Recipe
@@ -117,23 +118,24 @@ class MasterAdamW:
         self._updates += 1
         for i, (share, groups) in enumerate(zip(self.shares, self._groups, strict=True)):
             gradient = share.gradient.to(self.masters[i].device, self.masters[i].dtype)
-            for group in groups:
-                adamw(
-                    group.weights,
-                    [gradient[place] for place in group.places],
-                    group.means,
-                    group.squares,
-                    [],
-                    group.updates,
-                    fused=True,
-                    amsgrad=False,
-                    beta1=self.recipe.beta1,
-                    beta2=self.recipe.beta2,
-                    lr=lr,
-                    weight_decay=group.decay,
-                    eps=self.recipe.eps,
-                    maximize=False,
-                )
+            with record_function("Optimizer.step#AdamW"):  # as a profile calls those of torch.optim
+                for group in groups:
+                    adamw(
+                        group.weights,
+                        [gradient[place] for place in group.places],
+                        group.means,
+                        group.squares,
+                        [],
+                        group.updates,
+                        fused=True,
+                        amsgrad=False,
+                        beta1=self.recipe.beta1,
+                        beta2=self.recipe.beta2,
+                        lr=lr,
+                        weight_decay=group.decay,
+                        eps=self.recipe.eps,
+                        maximize=False,
+                    )
             del gradient  # what was converted is not kept
             self._round(i)
 

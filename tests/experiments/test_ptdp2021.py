@@ -224,7 +224,7 @@ def test_schedules_stand_beside_the_closed_forms() -> None:
         assert row["predicted_bubble"] == pytest.approx(row["closed_bubble"])
         assert row["microbatches_in_flight"] == row["closed_in_flight"]
     gpipe, one_f_one_b = rows[4:6]
-    assert gpipe["in_flight_bytes"] == 8 * one_f_one_b["in_flight_bytes"]
+    assert gpipe["in_flight_bytes"] == 4 * one_f_one_b["in_flight_bytes"]
     assert SCHEDULES.table([]).frame.empty
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from harness.collect import record_of, steps_so_far
 from harness.heartbeat import Alive, tell_alive
-from harness.jobs import STOP, JobState
+from harness.jobs import STOP, JobState, keep
+from harness.states import attempt_state
 from harness.store import Store
 from impl.run import Run, to_dict
 
@@ -98,6 +99,17 @@ def test_a_loss_that_is_not_finite_is_none_so_that_the_record_is_json(tmp_path: 
     store = Store(tmp_path, "made_up", "smoke")
     store.write(record)
     assert store.read(RUN.id) == record
+
+
+def test_results_of_all_ranks_end_a_try_of_which_the_scheduler_knows_nothing(attempt: Path):
+    keep(attempt, "slurm", "12")
+    silent = {attempt: JobState("unknown")}
+    assert attempt_state(attempt, silent) == "live"
+    finish(attempt, 0)
+    assert attempt_state(attempt, silent) == "live"
+    finish(attempt, 1)
+    assert attempt_state(attempt, silent) == "ended"
+    assert attempt_state(attempt, {attempt: JobState("running")}) == "live", "who knows better is believed"
 
 
 def test_a_run_that_ended_well_has_the_values_of_every_rank(attempt: Path):
