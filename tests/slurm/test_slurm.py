@@ -251,7 +251,9 @@ def test_a_controller_that_dies_loses_no_point(slurm: TwoNodes, tokens: Path, st
     site = on_slurm(extra={"nodelist": "node2"})
     sweep(store, [run], site=site, detach=True)
     attempt = in_training(store, run)
-    slurm.kill("slurmctld")
+    with held(ranks_of(attempt)):
+        slurm.save(number(attempt))
+        slurm.kill("slurmctld")
     assert jobs.states([attempt])[attempt] == jobs.UNKNOWN
     with meanwhile(lambda: slurm.start("slurmctld")):
         told = sweep(store, [run], site=site)

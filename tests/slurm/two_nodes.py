@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,14 @@ class TwoNodes:
 
     def kill(self, daemon: str) -> None:
         os.kill(int((self.folder / "run" / f"{daemon}.pid").read_text()), signal.SIGKILL)
+
+    def save(self, job: str) -> None:
+        """Have the controller write down what it knows of a job, which it does some seconds after any change; killed
+        before, it would have forgotten the job, and give its number to another."""
+        begin = time.time()
+        self.ask("scontrol", "update", f"jobid={job}", "comment=saved")
+        while (self.folder / "state" / "job_state").stat().st_mtime < begin:
+            time.sleep(0.1)
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands answers."""
