@@ -74,7 +74,8 @@ def result_of(attempt: Path, rank: int) -> dict[str, Any] | None:
 def has_results(attempt: Path) -> bool:
     """Whether every rank has left its result."""
     spec = read_json(attempt / "spec.json")
-    return isinstance(spec, dict) and all(result_of(attempt, rank) is not None for rank in range(spec["ranks"]))
+    ranks = spec.get("ranks", 0) if isinstance(spec, dict) else 0
+    return ranks > 0 and all(result_of(attempt, rank) is not None for rank in range(ranks))
 
 
 def _last_start(attempt: Path, ranks: range) -> tuple[dict[int, Alive], list[Failure]]:

@@ -14,7 +14,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _hides: list[Callable[[], None]] = []
-"""What hides each function from the compiler."""
+"""What hides each function from the compiler, until it has."""
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
@@ -35,6 +35,6 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 def compile_in_place(module: nn.Module) -> None:
     """`module.compile()`, which traces no function that is `untraced`."""
-    for hide in _hides:
-        hide()
+    while _hides:
+        _hides.pop()()
     module.compile()
