@@ -8,10 +8,17 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: quickstart test lint smoke documents bench faults accuracy
 
 quickstart: $(VENV)/.core
-	$(BIN)/python -m harness run quickstart --tier small
+	$(BIN)/lmscale run quickstart --tier small
+	@printf '%s\n' '' \
+	    'The losses of every run as one picture: runs/quickstart/small/figures/curves.png' \
+	    'Next:' \
+	    '  . $(BIN)/activate' \
+	    '  lmscale report --out site                                   # all results as pages: open site/index.html' \
+	    '  lmscale claims quickstart                                   # what was expected, and what your runs say' \
+	    '  lmscale predict interleaving --tier paper --system selene   # figure 12 of PTD-P, simulated beside the published'
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --every-claim
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --every-claim
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -25,13 +32,13 @@ documents: $(VENV)/.dev
 	$(BIN)/python -m tests.documents $(if $(ONLY),--only '$(ONLY)')
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m harness bench --keep results/bench $(if $(ONLY),--only '$(ONLY)')
+	$(BIN)/lmscale bench --keep results/bench $(if $(ONLY),--only '$(ONLY)')
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --keep results/faults.md $(if $(ONLY),--only '$(ONLY)')
 
 accuracy: $(VENV)/.core
-	$(BIN)/python -m harness accuracy
+	$(BIN)/lmscale accuracy --out results
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'

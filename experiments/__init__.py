@@ -1,1 +1,1 @@
-"""The papers' questions, one a file; `python -m harness list` shows them."""
+"""The papers' questions, one a file; `lmscale list` shows them."""

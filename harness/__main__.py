@@ -1,4 +1,4 @@
-"""`python -m harness`."""
+"""`python -m harness`, the same as `lmscale`."""
 
 import sys
 

@@ -150,7 +150,7 @@ def _baseline(path: Path) -> Report:
     found = _report(read_json(path))
     if found is None or not found.timings:
         what = "is no whole report of benchmarks" if path.is_file() else "there is no such file"
-        raise InputError(f"--compare {path}: {what}; `python -m harness bench --keep DIR` writes DIR/{BASELINE}")
+        raise InputError(f"--compare {path}: {what}; `lmscale bench --keep DIR` writes DIR/{BASELINE}")
     return found
 
 

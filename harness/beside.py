@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.labels import Record
-from harness.render import Column
+from harness.render import Column, rows_of
 from harness.store import SIMULATED
 
 TWINS = frozenset({
@@ -56,7 +56,7 @@ def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column],
     if "source" not in rows or not any(rows["source"] == SIMULATED):
         return list(columns), rows
     twins = [column for column in columns if column.key in TWINS and column.key in rows]
-    found = [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]
+    found = rows_of(rows)
     measured: dict[Any, list[dict[str, Any]]] = {}
     for row in found:
         if row["source"] != SIMULATED and not _is_printed(row):

@@ -18,8 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness import jobs
 from harness.calibrate_system import system_of
+from harness.devices import gpu_count
 from harness.doctor import write_spec
-from harness.environment import gpu_count, processor
+from harness.environment import processor
 from harness.memory import Flag, gpu_memory
 from harness.site import Device, Site
 from harness.store import read_json, write_atomically
@@ -191,4 +192,4 @@ def _tell(system: System, out: Path) -> None:
             f"{len(made.rows)} runs trained; each run's step, predicted from the others: {made.mape:.1f}% off on "
             f"average, {made.worst:.1f}% at most"
         )
-    print(f"written: {out}; `python -m harness predict ... --system {out}` predicts for it")
+    print(f"written: {out}; `lmscale predict ... --system {out}` predicts for it")

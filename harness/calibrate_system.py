@@ -100,7 +100,7 @@ def trained(found: Sequence[Facts]) -> list[Measured]:
         if name.startswith("training, "):
             steps = np.array([rank[name]["seconds"] for rank in found]).max(0)
             label = name.removeprefix("training, ")
-            rows.append(Measured(label, from_dict(facts["run"]), facts["vocab_size"], float(np.median(steps)), None))
+            rows.append(Measured(label, from_dict(facts["run"]), facts["vocab_size"], float(np.median(steps))))
     return rows
 
 

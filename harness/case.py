@@ -4,7 +4,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from harness.launch import START_SECONDS
 from harness.lease import Claim
 from harness.options import Options
 from harness.store import FINISHED, Record, Store
-from harness.validity import Datasets, summary
+from harness.validity import Datasets, summary, why_invalid
 from impl.run import Run, to_dict
 
 RUN_ID = re.compile(r"[0-9a-f]{12}")
@@ -101,11 +101,25 @@ def start_folder(start: str, store: Store) -> Path:
     return store.checkpoints(start) if RUN_ID.fullmatch(start) else Path(start).resolve()
 
 
+def why_refused(
+    run: Run, store: Store, datasets: Datasets, options: Options, *, ends_to_come: Collection[str] = ()
+) -> str | None:
+    """Return why a run cannot be carried out with these options, in one line; None: it can.
+
+    Args:
+        ends_to_come: ids of runs that it may start from though they have not ended yet.
+    """
+    reason = options.saving.why_invalid(run) or why_invalid(run, datasets, options.site)
+    return reason or (None if run.start in ends_to_come else why_no_start(run, store))
+
+
 def why_no_start(run: Run, store: Store) -> str | None:
     """Why a run has no checkpoint to start from, in one line; None: it has one, or needs none."""
     folder = start_folder(run.start or "", store)
-    if run.start is None or any(CHECKPOINT.fullmatch(path.name) for path in folder.glob("step-*")):
+    if run.start is None:
         return None
+    if any(CHECKPOINT.fullmatch(path.name) for path in folder.glob("step-*")):
+        return None if RUN_ID.fullmatch(run.start) else _why_damaged(run.start, folder)
     if not RUN_ID.fullmatch(run.start):
         return f"start {run.start}: no checkpoint in {folder}"
     head = store.head(run.start)
@@ -113,6 +127,14 @@ def why_no_start(run: Run, store: Store) -> str | None:
         state = "has not ended" if head is None else f"ended as {head['status']}"
         return f"start {run.start}: that run {state}; when it has come to its end, the same command goes on here"
     return f"start {run.start}: the checkpoint of that run is gone; without its record, `run` trains it again"
+
+
+def _why_damaged(start: str, folder: Path) -> str | None:
+    """Why no checkpoint in a folder can be used, in one line; None: one can, as far as its metadata shows."""
+    from impl.checkpoint import latest  # only a run that starts from a folder pays for PyTorch's import
+
+    saved, damaged = latest(folder)
+    return None if saved else f"start {start}: {'; '.join(damaged)}"
 
 
 def first_to_start(ready: Sequence[Case], coming: Sequence[Case]) -> Case | None:

@@ -11,7 +11,7 @@ import pandas as pd
 from harness.beside import is_one_each, is_simulated
 from harness.measures import Record, about, frame, size_name
 from harness.perplexity import evaluations
-from harness.render import Column, Table, number
+from harness.render import Column, Table, number, rows_of
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not run here"]
 PARTLY = 0.5
@@ -70,8 +70,7 @@ def measured(records: Sequence[Record]) -> list[Row]:
     """One row per run and evaluation, one for a run without any: `measures.frame` beside `perplexity.evaluations`."""
     if not records:
         return []
-    rows = frame(records).merge(evaluations(records), on="id", how="left")
-    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
+    return [*rows_of(frame(records).merge(evaluations(records), on="id", how="left"))]
 
 
 def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, list[Evidence | None]]:

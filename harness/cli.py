@@ -1,9 +1,10 @@
-"""The command line: `python -m harness VERB ...`, or `lmscale VERB ...`."""
+"""The command line: `lmscale VERB ...`, which `python -m harness VERB ...` is too."""
 
 import contextlib
-import dataclasses
+import difflib
 import functools
 import io
+import os
 import re
 import signal
 import sys
@@ -13,15 +14,16 @@ import tyro
 from pydantic import ValidationError
 
 from harness import verbs
+from harness.labels import fields
 from harness.sweep import LeftRunning
 from impl.errors import InputError
 from impl.model.sizes import named
-from impl.plan import Plan
-from impl.run import Run
+from impl.run import Run, to_dict
 
 INTERRUPTED = 130
-SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel", "predict")
+SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel")
 """Verbs whose `--model` names a size, and that are told which fields of the plan were given."""
+RUN_FIELDS = frozenset(fields(to_dict(Run())))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,10 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
         call = _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)
-        given = _plan_fields(argv) if argv[0] in PLANNED else None
-        return call(plan_fields=given) if given else call()
+        given = _given(argv, is_sized=size is not None)
+        if argv[0] == "predict":
+            return call(given=given)
+        plan_fields = frozenset(name.removeprefix("plan.") for name in given if name.startswith("plan."))
+        return call(plan_fields=plan_fields) if argv[0] in PLANNED and plan_fields else call()
     except InputError as error:
         return _complain(str(error))
     except ValidationError as error:
@@ -49,6 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
 
 
+def _find_modules_here() -> None:
+    """Let modules of the working directory be imported, such as a schedule of one's own, after everything installed.
+
+    `python -m` puts the working directory first, a console script not at all; `--plan.schedule module:function` is
+    found by both.
+    """
+    here = os.getcwd()
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
+
+
 def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[..., int]:
     """The verb and its typed arguments, ready to be called.
 
@@ -58,11 +75,13 @@ def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[..
     """
     if not argv:
         raise InputError(f"no verb; valid: {', '.join(table)} (--help explains them)")
+    if argv[0] not in table and (near := difflib.get_close_matches(argv[0], table, n=1)):
+        raise InputError(f"{argv[0]!r:.80} is no verb; did you mean {near[0]}? valid: {', '.join(table)}")
     problem = io.StringIO()
     app = {name: _deferred(verb) for name, verb in table.items()}
     try:
         with contextlib.redirect_stderr(problem):
-            return tyro.extras.subcommand_cli_from_dict(app, prog="harness", args=argv)
+            return tyro.extras.subcommand_cli_from_dict(app, prog="lmscale", args=argv)
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -96,11 +115,15 @@ def _take(argv: list[str], flag: str) -> str | None:
     return None
 
 
-def _plan_fields(argv: list[str]) -> frozenset[str]:
-    """The fields of the plan that the command line sets, to a default too."""
-    words = [word.removeprefix("--plan.").partition("=")[0] for word in argv if word.startswith("--plan.")]
-    names = {field.name for field in dataclasses.fields(Plan)}
-    return frozenset(word.removeprefix("no-").replace("-", "_") for word in words) & names
+def _given(argv: list[str], *, is_sized: bool) -> frozenset[str]:
+    """Fields of a run, by dotted name, that the command line sets, to a default too; a named size sets the model's."""
+    names = set[str]()
+    for word in argv:
+        group, dot, name = word.removeprefix("--").partition("=")[0].rpartition(".")
+        if word.startswith("--"):
+            names.add(group + dot + name.replace("_", "-").removeprefix("no-").replace("-", "_"))
+    of_size = {name for name in RUN_FIELDS if is_sized and name.startswith("model.")}
+    return frozenset(names | of_size) & RUN_FIELDS
 
 
 def _one_line(panel: str) -> str:

@@ -16,9 +16,11 @@ from rich.console import Console
 from harness import doctor_checks as checks
 from harness import jobs
 from harness.cluster import read_cluster
+from harness.devices import gpu_count
 from harness.doctor_checks import Check, failed, warning
 from harness.doctor_ranks import Facts, of_ranks, rank_table, time_table
-from harness.environment import CODE, gpu_count
+from harness.environment import CODE
+from harness.folders import OWN
 from harness.memory import Flag
 from harness.site import Device, Site, Where
 from harness.store import read_json, write_atomically
@@ -43,7 +45,7 @@ def doctor(
     account: str | None = None,
     ranks_per_node: int | None = None,
     device: Device | Literal["auto"] = "auto",
-    out: Path = Path("results"),
+    out: Path = OWN,
     wait: float = 300.0,
     json: Flag = False,
 ) -> int:

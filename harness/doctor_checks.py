@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 
 import psutil
 
-from harness.environment import CODE, git_state, gpu_count
+from harness.devices import gpu_count
+from harness.environment import CODE, git_state
 from harness.memory import shown
 from harness.validity import RANK_BYTES
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from harness import launch
+from harness.devices import rank_device
 from harness.meeting import meet
 from harness.store import write_atomically
 from impl.collectives import all_gather, all_reduce_sum, receive_start, send_start
@@ -173,11 +174,11 @@ class Examined:
 def _host(device: str, local_rank: int) -> dict[str, Any]:
     """Where the rank is, and what it runs on and with."""
     cuda = device == "cuda"
-    known = cuda and torch.cuda.is_available() and local_rank < torch.cuda.device_count()
+    known = cuda and torch.cuda.is_available()
     return {
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "device": torch.cuda.get_device_name(local_rank) if known else "none" if cuda else "cpu",
+        "device": torch.cuda.get_device_name(rank_device(local_rank)) if known else "none" if cuda else "cpu",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "backend": "nccl" if cuda else "gloo",

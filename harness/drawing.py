@@ -1,5 +1,6 @@
 """What every figure is drawn with: colours, style, panels, legends, and files that are the same for the same figure."""
 
+import hashlib
 import io
 import math
 import os
@@ -8,9 +9,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#444444")
@@ -109,14 +113,50 @@ def beside_published(
     return figure
 
 
+def content(figure: "Figure") -> str:
+    """Return a hash of what a figure shows: its texts, colours and sizes, and its numbers to four digits.
+
+    An SVG file holds it, so that whether the file is up to date can be told without the layout, which takes far longer.
+    """
+    parts: list[Any] = [STYLE, figure.get_size_inches(), figure.get_suptitle(), *map(_texts, figure.legends)]
+    for ax in figure.axes:
+        parts += [ax.get_title(), ax.get_visible(), _texts(ax.get_legend()), [text.get_text() for text in ax.texts]]
+        for axis, limits in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+            formatter = axis.get_major_formatter()
+            parts += [axis.get_label_text(), axis.get_scale(), limits, getattr(formatter, "seq", ())]
+        for line in ax.lines:
+            look = line.get_color(), line.get_linestyle(), line.get_marker(), line.get_label()
+            parts += [look, line.get_xydata()]
+        for patch in ax.patches:
+            shape = patch.get_patch_transform().transform_path(patch.get_path())
+            parts += [shape.vertices, patch.get_facecolor(), patch.get_hatch()]
+        for group in ax.collections:
+            parts += [group.get_offsets(), group.get_facecolor(), group.get_edgecolor()]
+            parts += [path.vertices for path in group.get_paths()]
+    return hashlib.sha256("\n".join(map(_rounded, parts)).encode()).hexdigest()[:16]
+
+
+def _texts(legend: "Legend | None") -> list[str]:
+    return [text.get_text() for text in legend.get_texts()] if legend else []
+
+
+def _rounded(part: Any) -> str:
+    if isinstance(part, str | bool | dict):
+        return str(part)
+    if isinstance(part, np.ndarray | float | int):
+        return " ".join(f"{value:.4g}" for value in np.ravel(np.ma.filled(part, math.nan)))
+    return " ".join(map(_rounded, part)) if isinstance(part, tuple | list) else str(part)
+
+
 def save(figure: "Figure", path: Path) -> Path:
     """Whole or not at all, and without the date and version that would make equal figures differ."""
-    content = io.BytesIO()
-    metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
-    figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata, bbox_inches="tight")
+    out = io.BytesIO()
+    own = {"Date": None, "Creator": None, "Description": content(figure)}
+    metadata = own if path.suffix == ".svg" else {"Software": None}
+    figure.savefig(out, format=path.suffix[1:], dpi=150, metadata=metadata, bbox_inches="tight")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content.getvalue())
+        temporary.write_bytes(out.getvalue())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -90,13 +90,10 @@ def _driver() -> str | None:
     return found and found[1]
 
 
-def gpu_count() -> int:
-    """GPUs that this machine's driver shows, without loading it."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether files differ from it (with the difference's hash); None outside a repository."""
+    """Return the commit and whether files differ from it, with the difference's hash; None: this is no checkout."""
+    if not (folder / ".git").exists():  # an installed package may lie within the repository of something else
+        return None
     try:
         changes = _changes(folder)
         return {

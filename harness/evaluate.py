@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness.answers import console, print_json
-from harness.environment import gpu_count
+from harness.devices import gpu_count
 from harness.memory import Flag
 from harness.options import DeviceChoice, require_positive
 from harness.render import Column, Table, as_json
@@ -62,6 +62,8 @@ def evaluate(
         json: Print one JSON document on standard output.
     """
     require_positive(batch=batch)
+    if device == "cuda" and not gpu_count():
+        raise InputError("--device cuda: PyTorch sees no GPU here; valid: cpu")
     if not texts and lambada is None:
         raise InputError("nothing to evaluate on; valid: --texts FILE ..., --lambada FILE.jsonl, or both")
     if lm_eval and find_spec("lm_eval") is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from harness import figures, places, published, render, tables
+from harness import figures, folders, places, published, render, tables
 from harness.answers import described, print_json, shown_progress
 from harness.beside import is_simulated
 from harness.environment import CODE, git_state
@@ -20,7 +20,7 @@ from harness.experiment import TIERS, Experiment, Tier, load, points
 from harness.memory import Flag, shown
 from harness.store import Record, Store, write_atomically
 from harness.systems import FOLDER as SYSTEMS
-from harness.verdicts import judged, verdicts_table, with_systems
+from harness.verdicts import judged, verdicts_table
 from impl.errors import InputError
 from impl.run import to_dict
 
@@ -37,7 +37,7 @@ def export(
     *,
     tier: Tier | None = None,
     out: Path | None = None,
-    results: Path = Path("results"),
+    results: Path | None = None,
     json: Flag = False,
 ) -> int:
     """Write an experiment as one zip: every run's configuration, records, tables, figures, environments, published
@@ -47,7 +47,7 @@ def export(
         experiment: Id of an experiment, or its last word.
         tier: Only this one; all that have records where it is left out.
         out: The file to write; the experiment's name with .zip, in this folder, where it is left out.
-        results: Folder of records.
+        results: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         json: Print one JSON document.
     """
     found = load(experiment)
@@ -79,7 +79,7 @@ def pack(name: str, inside: Mapping[str, bytes]) -> bytes:
     return content.getvalue()
 
 
-def contents(found: Experiment, results: Path, tiers: Sequence[Tier]) -> dict[str, bytes]:
+def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> dict[str, bytes]:
     """All files of the archive, by their paths in it.
 
     Raises:
@@ -87,11 +87,13 @@ def contents(found: Experiment, results: Path, tiers: Sequence[Tier]) -> dict[st
     """
     stores, records = dict[Tier, list[Store]](), dict[Tier, list[Record]]()
     for tier in tiers:
-        of_tier = with_systems(Store(results, found.id, tier))
+        of_tier = folders.stores(results, found.id, tier)
         if kept := [record for store in of_tier for record in store.records()]:
             stores[tier], records[tier] = of_tier, kept
     if not records:
-        raise InputError(f"{results / found.id} has no records; `python -m harness run {found.id}` makes them")
+        raise InputError(
+            f"{folders.sweep_folder(results) / found.id} has no records; `lmscale run {found.id}` makes them"
+        )
     everything = [record for of_tier in records.values() for record in of_tier]
     inside = {f"results/{path}": data for tier in records for path, data in _kept(found, stores[tier])}
     for tier in shown_progress(list(records), "drawing"):
@@ -138,7 +140,8 @@ def _with_it(found: Experiment, records: Sequence[Record]) -> Iterator[tuple[str
     for paper in sorted(papers & set(published.papers())):
         yield f"published/{paper}.csv", (published.FOLDER / f"{paper}.csv").read_bytes()
     for name in WHOLE:
-        yield name, (CODE / name).read_bytes()
+        if (CODE / name).exists():  # an installed package has not all of them
+            yield name, (CODE / name).read_bytes()
 
 
 def _specification(found: Experiment, tiers: Sequence[Tier]) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def _as_text(document: Any) -> str:
 
 
 def _readme(found: Experiment, tiers: Sequence[Tier], verdicts: render.Table) -> str:
-    again = [f"python -m harness {verb} {found.id} --tier {tier}" for tier in tiers for verb in ("run", "table")]
+    again = [f"lmscale {verb} {found.id} --tier {tier}" for tier in tiers for verb in ("run", "table")]
     told = {"Source": found.source, "Expected": found.expectation, "Deviations": found.deviations, "Found": found.found}
     return "\n\n".join([
         f"# {found.id}",

@@ -43,7 +43,9 @@ WIDE = 20
 def write(
     records: Sequence[Record], folder: Path, *, table: MakesTable | None = None, figure: MakesFigure | None = None
 ) -> list[Path]:
-    """Every figure there is data for as PNG (150 dpi) and SVG, in place of what an earlier call wrote to the folder.
+    """Write every figure there is data for as SVG and PNG (150 dpi), in place of what an earlier call wrote.
+
+    SVG first: a figure's second file is laid out a little differently, and only SVG files are committed.
 
     Raises:
         InputError: the records are of several tiers.
@@ -52,8 +54,8 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     with style():
         found = drawn(records, table=table, figure=figure)
-        written = [save(one, folder / f"{name}.{suffix}") for name, one in found.items() for suffix in ("png", "svg")]
-    stems = ("curves", "scaling", "perplexity_*", "accuracy_*", "timeline_*", table(records).name if table else OWN)
+        written = [save(one, folder / f"{name}.{suffix}") for name, one in found.items() for suffix in ("svg", "png")]
+    stems = ("curves", "scaling", "perplexity_*", "accuracy_*", "timeline_*", table([]).name if table else OWN)
     for old in {path for s in stems for path in folder.glob(f"{s}.*")} - set(written):
         old.unlink()
     return written
@@ -67,8 +69,9 @@ def drawn(
     Raises:
         InputError: the records are of several tiers.
     """
-    own = table(records) if table else None
-    found = {own.name if own else OWN: figure(records) if figure else own and (efficiency(own) or lines(own))}
+    own = None if figure or not table else table(records)
+    name = table([]).name if table else OWN
+    found = {name: figure(records) if figure else own and (efficiency(own) or lines(own))}
     found |= {"curves": curves(records), "scaling": scaling(records)}
     for name, kind, apart, chosen in comparable(records):
         found[stem(name, kind, apart)] = sizes(chosen, name, kind, apart)

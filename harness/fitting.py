@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.simulation import as_simulated, predicted_seconds
 from impl.cost.flops import hardware_flops
 from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.constants import Constant
 from impl.simulator.residuals import IGNORED, NOISE, Residuals, place
-from impl.simulator.step import Stages, step_seconds
 from impl.simulator.system import Calibration, System
 
 ROW_SD = 0.02
@@ -34,8 +34,17 @@ UNCALIBRATED = 0.15
 """Standard deviation of log seconds from priors alone."""
 OTHER_STACK = 0.10
 """What other software adds: constants of PTD-P's miss the rows of Korthikanti et al. 2022 by 10 to 14 %."""
+PRIORS = "is not calibrated: its constants are priors"
+"""What the doubt about a system without a calibration ends with."""
 EXTRAPOLATES = "extrapolates:"
-"""What such a doubt begins with; the name of the size follows."""
+"""What such a doubt begins with; the name of the size or feature follows, then its value."""
+BASELINE = {
+    **{"precision": "fp32", "recompute": "none", "sequence_parallel": "false", "tp_over_nodes": "false"},
+    **{"zero_stage": "0", "schedule": "one_f_one_b", "partition_activations": "false"},
+    **{"offload_activations": "false", "offload_optimizer": "false"},
+}
+"""Features of a run that a calibration has or lacks, each with its value where it has no effect: ZeRO's stage without
+data parallelism, and the like."""
 OCTAVE = 0.05
 """What every doubling adds beyond the sizes that were fitted on."""
 
@@ -47,7 +56,6 @@ class Measured(NamedTuple):
     run: Run
     vocab_size: int
     seconds: float
-    stages: Stages = "even"
 
 
 class _Off(NamedTuple):
@@ -109,13 +117,13 @@ def fit(
     surface = _surface(rows, logs) if with_surface else None
     fitted = space.at(found)
     if held_out:
-        there = fitted.with_calibration(_calibration(system.stack, rows, surface))
+        there = fitted.with_calibration(_calibration(system, rows, surface))
         off = np.log([row.seconds for row in held_out]) - np.log(seconds_of(held_out, there))
         expected = np.array([surface.log_sd(row.run) if surface else row_sd for row in held_out])
         judged = _Off(off, expected)
     else:
         judged = _left_out(logs - slopes @ found if len(found) else logs, slopes, surface, row_sd)
-    calibration = _calibration(system.stack, rows, surface, held_out, judged, calculon_mape)
+    calibration = _calibration(system, rows, surface, held_out, judged, calculon_mape)
     return fitted.with_calibration(calibration)
 
 
@@ -135,7 +143,7 @@ def linear(rows: Sequence[Measured], system: System) -> tuple[np.ndarray, np.nda
 
 def seconds_of(rows: Sequence[Measured], system: System) -> np.ndarray:
     """Predicted seconds of every row."""
-    return np.array([step_seconds(row.run, row.vocab_size, system, stages=row.stages) for row in rows])
+    return np.array([predicted_seconds(row.run, row.vocab_size, system) for row in rows])
 
 
 def constant_mfu(fitted: Sequence[Measured], asked: Sequence[Measured]) -> np.ndarray:
@@ -152,14 +160,15 @@ def percent_off(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
 def interval(system: System, run: Run, seconds: float, stack: str | None = None) -> tuple[float, float, list[str]]:
     """Seconds between which nine tenths of such steps should be, and what makes that doubtful.
 
-    From residuals of rows that were not fitted; wider for other software, and beyond the sizes that were fitted on.
+    From residuals of rows that were not fitted; wider for other software, and beyond the sizes that were fitted on. How
+    far off a feature is that no fitted row had is not known: it is a doubt, and leaves the interval as it is.
 
     Args:
         stack: software that will run; None: the system's.
     """
     known, doubts, extra = system.calibration, list[str](), 0.0
     if known is None:
-        doubts.append(f"system {system.name} is not calibrated: its constants are priors")
+        doubts.append(f"system {system.name} {PRIORS}")
     if stack is not None and stack != system.stack:
         doubts.append(f"constants are those of {system.stack}, not of {stack}")
         extra += OTHER_STACK**2
@@ -170,9 +179,18 @@ def interval(system: System, run: Run, seconds: float, stack: str | None = None)
         extra += (OCTAVE * octaves) ** 2
         if octaves >= 1:
             doubts.append(f"{EXTRAPOLATES} {name} {size:g}, calibrated on {least:g} to {most:g}")
+    for name, value in features(run, system).items():
+        seen = known.features.get(name, [value]) if known is not None else [value]
+        if value not in seen:
+            doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen)}")
     low, high = _bounds(system, run)
     below, above = (math.hypot(side, NORMAL * math.sqrt(extra)) for side in (low, high))
     return seconds * math.exp(-below), seconds * math.exp(above), doubts
+
+
+def is_beyond(doubt: str) -> bool:
+    """Whether a doubt says that the system was never calibrated on something, or on anything."""
+    return doubt.startswith(EXTRAPOLATES) or doubt.endswith(PRIORS)
 
 
 def sizes(run: Run) -> dict[str, float]:
@@ -181,6 +199,35 @@ def sizes(run: Run) -> dict[str, float]:
     of_model = {"hidden_size": model.hidden_size, "layers": model.num_layers}
     tokens = {"tokens": run.train.microbatch * model.seq_len}
     return {"gpus": plan.world_size, **of_model, **tokens, "tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
+
+
+def features(run: Run, system: System) -> dict[str, str]:
+    """Return the run's features that have an effect, as the system's software carries them out.
+
+    fp16 and bf16 are one precision: they are predicted to take the same time.
+    """
+    run = as_simulated(run, system).run
+    plan = run.plan
+    found = {name: str(getattr(plan, name)).lower() for name in BASELINE if hasattr(plan, name)}
+    found |= {
+        "precision": "16-bit" if run.precision in ("fp16", "bf16") else run.precision,
+        "tp_over_nodes": str(plan.tp > system.node.size.value).lower(),
+    }
+    without_effect = {
+        **dict.fromkeys(("sequence_parallel", "tp_over_nodes", "partition_activations"), plan.tp == 1),
+        **{"zero_stage": plan.dp == 1, "schedule": plan.pp == 1},
+    }
+    return {name: value for name, value in found.items() if not without_effect.get(name)}
+
+
+def reach(rows: Sequence[Measured], system: System) -> dict[str, Any]:
+    """Return what rows cover, as a calibration keeps it: ranges of their sizes, and values of their features."""
+    every = [sizes(row.run) for row in rows]
+    own = [BASELINE | features(row.run, system) for row in rows]
+    return {
+        "ranges": {name: (min(one[name] for one in every), max(one[name] for one in every)) for name in every[0]},
+        "features": {name: sorted({one[name] for one in own}) for name in BASELINE},
+    }
 
 
 class _Space:
@@ -229,14 +276,13 @@ def _left_out(logs: np.ndarray, slopes: np.ndarray, surface: Residuals | None, r
 
 
 def _calibration(
-    stack: str,
+    system: System,
     rows: Sequence[Measured],
     surface: Residuals | None,
     held_out: Sequence[Measured] = (),
     off: _Off | None = None,
     calculon_mape: float | None = None,
 ) -> Calibration:
-    ranges = {name: [sizes(row.run)[name] for row in rows] for name in sizes(rows[0].run)}
     judged: dict[str, Any] = {"mape": 0.0, "worst": 0.0}
     if off is not None:
         percent = abs(100 * np.expm1(-off.logs))
@@ -247,12 +293,12 @@ def _calibration(
         if surface is not None:
             surface = dataclasses.replace(surface, width=_reach(off.logs / off.sd))
     return Calibration(
-        stack=stack,
+        stack=system.stack,
         rows=[row.name for row in rows],
         held_out=[row.name for row in held_out],
         calculon_mape=calculon_mape,
-        ranges={name: (min(values), max(values)) for name, values in ranges.items()},
         residuals=surface,
+        **reach(rows, system),
         **judged,
     )
 

@@ -79,11 +79,13 @@ class Job:
     """How long the scheduler lets it run."""
     log: str = ""
     """Path, up to the task's number, of what the launcher and the scheduler wrote about it; "": nobody keeps that."""
+    gpus: tuple[str, ...] = ()
+    """Names of the GPUs that the ranks of a local job use."""
 
 
-def keep(attempt: Path, on: Where, job: str, seconds: float = 0.0, log: str = "") -> None:
+def keep(attempt: Path, on: Where, job: str, seconds: float = 0.0, log: str = "", *, gpus: Sequence[str] = ()) -> None:
     """Write down the job of an attempt."""
-    found = Job(on, job, socket.gethostname(), time.time(), seconds, log)
+    found = Job(on, job, socket.gethostname(), time.time(), seconds, log, tuple(gpus))
     write_atomically(attempt / JOB, json.dumps(asdict(found)))
 
 
@@ -99,16 +101,25 @@ def job_of(attempt: Path) -> Job | None:
     submitted, seconds, log = found.get("submitted"), found.get("seconds", 0.0), found.get("log", "")
     if not isinstance(host, str) or not isinstance(submitted, int | float) or not isinstance(seconds, int | float):
         return None
-    return Job(on, job, host, submitted, seconds, log if isinstance(log, str) and log.isprintable() else "")
+    log = log if isinstance(log, str) and log.isprintable() else ""
+    gpus = tuple(map(str, found["gpus"])) if isinstance(found.get("gpus"), list) else ()
+    return Job(on, job, host, submitted, seconds, log, gpus)
 
 
-def adopt(attempt: Path, on: Where, job: str) -> bool:
+def adopt(attempt: Path, on: Where, job: str, gpus: Sequence[str] = ()) -> bool:
     """Called in a job: whether the attempt is this job's. Where its driver died before it wrote that down, it is."""
     found = job_of(attempt)
     if found is None:
-        keep(attempt, on, job)
+        keep(attempt, on, job, gpus=gpus)
         return True
     return (found.on, found.job) == (on, job)
+
+
+def gpus_in_use(folder: Path) -> list[str]:
+    """GPUs of this machine that live local jobs of the attempts in a folder use, once for each job."""
+    found = {path: job for path in folder.iterdir() if (job := job_of(path)) is not None and job.gpus}
+    live = {path for path, state in states(list(found)).items() if state.name == "running"}
+    return [gpu for path in live for gpu in found[path].gpus]
 
 
 # What became of them ------------------------------------------------------------------------------------------------

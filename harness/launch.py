@@ -16,6 +16,7 @@ import submitit
 
 from harness import jobs, meeting
 from harness.collect import has_results
+from harness.devices import restricted_to
 from harness.heartbeat import Alive, Ended, Pulse, Watched, alive, places, tell_alive
 from harness.outcome import Cause, Failure, of_exit, status_of
 from harness.store import read_json, write_atomically
@@ -41,18 +42,20 @@ LOG_LINES, LOG_BYTES = 20, 2**16
 """Of a rank's log, what is kept of its end."""
 
 
-def supervise(folder: str) -> None:
+def supervise(folder: str, gpus: Sequence[str] = ()) -> None:
     """Run this task's rank as a child process and write down how it ended; end it when another rank fails.
+
+    On this machine the ranks see these GPUs and no others; on a cluster the scheduler has chosen them.
 
     A child's exit status is a fact that survives whatever killed it. The files it writes: `rank-R.alive.json` every few
     seconds, and `rank-R.failure.json` with cause and reason if the rank failed by itself, nothing if it was stopped.
     """
     task, attempt = submitit.JobEnvironment(), Path(folder)
-    spec = json.loads((attempt / "spec.json").read_text())
+    spec = {**json.loads((attempt / "spec.json").read_text()), "gpus": gpus}
     restart = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     if restart and has_results(attempt):
         return  # it came to its end just when it was put back into the queue
-    if jobs.adopt(attempt, spec["on"], task.job_id):
+    if jobs.adopt(attempt, spec["on"], task.job_id, gpus):
         Supervisor(attempt, spec, task, restart).run()
 
 
@@ -359,6 +362,8 @@ def _environment(spec: dict[str, Any], task: submitit.JobEnvironment) -> dict[st
         environment[name] = str(spec["run"]["threads"])
     environment["PYTHONPATH"] = os.pathsep.join([spec["code"], environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment["PYTHONUNBUFFERED"] = "1"
+    if spec["on"] == "local":
+        environment |= restricted_to(spec.get("gpus", ()))
     if spec.get("interface"):
         environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), spec["interface"])
     elif name := meeting.interface(task.hostnames, task.node):

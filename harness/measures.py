@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.beside import devices, is_simulated
 from harness.labels import SHAPE, Record, complete, fields, label_of, point, varying
-from harness.render import is_missing
+from harness.render import is_missing, rows_of
 from harness.statistics import estimate, quartiles, warmup_steps
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.memory import memory
@@ -385,9 +385,9 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> l
     have the first measure.
     """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows.to_dict("records"):  # pandas takes a hundred times as long to group a few rows
+    for row in rows_of(rows):  # pandas takes a hundred times as long to group a few rows
         key = tuple(None if is_missing(row[name]) else row[name] for name in by)
-        groups.setdefault(key, []).append({str(name): value for name, value in row.items()})
+        groups.setdefault(key, []).append(row)
     combined = []
     for group in groups.values():
         known = {name: [row[name] for row in group if not is_missing(row[name])] for name in measures}

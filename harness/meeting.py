@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psutil
 
+from harness.devices import rank_device
+
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
@@ -93,9 +95,11 @@ def meet(spec: dict[str, Any], rank: int, local_rank: int, world_size: int, rend
 
     timeout = timedelta(seconds=spec.get("collective_timeout_seconds", 600.0))
     cuda = spec["device"] == "cuda"
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    device = rank_device(local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+        if "LOCAL_RANK" in os.environ:
+            os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed takes its device from it
     try:
         store = _store(rendezvous, rank, world_size, str(spec.get("token", "")), timeout)
         dist.init_process_group(

@@ -1,6 +1,7 @@
 """The verb `memory`: what a run needs on every pipeline rank, before anything is launched; and what devices have."""
 
 import json as json_format
+import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from harness.devices import visible_gpus
 from impl.cost.memory import Memory, memory_of_ranks
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
@@ -98,11 +100,21 @@ def in_one_line(memory: Memory) -> str:
 
 @cache
 def gpu_memory() -> int | None:
-    """Bytes of the smallest GPU of this machine, without loading its driver; None: nobody says."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    """Bytes of the smallest GPU that ranks here may use, without a context on it; None: not known, as of MIG."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    mine = visible_gpus()
+    # CUDA numbers GPUs as nvidia-smi does only where it is told to
+    is_numbered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-        return min(int(line) for line in said.split()) * 2**20
+        rows = [line.split(", ") for line in said.splitlines()]
+        sizes = {
+            int(mib)
+            for index, uuid, mib in rows
+            for name in mine
+            if (name == index or not is_numbered if name.isdecimal() else uuid.startswith(name))
+        }
+        return min(sizes) * 2**20
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 

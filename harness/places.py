@@ -102,7 +102,7 @@ def answered(experiments: Iterable[Experiment]) -> dict[str, dict[Place, list[st
 
 
 def _printed(paper: str) -> Iterator[Place]:
-    """The tables and figures of which numbers are in `results/published`."""
+    """The tables and figures of which numbers are in `harness/published`."""
     for where in dict.fromkeys(published(paper)["where"]):
         for kind, text in PLACE.findall(where):
             yield from (Place(paper, kind.lower(), n) for n in _numbers(text))

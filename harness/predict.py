@@ -1,6 +1,5 @@
 """The verb `predict`: what an experiment, one run, or a table of configurations would take on a described system."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,15 +19,16 @@ from harness.answers import (
 )
 from harness.experiment import Experiment, Point, Tier, changed, load, points
 from harness.fitting import EXTRAPOLATES
+from harness.folders import OWN
 from harness.measures import size_name
 from harness.memory import Flag, memory_table, shown
-from harness.simulated import bounds, predicted, record_of, vocabulary_of, why_no_room
+from harness.simulated import bounds, record_of, why_no_room
+from harness.simulation import completed, predicted, vocabulary_of
 from harness.states import counted
 from harness.store import Record, Store
 from harness.systems import load_system
 from impl.cost.parameters import count_parameters
 from impl.errors import InputError
-from impl.plan import Plan
 from impl.run import Run, to_dict
 from impl.simulator.step import Prediction
 from impl.simulator.system import Calibration, System
@@ -51,8 +51,8 @@ def predict_from(default: Run) -> Callable[..., int]:
         only: str | None = None,
         slowdown: tuple[float, ...] = (),
         stack: str | None = None,
-        out: Path = Path("results"),
-        plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
+        out: Path = OWN,
+        given: tyro.conf.Suppress[frozenset[str]] = frozenset(),
         json: Flag = False,
     ) -> int:
         """Predict the time and the memory of a training step on a described system; nothing is run.
@@ -61,31 +61,37 @@ def predict_from(default: Run) -> Callable[..., int]:
             experiment: Id of an experiment, or its last word: its points become simulated records, in the tables beside
                 measured ones and the published numbers. Without it, and without --rows, one run is predicted.
             system: A packaged system, or a YAML file as `calibrate` writes it.
-            config: The run; `--model NAME` starts from a named size. With an experiment, the fields of the plan that
-                are given replace those of every point.
-            rows: A CSV file of configurations, which is printed with predictions; rows whose `split` is `calibrate`
-                have `iteration_time_s`, and the constants are fitted to them first.
+            config: The run; `--model NAME` starts from a named size. A field that is not given has the system's default
+                where its file has one. With an experiment, the fields of the plan that are given replace those of
+                every point.
+            rows: A CSV file of configurations, which is printed with predictions; a column that is left out is as a
+                field that is not given. Rows whose `split` is `calibrate` have `iteration_time_s`, and the constants
+                are fitted to them first.
             tier: smoke, small or paper.
             only: Predict the points of an experiment whose label contains this, or matches it as a pattern, or whose id
                 begins with it.
             slowdown: How many times as long a rank's computing takes, pipeline rank by pipeline rank.
             stack: Software that will run, if it is not the system's: the interval is wider then.
             out: Folder of records.
-            plan_fields: Fields of the plan that are given.
+            given: Fields of a run that are given, by dotted name.
             json: Print one JSON document on standard output.
         """
         found = load_system(system)
+        if (slowdown or stack) and (rows is not None or experiment is not None):
+            raise InputError("--slowdown and --stack are for one run; valid: without --rows and an experiment")
         if rows is not None:
             from harness.rows import predict_rows  # it fits, for which SciPy is loaded
 
-            _only_one(rows=True, experiment=experiment is not None, config=config != Run())
+            _only_one(rows=True, experiment=experiment is not None, config=bool(given))
             return predict_rows(rows, found, json)
         if experiment is not None:
-            _only_one(experiment=True, config=dataclasses.replace(config, plan=Plan()) != Run())
+            _only_one(experiment=True, config=any(not name.startswith("plan.") for name in given))
             named, store = load(experiment), Store(out, load(experiment).id, tier, found.name)
-            runs = changed(named.runs[tier], None, None, config.plan, plan_fields)
+            of_plan = [name.removeprefix("plan.") for name in given if name.startswith("plan.")]
+            runs = changed(named.runs[tier], None, None, config.plan, of_plan)
             return predict_experiment(named, points(runs, only), store, found, json)
-        return predict_run(config, found, slowdown, stack, json)
+        run, assumed = completed(config, given, found)
+        return predict_run(run, found, assumed, slowdown, stack, json)
 
     return predict
 
@@ -138,15 +144,21 @@ def _warnings(records: Sequence[Record], system: System) -> Iterable[str]:
     yield from dict.fromkeys(text for texts in found for text in texts if not text.startswith(EXTRAPOLATES))
 
 
-def predict_run(run: Run, system: System, slowdown: Sequence[float], stack: str | None, json: bool) -> int:
-    """Print the time of a run's step, where it goes, and the memory of every pipeline rank."""
+def predict_run(
+    run: Run, system: System, assumed: Mapping[str, Any], slowdown: Sequence[float], stack: str | None, json: bool
+) -> int:
+    """Print the time of a run's step, where it goes, and the memory of every pipeline rank.
+
+    Args:
+        assumed: fields that were not given, and the values that the run has for them.
+    """
     if reason := run.why_invalid():
         raise InputError(reason)
     if slowdown and (len(slowdown) != run.plan.pp or not all(0 < factor < math.inf for factor in slowdown)):
         raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {run.plan.pp} pipeline ranks")
     vocab_size = vocabulary_of(run)
     found = predicted(run, vocab_size, system, dict(enumerate(slowdown)))
-    document = _document(run, vocab_size, system, found, stack)
+    document = _document(run, vocab_size, system, found, stack) | {"assumed": assumed}
     if json:
         return print_json(document)
     _print(document, found, system)
@@ -177,7 +189,7 @@ def _document(run: Run, vocab_size: int, system: System, found: Prediction, stac
 
 def _calibration(known: Calibration) -> dict[str, Any]:
     """How many rows were fitted and held out, and how far off the others are."""
-    names = ("stack", "mape", "worst", "constant_mfu_mape", "calculon_mape", "interval", "ranges")
+    names = ("stack", "mape", "worst", "constant_mfu_mape", "calculon_mape", "interval", "ranges", "features")
     counts = {"rows": len(known.rows), "held_out": len(known.held_out)}
     return {name: getattr(known, name) for name in names} | counts
 
@@ -201,6 +213,9 @@ def _print(document: Mapping[str, Any], found: Prediction, system: System) -> No
     console(table).print(table)
     most, there = max(memory.total for memory in found.memory), system.device.memory_bytes.value
     print(f"{'fits' if found.fits else 'does not fit'}: {shown(most)} of {shown(there)} ({most / there:.0%})")
+    if document["assumed"]:
+        told = ", ".join(f"{name} {value}" for name, value in document["assumed"].items())
+        print(f"not given, and assumed for {system.name}: {told}")
     for warning in [*filter(None, [why_no_room(found, system)]), *document["warnings"]]:
         print(f"warning: {warning}")
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from impl.errors import InputError
 
-FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
+FOLDER = Path(__file__).resolve().with_suffix("")
 """One CSV a paper, all with the same columns."""
 
 _INTEGERS = ("tp", "pp", "dp", "gpus", "global_batch")

@@ -15,7 +15,7 @@ from harness.labels import point
 from harness.measures import IN_THE_PLAN, Record, about, frame, size_name
 from harness.measures import combine as combine_repeats
 from harness.published import published
-from harness.render import Column, Table
+from harness.render import Column, Table, rows_of
 from harness.scaling import ratio
 from harness.store import SIMULATED
 from harness.tables import BUBBLE, FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
@@ -24,7 +24,7 @@ from impl.cost.parameters import count_parameters
 from impl.run import Run, from_dict, to_dict
 
 Printed = Mapping[Any, Any]
-"""A row of `results/published`."""
+"""A row of `harness/published`."""
 RATE_UNIT = "TFLOP/s per GPU"
 MIB = 2**20
 POINTS = 0.05
@@ -174,7 +174,7 @@ class Figure:
         rows = pd.DataFrame([*sorted(ours, key=order), *absent])
         rows["scatter_gather"] = ["on" if is_on else "off" for is_on in rows["scatter_gather"]]
         rows["line"], rows["at"] = (
-            [self._text(row, names) for row in rows.to_dict("records")] for names in (self.line, self._axis())
+            [self._text(row, names) for row in rows_of(rows)] for names in (self.line, self._axis())
         )
         rows["device_name"] = rows["device_name"].fillna(rows["device_name"].iloc[0])
         rows["oversubscribed"] = rows["oversubscribed"].eq(True)
@@ -249,13 +249,14 @@ def rates_near(figure: Figure, within: float, fitted: Collection[str] = ()) -> C
     return check
 
 
-def ordered(figure: Figure, along: str, *, falls: bool = True) -> Check:
-    """A check that speed falls, or rises, strictly with a field in every group."""
+def ordered(figure: Figure, along: str, *, falls: bool = True, by: float = 0.0) -> Check:
+    """A check that speed falls, or rises, with a field in every group, at every step by over this share."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         lines = [sorted(group, key=lambda row: row[along]) for group in figure.groups(rows)]
         lines = [line for line in lines if line[0][along] != line[-1][along]]
-        held = [(b["relative"] < a["relative"]) == falls for line in lines for a, b in pairwise(line)]
+        steps = [(a["relative"], b["relative"]) for line in lines for a, b in pairwise(line)]
+        held = [a > b * (1 + by) if falls else b > a * (1 + by) for a, b in steps]
         return tally(held, "steps", "; ".join(shown(line, along) for line in lines))
 
     return check

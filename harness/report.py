@@ -8,37 +8,40 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness import folders
 from harness.answers import print_json, shown_progress
 from harness.experiment import experiment_ids, load
 from harness.memory import Flag
 from harness.report_pages import KIND, MANIFEST, Report, told
-from harness.store import read_json
+from harness.store import Record, read_json
 from harness.verdicts import records_of
 from impl.errors import InputError
 
 
-def report(*, out: Path = Path("site"), results: Path = Path("results"), json: Flag = False) -> int:
+def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag = False) -> int:
     """Write a report of all records: tables, figures, timelines, verdicts and environments, as pages for a browser.
 
     Args:
         out: The folder to write; an earlier report there is replaced.
-        results: Folder of records.
+        results: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         json: Print one JSON document: what was written, and how many verdicts of each kind there are.
     """
     out = out.resolve()
     _require_replaceable(out)
     experiments = [load(name) for name in experiment_ids()]
-    records = {e.id: records_of(e, results) for e in shown_progress(experiments, "reading records")}
+    records: dict[str, list[Record]] = {}
+    for e in shown_progress(experiments, "reading records"):
+        records[e.id] = records_of(e, results)
     if not any(records.values()):
-        raise InputError(f"--results {results}: has no records; `python -m harness run quickstart` makes some")
+        raise InputError(f"--results {results or folders.OWN}: has no records; `lmscale run quickstart` makes some")
     with _replaced(out) as folder:
-        made = Report(folder, results)
+        made = Report(folder, results or folders.ARCHIVE)
         for e in shown_progress(experiments, "writing pages"):
             made.add(e, records[e.id])
         manifest = made.finish()
     if json:
         return print_json({"out": str(out), **manifest})
-    print(told(manifest))
+    print(*filter(None, [told(manifest), folders.read_from(results, list(records))]), sep="\n")
     print(f"\nwritten: {len(manifest['files'])} files; open {out / 'index.html'}")
     return 0
 

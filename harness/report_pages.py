@@ -282,7 +282,7 @@ def environments(records: Sequence[Record]) -> Table:
 
 def _command(environment: Mapping[str, Any]) -> str:
     words = (environment.get("command") or [])[1:]
-    return f"python -m harness {' '.join(words)}" if words else ""
+    return f"lmscale {' '.join(words)}" if words else ""
 
 
 def _environment(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import io
 import math
 import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,35 +16,28 @@ from rich.console import Console
 from rich.progress import Progress, track
 
 from harness.answers import print_json
-from harness.fitting import Measured, constant_mfu, fit, interval, percent_off
+from harness.fitting import Measured, constant_mfu, fit, percent_off
+from harness.simulated import bounds
+from harness.simulation import as_simulated, completed, predicted, vocabulary_of
 from impl.errors import InputError
-from impl.model.config import ModelConfig
 from impl.plan import Plan
-from impl.recipe import Recipe
-from impl.run import Run
-from impl.simulator.step import predict
+from impl.run import Run, with_fields
 from impl.simulator.system import System
 
-COUNTS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq_len", "tp", "dp", "pp")
-"""Columns that every table has, of positive integers."""
-OPTIONAL = {
-    "chunks": "1",
-    "schedule": "",  # one_f_one_b, or interleaved where there are chunks
-    "zero_stage": "0",
-    "recompute": "full",
-    "vocab": "51200",  # Megatron's
-    "sequence_parallel": "false",
-    "precision": "",  # the first that the system has a peak of
-    "dropout": "0.1",  # Megatron's
-    "overlap_grad_reduce": "false",
-    "overlap_input_grad_reduce": "false",
-    "scatter_gather": "true",
-    "fp32_gradients": "false",
+REQUIRED = {
+    **{"global_batch": "train.global_batch", "micro_batch": "train.microbatch"},
+    **{"hidden": "model.hidden_size", "heads": "model.num_heads", "layers": "model.num_layers"},
+    **{"seq_len": "model.seq_len", "tp": "plan.tp", "dp": "plan.dp", "pp": "plan.pp"},
 }
-"""Columns that it may have, and what an empty cell stands for."""
+"""Columns that every table has, of positive integers, and the fields of a run that they give."""
+COUNTS = ("gpus", *REQUIRED)
+OPTIONAL = {
+    **{"vocab": "model.vocab_size", "family": "model.family", "norm_placement": "model.norm_placement"},
+    **{"dropout": "model.dropout", "precision": "precision", "fp32_gradients": "fp32_gradients"},
+    **{name: f"plan.{name}" for name in vars(Plan()) if name not in REQUIRED},
+}
+"""Columns that a table may have. A cell that is left out is as a field that is not given to `predict`."""
 SECONDS, SPLIT, CALIBRATE = "iteration_time_s", "split", "calibrate"
-BUCKET_BYTES = {True: 2**29, False: 2**34}
-"""Gradients are reduced at once, of ZeRO's stage 3 in parts."""
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 EVALUATIONS = 200
 """Of all fitted rows, in a fit: what its progress is shown against."""
@@ -58,6 +52,8 @@ class Row(NamedTuple):
     seconds: float | None
     problem: str | None
     """Why it cannot be predicted."""
+    left_out: dict[str, Any]
+    """Optional columns that the row does not give, and what they stand for."""
 
     @property
     def split(self) -> str:
@@ -89,15 +85,22 @@ def predict_rows(path: Path, system: System, json: bool) -> int:
     answers = [answer(row, system) for row in track(rows, "predicting", console=console, transient=True)]
     splits = dict.fromkeys(row.split for row in rows)
     errors = {split: found for split in splits if (found := errors_of(rows, answers, split, fitted))}
-    known = system.calibration
+    known, left_out = system.calibration, _left_out(rows)
+    not_read = [name for name in rows[0].cells if name not in {*COUNTS, *OPTIONAL, SECONDS, SPLIT, "name"}]
     if json:
         shown = known and {name: value for name, value in dataclasses.asdict(known).items() if name != "residuals"}
         constants = {name: one.value for name, one in system.all_constants.items()}
         head = {"system": system.name, "stack": system.stack, "calibration": shown, "constants": constants}
-        return print_json({**head, "errors": errors, "rows": answers})
+        head |= {"errors": errors, "left_out": left_out, "ignored": not_read}
+        return print_json({**head, "rows": answers})
     table = csv.DictWriter(sys.stdout, list(answers[0]), lineterminator="\n")
     table.writeheader()
     table.writerows(answers)
+    if not_read:
+        print(f"columns that predictions ignore: {', '.join(not_read)}", file=sys.stderr)
+    if left_out:
+        told = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in left_out.items())
+        print(f"columns or cells left out, and what they stand for: {told}", file=sys.stderr)
     if known is not None:
         told = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
         print(f"{system.name} ({known.stack}), fitted on {len(known.rows)} rows: {told}", file=sys.stderr)
@@ -134,46 +137,54 @@ def read_rows(path: Path, system: System) -> list[Row]:
 
 
 def row_of(cells: dict[str, str], system: System) -> Row:
-    """A row as Megatron would train it, where it does not say otherwise.
+    """Return the run that a line of the table describes.
 
     Raises:
         InputError: a cell is not what its column has.
     """
     count = {name: _count(name, cells[name]) for name in COUNTS}
-    said = {name: cells.get(name) or default for name, default in OPTIONAL.items()}
-    is_so = {name: _truth(name, said[name]) for name, default in OPTIONAL.items() if default in ("true", "false")}
-    chunks, vocab_size = _count("chunks", said["chunks"]), _count("vocab", said["vocab"])
-    precision = said["precision"] or next(iter(system.device.peak_flops))
-    sizes: dict[str, Any] = {"num_layers": count["layers"], "hidden_size": count["hidden"], "num_heads": count["heads"]}
-    plan = {
-        **{name: count[name] for name in ("tp", "dp", "pp")},
-        **{name: is_so[name] for name in is_so if name != "fp32_gradients"},
-        "chunks": chunks,
-        "schedule": said["schedule"] or ("interleaved" if chunks > 1 else "one_f_one_b"),
-        "zero_stage": _number(said["zero_stage"]),
-        "recompute": said["recompute"],
-        "bucket_bytes": BUCKET_BYTES[_number(said["zero_stage"]) == 3],
-    }
+    given: dict[str, Any] = {field: count[name] for name, field in REQUIRED.items()}
+    given |= {field: _typed(name, field, cells[name]) for name, field in OPTIONAL.items() if cells.get(name)}
     try:
-        run = Run(
-            model=ModelConfig(
-                **sizes, seq_len=count["seq_len"], vocab_size=vocab_size, dropout=_number(said["dropout"])
-            ),
-            plan=Plan(**plan),
-            train=Recipe(global_batch=count["global_batch"], microbatch=count["micro_batch"]),
-            precision=precision,  # type: ignore[arg-type]
-            fp32_gradients=is_so["fp32_gradients"] or precision not in ("fp16", "bf16"),
-        )
+        run, _ = completed(with_fields(Run(), given), given.keys(), system)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{where} {first['input']!r:.40}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise InputError(_first_problem(error)) from None
     problem = run.why_invalid()
-    if system.peak(precision) is None:
-        problem = f"precision {precision} is not known of {system.name}; valid: {', '.join(system.device.peak_flops)}"
+    try:
+        as_simulated(run, system)
+    except InputError as error:
+        problem = str(error)
     if run.plan.world_size != count["gpus"]:
         problem = f"gpus {count['gpus']} is not tp x dp x pp, {run.plan.world_size}"
-    return Row({name: _number(cell) for name, cell in cells.items()}, run, vocab_size, _seconds(cells), problem)
+    left_out = {name: attrgetter(field)(run) for name, field in OPTIONAL.items() if field not in given}
+    typed = {name: _number(cell) for name, cell in cells.items()}
+    return Row(typed, run, vocabulary_of(run), _seconds(cells), problem, left_out)
+
+
+def _typed(name: str, field: str, cell: str) -> Any:
+    """A cell of an optional column as its field has it; the field checks its range."""
+    if isinstance(attrgetter(field)(Run()), bool):
+        return _truth(name, cell)
+    return _count(name, cell) if name in ("chunks", "vocab", "bucket_bytes") else _number(cell)
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The column, its value and what would be valid."""
+    first = error.errors()[0]
+    field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    column = next((name for name, own in (REQUIRED | OPTIONAL).items() if own == field), field)
+    return f"{column}: {reason}" if isinstance(first["input"], dict) else f"{column} {first['input']!r:.40}: {reason}"
+
+
+def _left_out(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """What left-out cells stand for, by column."""
+    found: dict[str, dict[Any, None]] = {}
+    for row in rows:
+        for name, value in row.left_out.items():
+            if name == "vocab" and value is None:
+                value = row.vocab_size
+            found.setdefault(name, {})[value] = None
+    return {name: list(values) for name, values in found.items()}
 
 
 def fitted_to(rows: Sequence[Measured], system: System) -> System:
@@ -190,11 +201,11 @@ def answer(row: Row, system: System) -> dict[str, Any]:
     names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "doubts")
     if row.problem:
         return {**row.cells, **dict.fromkeys(names), "problem": row.problem}
-    found = predict(row.run, row.vocab_size, system, stages="even")
-    low, high, doubts = interval(system, row.run, found.seconds)
+    found = predicted(row.run, row.vocab_size, system)
+    around = bounds(row.run, found.seconds, system)
     needed = max(one.total for one in found.memory)
     rate = found.hardware_flops_per_gpu_s / 1e12
-    values = (found.seconds, low, high, rate, needed, found.fits, "; ".join(doubts))
+    values = (found.seconds, around["low"], around["high"], rate, needed, found.fits, "; ".join(around["warnings"]))
     return {**row.cells, **dict(zip(names, values, strict=True)), "problem": None}
 
 

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from impl.data.batches import head_positions
+from harness.simulation import predicted
 from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.closed_form import ClosedForm, Estimate
 from impl.simulator.plans import KNOBS, Plans, run_of
-from impl.simulator.step import predict
 from impl.simulator.system import System
 
 if TYPE_CHECKING:
@@ -152,8 +151,7 @@ def shapley(values: np.ndarray) -> np.ndarray:
 
 def by_events(run: Run, vocab_size: int, system: System, limit: float) -> Judged:
     """A run's step, carried out as events, and its memory to the byte."""
-    run, stages, positions = system.habits.of(run), system.habits.stages_of(run), head_positions(run.model)
-    found = predict(run, vocab_size, system, stages=stages, head_positions=positions, with_timeline=False)
+    found = predicted(run, vocab_size, system)
     size = max(memory.total for memory in found.memory)
     told = {"seconds": found.seconds, "bytes": size, "bubble": found.bubble, "mfu": found.mfu, "hfu": found.hfu}
     told["model_flops_per_gpu_s"] = found.model_flops_per_gpu_s

@@ -1,11 +1,11 @@
 """The record that stands for a run on a described system: nothing is run, the simulator says what it would take."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from harness.fitting import interval
-from harness.memory import in_one_line, shown, tokenizer_size
+from harness.memory import in_one_line, shown
+from harness.simulation import ignored, predicted, vocabulary_of
 from harness.store import SCHEMA, SIMULATED, Record, Store
 from impl.cost.parameters import count_parameters
 from impl.cost.traffic import Place, step_traffic
@@ -14,7 +14,7 @@ from impl.errors import InputError
 from impl.model.config import padded_vocabulary
 from impl.pipeline.schedule import peak_in_flight
 from impl.run import Run, to_dict
-from impl.simulator.step import Prediction, Stages, predict
+from impl.simulator.step import Prediction
 from impl.simulator.system import System
 
 BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
@@ -61,43 +61,6 @@ def record_of(run: Run, store: Store, system: System) -> Record:
     return full | {"steps": [{"step": 0, "seconds": [found.seconds]}]}
 
 
-def vocabulary_of(run: Run) -> int:
-    """Tokens that the model knows; only where the run does not say are they looked up in its data."""
-    return run.model.vocab_size or run.model.vocabulary(tokenizer_size(run))
-
-
-def predicted(run: Run, vocab_size: int, system: System, slowdown: Mapping[int, float] | None = None) -> Prediction:
-    """One step of a run.
-
-    Args:
-        slowdown: how many times as long a pipeline rank's computing takes.
-
-    Raises:
-        InputError: it is impossible, or not the simulator's.
-    """
-    if run.engine != "native":
-        raise InputError(f"the {run.engine} engine is not simulated; valid: --engine native")
-    run = system.habits.of(_known_there(run, system))
-    stages, positions = stages_of(run, system), head_positions(run.model)
-    asked = {"head_positions": positions, "slowdown": slowdown, "with_timeline": False}
-    return predict(run, vocab_size, system, stages=stages, **asked)
-
-
-def _known_there(run: Run, system: System) -> Run:
-    """The run in a precision that the device has: bf16 moves and computes as much as fp16."""
-    if run.precision == "bf16" and system.peak("bf16") is None and system.peak("fp16") is not None:
-        return replace(run, precision="fp16")
-    if system.peak(run.precision) is None:
-        valid = ", ".join(system.device.peak_flops)
-        raise InputError(f"precision {run.precision} is not known of {system.name}; valid there: {valid}")
-    return run
-
-
-def stages_of(run: Run, system: System) -> Stages:
-    """How the system's software shares the layers."""
-    return system.habits.stages_of(run)
-
-
 def why_no_room(found: Prediction, system: System) -> str | None:
     """The rank whose memory is predicted to be too small, and what of; None: there is room."""
     if found.fits is not False:
@@ -128,7 +91,7 @@ def bounds(run: Run, seconds: float, system: System, stack: str | None = None) -
         doubts = [*doubts, f"{system.name} has no bf16: predicted as fp16"]
     if done := system.habits.changes(run):
         doubts = [*doubts, f"as {system.stack} does it: {', '.join(done)}"]
-    return {"low": low, "high": high, "warnings": doubts}
+    return {"low": low, "high": high, "warnings": [*doubts, *ignored(run)]}
 
 
 def _ranks(run: Run, vocab_size: int, found: Prediction) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ from submitit.core.utils import FailedSubmissionError, UncompletedJobError
 
 from harness import jobs
 from harness.cluster import Cluster
-from harness.environment import CODE, gpu_count
+from harness.devices import gpu_count, visible_gpus
+from harness.environment import CODE
 from harness.jobs import Where
 from harness.launch import supervise
 from harness.store import read_json
@@ -78,7 +79,7 @@ class Site:
             per_node, uneven = self.cluster.ranks_per_node, ranks % self.nodes(ranks)
             return f"{ranks} ranks do not fill nodes of --ranks-per-node {per_node} evenly" if uneven else None
         if self.device == "cuda" and ranks > gpu_count():
-            return f"the plan needs {ranks} GPUs, this machine has {gpu_count()}; --device cpu runs it on processors"
+            return f"the plan needs {ranks} GPUs, PyTorch sees {gpu_count()} here; --device cpu runs it on processors"
         return None
 
     def submit(self, attempts: Sequence[Path], ranks: int, seconds: float, at_once: int = 0) -> list[str]:
@@ -111,12 +112,20 @@ class Site:
     def _start(self, attempt: Path, ranks: int, seconds: float) -> str:
         executor = submitit.AutoExecutor(folder=attempt / "submitit", cluster="local")
         minutes = _minutes(seconds)
-        gpus = ranks if self.device == "cuda" else 0
-        executor.update_parameters(nodes=1, tasks_per_node=ranks, gpus_per_node=gpus, timeout_min=minutes)
+        gpus = self._gpus(attempt, ranks)
+        # submitit would number GPUs from 0, whatever this process may use: supervisors choose them
+        executor.update_parameters(nodes=1, tasks_per_node=ranks, gpus_per_node=0, timeout_min=minutes)
         with _stderr_into(attempt / "launcher.log"):
-            job = executor.submit(supervise, str(attempt)).job_id
-        jobs.keep(attempt, "local", job, minutes * 60.0)
+            job = executor.submit(supervise, str(attempt), gpus).job_id
+        jobs.keep(attempt, "local", job, minutes * 60.0, gpus=gpus)
         return job
+
+    def _gpus(self, attempt: Path, ranks: int) -> list[str]:
+        """Choose GPUs for the ranks of an attempt, those first that the fewest other attempts use."""
+        if self.device == "cpu":
+            return []
+        in_use = jobs.gpus_in_use(attempt.parent)
+        return sorted(visible_gpus(), key=in_use.count)[:ranks]
 
     def _submit(self, attempts: Sequence[Path], ranks: int, seconds: float, at_once: int) -> list[str]:
         root = jobs.submissions(attempts[0])

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import jobs as jobs_of_this_machine
-from harness.case import Case, Jobs, as_try, first_to_start, identity, shape, spec, why_no_start
+from harness.case import Case, Jobs, as_try, first_to_start, identity, shape, spec, why_refused
 from harness.collect import base_record, record_of
 from harness.environment import host_environment, keep_changes
 from harness.experiment import Point
@@ -25,7 +25,7 @@ from harness.lease import ClaimLost, Claims
 from harness.options import Options, Saving
 from harness.states import Facts, Todo, attempt_state, attempts_state, decide, is_local, is_same_code
 from harness.store import FINISHED, HARVESTED, JOB, Record, Store, read_json, write_atomically
-from harness.validity import Datasets, warnings, why_invalid
+from harness.validity import Datasets, warnings
 
 __all__ = ["Display", "LeftRunning", "Options", "Saving", "Sweep"]
 
@@ -311,15 +311,14 @@ class Sweep:
 
     def _is_refused(self, case: Case) -> bool:
         """Whether it cannot run here; that becomes a record with the reason."""
-        run, options = case.point.run, self.options
-        reason = options.saving.why_invalid(run) or why_invalid(run, self.datasets, options.site)
-        if (reason := reason or why_no_start(run, self.store)) is None:
-            for warning in warnings(run, options.site):
+        run = case.point.run
+        if (reason := why_refused(run, self.store, self.datasets, self.options)) is None:
+            for warning in warnings(run, self.options.site):
                 self.display.message(f"{case.point.label}: {warning}")
             return False
         assert case.claim is not None
-        invalid = {"status": "invalid", "reason": reason, "cause": "", "environment": self.environment}
-        record = {**base_record(identity(case.point, self.store)), **invalid}
+        record = base_record(identity(case.point, self.store))
+        record |= {"status": "invalid", "reason": reason, "cause": "", "environment": self.environment}
         try:
             self.store.write(record, case.claim.publish)
         except ClaimLost:

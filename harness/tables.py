@@ -224,7 +224,7 @@ def write(
         for suffix, text in WRITERS.items():
             written.append(folder / f"{made.name}.{suffix}")
             write_atomically(written[-1], text(made))
-    stems = [*STEMS, *([table(records).name] if table else [])]
+    stems = [*STEMS, *([table([]).name] if table else [])]
     for old in {path for stem in stems for path in folder.glob(f"{stem}.*")} - set(written):
         old.unlink()
     return written

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from harness.answers import console, print_json
+from harness.fitting import EXTRAPOLATES, is_beyond
 from harness.measures import size_name
 from harness.memory import Flag, parse_bytes, shown
 from harness.options import require_positive
@@ -31,7 +32,8 @@ from harness.search import (
     study_of,
     unbeaten,
 )
-from harness.simulated import bounds, vocabulary_of
+from harness.simulated import bounds
+from harness.simulation import as_simulated, completed, vocabulary_of
 from harness.systems import load_system
 from harness.tried import Real, compared, print_compared
 from impl.cost.parameters import count_parameters
@@ -39,7 +41,7 @@ from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Precision, Run
+from impl.run import Precision, Run, to_dict
 from impl.simulator.closed_form import ClosedForm, Estimate
 from impl.simulator.plans import DEFAULTS, KNOBS, Plans, every, run_of
 from impl.simulator.system import System
@@ -69,6 +71,10 @@ class _Task:
 
     def events(self, run: Run) -> Judged:
         return by_events(run, self.vocab_size, self.system, self.limit)
+
+    def with_warnings(self, row: Judged) -> Judged:
+        """Add what makes a plan's prediction doubtful."""
+        return row | {"warnings": bounds(run_of(row, self.base), row["seconds"], self.system)["warnings"]}
 
     def journal(self, path: Path | None, judge: str) -> Journal:
         constants = {name: constant.value for name, constant in sorted(self.system.all_constants.items())}
@@ -123,6 +129,7 @@ def tune_from(default: Run) -> Callable[..., int]:
         limit = parse_bytes(device_memory) if device_memory else (1 - LEFT_FREE) * found.device.memory_bytes.value
         recipe = Recipe(global_batch=global_batch, microbatch=1, steps=steps)
         base = replace(default, plan=Plan(), train=recipe, precision=_precision(found, precision))
+        base, _ = completed(base, _searched(base), found)
         task = _Task(base, vocabulary_of(base), found, gpus, limit)
         plans = every(base.model, gpus, global_batch, offload=found.device.kind != "cpu")
         document, inside = _search(task, _fixed(plans, fix), top, out)
@@ -155,6 +162,12 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
     return best[0]
 
 
+def _searched(base: Run) -> set[str]:
+    """Fields of a run that a search sets, by dotted name: for the others the system's defaults hold."""
+    model = (f"model.{name}" for name in to_dict(base)["model"])
+    return {"precision", "train.microbatch", *(f"plan.{knob}" for knob in KNOBS if knob != "microbatch"), *model}
+
+
 def _precision(system: System, wanted: Precision | None) -> Precision:
     known: list[Precision] = [each for each in ("bf16", "fp16", "fp32") if system.peak(each) is not None]
     if wanted is not None and system.peak(wanted) is None:
@@ -183,7 +196,8 @@ def _fixed(plans: Plans, fix: Sequence[str]) -> Plans:
 def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
     """What there is to tell, and the plans that fit."""
     positions = head_positions(task.base.model)
-    form = ClosedForm(task.base, task.vocab_size, task.system, task.gpus, head_positions=positions)
+    known = as_simulated(task.base, task.system).run
+    form = ClosedForm(known, task.vocab_size, task.system, task.gpus, head_positions=positions)
     begin = time.perf_counter()
     with _Told("plans", len(plans)) as told:
         found = estimates(form, plans, told.at)
@@ -202,7 +216,7 @@ def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict
         for row in _judge(rows, task, journal):
             by_row.append(row)
             told.at(len(by_row))
-    good = [row for row in by_row if "reason" not in row]
+    good = [task.with_warnings(row) for row in by_row if "reason" not in row]
     best = sorted(good, key=lambda row: row["seconds"])[:top]
     off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in by_row if "seconds" in row]
     document = {
@@ -233,6 +247,7 @@ def _trials(
     rows = [row for row in found if "id" in row]
     if real is not None:
         rows = [row | {"predicted_seconds": task.events(run_of(row, task.base))["seconds"]} for row in rows]
+    rows = [task.with_warnings(row) if "reason" not in row else row for row in rows]
     return sorted(rows, key=lambda row: row["seconds"] if "reason" not in row else math.inf)
 
 
@@ -285,9 +300,13 @@ def _print(document: Mapping[str, Any], task: _Task) -> int:
     if interval := document["interval"]:
         print(f"the fastest takes {interval['low']:.4g} to {interval['high']:.4g} s, nine times of ten")
         for warning in interval["warnings"]:
-            print(f"warning: {warning}")
+            if not is_beyond(warning):
+                print(f"warning: {warning}")
     for title, rows in (("fastest", document["best"]), ("faster or smaller than all others", document["pareto"])):
-        _print_plans(title, [row for row in rows if "reason" not in row])
+        _print_plans(title, rows)
+        if doubts := _beyond(rows):
+            known = task.system.calibration is not None
+            print(f"warning: * {f'{task.system.name} was not calibrated on ' * known}{doubts}")
     _print_knobs(document["importance"], document["best_by_value"])
     if tried := document.get("trials"):
         failed = sum("reason" in row for row in tried)
@@ -297,16 +316,28 @@ def _print(document: Mapping[str, Any], task: _Task) -> int:
     return 0
 
 
+def _beyond(rows: Sequence[Judged]) -> str:
+    """Say what of plans their system was never calibrated on, each with the numbers of the plans that have it."""
+    numbers: dict[str, list[int]] = {}
+    for number, row in enumerate(rows, 1):
+        for warning in filter(is_beyond, row["warnings"]):
+            what = warning.removeprefix(EXTRAPOLATES).partition(", calibrated on")[0].strip()
+            numbers.setdefault(what, []).append(number)
+    plans = lambda of: "all plans" if len(of) == len(rows) else f"plan{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
+    return "; ".join(f"{what} ({plans(of)})" for what, of in numbers.items())
+
+
 def _print_plans(title: str, rows: Sequence[Judged]) -> None:
     names = ("tp", "pp", "dp", "microbatch", "schedule", "chunks", "recompute", "zero_stage")
-    table = Table("step (s)", "TFLOP/s", "MFU", "GiB", *names, "besides", title=title, title_justify="left")
+    table = Table("", "step (s)", "TFLOP/s", "MFU", "GiB", *names, "besides", title=title, title_justify="left")
     for column in table.columns:
         column.no_wrap = True
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
         odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
         besides = ", ".join(knob if row[knob] is True else f"no {knob}" for knob in odd)
         numbers = (
+            f"{number}{'*' * any(map(is_beyond, row['warnings']))}",
             f"{row['seconds']:.3f}",
             f"{row['model_flops_per_gpu_s'] / 1e12:.1f}",
             mfu,

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from harness import texts
 from harness.memory import gpu_memory, in_one_line, predicted, shown
 from harness.site import Site
 from impl.data.config import SYNTHETIC
@@ -43,6 +44,12 @@ class Datasets:
             path = self._synthetic() if dataset == SYNTHETIC else Path(dataset)
             self._opened[dataset] = TokenFolder.open(path, verify=True)
         return self._opened[dataset]
+
+    def keep_in(self, cache: Path) -> None:
+        """Keep the embedded language in another folder from now on; other folders that are open stay open."""
+        if cache != self.cache:
+            self.cache = cache
+            self._opened.pop(SYNTHETIC, None)
 
     def _synthetic(self) -> Path:
         config = SyntheticConfig()
@@ -88,6 +95,8 @@ def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
     try:
         data = datasets.open(run.data.dataset)
     except InputError as error:
+        if run.data.dataset in texts.KNOWN and not Path(run.data.dataset).exists():
+            return f"no token folder {run.data.dataset}{texts.where_from(run.data.dataset)}; {texts.substitute(run)}"
         return str(error)
     reason = _vocabulary(run, data) or _files(run) or site.why_invalid(run.plan.world_size)
     return reason or _memory(run, data.manifest.vocab_size, site)
@@ -133,6 +142,9 @@ def _files(run: Run) -> str | None:
         return None
     from impl.evaluate import missing_inputs
 
+    missing = (path for path in texts.read_by(run) if path != run.data.dataset and not Path(path).exists())
+    if (path := next(missing, None)) is not None:
+        return f"no file {path}{texts.where_from(path)}"
     return missing_inputs(run)
 
 

@@ -1,9 +1,10 @@
 """What each verb of the command line does."""
 
+import contextlib
 import dataclasses
 import json as json_format
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table as ConsoleTable
 
-from harness import document, render, tables
+from harness import document, folders, render, tables
 from harness.accuracy import accuracy
 from harness.answers import (
     as_json,
@@ -25,12 +26,12 @@ from harness.answers import (
 )
 from harness.bench import bench
 from harness.calibrate import calibrate
-from harness.case import why_no_start
+from harness.case import why_refused
 from harness.cluster import Cluster
+from harness.devices import gpu_count
 from harness.doctor import doctor
 from harness.draw import draw_timeline
-from harness.dry_run import Silent, tell_plan
-from harness.environment import gpu_count
+from harness.dry_run import Silent, none_can_run, tell_plan, tell_refused
 from harness.evaluate import evaluate
 from harness.experiment import TIERS, Point, Tier, experiment_ids, load
 from harness.export import export
@@ -40,10 +41,11 @@ from harness.predict import predict_from
 from harness.progress import LiveDisplay
 from harness.report import report
 from harness.site import Site, Where
+from harness.states import counted
 from harness.store import FINISHED, Store
 from harness.sweep import Sweep
 from harness.tune import tune_from
-from harness.validity import Datasets, why_invalid
+from harness.validity import Datasets
 from harness.verdicts import claims
 from harness.watch import WHICH, Chosen, cancel, rows_of, status, tell_rows, watch
 from impl.errors import InputError
@@ -53,7 +55,7 @@ from impl.run import Run
 Format = Literal["md", "csv", "tex", "json"]
 
 
-def list_experiments(*, markdown: Flag = False, out: Path = Path("results"), json: Flag = False) -> int:
+def list_experiments(*, markdown: Flag = False, out: Path = folders.ARCHIVE, json: Flag = False) -> int:
     """List the experiments: id, question, source, and points and expected time of each tier.
 
     Args:
@@ -112,26 +114,29 @@ def run(
     """
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
-    saving.require(which.out)
+    saving.require(folders.sweep_folder(which.out))
     if detach and place.on == "local":
         raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
-    found, cluster = load(experiment), place.cluster()
-    chosen = which.points(found, plan, plan_fields)
+    found, cluster, tier = load(experiment), place.cluster(), which.tier or TIERS[0]
+    chosen = which.points(found, tier, plan, plan_fields)
     runs = [point.run for point in chosen]
     site = _site(place.on, place.device, runs, cluster, allow_oom=place.allow_oom, is_there=not dry_run)
-    store = which.store(found)
-    datasets = Datasets(_synthetic_cache(store))
-    if which.data:
-        datasets.open(which.data)
+    store = which.store(found, tier)
     options = _options(site, trying, saving, jobs=jobs, profile=profile or found.profiles, detach=detach)
-    if dry_run:
-        return tell_plan(found, Sweep(store, datasets, options, Silent()), chosen, json)
+    with _nothing_written(store) as datasets:
+        if which.data:
+            datasets.open(which.data)
+        if dry_run:
+            return tell_plan(found, Sweep(store, datasets, options, Silent()), chosen, json)
+        if refused := none_can_run(chosen, store, datasets, options):
+            return tell_refused(found, store, refused, which.words(plan, plan_fields), json)
     store.require_writable()
+    datasets.keep_in(_synthetic_cache(store))
     _sweep(chosen, store, datasets, options)
     if not detach:
         return tell_results(found, store, chosen, json)
     if not json:
-        follow = f"python -m harness watch {found.id} --tier {which.tier}"
+        follow = " ".join(["lmscale watch", found.id, "--tier", tier, *which.words(plan, plan_fields, data=True)])
         print(f"submitted; `{follow}` follows the jobs and keeps their records, as the same command would")
     return tell_rows(found, store, rows_of(store, chosen), json)
 
@@ -140,31 +145,37 @@ def table(
     experiment: tyro.conf.Positional[str],
     /,
     *,
-    tier: Tier = "smoke",
+    tier: Tier | None = None,
     format: Format | None = None,
-    out: Path = Path("results"),
+    out: Path | None = None,
     json: Flag = False,
 ) -> int:
-    """Write the tables and figures again from the records that are there; nothing is run.
+    """Print the tables of the records that are there, and write them and the figures again; nothing is run.
+
+    The committed records are only printed, unless --out names their folder.
 
     Args:
         experiment: Id of an experiment, or its last word.
-        tier: smoke, small or paper.
+        tier: smoke, small or paper; without it the largest with measured records, else with simulated ones.
         format: Print the tables in this format instead of for the terminal.
-        out: Folder of records.
+        out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         json: The same as --format json.
     """
     found = load(experiment)
-    store = Store(out, found.id, tier)
-    records = store.with_simulated()
+    tier = tier or folders.reading_tier(out, found.id) or TIERS[0]
+    stores, store = folders.stores(out, found.id, tier), Store(folders.sweep_folder(out), found.id, tier)
+    records = [record for each in stores for record in each.records()]
     if not records:
-        raise InputError(f"{store.folder} has no records; `python -m harness run {found.id} --tier {tier}` makes them")
-    files = write_results(store, found)
-    tell_ignored(store)
+        raise InputError(f"{store.folder} has no records; `lmscale run {found.id} --tier {tier}` makes them")
+    files = write_results(store, found) if any(each.out == store.out for each in stores) else []
+    for each in stores:
+        tell_ignored(each)
     if json or format == "json":
         return print_json({**described(found), "tier": tier, **as_json(records, found), "files": files})
     if format is None:
         print_tables(records, found)
+        of_tier = f"\n{found.id}, tier {tier}: {counted([record['status'] for record in records])}"
+        print(*filter(None, [of_tier, folders.read_from(out, [found.id])]), sep="\n")
         return 0
     write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
     print("\n".join(write(t) for t in tables.all_tables(records, found.claims, table=found.table)))
@@ -202,16 +213,14 @@ def train_from(default: Run) -> Callable[..., int]:
             raise InputError("--keep-end: needs --out, where the checkpoint is kept")
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(out or Path(scratch), "train", "small")
-            cache = _synthetic_cache(store)
-            # what is refused leaves nothing in --out, the synthetic language neither
-            there = Datasets(cache if cache.exists() else Path(scratch) / ".synthetic")
-            no_start = why_no_start(config, store)
-            if reason := saving.why_invalid(config) or why_invalid(config, there, site) or no_start:
-                raise InputError(reason)
-            store.require_writable()
             # asked for by name, it runs, whatever came of it before
             options = _options(site, dataclasses.replace(trying, retry="all"), saving)
-            _sweep([Point(config, f"train {config.id}")], store, Datasets(cache), options)
+            with _nothing_written(store) as datasets:
+                if reason := why_refused(config, store, datasets, options):
+                    raise InputError(reason)
+            store.require_writable()
+            datasets.keep_in(_synthetic_cache(store))
+            _sweep([Point(config, f"train {config.id}")], store, datasets, options)
             record = store.read(config.id)
             assert record is not None
             if out:
@@ -324,6 +333,14 @@ def _options(site: Site, trying: Trying, saving: Saving, **others: Any) -> Optio
 def _sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
     with LiveDisplay(len(chosen)) as display:
         Sweep(store, datasets, options, display).run(chosen)
+
+
+@contextlib.contextmanager
+def _nothing_written(store: Store) -> Iterator[Datasets]:
+    """Yield token folders for a look at what can run, after which nothing is left, the embedded language neither."""
+    cache = _synthetic_cache(store)
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Datasets(cache if cache.exists() else Path(scratch) / ".synthetic")
 
 
 def _synthetic_cache(store: Store) -> Path:

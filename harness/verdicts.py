@@ -9,12 +9,13 @@ import pandas as pd
 import tyro
 
 from harness.answers import console, print_json, shown_progress
-from harness.claims import Claim, Evidence, Verdict, evidence, verdict
+from harness.claims import PARTLY, Claim, Evidence, Verdict, evidence, verdict
 from harness.experiment import TIERS, Experiment, Tier, experiment_ids, load
+from harness.folders import read_from, stores
 from harness.memory import Flag
 from harness.render import Column, Table
 from harness.render import console as on_console
-from harness.store import Record, Store
+from harness.store import Record
 
 NOT_RUN = "not run here"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -43,7 +44,7 @@ def claims(
     /,
     *,
     tier: Tier | None = None,
-    out: Path = Path("results"),
+    out: Path | None = None,
     json: Flag = False,
 ) -> int:
     """Hold the claims of experiments against the records that are there: reproduced, partly, not reproduced, or not run
@@ -52,13 +53,13 @@ def claims(
     Args:
         name: Id of an experiment, its last word, or the folder of a paper, as megatron2019; all where it is left out.
         tier: Only of this tier; else, for each claim, of the largest that can tell.
-        out: Folder of records.
+        out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         json: Print one JSON document.
     """
     tiers = TIERS if tier is None else (tier,)
-    found = {
-        each.id: judged(each, records_of(each, out, tiers)) for each in shown_progress(chosen(name), "reading records")
-    }
+    found: dict[str, list[Judged]] = {}
+    for each in shown_progress(chosen(name), "reading records"):
+        found[each.id] = judged(each, records_of(each, out, tiers))
     everything = [one for of_one in found.values() for one in of_one]
     if json:
         documents = [_document(name, of_one) for name, of_one in found.items()]
@@ -67,7 +68,7 @@ def claims(
         table = on_console(verdicts_table(experiment, of_one))
         if of_one:
             console(table).print(table)
-    print(f"\n{in_words(counts(everything))}")
+    print(*filter(None, [f"\n{in_words(counts(everything))}", read_from(out, list(found))]), sep="\n")
     return 0
 
 
@@ -84,25 +85,21 @@ def chosen(name: str | None) -> list[Experiment]:
 
 
 def records_of(
-    experiment: Experiment, out: Path, tiers: Iterable[Tier] = TIERS, tracked: set[Path] | None = None
+    experiment: Experiment, out: Path | None, tiers: Iterable[Tier] = TIERS, tracked: set[Path] | None = None
 ) -> list[Record]:
     """All records of an experiment at these tiers, each tier's measured ones before the simulated.
 
     Args:
+        out: the folder of records; None: as `harness.folders` chooses.
         tracked: leaves out the records that are none of these files; None: no record.
     """
-    stores = [store for tier in tiers for store in with_systems(Store(out, experiment.id, tier))]
     return [
         record
-        for store in stores
+        for tier in tiers
+        for store in stores(out, experiment.id, tier)
         for record in store.records()
         if tracked is None or store.path(record["id"]).resolve() in tracked
     ]
-
-
-def with_systems(store: Store) -> list[Store]:
-    """The store of measured records, and those of every system."""
-    return [store, *store.simulated()]
 
 
 def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
@@ -166,12 +163,27 @@ def headline_table(experiment: str, found: Sequence[Judged]) -> Table:
 
 
 def counts(found: Sequence[Judged]) -> dict[str, Any]:
-    """Claims, those that no run can tell, and how many verdicts of each kind there are on the others."""
+    """Count claims, those that no run can tell, and the verdicts on the others, measured and simulated.
+
+    A claim that was simulated for several systems counts once, by the verdict of all systems together.
+    """
     said: dict[str, Any] = {"claims": len({id(one.claim) for one in found})}
     for kind, is_simulated in (("measured", False), ("simulated", True)):
-        verdicts = [one.verdict for one in found if one.tier and bool(one.systems) == is_simulated]
+        by_claim: dict[int, list[Verdict]] = {}
+        for one in found:
+            if one.tier and bool(one.systems) == is_simulated:
+                by_claim.setdefault(id(one.claim), []).append(one.verdict)
+        verdicts = [together(each) for each in by_claim.values()]
         said[kind] = {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}
     return said | {NOT_RUN: sum(one.tier is None for one in found)}
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the one verdict of several systems on a claim: theirs where they agree; else `partly` where it holds for
+    half of them or more."""
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return "partly" if verdicts.count("reproduced") >= PARTLY * len(verdicts) else "not reproduced"
 
 
 def in_words(said: dict[str, Any]) -> str:

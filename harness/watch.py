@@ -1,5 +1,6 @@
 """The verbs for a sweep that is somewhere on its way: `status`, `watch` and `cancel`; and which points are meant."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.text import Text
 from harness import jobs
 from harness.answers import columns, console, print_json, tell_ignored, tell_results
 from harness.experiment import Experiment, Point, Tier, changed, load, points
+from harness.folders import of_archive, sweep_folder, sweep_tier
 from harness.memory import Flag
 from harness.options import Options
 from harness.progress import LiveDisplay
@@ -30,27 +32,47 @@ TABLE_ROWS = 200
 class Which:
     """Which points of an experiment are meant, and where their records lie."""
 
-    tier: Tier = "smoke"
-    """smoke (CPU, a minute or so), small (one machine), paper (the paper's scale)."""
+    tier: Tier | None = None
+    """smoke (CPU, a minute or so), small (one machine), paper (the paper's scale). Without it `run` takes smoke, the
+    other verbs the tier with a sweep under way, else the largest one with records."""
     only: str | None = None
     """Only points whose label contains this, or matches it as a pattern, or whose id starts with it."""
-    out: Path = Path("results")
-    """Folder of records, tables and figures."""
+    out: Path | None = None
+    """Folder of records, tables and figures; without it `runs` in the working directory."""
     data: str | None = None
     """Token folder to train on, in place of the experiment's."""
     engine: EngineName | None = None
     """Who trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own."""
 
-    def points(self, found: Experiment, plan: Plan, plan_fields: Iterable[str]) -> list[Point]:
-        """The points, with these fields of the plan in place of each one's own.
+    def points(self, found: Experiment, tier: Tier, plan: Plan, plan_fields: Iterable[str]) -> list[Point]:
+        """Return the points of a tier, with these fields of the plan in place of each one's own.
 
         Raises:
             InputError: `only` matches none.
         """
-        return points(changed(found.runs[self.tier], self.data, self.engine, plan, plan_fields), self.only)
+        return points(changed(found.runs[tier], self.data, self.engine, plan, plan_fields), self.only)
 
-    def store(self, found: Experiment) -> Store:
-        return Store(self.out, found.id, self.tier)
+    def words(self, plan: Plan, plan_fields: Iterable[str], *, data: bool = False) -> list[str]:
+        """Return the options that choose the same points and folder in another command.
+
+        Args:
+            data: name the token folder and the engine too, which not every verb takes.
+        """
+        given = {"--only": self.only, "--out": self.out}
+        given |= {"--data": self.data, "--engine": self.engine} if data else {}
+        words = [word for name, value in given.items() if value is not None for word in (name, shlex.quote(str(value)))]
+        for field in sorted(plan_fields):
+            name, value = field.replace("_", "-"), getattr(plan, field)
+            is_flag = isinstance(value, bool)
+            words += [f"--plan.{'no-' * (value is False)}{name}"] if is_flag else [f"--plan.{name}", str(value)]
+        return words
+
+    def tier_of(self, found: Experiment) -> Tier:
+        """Return the tier that is meant, of a sweep that has been started before."""
+        return self.tier or sweep_tier(sweep_folder(self.out), found.id)
+
+    def store(self, found: Experiment, tier: Tier) -> Store:
+        return Store(sweep_folder(self.out), found.id, tier)
 
 
 Chosen = Annotated[Which, tyro.conf.arg(name="")]
@@ -76,9 +98,12 @@ def status(
         json: Print one JSON document.
     """
     found = load(experiment)
-    store = which.store(found)
-    rows = rows_of(store, which.points(found, plan, plan_fields))
+    tier = which.tier_of(found)
+    store = which.store(found, tier)
+    rows = rows_of(store, which.points(found, tier, plan, plan_fields))
     tell_ignored(store)
+    if which.out is None and not json and (note := of_archive(found.id, tier)):
+        print(note)
     return tell_rows(found, store, rows, json)
 
 
@@ -103,7 +128,8 @@ def watch(
         json: Print one JSON document on standard output, at the end.
     """
     found = load(experiment)
-    store, chosen = which.store(found), which.points(found, plan, plan_fields)
+    tier = which.tier_of(found)
+    store, chosen = which.store(found, tier), which.points(found, tier, plan, plan_fields)
     _wait_for(store, chosen, Options())
     if not store.records():
         return tell_rows(found, store, rows_of(store, chosen), json)
@@ -129,8 +155,10 @@ def cancel(
         json: Print one JSON document.
     """
     found = load(experiment)
-    store, attempts = which.store(found), which.store(found).attempts()
-    live = [point for point in which.points(found, plan, plan_fields) if point.id in attempts]
+    tier = which.tier_of(found)
+    store = which.store(found, tier)
+    attempts = store.attempts()
+    live = [point for point in which.points(found, tier, plan, plan_fields) if point.id in attempts]
     jobs.cancel([attempt for point in live for attempt in attempts[point.id]])
     if live:
         _wait_for(store, live, Options())
@@ -140,7 +168,7 @@ def cancel(
     if rows:
         print(columns([(row["id"], row["status"], row["point"], row["reason"] or "") for row in rows]))
     count = sum(row["cause"] == "cancelled" for row in rows)
-    print("1 point cancelled" if count == 1 else f"{count} points cancelled")
+    print(f"{found.id}, tier {tier}: {'1 point' if count == 1 else f'{count} points'} cancelled")
     return 0
 
 
@@ -174,7 +202,7 @@ def tell_rows(found: Experiment, store: Store, rows: list[dict[str, Any]], json:
         for row in cells:
             table.add_row(*map(Text, row))  # a reason is no markup
         console(table).print(table)
-    print(counted(words))
+    print(f"{found.id}, tier {store.tier}, {store.out}: {counted(words)}")
     return 0
 
 

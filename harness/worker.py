@@ -93,6 +93,8 @@ class Worker:
         self.heart.enter("start-up", action="waiting for all ranks")
         dist.barrier()
         self.measured.seconds["startup"] = time.time() - self.spec["submitted"]
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # the peak that is recorded leaves start-up out
         status, reason = self._train(trainer, inside, continuation)
         if status == "told":
             dist.destroy_process_group()

@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from impl.checkpoint_reader import CheckpointReader
 from impl.chunks import Chunk, LoadChunks, SaveChunks, State, chunks
 from impl.errors import InputError
 from impl.model.config import ModelConfig
@@ -26,6 +27,10 @@ NAME = re.compile(r"step-(\d{8,})")
 """Of a finished checkpoint's folder; others that begin so are being written or removed."""
 WEIGHT = "weight"
 """What `Owned` calls a master weight."""
+SCALE = {"scale": float, "good_steps": int, "skipped": int}
+"""Attributes of `LossScale` that a checkpoint holds, and their types."""
+STATE = {"updates": int, "precision": str, "loss_scale": SCALE, "identity": {"seed": int, "data": str}}
+"""Entries of a checkpoint's `State` that are used, and their types."""
 T = TypeVar("T")
 
 
@@ -47,20 +52,30 @@ def latest(folder: Path) -> tuple[Saved | None, list[str]]:
     for step, path in sorted(_finished(folder).items(), reverse=True):
         try:
             return Saved(path, step, _whole_state(path)), damaged
-        except Exception as error:  # whatever unpickling a damaged file raises
+        except Exception as error:  # whatever reading a damaged file raises
             damaged.append(f"{path} is damaged ({_reason(error)})")
     return None, damaged
 
 
 def _whole_state(path: Path) -> State:
-    metadata = dcp.FileSystemReader(path).read_metadata()
+    metadata = CheckpointReader(path).read_metadata()
     ends: dict[str, int] = {}
     for place in metadata.storage_data.values():
         ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
     for name, size in ends.items():
         if (found := (path / name).stat().st_size) < size:
             raise ValueError(f"{name} has {found} bytes of {size}")
+    _require_types(metadata.planner_data, STATE, "state")
     return metadata.planner_data
+
+
+def _require_types(value: Any, kind: Any, name: str) -> None:
+    """Check a value's type, or a dictionary that has at least these entries of these types."""
+    if isinstance(kind, dict) and isinstance(value, dict):
+        for entry, inner in kind.items():
+            _require_types(value.get(entry), inner, f"{name}.{entry}")
+    elif type(value) is not kind:
+        raise InputError(f"{name} is {value!r:.100}")
 
 
 def _finished(folder: Path) -> dict[int, Path]:
@@ -132,6 +147,9 @@ class Checkpoints:
     def load(self) -> Loaded | None:
         """Go on from the newest whole checkpoint; None: there is none.
 
+        Memory: values are read into the tensors that are held, for which the host needs two of the pieces that were
+        written (what one rank owned of one tensor) at a time.
+
         Raises:
             InputError: it is one of another model, vocabulary, seed or data; or all that are there are damaged.
         """
@@ -147,9 +165,7 @@ class Checkpoints:
             raise InputError(f"{saved.path} is a checkpoint of another run: {why}")
         own = [chunk for owned in self.trainer.optimizer.owned() for chunk in self._chunks(owned)]
         try:
-            dcp.load(
-                {}, storage_reader=dcp.FileSystemReader(saved.path), planner=LoadChunks(own), process_group=self.group
-            )
+            dcp.load({}, storage_reader=CheckpointReader(saved.path), planner=LoadChunks(own), process_group=self.group)
         except CheckpointException as error:
             raise InputError(f"{saved.path} cannot be loaded: {_reason(error)}") from None
         self._restore(saved.state)
@@ -159,8 +175,8 @@ class Checkpoints:
         self.trainer.optimizer.publish()
         self.trainer.optimizer.updates = state["updates"]
         if state["precision"] == self.trainer.run.precision:  # a scale is of a precision
-            for name, value in state["loss_scale"].items():
-                setattr(self.trainer.loss_scale, name, value)
+            for name in SCALE:
+                setattr(self.trainer.loss_scale, name, state["loss_scale"][name])
 
     def _state(self, step: int) -> State:
         scale = self.trainer.loss_scale
@@ -168,7 +184,7 @@ class Checkpoints:
             "step": step,
             "updates": self.trainer.optimizer.updates,
             "precision": self.trainer.run.precision,
-            "loss_scale": {"scale": scale.scale, "good_steps": scale.good_steps, "skipped": scale.skipped},
+            "loss_scale": {name: getattr(scale, name) for name in SCALE},
             "identity": _identity(self.trainer),
         }
 
@@ -232,6 +248,8 @@ def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
     Moments and everything else stay as they are at first. Heads that the checkpoint does not have keep their initial
     weights; the seed, the layout, the precision and dropout may be others.
 
+    Memory: as `Checkpoints.load`.
+
     Raises:
         InputError: there is none, or it is one of another model, vocabulary or data.
     """
@@ -241,7 +259,7 @@ def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
     own = {name: value for name, value in _identity(trainer).items() if name not in ("seed", "model.dropout")}
     if why := _why_another(saved.state["identity"], own):
         raise InputError(f"start: {saved.path} is a checkpoint of another model: {why}")
-    reader, shards = dcp.FileSystemReader(saved.path), shards_of(trainer.model)
+    reader, shards = CheckpointReader(saved.path), shards_of(trainer.model)
     there = reader.read_metadata().state_dict_metadata
     shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
     wanted: list[Chunk] = []

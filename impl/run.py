@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
@@ -175,6 +176,23 @@ def from_dict(fields: dict[str, Any]) -> Run:
         pydantic.ValidationError: a field is unknown or its value is not valid.
     """
     return TypeAdapter(Run).validate_python(fields)
+
+
+def with_fields(run: Run, changes: Mapping[str, Any]) -> Run:
+    """Return the run with other values for some fields, by dotted name: `plan.tp`, `precision`.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown or its value is not valid.
+    """
+    nested = to_dict(run)
+    for name, value in changes.items():
+        group, _, field = name.rpartition(".")
+        if group:
+            others = nested.get(group)
+            nested[group] = {**(others if isinstance(others, dict) else {}), field: value}
+        else:
+            nested[field] = value
+    return from_dict(nested)
 
 
 def non_defaults(config: Any) -> dict[str, Any]:

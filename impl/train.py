@@ -21,7 +21,7 @@ from impl.mesh import ends_group, joint_group
 from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import padded_vocabulary
 from impl.model.gpt import GPT
-from impl.model.initialise import build_choices, build_model
+from impl.model.initialise import InitialWeights, build_structure
 from impl.model.layers import Block, DropoutKey
 from impl.optim import MasterAdamW, Share, learning_rate
 from impl.pipeline.engine import Engine, Links, Watch
@@ -87,15 +87,7 @@ class Trainer:
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
         self.race = Race(run.data.race, data.tokenizer) if run.data.race else None
-        self.model = (build_choices if self.race else build_model)(
-            run.model,
-            self.vocab_size,
-            run.seed,
-            WEIGHTS[run.precision],
-            self.tp,
-            list(self.own.values()),
-            recompute_core=run.plan.recompute == "selective",
-        ).to(device)
+        self.model = self._structure()
         self.kept = kept_by(
             self.tp.group, device, partition=run.plan.partition_activations, offload=run.plan.offload_activations
         )
@@ -108,6 +100,8 @@ class Trainer:
             dtype=MASTERS[run.precision] if run.fp32_gradients else WEIGHTS[run.precision],
             bucket_bytes=run.plan.bucket_bytes,
             kept=(WEIGHTS if run.plan.offload_optimizer else MASTERS)[run.precision],
+            device=device,
+            initial=InitialWeights(self.model, run.model, run.seed, self.tp),
         )
         self.gradients = Gradients(
             self.buckets,
@@ -132,6 +126,18 @@ class Trainer:
         )
         self.loss_scale = LossScale(run.train, run.precision)
         self.tokens = data.tokens("train")
+
+    def _structure(self) -> GPT | BERT | MultipleChoice:
+        """Return this rank's part of the model; its parameters get memory as parts of buckets."""
+        return build_structure(
+            self.run.model,
+            self.vocab_size,
+            WEIGHTS[self.run.precision],
+            self.tp,
+            list(self.own.values()),
+            recompute_core=self.run.plan.recompute == "selective",
+            answers_choices=self.race is not None,
+        )
 
     def _kinds(self, mesh: DeviceMesh) -> list[Kind]:
         """Split parameters, whole ones, those whole ones that met only this rank's tokens, and the tied embedding.
@@ -280,7 +286,7 @@ class Trainer:
     def held(self) -> dict[str, list[Tensor]]:
         """What this rank holds between steps, by category; no two tensors share memory."""
         gathered = [bucket.weights for bucket in self.buckets if bucket.stage == 3]  # empty between steps
-        is_master = lambda bucket: bucket.weights_kept.dtype != bucket.weights.dtype
+        is_master = lambda bucket: bucket.weights_kept.dtype != bucket.weights_dtype
         return {
             "parameters": [bucket.weights_kept for bucket in self.buckets if not is_master(bucket)],
             "gradients": [bucket.gradient_kept for bucket in self.buckets],
@@ -305,7 +311,7 @@ class Trainer:
         """Bytes that the forward passes of one microbatch keep for the backward passes, which are not taken."""
         self.model.train()
         size = self.run.train.microbatch
-        with kept_for_backward(self.model.parameters()) as kept:
+        with kept_for_backward(bucket.weights for bucket in self.buckets) as kept:
             outputs = []
             for stage in self.own.values():
                 x = None if stage.is_first else self._activations(size, self.run.model.seq_len).requires_grad_()

@@ -14,7 +14,7 @@
 # # Pipeline timelines
 #
 # A schedule is a table, one row of actions a rank. It is simulated, executed and drawn by three small readers, so a
-# simulated and a measured step can stand under each other. `python -m harness timeline` does the same from a terminal.
+# simulated and a measured step can stand under each other. `lmscale timeline` does the same from a terminal.
 
 # %%
 import matplotlib

@@ -14,7 +14,7 @@
 # # Throughput and scaling
 #
 # What does another device buy? Every number here is read from records: of runs on two CPU cores (`small`), or of
-# simulated runs at the papers' scale (`paper`), beside what the papers print. `python -m harness run` and `predict`
+# simulated runs at the papers' scale (`paper`), beside what the papers print. `lmscale run` and `predict`
 # write them.
 
 # %%

@@ -59,7 +59,7 @@ if records:
 # ## Counted, predicted, published
 #
 # Figure 1 and table 1 of the paper are model states alone. What is predicted before a run is launched
-# (`python -m harness memory`) is held against what was counted.
+# (`lmscale memory`) is held against what was counted.
 
 # %%
 table = memory.table(records)

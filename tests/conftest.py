@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,9 +29,23 @@ LONG = ("tests/slurm/", "tests/harness/", "tests/test_quickstart.py", "tests/not
 """Whose tests take long, or wait much: they go first, so that none runs alone at the end."""
 
 
+APART = "tests/test_results.py"
+"""Whose tests each run by themselves; those of any other file stay together in one process."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(item.name if file == APART else file))
     order = [*LONG, ""]
     items.sort(key=lambda item: next(i for i, folder in enumerate(order) if item.nodeid.startswith(folder)))
+
+
+@pytest.fixture(autouse=True)
+def no_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of the test process find no committed records, unless a test names their folder."""
+    monkeypatch.setattr("harness.folders.ARCHIVE", Path("/nowhere/results"))
 
 
 @pytest.fixture(scope="module")

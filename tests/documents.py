@@ -1,7 +1,7 @@
 """Writes what is made of experiments and records anew: `python -m tests.documents`, or `make documents`.
 
-EXPERIMENTS.md, the tables of the README, which sum it and the side-by-side benchmarks up, and the notebooks with their
-outputs; tests hold all of them against the records.
+Tables and figures beside the records, EXPERIMENTS.md, the tables of the README, which sum it and the side-by-side
+benchmarks up, and the notebooks with their outputs; tests hold all of them against the records.
 """
 
 import re
@@ -13,9 +13,11 @@ from typing import Any
 
 import tyro
 
-from harness.document import experiments_markdown
+from harness.answers import write_results
+from harness.document import experiments_markdown, tracked_files
+from harness.experiment import TIERS, experiment_ids, load
 from harness.places import PAPERS, title
-from harness.store import read_json, write_atomically
+from harness.store import Store, read_json, write_atomically
 from tests.notebooks.executed import SOURCES, executed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +26,12 @@ TABLE = re.compile(r"(<!-- (\w.*) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 OVERVIEW = re.compile(r"^## All experiments$.*?(?=^## )", re.DOTALL | re.MULTILINE)
 EXPERIMENT = re.compile(r"^\| \[([\w/]+)\]\(#[\w-]+\) \|.*\| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 COUNTED = re.compile(r"(\d+) (reproduced|partly|not reproduced)")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+IDENTIFIER = re.compile(r"\b[a-z]+[0-9a-f]{10}\b")
+"""What Matplotlib calls the parts of an SVG: a hash of their coordinates."""
+DESCRIPTION = re.compile(r"<dc:description>(\w+)</dc:description>")
+RELATIVE, ABSOLUTE = 1e-6, 1e-3
+"""How far numbers may be off: other processors and versions of libraries round the last digits otherwise."""
 KINDS, VERDICTS = ("measured", "simulated"), ("reproduced", "partly", "not reproduced")
 OWN = "our own questions"
 """Of what stands in no paper's folder."""
@@ -47,14 +55,38 @@ def main(only: str = "") -> None:
     """Write them.
 
     Args:
-        only: Those whose path contains this, as `notebooks/`.
+        only: Those whose path contains this, as `notebooks/` or `results/ptdp2021`.
     """
+    folders = {store.folder: (store, name) for name, store in stores() if only in str(store.folder.relative_to(ROOT))}
+    for store, name in folders.values():
+        print(store.folder.relative_to(ROOT), file=sys.stderr, flush=True)
+        write_results(store, load(name))
     made = {EXPERIMENTS: lambda: experiments_markdown(ROOT / "results"), README: readme}
     made |= {source.with_suffix(".ipynb"): lambda source=source: executed(source) for source in SOURCES}
     chosen = {path: write for path, write in made.items() if only in str(path.relative_to(ROOT))}
     for i, (path, write) in enumerate(chosen.items(), 1):
         print(f"[{i}/{len(chosen)}] {path.relative_to(ROOT)}", file=sys.stderr, flush=True)
         write_atomically(path, write())
+
+
+def stores() -> list[tuple[str, Store]]:
+    """Return the experiments with committed tables, by name, each tier's store for itself."""
+    tracked = tracked_files(ROOT / "results")
+    folders = None if tracked is None else {path.parents[1] for path in tracked if path.parent.name == "tables"}
+    every = [(name, Store(ROOT / "results", name, tier)) for name in experiment_ids() for tier in TIERS]
+    return [(name, s) for name, s in every if s.tables.exists() and (folders is None or s.folder.resolve() in folders)]
+
+
+def alike(made: str, kept: str) -> bool:
+    """Whether two texts are the same but for the last digits of their numbers."""
+    if made == kept:
+        return True
+    made, kept = (IDENTIFIER.sub("", DESCRIPTION.sub("", text)) for text in (made, kept))
+    pairs = [list(map(float, NUMBER.findall(text))) for text in (made, kept)]
+    return NUMBER.sub("", made) == NUMBER.sub("", kept) and all(
+        a == b or abs(a - b) <= max(RELATIVE * abs(a), ABSOLUTE if "<svg" in made else ABSOLUTE * RELATIVE)
+        for a, b in zip(*pairs, strict=True)
+    )
 
 
 def readme() -> str:

@@ -1,14 +1,16 @@
 """What the documents say is so: links, commands, targets, versions, examples, and EXPERIMENTS.md as a whole."""
 
+import csv
 import functools
+import hashlib
 import json
-import lzma
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +24,7 @@ from harness.document import anchor, experiments_markdown
 from harness.experiment import TIERS, Experiment, experiment_ids, load, points
 from harness.published import FOLDER
 from harness.store import Store
+from harness.texts import KNOWN
 from impl.data.config import SYNTHETIC
 from impl.data.tokenizer import END_OF_TEXT
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
@@ -29,13 +32,13 @@ from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
 from impl.run import Run
-from tests.documents import EXPERIMENTS, README, ROOT, readme, verdicts_by_paper
+from tests.documents import EXPERIMENTS, README, ROOT, alike, readme, verdicts_by_paper
 from tests.harness.made_up_records import record
 
 DOCUMENTS = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "notebooks/README.md")
 TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
-HARNESS = re.compile(r"^(?:\$ )?(?:python -m harness|lmscale) (.*)$", re.MULTILINE)
-INLINE = re.compile(r"`python -m harness ([^`>]*)")
+HARNESS = re.compile(r"^(?:\$ )?lmscale (.*)$", re.MULTILINE)
+INLINE = re.compile(r"`lmscale ([^`>]*)")
 EXECUTED = ("list", "status", "table", "prepare", "timeline", "memory", "predict", "claims", "report", "export")
 DRY = ("run",)
 """With --dry-run: which points would be trained, and with which script on a cluster."""
@@ -105,7 +108,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 def test_experiments_markdown_is_what_the_registry_and_the_records_say() -> None:
     expected = experiments_markdown(ROOT / "results")
-    assert EXPERIMENTS.read_text() == expected, "make documents"
+    assert alike(expected, EXPERIMENTS.read_text()), "make documents"
 
 
 def test_the_tables_of_the_readme_are_what_experiments_markdown_and_the_benchmarks_say() -> None:
@@ -226,12 +229,12 @@ def test_what_would_be_run(command: list[str], here: Callable[..., str], tmp_pat
 @pytest.mark.parametrize("command", commands("table", "export"), ids=" ".join)
 def test_tables_and_archives_are_made_of_records(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
     name, tier = load(command[1]).id, option(command, "--tier") or "smoke"
-    Store(tmp_path / "results", name, tier).write(record(tier=tier) | {"experiment": name})
+    Store(tmp_path / "runs", name, tier).write(record(tier=tier) | {"experiment": name})
     assert (option(command, "--out") or name) in here(command)
 
 
 def test_a_report_is_written(here: Callable[..., str], tmp_path: Path) -> None:
-    Store(tmp_path / "results", "quickstart", "smoke").write(record() | {"experiment": "quickstart"})
+    Store(tmp_path / "runs", "quickstart", "smoke").write(record() | {"experiment": "quickstart"})
     for command in commands("report"):
         assert here(command)
         assert "quickstart" in (tmp_path / (option(command, "--out") or "") / "index.html").read_text()
@@ -260,7 +263,7 @@ def write_text(folder: Path) -> None:
     documents = '{"text": "one document"}\n' * 50
     (folder / "corpus.jsonl").write_text(documents)
     for split in ("train", "valid"):
-        (folder / f"books.{split}.jsonl.xz").write_bytes(lzma.compress(documents.encode()))
+        (folder / f"books.{split}.jsonl").write_text(documents)
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "on", "ne", END_OF_TEXT]
     (folder / "encoder.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     (folder / "vocab.bpe").write_text("#version: 0.2\no n\nn e\n")
@@ -271,10 +274,60 @@ def test_token_folders_that_runs_ask_for_are_prepared_somewhere() -> None:
     assert asked - {SYNTHETIC} <= {option(command, "--out") for command in commands("prepare")}
 
 
+def test_every_text_that_experiments_name_is_in_the_table_of_texts() -> None:
+    rows = [
+        f"| `{path}` | {text.what} | {text.source} | {text.licence} | `{text.sha256}` |" for path, text in KNOWN.items()
+    ]
+    assert [line for line in TEXTS["docs/texts.md"].splitlines() if line.startswith("| `")] == rows
+    # `paper` names texts that no record here is of
+    runs = [run for name in experiment_ids() for tier in TIERS[:2] for run in load(name).runs[tier]]
+    asked = {path for run in runs for path in (run.data.dataset, *run.evaluation.texts, run.evaluation.lambada)}
+    assert asked - {SYNTHETIC, None} == set(KNOWN)
+    records = Store(ROOT / "results", "megatron2019/layernorm_placement", "small").records()
+    assert {record["resolved"]["data"]["sha256"] for record in records} == {KNOWN["data/books-byte"].sha256}
+
+
+def test_the_books_are_found_in_a_clone_in_the_order_of_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [source] = fences(TEXTS["docs/texts.md"], "python")
+    monkeypatch.chdir(tmp_path)
+    text = "One\n\nIt rained. # of days: 3"
+    with (ROOT / "docs" / "books.csv").open(encoding="utf-8") as listed:
+        rows = list(csv.DictReader(listed))
+    assert Counter(row["split"] for row in rows) == {"train": 223, "valid": 6}
+    assert not {row["author"] for row in rows if row["split"] == "valid"} & {
+        row["author"] for row in rows if row["split"] == "train"
+    }
+    chosen = [rows[5] | {"sha256": hashlib.sha256(text.encode()).hexdigest()}, rows[3], rows[-1], rows[0]]
+    for row in chosen[:3]:
+        path = tmp_path / "classic-books-markdown" / row["author"] / f"{row['title']} .md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"### One\n\n\n\n{text.partition(chr(10))[2].strip()}\n\n", encoding="utf-8")
+    with (tmp_path / "books.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(chosen)
+    exec(compile(source, "docs/texts.md", "exec"), {})
+    assert capsys.readouterr().out == f"1 of 4 books are the same to the byte; not found: ['{rows[0]['title']}']\n"
+    train = [json.loads(line) for line in (tmp_path / "books.train.jsonl").read_text().splitlines()]
+    assert [row["title"] for row in train] == [rows[5]["title"], rows[3]["title"]]
+    assert {row["text"] for row in train} == {text}
+    assert (tmp_path / "books.valid.jsonl").read_text().count("\n") == 1
+
+
 def test_a_few_steps_are_trained(tmp_path: Path) -> None:
     [command] = [c for c in commands("train") if "--train.steps" in c and "--plan.dp" in c]  # others train for longer
     assert int(option(command, "--train.steps") or 0) <= 20
     assert "Throughput" in run(command, tmp_path)
+
+
+def test_quickstart_ends_with_the_commands_that_the_readme_shows() -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
+    printed = re.findall(r"'  (.*?)' *\\?$", makefile, re.MULTILINE)
+    shown = next(block for block in fences(TEXTS["README.md"]) if "activate" in block)
+    command = lambda line: line.partition("#")[0].split()
+    assert [command(line) for line in printed] == [command(line) for line in shown.splitlines()]
 
 
 def test_make_targets_exist() -> None:

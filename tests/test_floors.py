@@ -61,6 +61,7 @@ FLOORS = {
     "impl.peers.*": 4,
     "impl.train": 4,
     "impl.checkpoint": 4,
+    "impl.checkpoint_reader": 4,
     "impl.chunks": 4,
     "impl.dimensions": 4,
     "impl.train.*": 4,

@@ -135,16 +135,8 @@ def states_as_published(rows: Sequence[Row]) -> Evidence | None:
     return tally((abs(one) <= CLOSE for one in off), "models", numbers)
 
 
-def fourteen_bytes(rows: Sequence[Row]) -> Evidence | None:
-    """Whether what a rank alone keeps of a parameter is what the paper counts."""
-    found = known(rows, "bytes_counted")
-    numbers = ", ".join(dict.fromkeys(f"{row['bytes_counted']:.2f} B" for row in found))
-    expected = printed("bytes_per_parameter")
-    return tally((abs(row["bytes_counted"] / expected - 1) <= CLOSE for row in found), "models", numbers)
-
-
 def as_zero_counts(rows: Sequence[Row]) -> Evidence | None:
-    """Whether it is what the precision and Adam's two moments make; padding is beyond it."""
+    """Whether a rank alone keeps of a parameter what precision and Adam's two moments make, but for padding."""
     found = known(rows, "bytes_counted")
     off = [row["bytes_counted"] / row["bytes_here"] - 1 for row in found]
     furthest = f"furthest {max(off, key=abs, default=0):+.2%} off {found[0]['bytes_here']:g} B" if found else ""
@@ -179,9 +171,6 @@ EXPERIMENT = Experiment(
             source="table II",
             check=states_as_published,
             published="308 GB, 2.45 TB and 14 TB",
-        ),
-        Claim(
-            text="training keeps 14 bytes of states a parameter, within 3%", source="section II", check=fourteen_bytes
         ),
         Claim(
             text="training keeps the bytes that precision and two moments make, within 1%",

@@ -15,12 +15,11 @@ from typing import Any
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import CPU
-from harness.claims import Check, Claim, Evidence, Row, tally
+from harness.claims import Claim, Evidence, Row, tally
 from harness.experiment import Experiment
 from harness.labels import point
 from harness.measures import Record, about, frame
-from harness.published import published
-from harness.published_scaling import STUDIES, run_of
+from harness.published_scaling import FITTED, MICROBATCH, STUDIES, Kind, published_efficiency, run_of
 from harness.rate_figures import COLUMNS, combine
 from harness.render import Column, Table
 from harness.scaling import ratio
@@ -30,16 +29,17 @@ from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.run import Run, to_dict
 
-KINDS = ("weak", "strong")
+KINDS: tuple[Kind, ...] = ("weak", "strong")
+"""Kinds that verdicts are about; the fitted one is shown in the table only."""
 BETWEEN = {"frontier-175b": (2, 4, 8, 16), "frontier-1t": (1, 2, 4, 6)}
 """Replicas, from the study's fewest to its most."""
-NEAR = {"weak": 0.03, "strong": 0.05}
+NEAR = 0.05
 """How far an efficiency may be from the published one to count as the same; assumed, as batches are."""
 SMALL = ModelConfig(num_layers=4, hidden_size=192, num_heads=6, seq_len=128)
 SMOKE = ModelConfig(num_layers=2, hidden_size=64, num_heads=2, seq_len=64)
 
 
-def on_cpus(model: ModelConfig, kind: str, dp: int, repeat: int = 0) -> Run:
+def on_cpus(model: ModelConfig, kind: Kind, dp: int, repeat: int = 0) -> Run:
     """A replica on each rank, which has 16 sequences, or its part of 16."""
     batch = 16 * dp if kind == "weak" else 16
     microbatch = 2 if kind == "weak" else 4
@@ -53,15 +53,13 @@ def on_cpus(model: ModelConfig, kind: str, dp: int, repeat: int = 0) -> Run:
 
 
 @cache
-def _points() -> dict[str, tuple[str, str, int, float]]:
+def _points() -> dict[str, tuple[Kind, str, int, float]]:
     """Kind, study, replicas and published efficiency of every point of the experiment, by the point of its run."""
-    found: dict[str, tuple[str, str, int, float]] = {}
+    found: dict[str, tuple[Kind, str, int, float]] = {}
     for study in STUDIES:
-        for kind in KINDS:
-            rows = published("frontier2023", f"{kind}_scaling_efficiency")
-            (value,) = rows.loc[rows["model"] == study.model, "value"]
+        for kind in MICROBATCH:
             for dp in BETWEEN[study.model]:
-                printed = value / 100 if dp == study.many else math.nan
+                printed = published_efficiency(study.model, kind) / 100 if dp == study.many else math.nan
                 found[point(to_dict(run_of(study, kind, dp)))] = kind, study.model, dp, printed
     for model in (SMOKE, SMALL):
         for kind in KINDS:
@@ -81,7 +79,8 @@ def scaled(rows: pd.DataFrame) -> list[dict[Any, Any]]:
         width = math.nan if estimate.half_width is None else estimate.half_width
         line = f"{row['kind']}, {row['model']}"
         out.append(row | {"efficiency": estimate.mean, "efficiency_half_width": width, "line": line})
-    return sorted(out, key=lambda row: (row["parameters"], row["kind"] != "weak", row["ranks"]))
+    kinds = list(MICROBATCH)
+    return sorted(out, key=lambda row: (row["parameters"], kinds.index(row["kind"]), row["ranks"]))
 
 
 KIND = Column(key="kind", header="scaling", text=True)
@@ -100,10 +99,12 @@ def table(records: Sequence[Record]) -> Table:
         "Efficiency: the rate per device over that of the fewest replicas, at as many sequences of a replica (weak), "
         "or of all (strong). Published: the abstract's, which names the most devices only.",
     ]
+    if any(rows["kind"].isin(FITTED)):
+        notes.append("Fitted: the microbatch was picked to match the published strong scaling; no verdict uses it.")
     return measured("scaling_of_replicas", title, SHOWN, rows, notes)
 
 
-def lines(rows: Sequence[Row], kind: str) -> list[list[dict[Any, Any]]]:
+def lines(rows: Sequence[Row], kind: Kind) -> list[list[dict[Any, Any]]]:
     """Points of a kind whose efficiency is known, by model, each from its fewest replicas on."""
     found: dict[str, list[dict[Any, Any]]] = {}
     for row in scaled(pd.DataFrame(list(rows))):
@@ -116,14 +117,10 @@ def told(found: Sequence[Row]) -> str:
     return ", ".join(f"{row['efficiency']:.1%} on {row['ranks']:,} ({row['model']})" for row in found)
 
 
-def as_published(kind: str) -> Check:
-    """A check that the most devices keep the published share of the rate."""
-
-    def check(rows: Sequence[Row]) -> Evidence | None:
-        found = [row for line in lines(rows, kind) for row in line if not math.isnan(row["published"])]
-        return tally((abs(row["efficiency"] - row["published"]) <= NEAR[kind] for row in found), "models", told(found))
-
-    return check
+def as_published(rows: Sequence[Row]) -> Evidence | None:
+    """Whether the most devices keep the published share of the rate in strong scaling."""
+    found = [row for line in lines(rows, "strong") for row in line if not math.isnan(row["published"])]
+    return tally((abs(row["efficiency"] - row["published"]) <= NEAR for row in found), "models", told(found))
 
 
 def strong_falls(rows: Sequence[Row]) -> Evidence | None:
@@ -153,14 +150,8 @@ EXPERIMENT = Experiment(
         Claim(
             text="strong scaling leaves the published share of the rate, within 5 points",
             source="abstract",
-            check=as_published("strong"),
+            check=as_published,
             published="89% (175B, 1,024), 87% (1T, 3,072)",
-        ),
-        Claim(
-            text="weak scaling leaves the published share of the rate, within 3 points",
-            source="abstract",
-            check=as_published("weak"),
-            published="100% (175B, 1,024), 100% (1T, 3,072)",
         ),
         Claim(
             text="every increase of the devices lowers the rate per device at the same batch",
@@ -174,18 +165,22 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    found="By simulation 90.7 and 87.2% of strong scaling and over 99.6% of weak scaling, under the assumptions below. "
-    "Measured on two cores, 86 ± 8% is left of strong scaling and 97 ± 36% of weak.",
+    found="Simulated with microbatches of 1, the launch scripts' value, strong scaling leaves 97.3% (175B) and 96.3% "
+    "(1T) of the rate, where 89 and 87% are published: not reproduced, 8 and 9 points off. With microbatches of 4 it "
+    "leaves 90.7 and 87.2%, but 4 was picked because it matches (2 gives 94.9 and 93.0%): these are fitted, stand in "
+    "the table under `strong, fitted`, and have no verdict. Weak scaling leaves 99.6 and 99.9% (100% published), "
+    "which has no verdict either: a machine whose network is free passes as well. Measured on two cores, 86 ± 8% is "
+    "left of strong scaling and 97 ± 36% of weak.",
     cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "6 h, 3072 GCDs with 64 GB"},
-    deviations="The abstract has neither batches nor where scaling begins: 320 and 1,600 sequences of a replica, 8,000 "
-    "and 8,016 of all, from 128 and 512 GCDs on are assumed, and microbatches of 1 (weak, as the launch scripts) and 4 "
-    "(strong, as the DeepSpeed configuration beside them), with which the bubble is that of the published strong "
-    "scaling. With 4 the inputs of recomputed layers are divided among the tensor-parallel ranks, as 1T does not fit "
-    "64 GiB by prediction otherwise. At `smoke` and `small` a replica is one rank, without a pipeline: what is lost is "
-    "communication alone.",
+    deviations="The abstract has neither batches nor where scaling begins: 320 and 1,600 sequences of a replica, "
+    "8,000 and 8,016 of all, from 128 and 512 GCDs on are assumed. Microbatches are 1, as in the launch scripts; "
+    "`strong, fitted` has 4, as in the DeepSpeed configuration stored with them, picked because its pipeline bubble "
+    "gives the published strong scaling. With 4 the inputs of recomputed layers are divided among the tensor-parallel "
+    "ranks, as 1T does not fit 64 GiB by prediction otherwise. At `smoke` and `small` a replica is one rank, without "
+    "a pipeline: what is lost is communication alone.",
     runs={
         "smoke": on_two(SMOKE, 1),
         "small": on_two(SMALL, 3),
-        "paper": [run_of(study, kind, dp) for study in STUDIES for kind in KINDS for dp in BETWEEN[study.model]],
+        "paper": [run_of(study, kind, dp) for study in STUDIES for kind in MICROBATCH for dp in BETWEEN[study.model]],
     },
 )

@@ -116,8 +116,9 @@ def table(records: Sequence[Record]) -> Table:
     rows["share"] = rows["needed"] / A100
     notes = (
         "Formula: 18 bytes of states a parameter, spread evenly, and what the layers of the first pipeline rank keep "
-        "of the microbatches in flight; published: figure 1, as others transcribed it. All, predicted: everything on "
-        "the fullest rank, the embedding, the output head and what is computed at that moment too.",
+        "of the microbatches in flight; published: figure 1 as another tool (Calculon) gives it by the same formulas. "
+        "All, predicted: everything on the fullest rank, the embedding, the output head and what is computed at that "
+        "moment too.",
         "Layer: bytes that the forward pass of one microbatch keeps for the backward pass in the last layer, on the "
         "rank with most.",
     )
@@ -164,17 +165,6 @@ def only_with_both(rows: Sequence[Row]) -> Evidence | None:
         f"{row['needed'] / 1e9:.0f} GB ({row['model']}{', both' if row['way'] else ''})" for row in found
     )
     return tally(((row["needed"] <= A100) == (row["way"] == BOTH) for row in found), "bars", numbers)
-
-
-def formulas_as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether states and activations of every bar that was predicted here are figure 1's."""
-    pairs = [
-        row[f"formula_{what}"] / row[f"published_{what}"] - 1
-        for row in bars(rows)
-        for what in ("states", "activations")
-    ]
-    furthest = f"furthest {max(pairs, key=abs, default=0):+.2%} off"
-    return tally((abs(one) <= CLOSE for one in pairs), "numbers", furthest)
 
 
 def share_left(rows: Sequence[Row], key: str) -> list[tuple[str, float]]:
@@ -224,11 +214,6 @@ EXPERIMENT = Experiment(
             published="113 to 176 GB, 59 to 64 GB (states and activations)",
         ),
         Claim(
-            text="states and activations of the predicted bars are figure 1's, within 2%",
-            source="figure 1",
-            check=formulas_as_published,
-        ),
-        Claim(
             text="both ways leave at most a quarter of the activations",
             source="section 1: a fifth",
             check=a_fifth_is_left,
@@ -238,9 +223,11 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     figure=figure,
-    found="Formulas give figure 1 within 1.5%. With all that a rank holds, the embedding and the head among it, 114 to "
-    "185 GB are predicted where nothing is saved, and 61 to 69 GB with both ways. Counted on small models, a layer "
-    "keeps what is predicted to the byte, and both ways leave 21 to 22%.",
+    found="The formulas give the numbers kept here of figure 1 within 1.5%, which confirms nothing: these numbers "
+    "were not read off the figure but are another tool's (Calculon) results by the same formulas. With all that a "
+    "rank holds, the embedding and the head among it, 114 to 185 GB are predicted where nothing is saved, and 61 to "
+    "69 GB with both ways. Counted on small models, a layer keeps what is predicted to the byte, and both ways leave "
+    "21 to 22%.",
     cost={"smoke": "1 min, 2 CPU cores", "small": "1 min, 2 CPU cores", "paper": "30 min, 512 GPUs with 80 GB"},
     deviations="bf16 with gradients of 32 bits: 18 bytes of states a parameter, as the figure's. At `smoke` and "
     "`small` a model of 0.5M with the paper's dropout, on two and four ranks, two layers, for two steps.",

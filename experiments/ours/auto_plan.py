@@ -1,7 +1,7 @@
 """Does a search find better plans than the papers' authors found by hand, at the scale of each paper?
 
 Megatron-LM, ZeRO, PTD-P, Korthikanti et al. and Frontier train models of 8 billion to a trillion parameters with plans
-that their authors chose and tuned on the machine. `python -m harness tune` estimates all plans for the same model,
+that their authors chose and tuned on the machine. `lmscale tune` estimates all plans for the same model,
 batch and devices on the same system, described, and lets events decide among the best. It is asked twice: with the
 knobs that the paper's software had, to see how good the hand-made plan is, and with all of today's, to see what later
 inventions add. Small models are trained on two cores with both plans.
@@ -18,10 +18,11 @@ import pandas as pd
 from experiments.ours.engines import claimed
 from harness.claims import Claim, Evidence, Row, tally
 from harness.experiment import Experiment
+from harness.folders import ARCHIVE
 from harness.labels import point
 from harness.measures import Record, about, combine, frame, size_name
-from harness.published import FOLDER
 from harness.render import Column, Table
+from harness.store import SIMULATED
 from harness.systems import load_system
 from harness.tables import GIB, MARK, RANKS, RUNS, measured
 from harness.tune import best_plan
@@ -44,7 +45,7 @@ AS_FAST = 1.02
 """Ratio of step times that still counts as no slower; assumed, as repeats of one point differ."""
 NO_OFFLOAD = ("offload_activations=false", "offload_optimizer=false")
 PLAIN = (*NO_OFFLOAD, "partition_activations=false", "sequence_parallel=false", "zero_stage=0")
-MEASURED_HERE = FOLDER.parent / "ours" / "predicted" / "two_cores.yaml"
+MEASURED_HERE = ARCHIVE / "ours" / "predicted" / "two_cores.yaml"
 """The system on which the small models' plans were found."""
 OLD_SCHEDULES = "schedule=gpipe,one_f_one_b,interleaved"
 
@@ -358,7 +359,7 @@ def compared(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     found = []
     for row in combine(rows, ("point", "source", "device_name"), ("step_seconds", "peak_memory_bytes", "mfu")):
         for hand, way in meant_by().get(row["point"], ()):
-            if row["source"] != "simulated" or row["system"] == hand.system:
+            if row["source"] != SIMULATED or row["system"] == hand.system:
                 found.append(row | {"recipe": hand.name, "way": way, "plan": in_words(hand.way(way))})
     by_hand = {_where(row): row["step_seconds"] for row in found if row["way"] == WAYS[0]}
     order = [hand.name for hand in (*HANDS, *CPUS)]
@@ -401,7 +402,7 @@ def table(records: Sequence[Record]) -> Table:
     title, found = f"Plans by hand and by search{about(records)}", compared(frame(records))
     if not found:
         return Table("auto_plan", title, (), pd.DataFrame())
-    simulated = ", ".join(dict.fromkeys(row["system"] for row in found if row["source"] == "simulated"))
+    simulated = ", ".join(dict.fromkeys(row["system"] for row in found if row["source"] == SIMULATED))
     notes = (
         "By hand: the paper's plan. Same knobs: the fastest that `tune` finds among plans that the paper's software "
         "could carry out. All knobs: among all. Over the hand-made: how many times as fast.",
@@ -419,8 +420,12 @@ def ratios(rows: Sequence[Row], way: Way) -> dict[str, float]:
 
 
 def no_slower(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the plan found among all is as fast as every hand-made one, but for AS_FAST."""
-    return _told(ratios(rows, "all knobs"), lambda ratio: ratio >= 1 / AS_FAST)
+    """Whether the plan found among all is as fast as every hand-made one, but for AS_FAST.
+
+    Only measured runs can tell: the simulator that chose the plan finds it the fastest whatever its errors.
+    """
+    ran = [row for row in rows if row["source"] != SIMULATED]
+    return _told(ratios(ran, "all knobs"), lambda ratio: ratio >= 1 / AS_FAST)
 
 
 def near_the_best(rows: Sequence[Row]) -> Evidence | None:
@@ -436,9 +441,7 @@ def _told(found: Mapping[str, float], holds: Any) -> Evidence | None:
 
 def within_nodes(rows: Sequence[Row]) -> Evidence | None:
     """Whether layers are shared within a node in all the plans found for several nodes."""
-    found = [
-        row for row in compared(pd.DataFrame(list(rows))) if row["way"] != WAYS[0] and row["source"] == "simulated"
-    ]
+    found = [row for row in compared(pd.DataFrame(list(rows))) if row["way"] != WAYS[0] and row["source"] == SIMULATED]
     sizes = {row["system"]: load_system(row["system"]).node.size.value for row in found if row["ranks"] > 2}
     large = [row for row in found if row["ranks"] > sizes.get(row["system"], math.inf)]
     numbers = ", ".join(sorted({f"tp {row['tp']}" for row in large}))

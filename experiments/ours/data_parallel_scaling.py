@@ -53,9 +53,9 @@ def with_and_without_overlap(
 
 
 RATE = "tokens_per_second_per_device"
-SLOWER, POINTS, PUBLISHED = 0.98, 0.05, 0.96
-"""Ratio of rates that still counts as no slower; how near an efficiency is to count as the published one; figure 5's of
-1.2B on 64 GPUs."""
+SLOWER, POINTS, PUBLISHED = 0.98, 0.02, 0.96
+"""Ratio of rates that still counts as no slower; how near an efficiency is to count as the published one, which a
+network that takes no time must not be; figure 5's of 1.2B on 64 GPUs."""
 
 
 def compared(rows: Sequence[Row]) -> list[dict[Any, Any]]:
@@ -131,7 +131,7 @@ EXPERIMENT = Experiment(
             check=overlap_is_no_slower,
         ),
         Claim(
-            text="1.2B on 64 GPUs with as many sequences each keeps the published 96%, within 5 points",
+            text="1.2B on 64 GPUs with as many sequences each loses the published 4% of its rate, within 2 points",
             source="Megatron-LM 2019, figure 5, model and data parallel",
             check=as_published,
         ),
@@ -144,8 +144,8 @@ EXPERIMENT = Experiment(
     found="Measured with 7.6M parameters on two cores: two ranks keep 93 ± 13% of one's rate in weak and 87.9 ± 7.0% "
     "in strong scaling. Reducing the gradients during the backward pass or after it makes no difference that can be "
     "told (0.996 and 1.005 times as fast), presumably as gloo reduces on the core that the backward pass runs on. "
-    "Simulated with 1.2B on 64 V100s, a rank keeps 99% in weak scaling (96% published), 41% in strong, and there the "
-    "reduction during the backward pass makes a step 1.24 times as fast.",
+    "Simulated with 1.2B on 64 V100s, a rank keeps 99% in weak scaling: it loses 1%, where the paper lost 4%. In "
+    "strong scaling it keeps 41%, and there the reduction during the backward pass makes a step 1.24 times as fast.",
     runs={
         "smoke": with_and_without_overlap(
             named("gpt-0.5m"), (1, 2), Recipe(steps=15, global_batch=8, microbatch=4, warmup_steps=2), 1

@@ -250,7 +250,7 @@ EXPERIMENT = Experiment(
     figure=figure,
     cost={
         "smoke": "1 min, 2 CPU cores",
-        "small": "8 min, 2 CPU cores with `--jobs 2` (needs text, see docs/running.md)",
+        "small": "8 min, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
         "paper": "4 days, 64 GPUs with 80 GB",
     },
     deviations="Kovaleva et al. look at the weights of trained models of 110M parameters and more; here small ones are "

@@ -159,8 +159,8 @@ EXPERIMENT = Experiment(
     found="Twelve runs are off by 7.0% on average; the worst have tensor parallelism: a small step is told 17% too "
     "short, a recomputed one 13%. Their order is the measured one up to neighbours (tau 0.88). The machine itself "
     "drifts: repeats minutes apart differ by 5 to 10%.",
-    deviations="The machine's file is measured by `python -m harness calibrate` just before, the points are simulated "
-    "for it by `python -m harness predict`.",
+    deviations="The machine's file is measured by `lmscale calibrate` just before, the points are simulated "
+    "for it by `lmscale predict`.",
     runs={
         "smoke": [run for point in (POINTS[0], POINTS[4], POINTS[10]) for run in training(*point, repeats=1)],
         "small": [run for repeat in range(3) for point in POINTS for run in training(*point, repeats=3)[repeat:][:1]],

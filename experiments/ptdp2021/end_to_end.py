@@ -63,11 +63,11 @@ FIGURE = Figure(
 
 
 def rises_with_size(rows: Sequence[Row]) -> Evidence | None:
-    """Whether a device is fastest with the larger half of the models."""
+    """Whether a device is faster with the larger half of the models; a half of one model is no half."""
     found = sorted(FIGURE.known(rows), key=lambda row: row["parameters"])
-    if len(found) < 2 or found[0]["parameters"] == found[-1]["parameters"]:
-        return None
     half = len(found) // 2
+    if half < 2 or found[0]["parameters"] == found[-1]["parameters"]:
+        return None
     means = [
         math.fsum(row[FLOP_RATE.key] for row in part) / len(part) for part in (found[:half], found[len(found) - half :])
     ]

@@ -69,9 +69,9 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(text="a rank sends 1/t of the bytes to other stages, exactly", source="section 4.1", check=sends_a_part),
         Claim(
-            text="it is faster at every batch",
+            text="it is over 2% faster at every batch",
             source="figure 18",
-            check=ordered(FIGURE, "scatter_gather", falls=False),
+            check=ordered(FIGURE, "scatter_gather", falls=False, by=0.02),
             published="+10 to +11%",
         ),
         Claim(

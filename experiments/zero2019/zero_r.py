@@ -37,6 +37,9 @@ V100 = 32e9
 """Bytes."""
 CLOSE = 0.05
 """How far counted bytes may be from the predicted."""
+NEAR = 0.10
+"""How far a largest model may be from the published one to count as the same; assumed."""
+NEEDED = "peak_memory_bytes"
 P_A: dict[str, Any] = {"partition_activations": True}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "C1": {"zero_stage": 1},
@@ -150,7 +153,7 @@ def table(records: Sequence[Record]) -> Table:
     rows["device_name"] = rows["device_name"].fillna(rows["device_name"].iloc[0])
     rows["oversubscribed"] = rows["oversubscribed"].eq(True)
     notes = (
-        "Memory: of all tensors on the fullest rank, at the fullest moment of the first step; predicted by `harness "
+        "Memory: of all tensors on the fullest rank, at the fullest moment of the first step; predicted by `lmscale "
         "memory`, for GPUs where nothing was run here. On a CPU the host's memory is the device's. A layer keeps: its "
         "input, of one microbatch, for the backward pass to recompute the rest from.",
         "Published: figures 7 and 8, read off the plots. Cached is what PyTorch's allocator had taken, in use or not. "
@@ -188,17 +191,15 @@ def every_saving_counts(rows: Sequence[Row]) -> Evidence | None:
     return tally(held, "savings", "; ".join(numbers))
 
 
-def fits_the_largest(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the largest model of each configuration is predicted to fit, and the largest predicted have its order."""
-    if not by_configuration(rows):
+def largest_as_published(rows: Sequence[Row]) -> Evidence | None:
+    """Whether the largest models predicted to fit 32 GB are figure 6's; needs simulated runs."""
+    if all(row["source"] != SIMULATED for row in rows):
         return None
-    sizes = {name: largest(name) for name in CONFIGURATIONS}
-    bars = published("zero2019").query("where == 'figure 6'").to_dict("records")
-    needed = {_of_bar(bar): predicted(on_v100s(bar, **CONFIGURATIONS[_of_bar(bar)])) for bar in bars}
-    fits = all(memory["predicted_memory_bytes"] <= V100 for memory in needed.values())
-    drawn = [_of_bar(bar) for bar in sorted(bars, key=lambda bar: bar["value"])]
-    numbers = ", ".join(f"{name} {sizes[name] / 1e9:.0f}B" for name in drawn)
-    return Evidence(fits and drawn == sorted(sizes, key=lambda name: sizes[name]), f"largest by prediction: {numbers}")
+    bars = sorted(published("zero2019").query("where == 'figure 6'").to_dict("records"), key=lambda bar: bar["value"])
+    sizes = {_of_bar(bar): largest(_of_bar(bar)) / 1e9 for bar in bars}
+    numbers = ", ".join(f"{name} {size:.0f}B" for name, size in sizes.items())
+    held = [abs(sizes[_of_bar(bar)] / bar["value"] - 1) <= NEAR for bar in bars]
+    return tally(held, "configurations", f"largest by prediction: {numbers}")
 
 
 @cache
@@ -218,30 +219,23 @@ def largest(name: str) -> float:
 
 
 def below_the_cached(rows: Sequence[Row]) -> Evidence | None:
-    """Whether what is predicted for figure 7's models has its order, and is below what PyTorch had cached."""
-    if not by_configuration(rows):
+    """Whether simulated runs of figure 7's models need less than PyTorch had cached, in the same order."""
+    found = [row for row in points(pd.DataFrame(list(rows))) if not math.isnan(row["cached"] + row[NEEDED])]
+    bars = [row for row in found if row["source"] == SIMULATED]
+    if not bars:
         return None
-    bars = [row for row in printed_rows().values() if not math.isnan(row["cached"])]
     numbers = [
-        f"{row['predicted_memory_bytes'] / 1e9:.1f} of {row['cached'] / 1e9:.1f} GB ({row['configuration']}, "
+        f"{row[NEEDED] / 1e9:.1f} of {row['cached'] / 1e9:.1f} GB ({row['configuration']}, "
         f"{row['model'].removeprefix('GPT ')})"
         for row in bars
     ]
     of_one = [row for row in bars if row["model"] == bars[0]["model"]]
     orders = [
         [row["configuration"] for row in sorted(of_one, key=lambda row: (-row[key], row["configuration"]))]
-        for key in ("cached", "predicted_memory_bytes")
+        for key in ("cached", NEEDED)
     ]
-    holds = all(row["predicted_memory_bytes"] <= row["cached"] for row in bars) and orders[0] == orders[1]
+    holds = all(row[NEEDED] <= row["cached"] for row in bars) and orders[0] == orders[1]
     return Evidence(holds, ", ".join(numbers))
-
-
-def offloading_costs(rows: Sequence[Row]) -> Evidence | None:
-    """Whether C5 is slower than C4 where both have the same batch."""
-    found = [(group["C4"], group["C5"]) for group in by_configuration(rows) if {"C4", "C5"} <= set(group)]
-    fair = [(a, b) for a, b in found if not a["oversubscribed"] and not math.isnan(a[FLOP_RATE.key] + b[FLOP_RATE.key])]
-    shares = [b[FLOP_RATE.key] / a[FLOP_RATE.key] for a, b in fair]
-    return tally([one < 1 for one in shares], "pairs", ", ".join(f"{one:.0%}" for one in shares))
 
 
 def rates_as_published(rows: Sequence[Row]) -> Evidence | None:
@@ -295,27 +289,28 @@ EXPERIMENT = Experiment(
             check=every_saving_counts,
         ),
         Claim(
-            text="by prediction, figure 7's models take less than was cached, in the same order",
+            text="by simulation, figure 7's models take less than was cached, in the same order",
             source="figure 7",
             check=below_the_cached,
         ),
         Claim(
-            text="by prediction, figure 6's models fit 32 GB, and the largest that do have the same order",
+            text="the largest models predicted to fit 32 GB are figure 6's, within 10%",
             source="figure 6",
-            check=fits_the_largest,
+            check=largest_as_published,
             published="C1 40B, C3 50B, C2 60B, C4 140B, C5 150B",
         ),
-        Claim(text="P_a+cpu costs speed at the same batch", source="figure 8", check=offloading_costs),
         Claim(
             text="rates relative to C4's are within 5 points of the published",
             source="figure 8",
             check=rates_as_published,
         ),
     ),
-    found="A rank's memory is within 5% of the prediction in 13 configurations, and partitioned checkpoints are one "
-    "of t parts exactly. Dividing gradients besides saves nothing at the smallest model, whose reduction "
-    "buffers are as large as what is divided; so the order of figure 7 is not reproduced there. Checkpoints in "
-    "host memory cost nothing on a CPU, where nothing is moved.",
+    found="A rank's memory is within 5% of the prediction in 12 of 13 configurations and 10% below it in one, and "
+    "partitioned checkpoints are one of t parts exactly. Dividing gradients besides saves nothing at the smallest "
+    "model, whose reduction buffers are as large as what is divided; so the order of figure 7 is not reproduced "
+    "there. Checkpoints in host memory cost nothing on a CPU, where nothing is moved. By formula the largest models "
+    "that fit 32 GB are 14 to 65% larger than figure 6's, in the same order (C1 49B, C3 59B, C2 99B, C4 159B, C5 "
+    "180B): not reproduced. The rates of figure 8 relative to C4's are up to 22.6 points off.",
     table=table,
     cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "20 min, 400 GPUs with 32 GB"},
     deviations="No dropout, with fused attention; the paper names neither vocabulary nor sequence: 51,200 and 1,024. "

@@ -1,8 +1,7 @@
 """Initial weights that depend on the seed and the parameter's name only, never on the layout."""
 
 import math
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,77 @@ from impl.seeding import derive
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
 
-Model = TypeVar("Model", bound=GPT | BERT | MultipleChoice)
+SLICE = 2**15
+"""Elements drawn at a time, which fit in a core's cache."""
+BLOCK = 16
+"""Elements that PyTorch's CPU generator turns into normal numbers together: a slice is a multiple of them, so that
+drawing slice by slice gives the numbers of drawing all at once."""
+
+
+def build_structure(
+    config: ModelConfig,
+    vocab_size: int,
+    dtype: torch.dtype,
+    tp: TensorParallel,
+    stages: Sequence[Stage],
+    *,
+    recompute_core: bool = False,
+    answers_choices: bool = False,
+) -> GPT | BERT | MultipleChoice:
+    """Return this rank's part of the model without memory for its parameters, which are on the meta device.
+
+    Args:
+        stages: those that this rank owns.
+        recompute_core: compute attention's scores and their product with v again in the backward pass.
+        answers_choices: BERT with a multiple-choice head in place of its usual heads.
+    """
+    family = MultipleChoice if answers_choices else GPT if config.family == "gpt" else BERT
+    with torch.device("meta"):
+        return family(config, vocab_size, tp, stages, recompute_core=recompute_core).to(dtype)
+
+
+class InitialWeights:
+    """Megatron's initial weights of this rank's part of a model: normal(0, 0.02), residual projections scaled by
+    1/sqrt(2L), biases 0, LayerNorm the identity. What several heads share has the same weights in each.
+
+    Source: Megatron-LM 2019, section 4.2.
+
+    Memory: on the host, a few slices of `SLICE` elements, or of 16 rows where these are larger. Values are drawn in
+    fp32 whatever the weights' type: bf16 training starts at the rounded fp32 weights.
+    """
+
+    def __init__(self, model: nn.Module, config: ModelConfig, seed: int, tp: TensorParallel) -> None:
+        self.config, self.seed, self.part = config, seed, tp.part
+        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.shards = shards_of(model)
+
+    def __call__(self, name: str, start: int, stop: int) -> Iterator[Tensor]:
+        """Yield elements `start` to `stop` of this rank's part of a parameter, flattened, in consecutive slices."""
+        if len(self.shapes[name]) == 1:
+            yield torch.full((stop - start,), 0.0 if name.endswith("bias") else 1.0)
+            return
+        end = 0
+        for rows in self._rows(name):
+            first, end = end, end + rows.numel()
+            values = rows.flatten()[max(start - first, 0) : max(stop - first, 0)]
+            if len(values):
+                yield values
+            if end >= stop:
+                return
+        yield torch.zeros(stop - max(start, end))  # the vocabulary's padding
+
+    def _rows(self, name: str) -> Iterator[Tensor]:
+        """Draw the whole matrix some rows at a time; yield what this rank has of them, without padding at the end."""
+        shape, shard = self.shapes[name], self.shards.get(name)
+        rows, columns = shard.whole_shape(shape) if shard else shape
+        is_residual = name.endswith(("attention.projection.weight", "mlp.down.weight"))
+        std = self.config.init_std / math.sqrt(2 * self.config.num_layers) if is_residual else self.config.init_std
+        generator = torch.Generator().manual_seed(derive(self.seed, "init", name))
+        step = BLOCK * max(1, SLICE // (BLOCK * columns))
+        for first in range(0, max(rows - step + 1, 1), step):
+            count = step if first + 2 * step <= rows else rows - first  # fewer than a block would be drawn differently
+            drawn = torch.empty(count, columns).normal_(0.0, std, generator=generator)
+            yield shard.take_rows(drawn, first, self.part) if shard else drawn
 
 
 def build_model(
@@ -28,51 +97,17 @@ def build_model(
     *,
     recompute_core: bool = False,
 ) -> GPT | BERT:
-    """This rank's part of the model with Megatron's initial weights: normal(0, 0.02), residual projections scaled by
-    1/sqrt(2L).
+    """Return this rank's part of the model with its initial weights, on the host.
 
     Args:
         stages: those that this rank owns; None: all of a model in one stage.
-        recompute_core: compute attention's scores and their product with v anew in the backward pass.
-    Source: Megatron-LM 2019, section 4.2. Biases are 0, LayerNorm is the identity.
+        recompute_core: compute attention's scores and their product with v again in the backward pass.
     """
-    family = GPT if config.family == "gpt" else BERT
     stages = stages or split(config, vocab_size, 1)
-    model = family(config, vocab_size, tp, stages, recompute_core=recompute_core)
-    return _initialised(model.to(dtype), config, seed, tp)
-
-
-def build_choices(
-    config: ModelConfig,
-    vocab_size: int,
-    seed: int,
-    dtype: torch.dtype,
-    tp: TensorParallel,
-    stages: Sequence[Stage],
-    *,
-    recompute_core: bool = False,
-) -> MultipleChoice:
-    """The same of BERT that answers questions; what it shares with BERT has BERT's initial weights."""
-    model = MultipleChoice(config, vocab_size, tp, stages, recompute_core=recompute_core)
-    return _initialised(model.to(dtype), config, seed, tp)
-
-
-def _initialised(model: Model, config: ModelConfig, seed: int, tp: TensorParallel) -> Model:
-    shards = shards_of(model)
+    model = build_structure(config, vocab_size, dtype, tp, stages, recompute_core=recompute_core).to_empty(device="cpu")
+    assert not isinstance(model, MultipleChoice)
+    initial = InitialWeights(model, config, seed, tp)
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            is_residual = name.endswith(("attention.projection.weight", "mlp.down.weight"))
-            std = config.init_std / math.sqrt(2 * config.num_layers) if is_residual else config.init_std
-            shard = shards.get(name)
-            shape = shard.whole_shape(parameter.shape) if shard else parameter.shape
-            whole = _normal(shape, std, derive(seed, "init", name))
-            with torch.no_grad():
-                parameter.copy_(shard.take(whole, tp.part) if shard else whole)
-        elif name.endswith("bias"):
-            nn.init.zeros_(parameter)
+        with torch.no_grad():
+            parameter.copy_(torch.cat([*initial(name, 0, parameter.numel())]).view_as(parameter))
     return model
-
-
-def _normal(shape: list[int] | torch.Size, std: float, seed: int) -> Tensor:
-    # drawn in fp32 whatever the weight's precision: bf16 starts at the rounded fp32 weights
-    return torch.empty(shape).normal_(0.0, std, generator=torch.Generator().manual_seed(seed))

@@ -186,11 +186,13 @@ class Trunk(nn.Module):
     ) -> None:
         super().__init__()
         h, norm = config.hidden_size, lambda exists: nn.LayerNorm(config.hidden_size) if exists else nn.Identity()
+        # unlike nn.Embedding(), draws no weights: on the meta device that imports the compiler, 2 s on every rank
+        embedding = lambda rows: nn.Embedding.from_pretrained(torch.empty(rows, h), freeze=False)
         first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
         self.tp = tp
         self.tokens = VocabParallelEmbedding(vocab_size, h, tp) if first or last else None
-        self.positions = nn.Embedding(config.seq_len, h) if first else None
-        self.token_types = nn.Embedding(token_types, h) if first and token_types else None
+        self.positions = embedding(config.seq_len) if first else None
+        self.token_types = embedding(token_types) if first and token_types else None
         self.embedding_norm = norm(first and config.norms.embedding)
         self.embedding_dropout = Dropout(config.dropout, "embedding", tp.tokens)
         layer = partial(Layer, config, tp, causal=causal, recompute_core=recompute_core)

@@ -10,7 +10,7 @@ from impl.fields import CHECKED, Fraction
 from impl.run import Run
 
 
-@dataclass(config=CHECKED | {"frozen": True})
+@dataclass(frozen=True, config=CHECKED)
 class Habits:
     """Fields of a run as a software has them; None: as the run has them."""
 

@@ -13,7 +13,7 @@ from impl.cost.gemms import Pass
 from impl.cost.traffic import Op
 from impl.errors import InputError
 from impl.fields import CHECKED, AtLeastTwo
-from impl.run import Precision, Run
+from impl.run import Precision, Run, with_fields
 from impl.simulator.constants import CONSTANTS, Constant
 from impl.simulator.habits import Habits
 from impl.simulator.residuals import Residuals
@@ -132,6 +132,8 @@ class Calibration:
     """Measured over predicted seconds: bounds of the middle nine tenths of the held-out rows."""
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """Smallest and largest of what was fitted on: gpus, hidden_size, layers, tokens, tp, pp, dp."""
+    features: dict[str, list[str]] = Field(default_factory=dict)
+    """Values that the fitted rows had of each feature in `harness.fitting.BASELINE`; none: not recorded."""
     residuals: Residuals | None = None
     """What the constants leave over, near what was fitted on."""
 
@@ -155,7 +157,21 @@ class System:
     calibration: Calibration | None = None
     habits: Habits = Habits()
     """What the software does whatever a run asks for; `predict` and the like carry out `habits.of(run)`."""
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """Values for fields of a run, by dotted name, that neither the command line nor a table gives: what all of the
+    measured runs had, where their table has no column for it. Without one, `Run`'s own default holds."""
     note: str = ""
+
+    @field_validator("defaults")
+    @classmethod
+    def _are_fields(cls, defaults: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with_fields(Run(), defaults)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{field} {first['input']!r:.40}: {reason}") from None
+        return defaults
 
     @field_validator("constants")
     @classmethod

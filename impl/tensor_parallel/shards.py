@@ -32,6 +32,18 @@ class Shard:
         blocks = whole.unflatten(self.dim, (self.blocks, -1))
         return blocks.chunk(part.of, self.dim + 1)[part.index].flatten(self.dim, self.dim + 1)
 
+    def take_rows(self, rows: Tensor, first: int, part: Part) -> Tensor:
+        """Return a rank's part of consecutive rows of a whole matrix, without padding rows.
+
+        Args:
+            first: index of the first of the rows in the matrix.
+        """
+        if self.dim == 1:
+            return self.take(rows, part)
+        runs = self.runs(0, (self.size + self.padding) // part.of, part)
+        within = [(max(there - first, 0), max(there + count - first, 0)) for _, there, count in runs]
+        return torch.cat([rows[:0], *(rows[start:stop] for start, stop in within)])
+
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The whole parameter from all ranks' parts, in order: the inverse of `take`."""
         blocks = [part.unflatten(self.dim, (self.blocks, -1)) for part in parts]

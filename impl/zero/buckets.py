@@ -1,6 +1,8 @@
 """Parameters in flat buckets, divided over the ranks that sum their gradients."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -10,6 +12,9 @@ from torch import Tensor, nn
 from impl.collectives import Pending
 from impl.zero import partition
 from impl.zero.partition import Piece
+
+Initial = Callable[[str, int, int], Iterable[Tensor]]
+"""Elements of a parameter, by name, start and stop in it flattened, in consecutive slices."""
 
 
 class Kind(NamedTuple):
@@ -29,23 +34,35 @@ class Bucket:
     From ZeRO's stage 1 on the rank updates its slice only, from 2 on it keeps the gradient of no more, from 3 on it
     keeps the weights of no more (`weights` then has memory only while they are gathered). At stage 0, and where no
     other rank shares them, the rank owns all.
+
+    Memory: while it is made, no more on the device than what is kept, whose initial weights come slice by slice.
     """
 
-    def __init__(self, layout: partition.Bucket, kind: Kind, stage: int, dtype: torch.dtype, kept: torch.dtype) -> None:
+    def __init__(
+        self,
+        layout: partition.Bucket,
+        kind: Kind,
+        stage: int,
+        dtype: torch.dtype,
+        kept: torch.dtype,
+        device: torch.device,
+        initial: Initial,
+    ) -> None:
         self.layout, self.kind = layout, kind
         self.stage = stage if layout.ranks > 1 else 0
         self.rank = kind.group.rank() if self.stage else 0
         self.own = layout.own(self.rank)
         self.parameters = [kind.named[slot.name] for slot in layout.slots]
-        self.dtype, self.device = dtype, self.parameters[0].device
-        self.weights = torch.zeros(layout.size, dtype=self.parameters[0].dtype, device=self.device)
-        for parameter, view in zip(self.parameters, self.views(self.weights), strict=True):
-            view.copy_(parameter.detach())
-            parameter.data = view  # a version of its own: gathering is no change that autograd has to know of
-        self.own_weights = self.weights[self.own]
+        self.dtype, self.device = dtype, device
+        self.weights_dtype = self.parameters[0].dtype
+        element = torch.empty(1, dtype=self.weights_dtype, device=device)
+        for parameter in self.parameters:  # it stays the same object, and gets its memory from `weights`
+            torch.utils.swap_tensors(parameter, nn.Parameter(element.expand(parameter.shape)))
         if self.stage == 3:
-            self.own_weights = self.own_weights.to(kept, copy=True)
-            self.weights.untyped_storage().resize_(0)
+            self.own_weights = torch.zeros(layout.slice_size, dtype=kept, device=device)
+        else:
+            self.own_weights = self.weights[self.own]
+        self._fill(initial)
         size = layout.slice_size if self.stage >= 2 else layout.size
         self.gradient_kept = torch.zeros(size, dtype=dtype, device=self.device)
         self.gradient = self.gradient_kept if self.stage >= 2 else self.gradient_kept[self.own]
@@ -55,6 +72,28 @@ class Bucket:
         self.gathering: Pending | None = None
         """Weights on their way from their owners."""
 
+    def _fill(self, initial: Initial) -> None:
+        """Give the weights that are kept their initial values, rounded to the model's type."""
+        layout, rank = (self.layout, self.rank) if self.stage == 3 else (replace(self.layout, ranks=1), 0)
+        for piece in layout.pieces(rank):
+            at = piece.at - layout.own(rank).start
+            for values in initial(piece.name, piece.start, piece.stop):
+                self.weights_kept[at : at + len(values)].copy_(values.to(self.weights_dtype))
+                at += len(values)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """The weights of the whole bucket, of which the parameters are views.
+
+        Made when it is first used, which at stage 3 is when it is gathered; there it has no memory between uses.
+        """
+        flat = torch.zeros(self.layout.size, dtype=self.weights_dtype, device=self.device)
+        for parameter, view in zip(self.parameters, self.views(flat), strict=True):
+            parameter.data = view  # a version of its own: gathering is no change that autograd has to know of
+        if self.stage == 3:
+            flat.untyped_storage().resize_(0)
+        return flat
+
     @property
     def weights_kept(self) -> Tensor:
         """What has memory between steps."""
@@ -63,7 +102,7 @@ class Bucket:
     @property
     def is_added_in_place(self) -> bool:
         """Whether autograd itself adds to the bucket."""
-        return self.stage < 2 and self.weights.dtype == self.dtype
+        return self.stage < 2 and self.weights_dtype == self.dtype
 
     @property
     def is_first_copy(self) -> bool:
@@ -86,17 +125,26 @@ class Bucket:
 
 
 def divide(
-    kinds: Iterable[Kind], *, stage: int, dtype: torch.dtype, bucket_bytes: int, kept: torch.dtype
+    kinds: Iterable[Kind],
+    *,
+    stage: int,
+    dtype: torch.dtype,
+    bucket_bytes: int,
+    kept: torch.dtype,
+    device: torch.device,
+    initial: Initial,
 ) -> list[Bucket]:
-    """Buckets of every kind's parameters, in order.
+    """Return buckets of every kind's parameters, in order; the parameters become views of them.
 
     Args:
         stage: ZeRO's.
         dtype: of accumulated gradients, of which `bucket_bytes` make up a bucket.
         kept: of the weights that stage 3 keeps; larger than the model's they are master weights, rounded when gathered.
+        device: of the buckets; the parameters may be on the meta device.
+        initial: values of the weights.
     """
     return [
-        Bucket(layout, kind, stage, dtype, kept)
+        Bucket(layout, kind, stage, dtype, kept, device, initial)
         for kind in kinds
         for layout in partition.lay_out(
             [(name, p.numel()) for name, p in kind.named.items()],

@@ -72,7 +72,7 @@ def all_notes(measured: list[Cell]) -> list[str]:
         commit = state["commit"][:7] + (" and changes" if state["dirty"] else "")
         by_commit.setdefault(commit, []).append(f"{cell['plan']} {cell['precision']}")
     ran = "; ".join(f"{commit}: {', '.join(names)}" for commit, names in by_commit.items())
-    return [*said, *NOTES, *said_of(peers), f"Measured on commit {ran}. Made by `python -m harness bench`."]
+    return [*said, *NOTES, *said_of(peers), f"Measured on commit {ran}. Made by `lmscale bench`."]
 
 
 def wanted(run: Run) -> float:

@@ -43,7 +43,7 @@ NOTES = (
     "highest resident memory in the first two steps, when the engine has been built; freed memory is given back to the "
     "system at once.",
     "Held: parameters, gradients and optimizer states, and any buffer that stays, after the second step.",
-    "Made by `python -m harness bench`.",
+    "Made by `lmscale bench`.",
 )
 
 

@@ -60,7 +60,7 @@ def measured(publish: Publish) -> Iterator[dict[str, list[Cell]]]:
     if rows := found["simulated"]:
         frame = pd.DataFrame(rows, columns=[column.key for column in COLUMNS])
         title = "Pipeline schedules over two ranks: simulated against measured"
-        said = [*notes_of_simulation(found["stopwatch"]), "Made by `python -m harness bench`."]
+        said = [*notes_of_simulation(found["stopwatch"]), "Made by `lmscale bench`."]
         text = render.markdown(Table("pipeline", title, COLUMNS, frame, tuple(said)))
         is_whole = len(rows) == len(PLANS) and len(found["stopwatch"]) == 1
         publish("pipeline", text, found if is_whole else None)

@@ -52,7 +52,7 @@ COLUMNS = (
 ALONE = (
     "Alone: each of a step's matrix products, and scaled dot product attention, forward and backward, at its shape and "
     "precision in the same process after the steps; median of a few calls, times the calls of a step.",
-    "Made by `python -m harness bench`.",
+    "Made by `lmscale bench`.",
 )
 
 

@@ -10,7 +10,7 @@ from experiments.ours import auto_plan as experiment
 from harness.claims import claims_table
 from harness.experiment import load
 from harness.labels import point
-from harness.simulated import predicted, vocabulary_of
+from harness.simulation import predicted, vocabulary_of
 from harness.systems import load_system
 from impl.plan import Plan
 from impl.run import Run, to_dict
@@ -51,9 +51,14 @@ def by_way(hand: float, same: float, best: float) -> Seconds:
 
 
 def test_verdicts_turn() -> None:
-    assert verdicts(by_way(10, 9.5, 8)) == [YES, YES, PARTLY]
-    assert verdicts(by_way(10, 9.5, 11))[0] == NO
+    assert verdicts(by_way(10, 9.5, 8)) == [ABSENT, YES, PARTLY]  # the simulator that searched is no judge of the first
     assert verdicts(by_way(10, 8, 7))[1] == NO
+    seconds = {point(to_dict(hand.way("by hand"))): 10.0 for hand in experiment.CPUS}
+    for found, expected in ((8.0, YES), (11.0, NO)):
+        ran = [
+            record_of(run, seconds=seconds.get(point(to_dict(run)), found)) for run in experiment.runs(experiment.CPUS)
+        ]
+        assert claims_table(load("auto_plan").claims, ran).frame["verdict"].tolist()[0] == expected
     assert claims_table(load("auto_plan").claims, []).frame["verdict"].tolist() == [ABSENT] * 3
 
 

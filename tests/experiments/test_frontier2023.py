@@ -11,7 +11,7 @@ from experiments.frontier2023 import models, recipes, scaling, search
 from harness.claims import measured
 from harness.experiment import TIERS, load
 from harness.published import published
-from harness.published_scaling import STUDIES
+from harness.published_scaling import FITTED, MICROBATCH, STUDIES
 from harness.search import shapley
 from impl.cost.parameters import count_parameters
 from impl.run import Run
@@ -53,15 +53,15 @@ def needing(factor: float, memory: float = 50e9) -> list[dict[str, Any]]:
 
 def test_states_of_models_turn_with_what_is_counted() -> None:
     runs = MODELS.runs["smoke"]
-    assert verdicts(MODELS, [counted(run) for run in runs])[2:4] == [NO, YES]
-    assert verdicts(MODELS, [counted(run, 14.0) for run in runs])[2:4] == [YES, NO]
+    assert verdicts(MODELS, [counted(run) for run in runs])[2] == YES
+    assert verdicts(MODELS, [counted(run, 14.0) for run in runs])[2] == NO
 
 
 def test_sizes_of_models_turn_with_their_parameters() -> None:
     found = verdicts(MODELS, needing(1.0))
-    assert [*found[:2], found[4]] == [YES, YES, YES]
+    assert [*found[:2], found[3]] == [YES, YES, YES]
     found = verdicts(MODELS, needing(1.005, memory=90e9))
-    assert [*found[:2], found[4]] == [YES, YES, NO]
+    assert [*found[:2], found[3]] == [YES, YES, NO]
     assert verdicts(MODELS, needing(1.1))[:2] == [ABSENT, ABSENT]  # no published model has that size
     named = {run.model.num_layers: count_parameters(run.model).total / 1e9 for run in MODELS.runs["paper"]}
     assert [round(size, 1) for size in named.values()] == [1.4, 22.1, 174.6, 1008.0]
@@ -97,7 +97,7 @@ def test_verdicts_on_recipes_turn() -> None:
 
 def of_scaling(kept: Callable[[str, Run], float]) -> list[dict[str, Any]]:
     """Every point simulated, its devices keeping a share of the rate."""
-    points = [(study, kind, dp) for study in STUDIES for kind in scaling.KINDS for dp in scaling.BETWEEN[study.model]]
+    points = [(study, kind, dp) for study in STUDIES for kind in MICROBATCH for dp in scaling.BETWEEN[study.model]]
     return [
         simulated(run, 40e12 * kept(kind, run), device=MI250X)
         for (_, kind, _), run in zip(points, SCALING.runs["paper"], strict=True)
@@ -112,18 +112,25 @@ def as_published(kind: str, run: Run) -> float:
 
 
 def test_verdicts_on_scaling_turn() -> None:
-    assert verdicts(SCALING, of_scaling(as_published)) == [YES] * 4
+    assert verdicts(SCALING, of_scaling(as_published)) == [YES] * 3
     worse = of_scaling(lambda kind, run: as_published(kind, run) ** 2)
-    assert verdicts(SCALING, worse) == [NO, YES, YES, YES]
+    assert verdicts(SCALING, worse) == [NO, YES, YES]
     lost = of_scaling(lambda kind, run: 0.7 if kind == "weak" and run.plan.dp > 2 else as_published(kind, run))
-    assert verdicts(SCALING, lost) == [YES, NO, YES, NO]
+    assert verdicts(SCALING, lost) == [YES, YES, NO]
     rising = of_scaling(lambda kind, run: 1 + 0.01 * run.plan.dp if kind == "strong" else 1.0)
-    assert verdicts(SCALING, rising) == [NO, YES, NO, NO]
-    small = verdicts(SCALING, [fast(run, 1e9) for run in SCALING.runs["small"]])
-    assert small[:2] == [ABSENT, ABSENT]
-    rows = scaling.table(of_scaling(as_published)).frame
-    assert len(rows) == 16
-    assert sorted(rows["published"].dropna()) == [0.87, 0.89, 1, 1]
+    assert verdicts(SCALING, rising) == [NO, NO, NO]
+    assert verdicts(SCALING, [fast(run, 1e9) for run in SCALING.runs["small"]])[0] == ABSENT
+    table = scaling.table(of_scaling(as_published))
+    assert len(table.frame) == 24
+    assert sorted(table.frame["published"].dropna()) == [0.87, 0.87, 0.89, 0.89, 1, 1]
+    assert any(note.startswith("Fitted") for note in table.notes)
+
+
+def test_a_fitted_microbatch_has_no_verdict() -> None:
+    failing = of_scaling(lambda kind, run: 0.5 if kind in FITTED else as_published(kind, run))
+    assert verdicts(SCALING, failing) == [YES] * 3
+    matching = of_scaling(lambda kind, run: as_published("strong", run) if kind in FITTED else 1.0)
+    assert verdicts(SCALING, matching) == [NO] * 3
 
 
 def test_shapley_values_are_exact() -> None:

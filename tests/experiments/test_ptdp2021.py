@@ -144,6 +144,7 @@ TURNED: list[tuple[str, Callable[[Run], float], dict[int, str]]] = [
     ("microbatch_size", lambda run: 2.0 if run.train.microbatch == 8 else 1.0, {0: NO, 1: NO, 2: NO}),
     ("microbatch_size", lambda run: 1.2 if run.train.microbatch == 4 else 1.0, {0: YES, 1: NO}),
     ("scatter_gather", lambda run: 0.8 if run.plan.scatter_gather else 1.0, {1: NO, 2: NO}),
+    ("scatter_gather", lambda run: 0.92 if run.plan.scatter_gather else 1.0, {1: NO}),  # faster, by less than 2%
 ]
 
 

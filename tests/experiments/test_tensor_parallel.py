@@ -128,6 +128,15 @@ def test_every_verdict_can_turn(changed: Callable[[Run], float | None], claim: i
     assert verdicts(SCALING, records)[claim] == "not reproduced"
 
 
+def test_one_prediction_twice_is_no_evidence_on_overlap() -> None:
+    place = {"system": "selene", "stack": "", "device": "cuda", "device_name": GPU["device_name"], "backend": "nccl"}
+    same = [full | {"source": "simulated", "environment": place} for full in paper(lambda _: 0.5)]
+    found = list(claims_table(SCALING.claims, same).frame["verdict, simulated on selene"])
+    assert found[6:] == ["not run here", "not run here"]
+    other = [full | {"source": "simulated", "environment": place} for full in paper(as_printed)]
+    assert list(claims_table(SCALING.claims, other).frame["verdict, simulated on selene"])[6:] == ["reproduced"] * 2
+
+
 def test_states_that_do_not_fall_are_told() -> None:
     records = paper(as_printed)
     records[-1]["ranks"][0]["state_bytes"]["whole"] += 1

@@ -37,14 +37,14 @@ def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]
 @pytest.mark.parametrize("experiment", [MEMORY, LARGEST])
 def test_what_is_as_predicted_is_reproduced(experiment: Experiment) -> None:
     records = [counted(run) for run in experiment.runs["small"]]
-    assert verdicts(experiment, records) == [YES] * 4
+    assert verdicts(experiment, records) == [YES] * 3
     assert experiment.table is not None
     rows = experiment.table(records).frame
     assert list(rows["memory_bytes"].dropna()) == list(rows["predicted_memory_bytes"].dropna())
     assert len(rows["memory_bytes"].dropna()) == len(records)
     assert experiment.table([]).frame.empty
-    assert verdicts(experiment, []) == [ABSENT] * 4
-    assert verdicts(experiment, [record_of(run) for run in experiment.runs["smoke"]]) == [ABSENT] * 4  # older ones
+    assert verdicts(experiment, []) == [ABSENT] * 3
+    assert verdicts(experiment, [record_of(run) for run in experiment.runs["smoke"]]) == [ABSENT] * 3  # older ones
 
 
 def test_published_numbers_stand_beside_the_formulas() -> None:
@@ -53,16 +53,19 @@ def test_published_numbers_stand_beside_the_formulas() -> None:
         rows = experiment.table([counted(experiment.runs["smoke"][0])]).frame.dropna(subset="published")
         assert len(rows) == (58 if experiment is MEMORY else 20)
         for row in rows.to_dict("records"):
-            assert row[columns] == pytest.approx(row["published"], rel=0.03)
+            assert row[columns] == pytest.approx(row["published"], rel=0.03)  # 512 billion are printed as 0.5T
+            if experiment is MEMORY:  # where the last digit is rounded, or cut off
+                digit = 1e9 * 10 ** -len(f"{row['published'] / 1e9:.4g}".partition(".")[2])
+                assert abs(row[columns] - row["published"]) < digit
 
 
 def test_verdicts_on_memory_turn() -> None:
     runs = MEMORY.runs["smoke"]
-    assert verdicts(MEMORY, [counted(run, times=1.5) for run in runs]) == [YES, YES, NO, YES]
+    assert verdicts(MEMORY, [counted(run, times=1.5) for run in runs]) == [YES, YES, NO]
     records = [counted(run) for run in runs]
     for rank in records[2]["ranks"]:
         rank["memory"]["gradients"] *= 2
-    assert verdicts(MEMORY, records) == [NO, NO, NO, YES]
+    assert verdicts(MEMORY, records) == [NO, NO, NO]
 
 
 def test_verdicts_on_the_largest_model_turn() -> None:
@@ -71,7 +74,7 @@ def test_verdicts_on_the_largest_model_turn() -> None:
     records = [counted(run) for run in runs]
     for rank in records[2]["ranks"]:  # stage 1 with the fewest layers
         rank["memory"]["optimizer"] += int(LIMIT)
-    assert verdicts(LARGEST, records) == [NO, NO, ABSENT, YES]
+    assert verdicts(LARGEST, records) == [NO, NO, ABSENT]
 
 
 def test_the_deepest_models_are_those_that_are_predicted_to_fit() -> None:

@@ -63,21 +63,31 @@ def test_perplexity_by_size_flips() -> None:
 def test_placement_claims_flip() -> None:
     good = {("bert", norm, layers, 1e-3): nats for norm, layers, nats in
             (("pre", 2, 3.0), ("pre", 12, 2.5), ("post", 2, 3.1), ("post", 12, 3.5))}  # fmt: skip
-    assert verdicts("layernorm_placement", trained(good)) == ["reproduced"] * 3 + ["not run here"]
+    stable = ["reproduced", "not reproduced", "reproduced", "not run here"]  # no run diverges, post's neither
+    assert verdicts("layernorm_placement", trained(good)) == stable
     better_post = good | {("bert", "post", 12, 1e-3): 2.0}
     turned = verdicts("layernorm_placement", trained(better_post))
-    assert turned == ["partly", "reproduced", "not reproduced", "not run here"]
+    assert turned == ["partly", "not reproduced", "not reproduced", "not run here"]
     rates = good | {("bert", norm, layers, 4e-3): nats for norm, layers, nats in
              (("pre", 2, 3.1), ("pre", 12, 2.6), ("post", 2, 3.3), ("post", 12, 3.9))}  # fmt: skip
     assert verdicts("layernorm_placement", trained(rates))[3] == "reproduced"
     assert verdicts("layernorm_placement", trained(rates | {("bert", "post", 2, 4e-3): 3.15}))[3] == "partly"
     one_pair_of_two = good | {("bert", "post", 2, 4e-3): 3.1, ("bert", "post", 12, 4e-3): 3.1}
     assert verdicts("layernorm_placement", trained(one_pair_of_two))[2] == "partly"
-    diverging = trained(good)
-    for one in diverging:
-        if one["config"]["model"]["norm_placement"] == "pre":
+
+
+@pytest.mark.parametrize(
+    ("diverging", "expected"),
+    [(("post",), "reproduced"), (("pre",), "not reproduced"), (("pre", "post"), "not reproduced")],
+)
+def test_the_claim_on_divergence_compares_both_placements(diverging: tuple[str, ...], expected: str) -> None:
+    records = trained({("bert", norm, layers, 1e-3): 3.0 for norm in ("pre", "post") for layers in (2, 12)})
+    for one in records:
+        if one["config"]["model"]["norm_placement"] in diverging:
             one["steps"][-1]["loss"] = 1e9
-    assert verdicts("layernorm_placement", diverging)[1] == "not reproduced"
+    assert verdicts("layernorm_placement", records)[1] == expected
+    alone = [one for one in records if one["config"]["model"]["norm_placement"] == "pre"]
+    assert verdicts("layernorm_placement", alone)[1] == "not run here"
 
 
 def test_floor_claims_flip() -> None:

@@ -17,6 +17,7 @@ from harness.journal import DamagedError, Measured
 from harness.notice import AGREE_AFTER, Notice
 from impl.errors import InputError
 from impl.train import Trainer
+from tests.crafted import as_tensor, in_metadata, system
 from tests.harness.saving import build
 from tests.harness.small_runs import small, write_tokens
 from tests.ranks import run_ranks
@@ -63,6 +64,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int | None]] = {
     "data cut": (lambda folder: lose_half(folder / NEW / "__0_0.distcp"), 2),
     "data of something else": (lambda folder: junk(folder / NEW / "__0_0.distcp"), 2),
     "metadata of something else": (lambda folder: junk(folder / NEW / ".metadata"), 2),
+    "metadata that call a program": (lambda folder: in_metadata(folder / NEW, "state", system(folder / "marker")), 2),
+    "data that call a program": (lambda folder: as_tensor(folder / NEW, system(folder / "marker")), 2),
     "all metadata lost": (lambda folder: [(folder / s / ".metadata").unlink() for s in (OLD, NEW)], None),
     "the newest lost": (lambda folder: shutil.rmtree(folder / NEW), 2),
     "journal lost": (lambda folder: (folder / JOURNAL).unlink(), None),
@@ -104,6 +107,7 @@ def test_after_any_damage_training_ends_as_if_there_had_been_none(
     assert measured.resumed == ([] if step is None else [step])
     assert bool(warnings) == (damage not in ("nothing", "the newest lost", "everything lost"))
     assert all("\n" not in warning for warning in warnings)
+    assert not (folder / "marker").exists()
     assert losses(measured) == uninterrupted
 
 

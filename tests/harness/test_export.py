@@ -27,7 +27,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Two measured records at `smoke`, and a simulated one at `paper`."""
-    out = tmp_path / "results"
+    out = tmp_path / "runs"
     for norm in ("pre", "post"):
         full: dict[str, Any] = record(model__norm_placement=norm, nats=2.2 if norm == "pre" else 2.4)
         Store(out, NAME, "smoke").write(full | {"experiment": NAME})
@@ -86,7 +86,7 @@ def test_its_documents_say_what_was_asked_and_found(results: Path, tmp_path: Pat
     assert sorted(len(place["records"]) for place in places) == [1, 2]
     readme = inside["README.md"].decode()
     assert readme.startswith(f"# {NAME}\n\n**Where should LayerNorm stand")
-    assert f"python -m harness run {NAME} --tier smoke" in readme
+    assert f"lmscale run {NAME} --tier smoke" in readme
     assert "| 1 of 1 pairs;" in readme
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_exported_leaves_nothing(results: Path, tmp_path: Path, m
     monkeypatch.setattr(exporting, "pack", full)
     assert "No space left" in refused("export", NAME, "--out", kept)
     assert kept.read_bytes() == b"an older one"
-    assert {path.name for path in tmp_path.iterdir()} == {"results", "folder.zip", "kept.zip"}
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "folder.zip", "kept.zip"}
 
 
 def test_a_zip_is_readable_by_others_and_without_the_time_of_day() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.environment import gpu_count
+from harness.devices import gpu_count
 from harness.experiment import Point
 from harness.site import Site
 from harness.store import Record, Store

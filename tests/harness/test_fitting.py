@@ -45,6 +45,7 @@ def test_constants_are_found_again():
     assert known.mape < 2 < (known.constant_mfu_mape or 0)
     assert known.rows == [row.name for row in made]
     assert known.ranges["tp"] == (1, 2)
+    assert (known.features["precision"], known.features["zero_stage"]) == (["16-bit"], ["0"])
 
 
 def test_a_fit_starts_from_priors_whatever_was_fitted_before():

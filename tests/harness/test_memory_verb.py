@@ -9,7 +9,6 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import memory as verb
 from harness.memory import parse_bytes, predicted, shown
 from harness.site import Site
 from harness.store import Store
@@ -140,14 +139,3 @@ def test_a_gpus_memory_is_for_one_rank(datasets: Datasets, monkeypatch: pytest.M
 def test_a_clusters_memory_is_not_known(datasets: Datasets, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1}))
     assert why_invalid(LARGE, datasets, Site(on="slurm")) is None
-
-
-def test_gpus_are_asked_and_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    verb.gpu_memory.cache_clear()
-    answer = type("Answer", (), {"stdout": "81559\n40960\n"})
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
-    assert verb.gpu_memory() == 40960 * 2**20
-    verb.gpu_memory.cache_clear()
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: type("Answer", (), {"stdout": "N/A"}))
-    assert verb.gpu_memory() is None
-    verb.gpu_memory.cache_clear()

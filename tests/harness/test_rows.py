@@ -58,6 +58,19 @@ def test_the_table_is_printed_as_csv_and_told_of_beside_it(table: Path):
     assert "check: 1 rows" in answer.errors
 
 
+def test_left_out_and_unknown_columns_are_named(table: Path):
+    table.write_text(table.read_text().replace("iteration_time_s\n", "iteration_time_s,compile,recompute\n"))
+    text = table.read_text().splitlines()
+    table.write_text("\n".join([text[0], *(f"{line},true,none" for line in text[1:])]) + "\n")
+    found = document(call(*predict(table, "--json")).output)
+    assert found["ignored"] == ["compile"]
+    assert "recompute" not in found["left_out"]
+    assert (found["left_out"]["precision"], found["left_out"]["vocab"]) == (["fp16"], [51200])
+    said = call(*predict(table)).errors
+    assert "columns that predictions ignore: compile\n" in said
+    assert "what they stand for: vocab 51200, family gpt, " in said
+
+
 def test_an_impossible_plan_is_told_in_its_row(tmp_path: Path):
     path = tmp_path / "rows.csv"
     path.write_text(

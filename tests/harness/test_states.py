@@ -417,7 +417,7 @@ def test_no_sequence_of_events_loses_a_record_or_runs_a_point_twice(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("harness.sweep.host_environment", lambda _: dict(CODE))
-    monkeypatch.setattr("harness.sweep.why_invalid", lambda *_: None)
+    monkeypatch.setattr("harness.case.why_invalid", lambda *_: None)
     monkeypatch.setattr("harness.sweep.warnings", lambda *_: [])
     monkeypatch.setattr("harness.sweep.SCHEDULER_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)

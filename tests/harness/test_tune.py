@@ -69,6 +69,53 @@ def test_it_prints_tables() -> None:
     assert answer.errors == ""
 
 
+def test_plans_beyond_the_calibration_are_marked_with_what_it_lacks() -> None:
+    found = told(*SMALL, "--top", "4", "--fix", "tp=2", "dp=2", "zero_stage=0,3", "recompute=full")
+    for plan in found["best"]:
+        doubts = {text.removeprefix("extrapolates: ").partition(",")[0] for text in plan["warnings"]}
+        assert ("zero_stage 3" in doubts) == (plan["zero_stage"] == 3)
+        assert ("sequence_parallel true" in doubts) == plan["sequence_parallel"]
+        assert not any(text.startswith(("recompute", "precision", "tp_over_nodes")) for text in doubts)
+    threes = [i for i, plan in enumerate(found["best"], 1) if plan["zero_stage"] == 3]
+    assert 0 < len(threes) < 4
+    text = call("tune", *SMALL, "--top", "4", "--fix", "tp=2", "dp=2", "zero_stage=0,3", "recompute=full").output
+    numbers = ", ".join(map(str, threes))
+    assert f"zero_stage 3 (plan{'s' * (len(threes) > 1)} {numbers})" in text.partition("faster or smaller")[0]
+    assert "warning: * selene was not calibrated on " in text
+    assert "extrapolates:" not in text
+
+
+def test_every_plan_is_marked_where_nothing_was_calibrated() -> None:
+    few = (*FEW[:-2], "--top", "2", "--system", "h100")
+    assert [len(plan["warnings"]) for plan in told(*few)["best"]] == [1, 1]
+    text = call("tune", *few).output
+    assert text.count("warning: * system h100 is not calibrated: its constants are priors (all plans)\n") == 2
+    assert "│ 1* │" in text
+
+
+def test_a_plan_within_the_calibration_has_no_mark() -> None:
+    model = ("--model", "ptdp-1.7b", "--gpus", "32", "--global-batch", "512", "--system", "selene", "--top", "1")
+    fixed = ("--fix", "recompute=full", "zero_stage=0", "tp=1", "pp=1", "sequence_parallel=false", "microbatch=16")
+    only = ("offload_optimizer=false", "offload_activations=false")
+    text = call("tune", *model, *fixed, *only).output
+    assert "│ 1 │" in text
+    assert "warning: *" not in text
+
+
+def test_a_plan_that_is_found_is_predicted_to_take_as_long_by_predict() -> None:
+    cluster = (*FEW[:-2], "--top", "1", "--system", "a100_cluster")
+    plan = told(*cluster)["best"][0]
+    words = [f"--train.microbatch={plan['microbatch']}", "--train.global-batch=8", "--precision=bf16"]
+    for knob in KNOBS:
+        if knob != "microbatch":
+            name, value = knob.replace("_", "-"), plan[knob]
+            words += [f"--plan.{'no-' * (value is False)}{name}", *([str(value)] if type(value) is not bool else [])]
+    answer = call("predict", "--model", "gpt-1.2b", *words, "--system", "a100_cluster", "--json")
+    found = document(answer.output)
+    assert (found["seconds"], found["assumed"]) == (plan["seconds"], {"plan.bucket_bytes": 2**34})
+    assert max(rank["bytes"]["total"] for rank in found["memory"]) == plan["bytes"]
+
+
 def test_the_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = told(*FEW, "--out", tmp_path)
     lines = (tmp_path / "tune" / "events.jsonl").read_text().splitlines()

@@ -101,6 +101,22 @@ def test_verdicts_are_counted_by_kind() -> None:
     )
     table = verdicts_table(NAME, found)
     assert len(table.frame) == 5
+
+
+def test_a_claim_simulated_for_several_systems_counts_once() -> None:
+    fast_there = simulated(record(), "h100", "NVIDIA H100")
+    slow_there = simulated(record(), "selene") | {"steps": [{"step": 0, "seconds": [1e9]}]}
+    found = judged(claimed(FAST), [simulated(record()), fast_there])
+    assert len(found) == 2
+    assert counts(found)["simulated"] == {"reproduced": 1, "partly": 0, "not reproduced": 0}
+    found = judged(claimed(FAST), [slow_there, fast_there])
+    assert [one.verdict for one in found] == ["reproduced", "not reproduced"]
+    assert counts(found)["simulated"] == {"reproduced": 0, "partly": 1, "not reproduced": 0}
+
+
+def test_rows_of_claims_that_no_run_can_tell_are_empty() -> None:
+    never = dataclasses.replace(FAST, text="runs are on GPUs", hardware="H100")
+    table = verdicts_table(NAME, judged(claimed(never), [record()]))
     assert table.cells()[-1][2:] == ["–", "not run here", "–"]
 
 
@@ -142,6 +158,7 @@ def test_data_parallel_claims_flip() -> None:
 
     assert on_64(1 / 0.97)[2] == "reproduced"
     assert on_64(1 / 0.8)[2] == "not reproduced"
+    assert on_64(1.0)[2] == "not reproduced"  # as with a network that takes no time
 
 
 def put(out: Path, full: dict[str, Any], name: str = NAME, tier: Tier = "smoke") -> None:

@@ -66,7 +66,7 @@ def test_a_sweep_that_is_submitted_and_left_is_finished_by_watching(cluster: Fak
     cluster.outcomes = {runs[1].id: "error", runs[2].id: "hang"}
     answer = call("run", "made_up", "--on", "slurm", "--detach", "--out", "out")
     assert answer.status == 0, answer.errors
-    assert "harness watch made_up --tier smoke" in answer.output
+    assert "lmscale watch made_up --tier smoke" in answer.output
     assert "0 of 4 points finished: 4 running" in answer.output
     assert counts() == {"running": 4}
     assert len(cluster.arrays) == 2
@@ -103,7 +103,7 @@ def test_jobs_are_cancelled_by_point(cluster: FakeSite, runs: list[Run]):
     assert "1 point cancelled" in answer.output
     assert [attempt.name[:12] for attempt in cluster.cancelled] == [runs[3].id]
     assert counts() == {"running": 3, "failed": 1}
-    assert call("cancel", "made_up", "--only", "seed=3", "--out", "out").output == "0 points cancelled\n"
+    assert call("cancel", "made_up", "--only", "seed=3", "--out", "out").output.endswith(": 0 points cancelled\n")
     assert document(call("cancel", "made_up", "--only", "seed=3", "--out", "out", "--json").output)["points"] == []
 
 
@@ -170,7 +170,7 @@ def test_a_long_list_of_points_is_plain(runs: list[Run], monkeypatch: pytest.Mon
     monkeypatch.setattr("harness.watch.TABLE_ROWS", 3)
     lines = call("status", "made_up", "--out", "out").output.splitlines()
     assert [line.split()[0] for line in lines[:4]] == [run.id for run in runs]
-    assert lines[-1] == "1 of 4 points finished: 1 ok, 3 missing"
+    assert lines[-1] == "made_up, tier smoke, out: 1 of 4 points finished: 1 ok, 3 missing"
 
 
 @pytest.mark.usefixtures("cluster")
@@ -212,4 +212,4 @@ def test_watching_nothing_says_so(tmp_path: Path):
     assert answer.status == 0, answer.errors
     assert "missing" in answer.output
     assert json.loads(call("watch", "quickstart", "--out", "out", "--json").output)["counts"]["missing"] > 0
-    assert call("cancel", "quickstart", "--out", "out").output == "0 points cancelled\n"
+    assert call("cancel", "quickstart", "--out", "out").output == "quickstart, tier smoke: 0 points cancelled\n"

@@ -41,7 +41,10 @@ def model(dtype: torch.dtype) -> Any:
 def gradients_of(
     kinds: list[Kind], dtype: torch.dtype = torch.float32, bucket_bytes: int = 100, **options: Any
 ) -> Gradients:
-    buckets = divide(kinds, stage=0, dtype=dtype, bucket_bytes=bucket_bytes, kept=dtype)
+    values = {name: p.detach().flatten() for kind in kinds for name, p in kind.named.items()}
+    initial = lambda name, start, stop: [values[name][start:stop]]
+    where = {"device": torch.device("cpu"), "initial": initial}
+    buckets = divide(kinds, stage=0, dtype=dtype, bucket_bytes=bucket_bytes, kept=dtype, **where)
     return Gradients(buckets, kinds[0].group, **{"overlap": True, **options})
 
 
@@ -194,7 +197,7 @@ class Tied(nn.Module):
 
 
 def of_tied(net: Tied, group: dist.ProcessGroup, arrivals: int, overlap: bool = True) -> Gradients:
-    kinds = [Kind({"weight": net.weight}, group), *whole(net.between, group)]
+    kinds = [Kind({"embedding": net.weight}, group), *whole(net.between, group)]
     return gradients_of(kinds, bucket_bytes=1, overlap=overlap, arrivals={net.weight: arrivals})
 
 

@@ -66,7 +66,14 @@ def test_gradient_buckets_are_laid_out(data: TokenFolder, mesh: DeviceMesh, benc
     kind = lambda: Kind({name: torch.nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}, dp)
     new = lambda: (
         ([kind()],),
-        {"stage": 0, "dtype": torch.float32, "kept": torch.float32, "bucket_bytes": Plan().bucket_bytes},
+        {
+            "stage": 0,
+            "dtype": torch.float32,
+            "kept": torch.float32,
+            "bucket_bytes": Plan().bucket_bytes,
+            "device": torch.device("cpu"),
+            "initial": lambda name, start, stop: [torch.zeros(stop - start)],
+        },
     )
     buckets = benchmark.pedantic(divide, setup=new, rounds=20, warmup_rounds=2)
     assert len(buckets) > 1

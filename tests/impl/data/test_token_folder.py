@@ -93,9 +93,7 @@ def test_another_tokenizer_is_told(folder: Path):
 
 
 def test_no_folder_says_how_to_make_one(tmp_path: Path):
-    with pytest.raises(
-        InputError, match=r"no token folder .*; make one: python -m harness prepare --text .* --out DIR"
-    ):
+    with pytest.raises(InputError, match=r"no token folder .*; make one: lmscale prepare --text .* --out DIR"):
         TokenFolder.open(tmp_path / "nowhere")
 
 

@@ -1,0 +1,223 @@
+"""Reads a checkpoint as data: nothing that its files contain is executed."""
+
+import io
+import pickle
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from impl.errors import InputError
+
+METADATA_FILE = ".metadata"
+LARGEST_METADATA = 2**28
+"""Bytes of metadata that are read at most: about two million boxes of tensors."""
+DATA_FILE = re.compile(r"__\d+_\d+\.distcp")
+METADATA, STORAGE = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
+
+
+class CheckpointReader(dcp.FileSystemReader):
+    """A `FileSystemReader` for checkpoints of unknown origin: its metadata come from a restricted unpickler.
+
+    Every entry is a tensor, which PyTorch reads with `weights_only=True`, from a file in the checkpoint's own folder.
+
+    Raises:
+        InputError: a file holds something that a checkpoint does not have.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        file = Path(self.path) / METADATA_FILE
+        if not file.is_file():  # opening a named pipe would wait for a writer
+            raise InputError(f"no {METADATA_FILE}")
+        if file.stat().st_size > LARGEST_METADATA:
+            raise InputError(f"{METADATA_FILE} is larger than {LARGEST_METADATA >> 20} MiB")
+        metadata = _metadata(_Unpickler(io.BytesIO(file.read_bytes())).load())
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_file = defaultdict(list)
+        for item in plan.items:
+            by_file[self.storage_data[item.storage_index].relative_path].append(item)
+        for name, items in by_file.items():
+            try:
+                super().read_data(LoadPlan(items), planner)
+            except pickle.UnpicklingError as error:
+                # torch's own message advises to turn the check off
+                found = re.search(r"(?:GLOBAL|class|function) ([\w.]+) ", str(error))
+                raise _foreign(name, found[1]) if found else InputError(f"{name}: a tensor is damaged") from None
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+class _Record:
+    """Arguments and state of an object in the metadata, in place of the object: no constructor is called."""
+
+    args: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *args: Any) -> "_Record":
+        record = super().__new__(cls)
+        record.args, record.state = args, None
+        return record
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+_RECORDS = {
+    (module, name): type(name, (_Record,), {})
+    for module, names in {
+        METADATA: (
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        ),
+        STORAGE: ("_StorageInfo",),
+        "torch": ("Size",),
+        "torch.serialization": ("_get_layout",),
+        "pathlib": ("PosixPath", "WindowsPath"),
+        "pathlib._local": ("PosixPath", "WindowsPath"),
+    }.items()
+    for name in names
+}
+_OPCODES = (
+    "PROTO FRAME STOP MARK MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD EMPTY_DICT "
+    "EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SHORT_BINUNICODE BINUNICODE BININT BININT1 "
+    "BININT2 LONG1 BINFLOAT NONE NEWTRUE NEWFALSE"
+)
+
+
+def _with_names_as_keys(code: bytes, keys: slice) -> Callable[[Any], None]:
+    """The handler of an opcode that fills a dictionary, for keys that hash fast: nested tuples can take forever."""
+
+    def load(unpickler: Any) -> None:
+        if not all(isinstance(key, str | _Record) for key in unpickler.stack[keys]):
+            raise _foreign(METADATA_FILE, "a key that is not a name")
+        pickle._Unpickler.dispatch[code[0]](unpickler)  # pyright: ignore[reportPrivateUsage]
+
+    return load
+
+
+class _Handlers(dict[int, Callable[[Any], None]]):
+    def __missing__(self, code: int) -> Any:
+        raise _foreign(METADATA_FILE, f"pickle opcode {code:#04x}")
+
+
+class _Unpickler(pickle._Unpickler):  # pyright: ignore[reportPrivateUsage]
+    """Makes plain values and records, and nothing else.
+
+    In Python: the C implementation allocates 16 bytes times any memo index that a file names.
+    """
+
+    dispatch = _Handlers(
+        {getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _OPCODES.split()}
+        | {pickle.SETITEM[0]: _with_names_as_keys(pickle.SETITEM, slice(-2, -1))}
+        | {pickle.SETITEMS[0]: _with_names_as_keys(pickle.SETITEMS, slice(None, None, 2))}
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if record := _RECORDS.get((module, name)):
+            return record
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+            return dtype
+        raise _foreign(METADATA_FILE, f"{module}.{name}")
+
+
+def _metadata(found: Any) -> Metadata:
+    """Build real metadata from records, checking the type of everything that is used."""
+    top = _state(found, METADATA, "Metadata")
+    tensors: dict[str, Any] = {
+        _of(str, name): _tensor(saved) for name, saved in _of(dict, top["state_dict_metadata"]).items()
+    }
+    places = {_index(index): _place(place) for index, place in _of(dict, top["storage_data"]).items()}
+    _require_plain(planner_data := top["planner_data"], set())
+    return Metadata(tensors, planner_data, places)
+
+
+def _tensor(record: Any) -> TensorStorageMetadata:
+    found = _state(record, METADATA, "TensorStorageMetadata")
+    dtype, *_ = _state(found["properties"], METADATA, "TensorProperties", tuple)
+    boxes = [_state(box, METADATA, "ChunkStorageMetadata") for box in _of(list, found["chunks"])]
+    chunks = [ChunkStorageMetadata(_size(box["offsets"]), _size(box["sizes"])) for box in boxes]
+    return TensorStorageMetadata(TensorProperties(_of(torch.dtype, dtype)), _size(found["size"]), chunks)
+
+
+def _index(record: Any) -> MetadataIndex:
+    found = _state(record, METADATA, "MetadataIndex")
+    return MetadataIndex(_of(str, found["fqn"]), _size(found["offset"]))
+
+
+def _place(record: Any) -> _StorageInfo:
+    found = _state(record, STORAGE, "_StorageInfo")
+    name = _of(str, found["relative_path"])
+    if not DATA_FILE.fullmatch(name):
+        raise _foreign(METADATA_FILE, f"the path {name}")
+    if "transform_descriptors" in found:
+        raise _foreign(METADATA_FILE, "a transformed tensor")
+    return _StorageInfo(name, _count(found["offset"]), _count(found["length"]))
+
+
+def _size(record: Any) -> torch.Size:
+    [sizes] = _record(record, "torch", "Size").args
+    return torch.Size([_count(size) for size in _of(tuple, sizes)])
+
+
+def _record(value: Any, module: str, name: str) -> _Record:
+    return _of(_RECORDS[module, name], value)
+
+
+def _state(value: Any, module: str, name: str, kind: type = dict) -> Any:
+    return _of(kind, _record(value, module, name).state)
+
+
+def _count(value: Any) -> int:
+    if not 0 <= _of(int, value) < 2**63:
+        raise _foreign(METADATA_FILE, f"the size or place {value}")
+    return value
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise _foreign(METADATA_FILE, f"{type(value).__name__} in place of {kind.__name__}")
+    return value
+
+
+def _require_plain(value: Any, seen: set[int]) -> None:
+    """Check that a value consists of dictionaries, lists, tuples, text, numbers and None."""
+    if id(value) in seen or value is None or type(value) in (str, int, float, bool):
+        return
+    seen.add(id(value))
+    if type(value) is dict:
+        for key, inner in value.items():
+            _require_plain(_of(str, key), seen)
+            _require_plain(inner, seen)
+    elif type(value) in (list, tuple):
+        for inner in value:
+            _require_plain(inner, seen)
+    else:
+        raise _foreign(METADATA_FILE, f"{type(value).__name__} in its state")
+
+
+def _foreign(file: str, what: str) -> InputError:
+    return InputError(f"{file} holds {what[:100]!r}, which a checkpoint does not have")

@@ -1,0 +1,241 @@
+"""One run is predicted the same however it is described, and every field of it counts or is said to be ignored."""
+
+import csv
+import random
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.accuracy import CASES, rows_of
+from harness.experiment import FIELDS
+from harness.fitting import BASELINE, features, interval, reach
+from harness.predict import predict_run
+from harness.rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
+from harness.simulated import record_of
+from harness.store import Store
+from harness.systems import load_system, names
+from impl.errors import InputError
+from impl.model.config import ModelConfig
+from impl.recipe import Recipe
+from impl.run import Run, with_fields
+from impl.simulator.plans import every
+from impl.simulator.system import System
+from tests.harness.calls import call, document, refused
+
+PLANS = 8
+"""Of each system."""
+MODEL = ModelConfig(num_layers=8, hidden_size=1024, num_heads=16, seq_len=1024, vocab_size=32000)
+COLUMNS = REQUIRED | OPTIONAL
+LARGE = {
+    **{"model.num_layers": 8, "model.hidden_size": 1024, "model.num_heads": 16, "model.seq_len": 512},
+    **{"model.vocab_size": 32000, "train.global_batch": 32, "train.microbatch": 4, "precision": "bf16"},
+    **{"plan.tp": 2, "plan.pp": 2, "plan.dp": 2, "plan.recompute": "full", "plan.zero_stage": 1},
+}
+"""A run of which every part of a plan has something to do."""
+CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
+    "model.family": ("bert", {}),
+    "model.num_layers": (16, {}),
+    "model.hidden_size": (2048, {}),
+    "model.num_heads": (8, {"plan.recompute": "none", "model.dropout": 0.1}),
+    "model.seq_len": (1024, {}),
+    "model.vocab_size": (51200, {}),
+    "model.norm_placement": ("post", {}),
+    "model.dropout": (0.1, {}),
+    "plan.dp": (4, {}),
+    "plan.tp": (4, {}),
+    "plan.sequence_parallel": (True, {}),
+    "plan.overlap_input_grad_reduce": (False, {}),
+    "plan.pp": (4, {}),
+    "plan.schedule": ("gpipe", {}),
+    "plan.chunks": (4, {"plan.schedule": "interleaved", "plan.chunks": 2}),
+    "plan.scatter_gather": (False, {}),
+    "plan.bucket_bytes": (2**30, {}),
+    "plan.overlap_grad_reduce": (False, {}),
+    "plan.zero_stage": (3, {}),
+    "plan.overlap_param_gather": (False, {"plan.zero_stage": 3}),
+    "plan.offload_optimizer": (True, {}),
+    "plan.recompute": ("selective", {}),
+    "plan.partition_activations": (True, {}),
+    "plan.offload_activations": (True, {}),
+    "train.global_batch": (64, {}),
+    "train.microbatch": (8, {}),
+    "train.clip_norm": (0.0, {}),
+    "data.race": ("synthetic", {"model.family": "bert", "plan.pp": 1}),
+    "precision": ("fp32", {}),
+    "fp32_gradients": (False, {}),
+    "engine": ("torch", {}),
+    "compile": (True, {}),
+    "threads": (2, {}),
+}
+"""Another value of a field, and what else a run has where that counts."""
+WITHOUT_EFFECT = {
+    *("train.steps", "train.lr", "train.min_lr", "train.warmup_steps", "train.decay", "train.weight_decay"),
+    *("train.beta1", "train.beta2", "train.eps", "train.initial_loss_scale", "train.loss_scale_window"),
+    *("model.init_std", "seed", "repeat", "start", "keep_end"),
+    *(name for name in FIELDS if name.startswith("evaluation.")),  # between steps
+    "data.dataset",  # only its vocabulary counts, and only where the model has none
+}
+"""Fields that cannot change how long a training step takes, nor its memory."""
+
+
+def sampled(system: System, chance: random.Random) -> list[Run]:
+    """Runs that differ in all that a row can have."""
+    runs = []
+    for _ in range(PLANS):
+        gpus, batch = chance.choice((4, 16, 32)), chance.choice((16, 64))
+        plans = every(MODEL, gpus, batch)
+        precision = chance.choice(list(system.device.peak_flops))
+        base = Run(model=MODEL, train=Recipe(global_batch=batch, microbatch=1), precision=precision)
+        changes = {
+            "model.dropout": chance.choice((0.0, 0.1)),
+            "model.family": chance.choice(("gpt", "bert")),
+            "plan.bucket_bytes": chance.choice((4 * 2**20, 2**30)),
+            "fp32_gradients": precision == "fp32" or chance.random() < 0.5,
+        }
+        runs.append(with_fields(plans.run(chance.randrange(len(plans)), base), changes))
+    return runs
+
+
+def flags(given: Mapping[str, Any]) -> list[str]:
+    """The options of the command line that give these fields."""
+    words = []
+    for name, value in given.items():
+        group, dot, field = name.replace("_", "-").rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{group}{dot}{'' if value else 'no-'}{field}")
+        else:
+            words += [f"--{group}{dot}{field}", str(value)]
+    return words
+
+
+def by_rows(given: list[dict[str, Any]], system: str, path: Path) -> list[dict[str, Any]]:
+    """Predictions for a table of runs, with empty cells for what is not given."""
+    with path.open("w") as file:
+        table = csv.DictWriter(file, [*COUNTS, *OPTIONAL])
+        table.writeheader()
+        for run in given:
+            cells = {name: run.get(field, "") for name, field in COLUMNS.items()}
+            table.writerow(cells | {"gpus": run["plan.tp"] * run["plan.dp"] * run["plan.pp"]})
+    return document(call("predict", "--rows", path, "--system", system, "--json").output)["rows"]
+
+
+@pytest.mark.parametrize("system", names())
+def test_a_run_is_predicted_the_same_by_fields_by_rows_and_as_a_record(system: str, tmp_path: Path):
+    chance, known = random.Random(f"7 {system}"), load_system(system)
+    runs = sampled(known, chance)
+    given = [{field: attrgetter(field)(run) for field in COLUMNS.values()} for run in runs]
+    for run, row in zip(runs, by_rows(given, system, tmp_path / "all.csv"), strict=True):
+        record = record_of(run, Store(tmp_path, "made_up", "smoke", system), known)
+        assert row["predicted_s"] == record["prediction"]["seconds"]
+        assert row["doubts"] == "; ".join(record["prediction"]["warnings"])
+        assert row["memory_bytes"] == max(rank["peak_memory_bytes"] for rank in record["ranks"])
+        assert row["fits"] == (record["status"] == "ok")
+    # some fields are left out of both
+    partly = [{k: v for k, v in one.items() if k in REQUIRED.values() or chance.random() < 0.5} for one in given]
+    for one, row in zip(partly, by_rows(partly, system, tmp_path / "partly.csv"), strict=True):
+        answer = call("predict", *flags(one), "--system", system, "--json")
+        if row["problem"]:
+            assert answer.errors == f"error: {row['problem']}\n"
+            continue
+        found = document(answer.output)
+        assert (row["predicted_s"], row["fits"]) == (found["seconds"], found["fits"])
+        assert row["memory_bytes"] == max(rank["bytes"]["total"] for rank in found["memory"])
+        assert (row["low_s"], row["high_s"]) == (found["low"], found["high"])
+
+
+def predicted(run: Run, capsys: pytest.CaptureFixture[str]) -> Any:
+    predict_run(run, load_system("h100"), {}, (), None, json=True)
+    return document(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_changes_the_prediction_or_is_said_to_be_ignored(field: str, capsys: pytest.CaptureFixture[str]):
+    if field in WITHOUT_EFFECT:
+        assert field not in CHANGES
+        return
+    value, besides = CHANGES[field]
+    run = with_fields(Run(), LARGE | dict(besides))
+    other = with_fields(run, {field: value})
+    before = predicted(run, capsys)
+    if field == "engine":
+        with pytest.raises(InputError, match="the torch engine is not simulated"):
+            predicted(other, capsys)
+        return
+    after = predicted(other, capsys)
+    counts = any(before[name] != after[name] for name in ("seconds", "memory"))
+    said = [line for line in after["warnings"] if line.startswith(f"ignored: {field} ")]
+    assert counts != bool(said)
+    assert not any(line.startswith("ignored:") for line in before["warnings"])
+
+
+def test_what_is_ignored_is_printed_in_one_line():
+    arguments = ("predict", "--model", "gpt-355m", "--precision", "bf16", "--system", "h100", "--compile")
+    assert call(*arguments).output.count("warning: ignored: compile True: ") == 1
+
+
+def test_a_systems_defaults_hold_for_what_is_not_given(tmp_path: Path):
+    """vTrain's table has only the columns that every table has."""
+    counts = {"global_batch": 8, "micro_batch": 1, "hidden": 1024, "heads": 16, "layers": 16, "seq_len": 1024}
+    given = {field: counts.get(name, 2) for name, field in REQUIRED.items()}
+    found = document(call("predict", *flags(given), "--system", "a100_cluster", "--json").output)
+    assert found["assumed"] == load_system("a100_cluster").defaults
+    assert (found["config"]["plan"]["recompute"], found["config"]["precision"]) == ("full", "fp16")
+    (row,) = by_rows([given], "a100_cluster", tmp_path / "rows.csv")
+    assert row["predicted_s"] == found["seconds"]
+    named = document(
+        call("predict", *flags(given | {"plan.recompute": "none"}), "--system", "a100_cluster", "--json").output
+    )
+    assert "plan.recompute" not in named["assumed"]
+    assert named["config"]["plan"]["recompute"] == "none"
+    assert "plan.recompute full" in call("predict", *flags(given), "--system", "a100_cluster").output
+
+
+@pytest.mark.parametrize("defaults", [{"plan.luck": 1}, {"luck": 1}, {"seed.x": 1}, {"plan.recompute": "most"}])
+def test_defaults_of_a_system_are_fields_of_a_run(defaults: dict[str, Any]):
+    with pytest.raises(InputError, match=r"system field defaults .*(luck|seed|recompute)"):
+        System.from_dict(load_system("h100").as_dict() | {"defaults": defaults})
+
+
+@pytest.mark.parametrize("more", [("--slowdown", "2"), ("--stack", "another")])
+def test_options_of_one_run_are_refused_where_they_would_be_ignored(more: tuple[str, ...], tmp_path: Path):
+    said = refused("predict", "--rows", tmp_path / "rows.csv", "--system", "h100", *more)
+    assert "--slowdown and --stack are for one run" in said
+
+
+@pytest.mark.parametrize("system", [name for name in names() if load_system(name).calibration])
+def test_packaged_calibrations_cover_what_their_rows_do(system: str):
+    case = next(case for case in CASES if case.system == system)
+    known = load_system(system)
+    rows = [row.measured for row in rows_of(case.fitted_file or case.file, system) if row.split == CALIBRATE]
+    covered = reach(rows, known)
+    assert known.calibration is not None
+    assert len(known.calibration.rows) == len(rows)
+    assert known.calibration.ranges == covered["ranges"]
+    assert known.calibration.features == covered["features"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubt"),
+    [
+        ({"plan.zero_stage": 3}, "zero_stage 3, calibrated on 0"),
+        ({"plan.sequence_parallel": True}, "sequence_parallel true, calibrated on false"),
+        ({"plan.tp": 16, "model.num_heads": 32}, "tp_over_nodes true, calibrated on false"),
+        ({"plan.recompute": "selective"}, "recompute selective, calibrated on full"),
+        ({"precision": "fp32"}, "precision fp32, calibrated on 16-bit"),
+        ({"plan.schedule": "gpipe"}, "schedule gpipe, calibrated on interleaved and one_f_one_b"),
+        ({"plan.offload_optimizer": True}, "offload_optimizer true, calibrated on false"),
+    ],
+)
+def test_features_that_no_fitted_row_had_are_doubts(changes: dict[str, Any], doubt: str):
+    system, run = load_system("selene"), with_fields(Run(), LARGE | {"plan.zero_stage": 0})
+    doubts = lambda run: [text for text in interval(system, run, 1.0)[2] if text.split()[1] in BASELINE]
+    assert doubts(run) == []
+    assert doubts(with_fields(run, changes)) == [f"extrapolates: {doubt}"]
+
+
+def test_a_feature_without_effect_is_none():
+    alone = with_fields(Run(), {"precision": "fp16", "plan.zero_stage": 3, "plan.sequence_parallel": True})
+    assert features(alone, load_system("selene")).keys().isdisjoint({"zero_stage", "sequence_parallel", "schedule"})
