@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from harness.journal import DamagedError, Measured
-from harness.store import read_json, write_atomically
+from harness.store import read_checked, with_digest, write_atomically
 from impl.checkpoint import NAME, Checkpoints, latest
 from impl.errors import InputError
 from impl.train import Trainer
@@ -44,7 +44,7 @@ class Continuation:
             InputError: it is one of another run.
             DamagedError: one was found to be damaged when it was loaded in part, and there is no older one.
         """
-        before = Measured.read(read_json(self.journal))
+        before = _measured(self.journal)
         warnings = self._put_aside_what_does_not_fit(len(before.steps) if before else -1)
         while True:
             try:
@@ -91,10 +91,18 @@ class Continuation:
         if not now and steps % self.every and steps != self.last:
             return
         begin = time.perf_counter()
-        write_atomically(self.journal, json.dumps(dataclasses.asdict(measured)))
+        write_atomically(self.journal, with_digest(json.dumps(dataclasses.asdict(measured))))
         self.checkpoints.save(steps)
         seconds = measured.seconds
         seconds["checkpoint"] = seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
+
+
+def _measured(journal: Path) -> Measured | None:
+    """What a journal holds; None: it is missing, or not as it was written."""
+    try:
+        return Measured.read(read_checked(journal))
+    except ValueError:
+        return None
 
 
 def _put_aside(folder: Path, *, newest_only: bool) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from harness import timeline
-from harness.store import read_json
+from harness.store import read_checked
 from impl.errors import InputError
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate, uniform
@@ -75,10 +75,9 @@ def draw_timeline(
 
 
 def _recorded_timelines(path: Path) -> dict[str, Timeline]:
-    record = read_json(path)
     try:
-        measured = timeline.measured(record) if record else None
-        if record and measured:
+        record = read_checked(path)
+        if measured := timeline.measured(record):
             return {"predicted": timeline.predicted(record, measured), "measured": measured}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

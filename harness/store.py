@@ -1,6 +1,7 @@
 """Where records lie, and how they are written so that none is ever half there."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -13,7 +14,8 @@ from typing import Any, BinaryIO
 
 from impl.errors import InputError
 
-SCHEMA = 1
+SCHEMA = 2
+"""Of records that are written now; those of 1, which have no digest, are read too."""
 SIMULATED = "simulated"
 """Source of a record that nothing was run for, and the folder of such records, a folder for each system."""
 FINISHED = ("ok", "nan")
@@ -33,6 +35,8 @@ HEAD = (
 HEAD_NAMES = frozenset(name.encode() for name in HEAD)
 HEAD_BYTES = 2**13
 FIELD = re.compile(rb'^ "(\w+)":', re.MULTILINE)
+DIGEST = re.compile(rb'\{\n "sha256": "([0-9a-f]{64})",\n')
+"""Beginning of a document that holds the SHA-256 of all bytes behind this."""
 CONFIG = re.compile(rb'^( "config": )\{.*\},$', re.MULTILINE)
 END = b"\n}\n"
 NAME = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
@@ -74,6 +78,41 @@ def read_json(path: Path) -> Any | None:
             return loads(file.read().decode())
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def with_digest(document: str) -> str:
+    """Put the SHA-256 of a JSON object's text in front of its fields."""
+    rest = document.removeprefix("{").removeprefix("\n")
+    return f'{{\n "sha256": "{hashlib.sha256(rest.encode()).hexdigest()}",\n{rest}'
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """Return the object in a file without its digest, which is checked; only documents of schema 1 may have none.
+
+    Raises:
+        ValueError: the file is missing, holds something else, or was changed after it was written.
+    """
+    try:
+        with _open(path) as file:
+            content = file.read()
+        found = loads(_checked(content).decode())
+    except (OSError, RecursionError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError("not a whole JSON document of a record") from error
+    if not isinstance(found, dict):
+        raise ValueError("not a whole JSON document of a record")  # noqa: TRY004
+    if found.get("schema") == SCHEMA and not DIGEST.match(content):
+        raise ValueError("it has no SHA-256")
+    return found
+
+
+def _checked(content: bytes) -> bytes:
+    """A document without its digest, which has to be that of the rest."""
+    if (digest := DIGEST.match(content)) is None:
+        return content
+    rest = content[digest.end() :]
+    if hashlib.sha256(rest).hexdigest().encode() != digest[1]:
+        raise ValueError("it was changed after it was written: its SHA-256 differs")
+    return b"{\n" + rest
 
 
 def _open(path: Path) -> BinaryIO:
@@ -131,13 +170,17 @@ class Store:
         from harness.whole import why_not_whole  # ranks and what watches over them read no record: they start faster
 
         path = self.path(run_id)
-        record: Any = read_json(path)
-        why = self._why_foreign(record, run_id) or why_not_whole(record)
-        if why is not None and path.exists():
-            self.ignored[path] = why
+        try:
+            record = read_checked(path)
+            why = self._why_foreign(record, run_id) or why_not_whole(record)
+        except ValueError as error:
+            record, why = {}, str(error)
         if why is None:
             self.ignored.pop(path, None)
-        return record if why is None else None
+            return record
+        if path.exists():
+            self.ignored[path] = why
+        return None
 
     def head(self, run_id: str) -> Record | None:
         """The first fields of a run's record, HEAD: what became of it, without configuration, steps and ranks.
@@ -172,14 +215,14 @@ class Store:
     def write(self, record: Record, put: Callable[[Path, str], Any] = write_atomically) -> Path:
         """Keep a record, in place of an earlier one of the same run; `put` writes the file."""
         path = self.path(record["id"])
-        put(path, _one_line_per_item(record) + "\n")
+        put(path, with_digest(_one_line_per_item(record) + "\n"))
         return path
 
-    def _why_foreign(self, record: Any, run_id: str) -> str | None:
+    def _why_foreign(self, record: Record, run_id: str) -> str | None:
         """Why this is no record of the run, in a few words; None: it is one."""
-        if not isinstance(record, dict):
-            return "not a whole JSON document of a record"
-        expected = {"schema": SCHEMA, "id": run_id, "experiment": self.experiment, "tier": self.tier}
+        expected = {"id": run_id, "experiment": self.experiment, "tier": self.tier}
+        if record.get("schema") not in (1, SCHEMA):
+            return f"its schema is {record.get('schema')!r:.60}, not 1 or {SCHEMA}"
         for key, value in expected.items():
             if record.get(key) != value:
                 return f"its {key} is {record.get(key)!r:.60}, not {value!r}"
@@ -258,13 +301,14 @@ def _head(path: Path) -> Record | None:
     """The fields of HEAD at the beginning of a record that this module wrote; None: read all of it to know."""
     try:
         with _open(path) as file:
-            text = file.read(HEAD_BYTES)
-            file.seek(-len(END), os.SEEK_END)
-            is_whole = file.read() == END
+            content = file.read()
+        checked = _checked(content)
+        text, is_whole = checked[:HEAD_BYTES], checked.endswith(END)
         end = next((field.start() for field in FIELD.finditer(text) if field[1] not in HEAD_NAMES), None)
         if not is_whole or end is None:
             return None
-        return loads(CONFIG.sub(b"\\1{},", text[:end], count=1).decode().rstrip().rstrip(",") + "}")
+        found = loads(CONFIG.sub(b"\\1{},", text[:end], count=1).decode().rstrip().rstrip(",") + "}")
+        return found if DIGEST.match(content) or found.get("schema") != SCHEMA else None
     except (OSError, ValueError, RecursionError):
         return None
 

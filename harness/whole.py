@@ -222,6 +222,7 @@ class Inside(TypedDict):
 class Whole(Inside, total=False):
     """A record with all that may be in it."""
 
+    id: str
     source: str
     reason: str | None
     cause: str
@@ -250,7 +251,10 @@ def why_not_whole(record: dict[str, Any]) -> str | None:
         missing = [
             f"{part}.{name}" for part, names in ALWAYS.items() for name in names if name not in given.get(part, {})
         ]
-        return f"config: no {missing[0]}" if missing else _why_inconsistent(found)
+        if why := f"config: no {missing[0]}" if missing else _why_inconsistent(found):
+            return why
+        named, run_id = found.get("id"), found["config"].id
+        return None if named == run_id else f"config: it is that of the run {run_id}, not of {named!r:.60}"
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier())

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from impl.checkpoint_reader import CheckpointReader
+from impl.checkpoint_reader import CheckpointReader, add_digest
 from impl.chunks import Chunk, LoadChunks, SaveChunks, State, chunks
 from impl.errors import InputError
 from impl.model.config import ModelConfig
@@ -46,7 +46,8 @@ class Saved(NamedTuple):
 def latest(folder: Path) -> tuple[Saved | None, list[str]]:
     """The newest whole checkpoint in a folder, and what is wrong with each newer one.
 
-    Whole is one whose metadata can be read and whose files are as long as that says; their content is not read.
+    Whole is one whose metadata are as they were written and whose files are as long as these say; tensors are checked
+    when they are loaded.
     """
     damaged: list[str] = []
     for step, path in sorted(_finished(folder).items(), reverse=True):
@@ -147,8 +148,8 @@ class Checkpoints:
     def load(self) -> Loaded | None:
         """Go on from the newest whole checkpoint; None: there is none.
 
-        Memory: values are read into the tensors that are held, for which the host needs two of the pieces that were
-        written (what one rank owned of one tensor) at a time.
+        Memory: values are read into the tensors that are held, for which the host needs three times the largest of the
+        pieces that were written (what one rank owned of one tensor).
 
         Raises:
             InputError: it is one of another model, vocabulary, seed or data; or all that are there are damaged.
@@ -217,6 +218,7 @@ class Checkpoints:
     def _publish(self, part: Path, step: int) -> None:
         """Rename what all ranks have written, and remove what is too old, or of steps that were not gone on from."""
         path = part.with_suffix("")
+        add_digest(part)
         _sync(part)
         if path.exists():
             path.rename(path.with_suffix(".old"))

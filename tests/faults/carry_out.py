@@ -17,7 +17,7 @@ from harness.environment import host_environment
 from harness.experiment import Point
 from harness.jobs import job_of
 from harness.site import Site
-from harness.store import Record, Store, write_atomically
+from harness.store import SCHEMA, Record, Store, write_atomically
 from impl.errors import InputError
 from impl.run import Run, to_dict
 from tests.faults.cases import Case
@@ -226,8 +226,15 @@ def damage(path: Path, how: str) -> None:
             "junk": b"\x00\xff junk \xfe" * (1 + len(content) // 9),
             "middle overwritten": content[: len(content) // 2] + b"#" * 9 + content[len(content) // 2 + 9 :],
             "first byte flipped": bytes([content[0] ^ 1 if content else 1]) + content[1:],
+            "one bit flipped": _with_one_bit_flipped(content),
         }
         path.write_bytes(changed[how])
+
+
+def _with_one_bit_flipped(content: bytes) -> bytes:
+    """Flip a bit of the number in the middle: what it says stays readable, of tensors and of JSON."""
+    at = next((at for at in range(len(content) // 2, len(content)) if chr(content[at]) in "2468"), len(content) // 2)
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
 def signalled_job(case: Case, folder: Path, run: Run) -> str:
@@ -296,7 +303,7 @@ def fill(path: Path) -> None:
 
 def put_bystander(store: Store) -> tuple[Path, str]:
     """A finished record of another point, which nothing may touch, and its text."""
-    record = {"schema": 1, "id": "bystander", "experiment": store.experiment, "tier": store.tier}
+    record = {"schema": SCHEMA, "id": "bystander", "experiment": store.experiment, "tier": store.tier}
     path = store.write({**record, "source": "measured", "config": {}, "status": "ok", "reason": None})
     return path, path.read_text()
 

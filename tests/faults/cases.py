@@ -18,13 +18,8 @@ CAUSES = {
     "scancel": ("cancelled",),
 }
 """Of a rank's first try; a rank that errs in a collective because another has died must not be told as the cause."""
-SEEN = {
-    "metadata": ("missing", "empty", "cut short", "junk", "first byte flipped"),
-    "data": ("missing", "empty", "cut short"),
-    "journal": ("missing", "empty", "cut short", "junk", "first byte flipped", "middle overwritten"),
-}
-"""Damages of a checkpoint's files; what its tensors hold is not read before they are used."""
-DAMAGES = ("missing", "empty", "cut short", "junk", "first byte flipped", "middle overwritten")
+DAMAGES = ("missing", "empty", "cut short", "junk", "first byte flipped", "middle overwritten", "one bit flipped")
+"""Of a record, and of a checkpoint's files."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ def _of_ranks() -> Iterator[Case]:
 def _of_files() -> Iterator[Case]:
     yield from (Case("record", "finished", damage) for damage in DAMAGES)
     for what in ("metadata", "data", "journal"):
-        yield from (Case("checkpoint", what, damage) for damage in DAMAGES if damage in SEEN[what])
+        yield from (Case("checkpoint", what, damage) for damage in DAMAGES)
     yield Case("checkpoint", "all of them", "junk")
     yield from (Case("output", "sweep", fault) for fault in ("disk full", "read-only"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness import verbs
 from harness.cli import main
-from harness.store import SCHEMA
+from harness.store import SCHEMA, with_digest
 from impl.run import Run
 
 
@@ -77,5 +77,5 @@ def put_record(out: Path, experiment: str, run: Run, **fields: Any) -> Path:
     record |= {"config": json.loads(json.dumps(dataclasses.asdict(run))), "status": "ok", "reason": None}
     path = out / experiment / "smoke" / "records" / f"{run.id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record | fields))
+    path.write_text(with_digest(json.dumps(record | fields)))
     return path

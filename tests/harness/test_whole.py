@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.whole import why_not_whole
+from impl.run import from_dict
 from tests.harness.made_up_records import record, with_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,5 +96,6 @@ def test_what_every_record_has_had_is_asked_for(name: str) -> None:
 def test_nothing_that_a_record_names_is_loaded() -> None:
     full = with_pipeline(record(plan__pp=2, train__microbatch=4))
     full["config"]["plan"]["schedule"] = "antigravity_of_mine:rows"
+    full["id"] = from_dict(full["config"]).id
     assert why_not_whole(full) is None
     assert "antigravity_of_mine" not in sys.modules

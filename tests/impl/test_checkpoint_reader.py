@@ -1,6 +1,7 @@
 """A checkpoint is data: reading one executes nothing, and what is none is refused in a line that names it."""
 
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,63 @@ def test_training_goes_on_from_a_checkpoint_of_an_earlier_version(
     assert sums["trunk.tokens.weight"] == pytest.approx(0.00988938469953131, rel=1e-6)
     assert sums["trunk.layers.0.mlp.down.bias"] == pytest.approx(0.004619518396715393, rel=1e-6)
     assert torch.isfinite(trainer.step(2).loss)
+
+
+def with_flipped_bit(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_no_bit_of_a_checkpoint_changes_what_is_loaded(
+    tmp_path: Path, trainer: Trainer, one_rank: dist.ProcessGroup
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "new", trainer, one_rank)
+    checkpoints.save(2)
+    checkpoints.wait()
+    reader, bits = CheckpointReader(checkpoints.folder / STEP), random.Random(0)
+    metadata = reader.read_metadata()
+    expected = dcp.FileSystemReader(checkpoints.folder / STEP).read_metadata()
+    assert metadata.storage_data == expected.storage_data, "PyTorch reads it as well"
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+
+    data = checkpoints.folder / STEP / "__0_0.distcp"
+    whole, refused = data.read_bytes(), 0
+    for place in bits.choices(list(metadata.storage_data.values()), k=400):
+        data.write_bytes(whole)
+        saved = reader.read_tensor(place)
+        at = 8 * place.offset + bits.randrange(8 * place.length)
+        data.write_bytes(with_flipped_bit(whole, at))
+        try:
+            assert torch.equal(reader.read_tensor(place), saved), at
+        except InputError as error:
+            assert str(error).startswith("__0_0.distcp: a tensor is damaged (")
+            refused += 1
+    assert 100 < refused < 400, "bits of padding change nothing"
+    data.write_bytes(whole)
+
+    file = checkpoints.folder / STEP / ".metadata"
+    whole = file.read_bytes()
+    for bit in bits.sample(range(8 * len(whole)), 400):
+        file.write_bytes(with_flipped_bit(whole, bit))
+        assert latest(checkpoints.folder)[0] is None, bit
+    file.write_bytes(whole)
+    assert checkpoints.load() == Loaded(2, [])
+
+
+def test_a_block_of_zeros_in_a_tensor_is_refused(
+    tmp_path: Path, trainer: Trainer, one_rank: dist.ProcessGroup
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "new", trainer, one_rank)
+    checkpoints.save(2)
+    checkpoints.wait()
+    data = tmp_path / "new" / STEP / "__0_0.distcp"
+    content = data.read_bytes()
+    data.write_bytes(content[: len(content) // 2] + bytes(512) + content[len(content) // 2 + 512 :])
+    with pytest.raises(InputError, match=rf"/{STEP} cannot be loaded: rank 0: __0_0.distcp: a tensor is damaged"):
+        checkpoints.load()
+    with pytest.raises(InputError, match=rf"start: .*/{STEP} cannot be loaded: rank 0: __0_0.distcp: a tensor is"):
+        start_from(tmp_path / "new", trainer, one_rank)
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
