@@ -10,7 +10,10 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "impl.train", "impl.checkpoint", "pytest"])
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 300
+"""Ten times what the slowest takes, since layers may be compiled while other tests have both cores."""
+COLLECTIVE = timedelta(seconds=240)
+"""Shorter, so that a rank tells where it waited."""
 
 
 def run_ranks(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -39,7 +42,7 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
     torch.set_num_threads(1)
     store = f"file://{Path(folder) / 'rendezvous'}"
     try:
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=COLLECTIVE)
         dist.barrier()  # nobody leaves before all have come
         queue.put((rank, (None, function(*args))))
     except BaseException:

@@ -19,7 +19,13 @@ configure() {
     chmod 600 "$folder/etc/slurmdbd.conf"
     echo "127.0.0.1 localhost $(hostname -s) node1 node2" >"$folder/etc/hosts"
     (umask 077 && head -c 64 /dev/urandom >"$folder/etc/munge.key")
-    mariadb-install-db --no-defaults --user=root --datadir="$folder/mysql" --skip-test-db >"$folder/log/install" 2>&1
+    # a server that starts removes the temporary tables of others from a folder that they share
+    TMPDIR=$folder/run mariadb-install-db --no-defaults --user=root --datadir="$folder/mysql" --skip-test-db \
+        >"$folder/log/install" 2>&1 || {
+        echo "start.sh: no database can be made:" >&2
+        head -n 5 "$folder/log/install" >&2
+        exit 1
+    }
 }
 
 run() { # run NAME COMMAND...: in the background, in a session of its own, with its number in run/NAME.pid
@@ -39,8 +45,8 @@ daemon() {
     case $1 in
     munged) run munged munged --foreground --key-file="$folder/etc/munge.key" --socket="$folder/run/munge.sock" \
         --pid-file="$folder/run/own-munged.pid" --seed-file="$folder/run/munge.seed" --log-file="$folder/log/munge" ;;
-    mariadbd) run mariadbd mariadbd --no-defaults --user=root --datadir="$folder/mysql" --socket="$MYSQL_UNIX_PORT" \
-        --skip-networking --pid-file="$folder/run/own-mariadbd.pid" --innodb-flush-log-at-trx-commit=0 ;;
+    mariadbd) run mariadbd mariadbd --no-defaults --user=root --datadir="$folder/mysql" --tmpdir="$folder/run" \
+        --socket="$MYSQL_UNIX_PORT" --skip-networking --pid-file="$folder/run/own-mariadbd.pid" --innodb-flush-log-at-trx-commit=0 ;;
     slurmdbd | slurmctld) run "$1" "$1" -D ;;
     node?) run "$1" bash -c "on $1 slurmd -D -N $1" ;;
     *) echo "start.sh: no daemon $1" >&2 && exit 2 ;;
