@@ -1,0 +1,158 @@
+"""Kills what a sweep consists of at random moments: `python -m tests.faults.random_kills --kills 60 [--on slurm]`.
+
+Sweeps of four points, two at a time, each in a process of its own. While one runs, a process of it (the harness, a
+supervisor, a rank) is killed every few seconds; on Slurm a job may be requeued or cancelled, a node drained or the
+controller killed instead. Then the same command is given until every point is finished, and each record must be that
+of an undisturbed sweep.
+"""
+
+import argparse
+import contextlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.jobs import job_of
+from harness.site import Where
+from impl.run import Run
+from tests.faults.carry_out import ROOT, essence, undisturbed
+from tests.faults.faulty import LAYOUTS, SAVING, FaultySite, place, run_of, store_of
+from tests.harness.small_runs import processes, sweep, write_tokens
+from tests.slurm.two_nodes import TwoNodes, two_nodes
+
+COMMANDS = 8
+"""At most until every point is finished, once nothing is killed any more."""
+PER_SWEEP = 4
+
+
+def main() -> int:
+    """Exit status 0 if every record was equal, none was lost and no process was left."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.random_kills", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--on", choices=("local", "slurm"), default="local")
+    parser.add_argument("--sweep", nargs=2, type=Path, metavar=("FOLDER", "TOKENS"), help="be one of the sweeps")
+    given = parser.parse_args()
+    if given.sweep:
+        return one_sweep(*given.sweep, given.on)
+    chance, done = random.Random(given.seed), Counter[str]()
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(two_nodes()) if given.on == "slurm" else None
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kills-")))
+        tokens = write_tokens(scratch / "tokens")
+        expected = {run_of(name, tokens).id: undisturbed(name, scratch / name, tokens) for name in LAYOUTS}
+        problems = 0
+        while (struck := done.total()) < given.kills:
+            folder = scratch / f"sweep-{struck}"
+            folder.mkdir()
+            done += disturbed(folder, tokens, given.on, min(PER_SWEEP, given.kills - struck), chance, cluster)
+            problem = finished(folder, tokens, given.on, expected)
+            problems += bool(problem)
+            print(f"{done.total()}/{given.kills}: {problem or 'all records equal'}", flush=True)
+    print(", ".join(f"{count} {what}" for what, count in done.most_common()), f"(seed {given.seed})")
+    return int(problems > 0)
+
+
+def runs(tokens: Path) -> list[Run]:
+    return [run_of(layout, tokens) for layout in LAYOUTS]
+
+
+def one_sweep(folder: Path, tokens: Path, on: Where) -> int:
+    pausing = {"rank": 0, "phase": "backward", "what": "pause 1", "fired": str(folder / "paused")}
+    store = store_of(folder)
+    sweep(store, runs(tokens), site=FaultySite(fault=pausing, **place(on)), saving=SAVING, jobs=2)
+    return int(any((store.read(run.id) or {}).get("status") != "ok" for run in runs(tokens)))
+
+
+def command(folder: Path, tokens: Path, on: Where) -> list[str]:
+    return [sys.executable, "-m", "tests.faults.random_kills", "--on", on, "--sweep", str(folder), str(tokens)]
+
+
+def disturbed(
+    folder: Path, tokens: Path, on: Where, kills: int, chance: random.Random, cluster: TwoNodes | None
+) -> Counter[str]:
+    """Strike a sweep this often, starting it again when it has ended; what was struck."""
+    done = Counter[str]()
+    with (folder / "log").open("w") as log:
+        while done.total() < kills:
+            driver = subprocess.Popen(command(folder, tokens, on), cwd=ROOT, stdout=log, stderr=log)
+            while driver.poll() is None and done.total() < kills:
+                time.sleep(chance.uniform(0.5, 6))
+                if struck := strike(folder, driver, chance, cluster):
+                    done[struck] += 1
+            if all((store_of(folder).read(run.id) or {}).get("status") == "ok" for run in runs(tokens)):
+                break
+        driver.wait(timeout=600)
+    return done or Counter({"nothing: it had ended": 1})
+
+
+def strike(folder: Path, driver: subprocess.Popen[Any], chance: random.Random, cluster: TwoNodes | None) -> str:
+    """Do one thing; nothing: there was nothing to do it to."""
+    if cluster and chance.random() < 0.5:
+        what, act = chance.choice(on_slurm(folder, cluster, chance))
+        act()
+        return what
+    found = processes(folder)
+    if driver.poll() is None and chance.random() < 0.25:
+        driver.kill()
+        return "harness killed"
+    if not found:
+        return ""
+    victim = chance.choice(found)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        victim.kill()
+        return "supervisor killed" if "submitit" in " ".join(victim.info["cmdline"]) else "rank killed"
+    return ""
+
+
+def on_slurm(folder: Path, cluster: TwoNodes, chance: random.Random) -> list[tuple[str, Callable[[], Any]]]:
+    """What can be done to a cluster and the sweep's jobs."""
+    jobs = [job.job for attempt in store_of(folder).folder.glob("attempts/*") if (job := job_of(attempt))]
+    ask = lambda *words: subprocess.run(words, capture_output=True, timeout=60, check=False)
+
+    def drained() -> None:
+        ask("scontrol", "update", "nodename=node1", "state=drain", "reason=chaos")
+        time.sleep(5)
+        ask("scontrol", "update", "nodename=node1", "state=resume")
+
+    def controller_away() -> None:
+        cluster.kill("slurmctld")
+        time.sleep(5)
+        cluster.start("slurmctld")
+
+    of_jobs = [(f"job {verb}", lambda verb=verb: ask(*verb.split(), chance.choice(jobs))) for verb in
+               ("scancel", "scontrol requeue")] if jobs else []  # fmt: skip
+    return [("node drained", drained), ("controller killed", controller_away), *of_jobs]
+
+
+def finished(folder: Path, tokens: Path, on: Where, expected: dict[str, dict[str, Any]]) -> str:
+    """Give the command until every point is finished; what is not as it has to be, or nothing."""
+    store = store_of(folder)
+    for _ in range(COMMANDS):
+        with (folder / "log").open("a") as log:
+            if not subprocess.run(
+                command(folder, tokens, on), cwd=ROOT, stdout=log, stderr=log, timeout=900
+            ).returncode:
+                break
+    differing = [run_id for run_id, record in expected.items() if essence(store.read(run_id)) != record]
+    time.sleep(2)
+    left = [one.info["cmdline"] for one in processes(folder)]
+    files = sorted(path.stem for path in store.recorded.glob("*.json"))
+    lost = "" if files == sorted(expected) else f"records {files}, not {sorted(expected)}"
+    return "; ".join(
+        filter(None, [f"not equal: {differing}" if differing else "", lost, f"left: {left}" if left else ""])
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
