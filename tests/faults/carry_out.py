@@ -232,7 +232,9 @@ def damage(path: Path, how: str) -> None:
 
 
 def _with_one_bit_flipped(content: bytes) -> bytes:
-    """Flip a bit of the number in the middle: what it says stays readable, of tensors and of JSON."""
+    """Flip a bit, in the middle, of what is a digit in JSON: the document stays one."""
+    if not content:
+        return b""
     at = next((at for at in range(len(content) // 2, len(content)) if chr(content[at]) in "2468"), len(content) // 2)
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
