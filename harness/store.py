@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from harness.privacy import cleaned
 from impl.errors import InputError
 
 SCHEMA = 1
@@ -170,9 +171,9 @@ class Store:
         return found
 
     def write(self, record: Record, put: Callable[[Path, str], Any] = write_atomically) -> Path:
-        """Keep a record, in place of an earlier one of the same run; `put` writes the file."""
+        """Keep a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file."""
         path = self.path(record["id"])
-        put(path, _one_line_per_item(record) + "\n")
+        put(path, _one_line_per_item(cleaned(record)) + "\n")
         return path
 
     def _why_foreign(self, record: Any, run_id: str) -> str | None:
