@@ -313,9 +313,8 @@ def _categories(record: Record) -> dict[str, float]:
     if sizes and has_trusted_schedule(record["config"]):
         run, resolved = from_dict(complete(record["config"])), record["resolved"]
         place = fullest // (run.plan.dp * run.plan.tp)
-        device = record["environment"]["device"]
-        predicted = _predicted(run, resolved["vocab_size"], place, resolved["head_positions"], device)
-        sizes["predicted_"] = predicted.as_dict()
+        asked = resolved["vocab_size"], place, resolved["head_positions"], record["environment"]["device"]
+        sizes["predicted_"] = _predicted(run, *asked).as_dict()
     wanted = {"memory_bytes": ("total",)} | {f"{name}_bytes": parts for name, parts in CATEGORIES.items()}
     return {
         f"{kind}{column}": float(sum(sizes[kind][part] for part in parts)) if kind in sizes else math.nan
