@@ -1,6 +1,7 @@
 """Records, archives and links in folders of results are data: no command runs, follows or loads what they name."""
 
 import json
+import sys
 import zipfile
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two runs with timeline and memory, of which one names a module that lies beside the results."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, EVIL.partition(":")[0], raising=False)
     monkeypatch.setattr(schedules, "_trusted", set())
     monkeypatch.setattr(report, "experiment_ids", lambda: [NAME])
     (tmp_path / "named_by_a_record.py").write_text(
