@@ -62,7 +62,7 @@ def print_tables(records: list[Record], experiment: Experiment | None = None) ->
 def tell_ignored(store: Store) -> None:
     """Say on standard error which files among the records are none."""
     for path, why in store.ignored.items():
-        print(f"ignored: {path}: {why}", file=sys.stderr)
+        print(f"ignored: {path}: {render.printable(why)}", file=sys.stderr)
 
 
 def console(table: RenderableType = "") -> Console:

@@ -15,9 +15,12 @@ from pydantic import ValidationError
 
 from harness import verbs
 from harness.labels import fields
+from harness.render import printable
 from harness.sweep import LeftRunning
 from impl.errors import InputError
 from impl.model.sizes import named
+from impl.pipeline.schedules import trust
+from impl.plan import Plan
 from impl.run import Run, to_dict
 
 INTERRUPTED = 130
@@ -93,10 +96,16 @@ def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[..
 
 
 def _deferred(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
-    """A function with the verb's signature that does nothing yet: its errors are not the parser's."""
+    """A function with the verb's signature that only trusts the schedule that the command line names.
+
+    It does not call the verb, whose errors are not the parser's.
+    """
 
     @functools.wraps(verb)
     def hold(*args: object, **kwargs: object) -> Callable[[], int]:
+        for value in (*args, *kwargs.values()):
+            if isinstance(plan := value.plan if isinstance(value, Run) else value, Plan):
+                trust(plan.schedule)
         return functools.partial(verb, *args, **kwargs)
 
     return hold
@@ -163,7 +172,7 @@ def _first_problem(error: ValidationError, prefix: str = "") -> str:
 
 
 def _complain(text: str) -> int:
-    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
     return 2
 
 

@@ -13,23 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from harness import privacy
+from harness.privacy import CODE
 from harness.store import write_atomically
 
 if TYPE_CHECKING:
     import torch
 
-CODE = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "submitit", "tokenizers", "pydantic")
-VARIABLES = re.compile(r"^(NCCL|CUDA|OMP|DS|TORCH|GLOO|MKL)_|^SLURM_JOB_(ID|NUM_NODES|PARTITION)$")
-PATHS = re.compile(r"^/|[:=]/")
-"""Values that are paths tell about a person's machine, not about the measurement."""
 
 
 def host_environment(command: list[str]) -> dict[str, Any]:
     """Code version, packages, processor and relevant variables of the machine that starts a sweep."""
-    kept = {k: v for k, v in sorted(os.environ.items()) if VARIABLES.match(k) and not PATHS.search(v)}
     return {
-        "command": command,
+        "command": privacy.command(command),
         "git": git_state(CODE),
         "lock_sha256": _sha256(CODE / "requirements.lock"),
         "python": platform.python_version(),
@@ -40,7 +37,7 @@ def host_environment(command: list[str]) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "network": network(),
-        "variables": kept,
+        "variables": privacy.variables(os.environ),
     }
 
 

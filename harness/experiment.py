@@ -14,12 +14,13 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar, get_args
 
 from harness.claims import Claim, Evidence, Row
-from harness.labels import Record, fields, label_of, telling
+from harness.labels import Record, fields, has_trusted_schedule, label_of, telling
 from harness.measures import engine_of
 from harness.render import Table
 from harness.store import require_name
 from impl.data.config import DataConfig
 from impl.errors import InputError
+from impl.pipeline.schedules import is_trusted, trust
 from impl.plan import Plan
 from impl.run import EngineName, Run, to_dict
 
@@ -64,7 +65,7 @@ class Experiment:
     """The docstring after the question."""
 
     def __post_init__(self) -> None:
-        """Check the fields, which anybody may have written."""
+        """Check the fields, which anybody may have written, and trust the schedules of the runs."""
         texts = ("source", "expectation", "deviations", "found", "id", "question", "about")
         is_tiers = lambda value, each: (
             isinstance(value, dict) and set(value) == set(TIERS) and all(map(each, value.values()))
@@ -83,6 +84,8 @@ class Experiment:
         for name, (is_valid, what) in checks.items():
             if not is_valid:
                 raise InputError(f"Experiment.{name} {_shown(getattr(self, name))}: must be {what}")
+        for run in (run for runs in self.runs.values() for run in runs):
+            trust(run.plan.schedule)
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,8 @@ def _from_module(name: str, module: ModuleType) -> Experiment:
 def _claims_of_own_engines(experiment: Experiment) -> tuple[Claim, ...]:
     def checked(claim: Claim) -> Claim:
         def own(rows: Sequence[Row]) -> Evidence | None:
-            found = claim.check(_of_own_engines(experiment, rows, lambda row: row["engine"]))
+            known = [row for row in rows if is_trusted(row["schedule"])]
+            found = claim.check(_of_own_engines(experiment, known, lambda row: row["engine"]))
             return found and Evidence(bool(found.holds), str(found.numbers), float(found.share))
 
         return replace(claim, check=_guarded(experiment, own))
@@ -187,7 +191,7 @@ def _table_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]]
         return None
 
     def named(records: Sequence[Record]) -> Table:
-        made = table(_of_own_engines(experiment, records, engine_of))
+        made = table(_own(experiment, records))
         require_name(made.name)  # files are called so
         return made
 
@@ -198,7 +202,13 @@ def _figure_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]
     figure = experiment.figure
     if figure is None:
         return None
-    return _guarded(experiment, lambda records: figure(_of_own_engines(experiment, records, engine_of)))
+    return _guarded(experiment, lambda records: figure(_own(experiment, records)))
+
+
+def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
+    """The records that the experiment compares, without those whose schedule its functions could not build."""
+    known = [record for record in records if has_trusted_schedule(record["config"])]
+    return _of_own_engines(experiment, known, engine_of)
 
 
 def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[[Any], _T]:

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import io
 import json as json_format
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from harness.beside import is_simulated
 from harness.environment import CODE, git_state
 from harness.experiment import TIERS, Experiment, Tier, load, points
 from harness.memory import Flag, shown
+from harness.render import printable
 from harness.store import Record, Store, write_atomically
 from harness.systems import FOLDER as SYSTEMS
 from harness.verdicts import judged, verdicts_table
@@ -85,17 +87,20 @@ def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> 
     Raises:
         InputError: there are no records of these tiers.
     """
-    stores, records = dict[Tier, list[Store]](), dict[Tier, list[Record]]()
+    inside, records = dict[str, bytes](), dict[Tier, list[Record]]()
     for tier in tiers:
-        of_tier = folders.stores(results, found.id, tier)
-        if kept := [record for store in of_tier for record in store.records()]:
-            stores[tier], records[tier] = of_tier, kept
+        for store in folders.stores(results, found.id, tier):
+            for record in store.records():
+                if packed := _packed(store, store.path(record["id"])):
+                    inside |= packed
+                    records.setdefault(tier, []).append(record)
+            for path in sorted(store.changes.glob("*.diff")) if store.system is None else ():
+                inside |= _packed(store, path)
     if not records:
         raise InputError(
             f"{folders.sweep_folder(results) / found.id} has no records; `lmscale run {found.id}` makes them"
         )
     everything = [record for of_tier in records.values() for record in of_tier]
-    inside = {f"results/{path}": data for tier in records for path, data in _kept(found, stores[tier])}
     for tier in shown_progress(list(records), "drawing"):
         inside |= {f"results/{path}": data for path, data in _made(found, tier, records[tier])}
     verdicts = verdicts_table(found.id, judged(found, everything))
@@ -109,14 +114,12 @@ def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> 
     return {**inside, **{path: text.encode() for path, text in texts.items()}, **dict(_with_it(found, everything))}
 
 
-def _kept(found: Experiment, stores: Sequence[Store]) -> Iterator[tuple[str, bytes]]:
-    """The records, and how the code differed from its commit, as they lie in their files."""
-    for store in stores:
-        for record in store.records():
-            path = store.path(record["id"])
-            yield path.relative_to(store.out).as_posix(), path.read_bytes()
-        for path in sorted(store.changes.glob("*.diff")) if store.system is None else ():
-            yield path.relative_to(store.out).as_posix(), path.read_bytes()
+def _packed(store: Store, path: Path) -> dict[str, bytes]:
+    """A file of the store as it is, by its path in the archive; nothing where a link leads out of the store."""
+    if not path.resolve().is_relative_to(store.out.resolve()):
+        print(f"left out: {printable(str(path))}: a link leads out of {store.out}", file=sys.stderr)
+        return {}
+    return {f"results/{path.relative_to(store.out).as_posix()}": path.read_bytes()}
 
 
 def _made(found: Experiment, tier: Tier, records: Sequence[Record]) -> Iterator[tuple[str, bytes]]:

@@ -280,13 +280,14 @@ def _last_lines(attempt: Path, rank: int) -> list[str]:
 
 def _stages(spec: dict[str, Any], rank: int) -> str:
     """Which stages of a pipeline the rank had, to be told behind its number; nothing without a pipeline."""
-    from impl.pipeline.schedules import build  # only a supervisor that has lost its rank pays for it
+    from impl.pipeline.schedules import build, trust  # only a supervisor that has lost its rank pays for it
     from impl.run import from_dict
 
     run = from_dict(spec["run"])
     plan, pp_rank = run.plan, rank // (run.plan.dp * run.plan.tp)
     if plan.pp == 1:
         return ""
+    trust(plan.schedule)  # its rank ran it
     stages = build(plan.schedule, plan.pp, run.microbatches, plan.chunks).stages_of(pp_rank)
     return f" (pipeline rank {pp_rank}, stage {', '.join(map(str, stages))})"
 

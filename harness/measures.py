@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.beside import devices, is_simulated
-from harness.labels import SHAPE, Record, complete, fields, label_of, point, varying
+from harness.labels import SHAPE, Record, complete, fields, has_trusted_schedule, label_of, point, varying
 from harness.render import is_missing, rows_of
 from harness.statistics import estimate, quartiles, warmup_steps
 from impl.cost.flops import hardware_flops, model_flops
@@ -304,20 +304,20 @@ _predicted = functools.lru_cache(maxsize=1024)(memory)
 
 def _categories(record: Record) -> dict[str, float]:
     """Memory of the fullest rank in a step, `memory_bytes` and by category, and all that as predicted for it; NaN where
-    tensors were not counted.
-    """
+    tensors were not counted, and in predictions where the schedule is not trusted."""
     measured = [rank.get("memory") or {} for rank in record.get("ranks") or ()]
     totals = [sum(size for name, size in of_rank.items() if name != "host") for of_rank in measured]
     fullest, sizes = totals.index(max(totals)) if any(totals) else 0, dict[str, dict[str, int]]()
     if any(totals):
+        sizes[""] = measured[fullest] | {"total": totals[fullest]}
+    if sizes and has_trusted_schedule(record["config"]):
         run, resolved = from_dict(complete(record["config"])), record["resolved"]
         place = fullest // (run.plan.dp * run.plan.tp)
-        device = record["environment"]["device"]
-        predicted = _predicted(run, resolved["vocab_size"], place, resolved["head_positions"], device)
-        sizes = {"": measured[fullest] | {"total": totals[fullest]}, "predicted_": predicted.as_dict()}
+        asked = resolved["vocab_size"], place, resolved["head_positions"], record["environment"]["device"]
+        sizes["predicted_"] = _predicted(run, *asked).as_dict()
     wanted = {"memory_bytes": ("total",)} | {f"{name}_bytes": parts for name, parts in CATEGORIES.items()}
     return {
-        f"{kind}{column}": float(sum(sizes[kind][part] for part in parts)) if sizes else math.nan
+        f"{kind}{column}": float(sum(sizes[kind][part] for part in parts)) if kind in sizes else math.nan
         for kind in ("", "predicted_")
         for column, parts in wanted.items()
     }
@@ -364,15 +364,15 @@ def _pipeline(record: Record) -> dict[str, float]:
         simulated = record.get("prediction") or {}
         known = {name: float_or_nan(simulated.get(name)) for name in ("bubble", "microbatches_in_flight")}
         return dict.fromkeys((*names, "microbatches_in_flight", "in_flight_bytes"), math.nan) | known
-    simulated = predicted(record, timeline)
+    simulated = predicted(record, timeline) if has_trusted_schedule(record["config"]) else None
     held = [rank.get("activation_bytes") or {} for rank in record["ranks"] if rank.get("timeline")]
     in_flight = [float(timeline.microbatches_in_flight(rank)) for rank in timeline.rows]
     kept = [float_or_nan(of_one.get("model")) for of_one in held]
     return {
         "bubble": float(timeline.bubble),
-        "predicted_bubble": float(simulated.bubble),
+        "predicted_bubble": float(simulated.bubble) if simulated else math.nan,
         "pipeline_seconds": float(timeline.step_time),
-        "predicted_pipeline_seconds": float(simulated.step_time),
+        "predicted_pipeline_seconds": float(simulated.step_time) if simulated else math.nan,
         "microbatches_in_flight": max(in_flight),
         "in_flight_bytes": max(count * size for count, size in zip(in_flight, kept, strict=True)),
     }

@@ -1,12 +1,16 @@
 """How the ranks of a run find each other: a file on one machine, a port of the first host on a cluster.
 
 On a cluster the host is the first of the scheduler's list and the port follows from the job's number, so that nothing
-has to be told. The first rank listens on the address by which the job's other hosts reach it, and on no other. All that
-ranks tell each other is kept under a word that only this run's ranks have read; whoever does not know it is not met.
+has to be told. The first rank listens on the address by which the job's other hosts reach it, and on no other. The
+store's keys begin with a hash of the run's token, and each rank proves that it has read the token before it counts as
+present. The token itself is never sent.
 """
 
+import hmac
+import json
 import os
 import random
+import secrets
 import socket
 import threading
 import time
@@ -128,11 +132,45 @@ def _store(rendezvous: str, rank: int, world_size: int, token: str, timeout: tim
         return dist.FileStore(place, world_size)
     host, _, numbers = place.rpartition(":")
     tried = [int(number) for number in numbers.split(",")]
-    store = _open(host, tried, timeout) if rank == 0 else _join(host, tried, token, timeout)
-    own = dist.PrefixStore(token, store)
-    if rank == 0:
-        own.set(HERE, "")
+    if rank:
+        own = _join(host, tried, token, timeout)
+        _prove(own, rank, token)
+    else:
+        own = dist.PrefixStore(_proof(token, "prefix"), _open(host, tried, timeout))
+        _admit(own, world_size, token)
     return own
+
+
+def _proof(token: str, *of: object) -> str:
+    """A hash of these words that only who knows the token can make."""
+    return hmac.digest(token.encode(), json.dumps(of).encode(), "sha256").hex()
+
+
+def _admit(store: "dist.Store", world_size: int, token: str) -> None:
+    """As rank 0, wait for the other ranks, check their proofs and answer each.
+
+    Raises:
+        MeetingError: a process that does not know the token has taken a rank's place.
+    """
+    nonce = secrets.token_hex(16)
+    store.set(HERE, nonce)
+    for rank in range(1, world_size):
+        own, _, proof = store.get(f"rank {rank}").decode(errors="replace").partition(" ")
+        if not hmac.compare_digest(proof.encode(), _proof(token, rank, nonce, own).encode()):
+            raise MeetingError(f"a process that does not know the run's token came as rank {rank}")
+        store.set(f"answer {rank}", _proof(token, 0, rank, own))
+
+
+def _prove(store: "dist.Store", rank: int, token: str) -> None:
+    """As another rank, prove to know the token, and wait for the proof of rank 0.
+
+    Raises:
+        MeetingError: a process that does not know the token has taken the place of rank 0.
+    """
+    own = secrets.token_hex(16)
+    store.set(f"rank {rank}", f"{own} {_proof(token, rank, store.get(HERE).decode(errors='replace'), own)}")
+    if not hmac.compare_digest(store.get(f"answer {rank}"), _proof(token, 0, rank, own).encode()):
+        raise MeetingError("a process that does not know the run's token came as rank 0")
 
 
 def _open(host: str, tried: Sequence[int], timeout: timedelta) -> "dist.Store":
@@ -182,10 +220,11 @@ def _knock(host: str, port: int, token: str) -> "dist.Store | None":
         socket.create_connection((host, port), timeout=PATIENCE_SECONDS).close()  # a store would try for long
         patience = timedelta(seconds=PATIENCE_SECONDS)
         store = dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
-        dist.PrefixStore(token, store).wait([HERE], patience)
+        own = dist.PrefixStore(_proof(token, "prefix"), store)
+        own.wait([HERE], patience)
     except (OSError, RuntimeError):
         return None
-    return store
+    return own
 
 
 def _within(seconds: float, action: Callable[[], T]) -> T | None:

@@ -15,6 +15,7 @@ from rich.progress import (
 )
 
 from harness.experiment import Point
+from harness.render import printable
 from harness.store import Record
 
 REFRESHES = 2
@@ -53,7 +54,7 @@ class LiveDisplay:
         self.progress.stop()
 
     def message(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.print(printable(text), soft_wrap=True, markup=False)
 
     def started(self, point: Point) -> None:
         steps = point.run.train.steps

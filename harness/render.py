@@ -3,6 +3,7 @@
 import csv as csv_format
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     import rich.console
 
 MISSING = "–"
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that change how a terminal shows what follows: escape sequences, and the direction of text."""
+EMBEDS = re.compile(r"!(?=\[)|<(?=[a-zA-Z/!])")
+"""Where Markdown begins an image or HTML."""
 HEADING_CHARS, CELL_CHARS, NOTE_CHARS = 8, 36, 110
 """Width that a heading, a cell and a note take on a terminal before they are broken."""
 
@@ -56,6 +61,11 @@ class Table:
     frame: pd.DataFrame
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Make title and notes printable, which may name what records hold."""
+        object.__setattr__(self, "title", printable(self.title))
+        object.__setattr__(self, "notes", tuple(map(printable, self.notes)))
+
     def cells(self) -> list[list[str]]:
         """The shown text, row by row."""
         rows = rows_of(self.frame)
@@ -78,10 +88,15 @@ def shown(columns: Iterable[Column], frame: pd.DataFrame) -> tuple[Column, ...]:
     return tuple(said)
 
 
+def printable(text: str) -> str:
+    """A text of a record, a rank or another program in one line, with ? for what would control a terminal."""
+    return CONTROL.sub(lambda found: " " if found[0].isspace() else "?", text)
+
+
 def cell(value: Any, half_width: Any, column: Column) -> str:
     """One value as it is shown, scaled and with its interval."""
     if isinstance(value, str):
-        return " ".join(value.split())
+        return printable(" ".join(value.split()))
     if is_missing(value):
         return MISSING
     if column.text or isinstance(value, bool):
@@ -131,7 +146,7 @@ def markdown(table: Table, *, padded: bool = True) -> str:
     """
     cells = table.cells()
     columns = [[c.heading, *(row[i] for row in cells)] for i, c in enumerate(table.columns)]
-    columns = [[text.replace("|", "\\|") for text in column] for column in columns]
+    columns = [[_plain_markdown(text).replace("|", "\\|") for text in column] for column in columns]
     widths = [max(3, *map(len, column)) if padded else 3 for column in columns]
     pads: list[Callable[[str, int], str]] = [str.ljust if c.text else str.rjust for c in table.columns]
     lines = [
@@ -142,8 +157,13 @@ def markdown(table: Table, *, padded: bool = True) -> str:
     ]
     rules = ["-" * w if c.text else "-" * (w - 1) + ":" for c, w in zip(table.columns, widths, strict=True)]
     lines.insert(1, "| " + " | ".join(rules) + " |")
-    notes = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
-    return "\n".join([f"### {table.title}", "", *lines, *notes]) + "\n"
+    notes = ["", *(f"- {_plain_markdown(note)}" for note in table.notes)] if table.notes else []
+    return "\n".join([f"### {_plain_markdown(table.title)}", "", *lines, *notes]) + "\n"
+
+
+def _plain_markdown(text: str) -> str:
+    """The text without images and HTML, which would load what a record names."""
+    return EMBEDS.sub(r"\\\g<0>", text)
 
 
 def csv(table: Table) -> str:
@@ -152,8 +172,15 @@ def csv(table: Table) -> str:
     writer = csv_format.writer(out, lineterminator="\n")
     writer.writerow(heading for _, heading in _raw_columns(table))
     for row in rows_of(table.frame):
-        writer.writerow("" if is_missing(row[key]) else row[key] for key, _ in _raw_columns(table))
+        writer.writerow(_raw(row[key]) for key, _ in _raw_columns(table))
     return out.getvalue()
+
+
+def _raw(value: Any) -> Any:
+    """A value as CSV has it."""
+    if is_missing(value):
+        return ""
+    return printable(value) if isinstance(value, str) else value
 
 
 def _raw_columns(table: Table) -> list[tuple[str, str]]:

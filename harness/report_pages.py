@@ -205,11 +205,12 @@ class Report:
     def _documents(self) -> list[tuple[str, str]]:
         """A page of each document that lies beside the records; title and file."""
         found = []
-        for path in [*sorted(self.results.glob("*.md")), *sorted(self.results.glob("bench/*.md"))]:
+        is_inside = lambda path: path.resolve().is_relative_to(self.results.resolve())  # no link leads elsewhere
+        for path in filter(is_inside, [*sorted(self.results.glob("*.md")), *sorted(self.results.glob("bench/*.md"))]):
             text = path.read_text(encoding="utf-8")
             name = f"document-{slug(path.stem)}"
             heading = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), path.stem)
-            for image in sorted(path.parent.glob(f"{path.stem}*.png")):
+            for image in filter(is_inside, sorted(path.parent.glob(f"{path.stem}*.png"))):
                 target = self.folder / "documents" / image.name
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(image, target)

@@ -28,6 +28,8 @@ MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("table_open", lambda *_: '<div class="scroll" tabindex="0"><table>\n')
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")
 MARKDOWN.add_render_rule("image", lambda *shown: f'<span class="scroll">{RendererHTML.image(*shown)}</span>')
+LINE = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink"])
+"""For texts that name what records hold: nothing is loaded or linked."""
 
 
 def templates() -> jinja2.Environment:
@@ -76,19 +78,20 @@ def markdown(text: str, *, images: str = "") -> Markup:
     """Markdown as HTML: tables can be moved on a narrow screen, links, which lead out of the report, are plain text.
 
     Args:
-        images: Folder of the report in which images are.
+        images: Folder of the report in which images are; without it there are none.
     """
     tokens = MARKDOWN.parse(text)
+    left_out = ("link_open", "link_close", *([] if images else ["image"]))
     for token in (t for t in tokens if t.children):
-        token.children = [t for t in token.children or () if t.type not in ("link_open", "link_close")]
+        token.children = [t for t in token.children or () if t.type not in left_out]
         for image in (t for t in token.children if t.type == "image"):
             image.attrSet("src", f"{images}{image.attrGet('src')}")
     return Markup(MARKDOWN.renderer.render(tokens, MARKDOWN.options, {}))
 
 
 def said(text: str) -> Markup:
-    """A line with the code in it marked."""
-    return Markup(MARKDOWN.renderInline(" ".join(text.split())))
+    """A line with the code in it marked, without links and images."""
+    return Markup(LINE.renderInline(" ".join(text.split())))
 
 
 class Heading(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from harness.privacy import cleaned
 from impl.errors import InputError
 
 SCHEMA = 2
@@ -213,9 +214,10 @@ class Store:
         return found
 
     def write(self, record: Record, put: Callable[[Path, str], Any] = write_atomically) -> Path:
-        """Keep a record, in place of an earlier one of the same run; `put` writes the file."""
+        """Keep a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file."""
         path = self.path(record["id"])
-        put(path, with_digest(_one_line_per_item(record) + "\n"))
+        put(path, with_digest(_one_line_per_item(cleaned(record)) + "
+"))
         return path
 
     def _why_foreign(self, record: Record, run_id: str) -> str | None:

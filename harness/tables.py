@@ -8,7 +8,7 @@ import pandas as pd
 from harness import render
 from harness.beside import SYSTEM, beside
 from harness.claims import Claim, claims_table
-from harness.labels import labels, point
+from harness.labels import has_trusted_schedule, labels, point
 from harness.measures import CONVENTION, Record, about, combine, frame
 from harness.perplexity import perplexity_tables
 from harness.render import Column, Table, shown
@@ -105,6 +105,9 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
         notes.append("Skipped: steps whose fp16 gradients overflowed, so that nothing but the loss scale was changed.")
     if any(record["status"] != "ok" for record in records):
         notes.append(f"{denominators(records)}.")
+    if unknown := [record for record in records if not has_trusted_schedule(record["config"])]:
+        named = ", ".join(f"{record['id']} ({record['config']['plan']['schedule']})" for record in unknown)
+        notes.append(f"Nothing is predicted or claimed of runs whose schedule only their record names: {named}.")
     return measured("throughput", title, THROUGHPUT, rows, notes)
 
 

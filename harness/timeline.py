@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.drawing import COLOURS, save, style
-from harness.labels import SHAPE, Record, labels, point
+from harness.labels import SHAPE, Record, has_trusted_schedule, labels, point
 from harness.measures import microbatches
 from harness.statistics import quartiles
 from impl.pipeline.schedule import Action, Op, Schedule
@@ -67,13 +67,16 @@ def predicted(record: Record, timeline: Timeline) -> Timeline:
 
 
 def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
-    """The measured last step under the prediction from its own times: of every schedule the run with least to draw."""
+    """The measured last step under the prediction from its own times: of every schedule that is trusted the run with
+    least to draw."""
     texts = labels([point(record["config"]) for record in records], records, SHAPE)
     first: dict[tuple[str, int], tuple[str, Figure]] = {}
     for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: microbatches(pair[0]["config"])):
         plan = record["config"]["plan"]
         schedule = plan.get("schedule"), plan.get("chunks")
-        if schedule not in first and len(first) < MOST_TIMELINES and (found := measured(record)):
+        if schedule in first or len(first) == MOST_TIMELINES or not has_trusted_schedule(record["config"]):
+            continue
+        if found := measured(record):
             name = re.sub(r"[^\w.]+", "_", text or plan["schedule"])
             first[schedule] = f"timeline_{name}", draw({"predicted": predicted(record, found), "measured": found})
     return dict(first.values())

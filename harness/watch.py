@@ -17,6 +17,7 @@ from harness.folders import of_archive, sweep_folder, sweep_tier
 from harness.memory import Flag
 from harness.options import Options
 from harness.progress import LiveDisplay
+from harness.render import printable
 from harness.states import counted, shown
 from harness.store import Store
 from harness.sweep import Sweep
@@ -166,7 +167,7 @@ def cancel(
     if json:
         return tell_rows(found, store, rows, json)
     if rows:
-        print(columns([(row["id"], row["status"], row["point"], row["reason"] or "") for row in rows]))
+        print(columns([(row["id"], row["status"], row["point"], printable(row["reason"] or "")) for row in rows]))
     count = sum(row["cause"] == "cancelled" for row in rows)
     print(f"{found.id}, tier {tier}: {'1 point' if count == 1 else f'{count} points'} cancelled")
     return 0
@@ -194,7 +195,7 @@ def tell_rows(found: Experiment, store: Store, rows: list[dict[str, Any]], json:
     if json:
         counts = {word: words.count(word) for word in sorted(set(words))}
         return print_json({"experiment": found.id, "tier": store.tier, "points": rows, "counts": counts})
-    cells = [(row["id"], row["point"], row["status"], row["reason"] or "") for row in rows]
+    cells = [(row["id"], row["point"], printable(row["status"]), printable(row["reason"] or "")) for row in rows]
     if len(rows) > TABLE_ROWS:
         print(columns(cells))
     else:

@@ -1,7 +1,6 @@
 """Whether a record holds what tables and figures read from it: a file that anybody may have written or damaged."""
 
 import json
-import sys
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
@@ -266,8 +265,6 @@ def why_not_whole(record: dict[str, Any]) -> str | None:
 def _why_inconsistent(record: Whole) -> str | None:
     """What contradicts the configuration; None: nothing."""
     run, ranks = record["config"], record.get("ranks") or []
-    if run.plan.schedule.partition(":")[0].partition(".")[0] in sys.stdlib_module_names:
-        return f"config.plan.schedule: {run.plan.schedule!r:.60} is no schedule"  # tables call it by that name
     if len(ranks) > run.plan.world_size:
         return f"ranks: {len(ranks)} of {run.plan.world_size}"
     for i, step in enumerate(record.get("steps") or []):

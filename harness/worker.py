@@ -35,6 +35,7 @@ from impl.data.tokens import TokenFolder
 from impl.dimensions import dimensions
 from impl.engines import Engine, make
 from impl.mesh import build_mesh
+from impl.pipeline.schedules import trust
 from impl.plan import AXES
 from impl.run import Run, from_dict
 from impl.train import Trainer
@@ -63,6 +64,7 @@ class Worker:
         self.attempt, self.rank = attempt, rank
         self.spec = json.loads((attempt / "spec.json").read_text())
         self.run: Run = from_dict(self.spec["run"])
+        trust(self.run.plan.schedule)  # by the command that started this rank
         torch.set_num_threads(self.run.threads)
         self.device, self.store = meet(self.spec, rank, local_rank, world_size, rendezvous)
         self.mesh = build_mesh(self.run.plan, self.device.type)

@@ -1,7 +1,7 @@
 """The papers' schedules, and how one is had by name.
 
 To add a schedule, write a function of p pipeline ranks, m microbatches and, if it has them, v model chunks a rank, that
-returns the rows; name it in SCHEDULES, or name it as module:function.
+returns the rows; name it in SCHEDULES, or name it as module:function and call `trust` with that name.
 """
 
 import importlib
@@ -84,13 +84,28 @@ def _row(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None
 SCHEDULES: dict[str, Callable[..., Rows]] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}
 OWN = frozenset(SCHEDULES.values())
 """Those that are known to be schedules."""
+_trusted: set[str] = set()
+
+
+def trust(name: str) -> None:
+    """Allow this module:function to be imported and called: its name comes from the user's command or code.
+
+    A name that only stands in a record, a checkpoint or another file is not trusted.
+    """
+    _trusted.add(name)
+
+
+def is_trusted(name: str) -> bool:
+    """Whether a schedule may be built: it is one of SCHEDULES, or `trust` was called with its name."""
+    return name in SCHEDULES or name in _trusted
 
 
 def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
     """The table of plan.schedule (one of SCHEDULES, or module:function), checked; p is plan.pp, v is plan.chunks.
 
     Raises:
-        InputError: there is no such schedule, it cannot be had for these numbers, or its rows are no schedule.
+        InputError: there is no such schedule, its name is not trusted, it cannot be had for these numbers, or its rows
+            are no schedule.
     """
     generator = _generator(name)
     return (_built if generator in OWN else _built.__wrapped__)(generator, name, p, m, v)
@@ -141,6 +156,9 @@ def _generator(name: str) -> Callable[..., Rows]:
     if name in SCHEDULES:
         return SCHEDULES[name]
     module, _, function = name.partition(":")
+    if function and not is_trusted(name):
+        own = "--plan.schedule with this name in your own command, or impl.pipeline.schedules.trust"
+        raise InputError(f"plan.schedule {name!r} is named by data, so it is not loaded; valid: {own}")
     try:
         if function:
             found = getattr(importlib.import_module(module), function)

@@ -1,6 +1,9 @@
 """How ranks find each other, and nobody else."""
 
+import queue
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -76,32 +79,82 @@ def test_ports_that_are_all_taken_are_told() -> None:
 
 def test_a_rank_waits_for_its_own_run_only(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.2)
-    own = dist.PrefixStore("word", meeting._open(meeting.LOOPBACK, taken, SHORT))
+    own = dist.PrefixStore(meeting._proof("word", "prefix"), meeting._open(meeting.LOOPBACK, taken, SHORT))
     own.set(meeting.HERE, "")
     own.set("x", "y")
     found = meeting._join(meeting.LOOPBACK, taken, "word", timedelta(seconds=20))
-    assert dist.PrefixStore("word", found).get("x") == b"y"
+    assert found.get("x") == b"y"
     with pytest.raises(MeetingError, match=r"no rank 0 of this run at 127.0.0.1, ports \d+, \d+, within 1 s"):
         meeting._join(meeting.LOOPBACK, taken, "another word", SHORT)
 
 
-def met(rank: int, rendezvous: str, queue: object) -> None:
+def met(rank: int, rendezvous: str, answers: object) -> None:
     spec = {"device": "cpu", "collective_timeout_seconds": 60.0, "token": "word"}
     device, store = meet(spec, rank, rank, 2, rendezvous)
     store.set(f"from {rank}", str(rank))
     told = store.get(f"from {1 - rank}").decode()
     dist.barrier()
     dist.destroy_process_group()
-    queue.put((rank, str(device), told))  # type: ignore[attr-defined]
+    answers.put((rank, str(device), told))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
 def test_ranks_meet_and_can_tell_each_other_things(kind: str, tmp_path: Path, taken: list[int]) -> None:
     where = f"file://{tmp_path}/rendezvous" if kind == "file" else f"tcp://127.0.0.1:{taken[1]}"
-    queue = CONTEXT.Queue()
-    ranks = [CONTEXT.Process(target=met, args=(rank, where, queue), daemon=True) for rank in range(2)]
+    told = CONTEXT.Queue()
+    ranks = [CONTEXT.Process(target=met, args=(rank, where, told), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
-    assert sorted(queue.get(timeout=60) for _ in ranks) == [(0, "cpu", "1"), (1, "cpu", "0")]
+    assert sorted(told.get(timeout=60) for _ in ranks) == [(0, "cpu", "1"), (1, "cpu", "0")]
     for process in ranks:
         process.join(timeout=10)
+
+
+def peek(port: int) -> tuple[dist.TCPStore, list[str]]:
+    """What a process without the token finds in the first rank's store."""
+    store = dist.TCPStore(meeting.LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=9))
+    end = time.monotonic() + 9
+    while not (keys := store.list_keys()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return store, keys
+
+
+def first(where: str, answers: "queue.Queue[dist.Store | str]") -> None:
+    try:
+        answers.put(meeting._store(where, 0, 2, "secret-token", timedelta(seconds=20)))
+    except MeetingError as error:
+        answers.put(str(error))
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["a rank", "a stranger"])
+def test_only_who_knows_the_token_counts_as_a_rank_and_the_store_does_not_tell_it(
+    taken: list[int], knows: bool
+) -> None:
+    where, answers = f"tcp://{meeting.LOOPBACK}:{taken[1]}", queue.Queue[dist.Store | str]()
+    thread = threading.Thread(target=first, args=(where, answers))
+    thread.start()
+    store, (here,) = peek(taken[1])
+    prefix, _, name = here.rpartition("/")
+    assert name == meeting.HERE
+    if knows:
+        meeting._store(where, 1, 2, "secret-token", timedelta(seconds=20))
+    else:
+        with pytest.raises(MeetingError, match="within 1 s"):
+            meeting._store(where, 1, 2, "another-token", SHORT)
+        store.set(f"{prefix}/rank 1", "nonce proof")
+    told = answers.get(timeout=30)
+    thread.join()
+    if isinstance(told, str):
+        assert (knows, told) == (False, "a process that does not know the run's token came as rank 1")
+    else:
+        assert knows
+        texts = [*(keys := store.list_keys()), *(store.get(key).decode() for key in keys)]
+        assert not any("secret" in text for text in texts)
+
+
+def test_a_stranger_in_the_place_of_the_first_rank_is_not_met() -> None:
+    store = dist.HashStore()
+    store.set(meeting.HERE, "nonce")
+    store.set("answer 1", "proof")
+    with pytest.raises(MeetingError, match="came as rank 0"):
+        meeting._prove(store, 1, "secret-token")

@@ -54,7 +54,6 @@ def test_a_newer_field_is_no_damage_and_a_newer_option_is_at_its_default() -> No
         (("status",), "done", "status"),
         (("config", "model", "num_layers"), "2", "config.model.num_layers"),
         (("config", "model", "nonsense"), 1, "config.model.nonsense"),
-        (("config", "plan", "schedule"), "os:kill", "schedule"),
         (("steps", 1, "loss"), "x", "steps.1.loss"),
         (("steps", 0, "seconds"), [0.1, 0.1], "2 ranks, there are 1"),
         (("steps", 0, "seconds"), [0.0], "steps.0.seconds"),

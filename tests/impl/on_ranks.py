@@ -8,6 +8,7 @@ import torch
 
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
+from impl.pipeline.schedules import trust
 from impl.run import Run
 from impl.train import Trainer
 from tests.ranks import run_ranks
@@ -34,4 +35,6 @@ def _one_after_another(measure: Measure, runs: list[Run], data: Path) -> list[An
     meshes = {layout(run): run.plan for run in runs}
     meshes = {degrees: build_mesh(plan, "cpu") for degrees, plan in meshes.items()}
     tokens = TokenFolder.open(data)
+    for run in runs:
+        trust(run.plan.schedule)
     return [measure(Trainer(run, tokens, meshes[layout(run)], torch.device("cpu"))) for run in runs]

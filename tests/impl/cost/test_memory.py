@@ -24,6 +24,7 @@ from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
+from tests.impl.pipeline import own_schedule
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=32, dropout=0.1)
 
@@ -49,7 +50,7 @@ STATES: list[tuple[Plan, Precision]] = [
     (Plan(pp=3, dp=2), "bf16"),
     (Plan(pp=2, schedule="interleaved", chunks=2, tp=2, dp=2, sequence_parallel=True), "fp32"),
     # rank 0 has both ends, and the embedding once
-    (Plan(pp=3, schedule="tests.impl.pipeline.own_schedule:two_ways", chunks=2), "bf16"),
+    (Plan(pp=3, schedule=f"{own_schedule.__name__}:two_ways", chunks=2), "bf16"),
 ]
 
 

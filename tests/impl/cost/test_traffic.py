@@ -16,6 +16,7 @@ from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
+from tests.impl.pipeline import own_schedule
 
 MODEL = ModelConfig(num_layers=9, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
 RECIPE = Recipe(steps=1, global_batch=4, microbatch=1)
@@ -87,7 +88,7 @@ PIPELINES: list[tuple[Plan, Precision]] = [
     (Plan(pp=2, tp=2, schedule="zb_h1", recompute="full", partition_activations=True), "bf16"),
     (Plan(pp=2, tp=2, schedule="zb_h1", recompute="full", sequence_parallel=True), "fp32"),
     # rank 0 has both ends, rank 1 hands over to itself
-    (Plan(pp=2, tp=2, schedule="tests.impl.pipeline.own_schedule:two_ways", chunks=2), "fp32"),
+    (Plan(pp=2, tp=2, schedule=f"{own_schedule.__name__}:two_ways", chunks=2), "fp32"),
 ]
 
 

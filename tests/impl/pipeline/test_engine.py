@@ -27,8 +27,9 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
+from tests.impl.pipeline import own_schedule
 
-OWN = "tests.impl.pipeline.own_schedule"
+OWN = own_schedule.__name__
 MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=2, seq_len=16, dropout=0.1)
 PLANS = [
     Plan(pp=2, schedule="gpipe"),

@@ -20,11 +20,12 @@ from impl.run import Precision, Run
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
 from tests.impl.parity import Found, assert_equal_gradients, assert_equal_steps, first_gradients, serial, steps
+from tests.impl.pipeline import own_schedule
 
 MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=4, seq_len=16, dropout=0.1)
 RECIPE = Recipe(steps=20, global_batch=6, microbatch=1, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 
-OWN = "tests.impl.pipeline.own_schedule"
+OWN = own_schedule.__name__
 FAMILIES = ("gpt", "bert")
 NORMS = ("pre", "post", "sandwich")
 

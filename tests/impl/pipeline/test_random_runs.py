@@ -15,11 +15,12 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
+from tests.impl.pipeline import own_schedule
 
 COUNT, SEED = 200, 4
 MOST_OF_8_RANKS = 20
 """Runs of more ranks than cores wait for each other most of the time."""
-OWN = "tests.impl.pipeline.own_schedule"
+OWN = own_schedule.__name__
 NAMES = [*SCHEDULES, f"{OWN}:two_ways", f"{OWN}:every_other"]
 
 

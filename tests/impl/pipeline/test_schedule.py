@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness import timeline
 from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op, Rows, Schedule, forward_only, lower, peak_in_flight
-from impl.pipeline.schedules import SCHEDULES, build, check, why_invalid
+from impl.pipeline.schedules import SCHEDULES, build, check, trust, why_invalid
 from impl.pipeline.simulate import simulate, uniform
 
 GRID = [(p, m, v) for p in range(1, 9) for m in range(1, 17) for v in range(1, 5)]
@@ -164,6 +164,7 @@ def test_evaluation_interleaves_as_well():
     ],
 )
 def test_what_cannot_be_had_is_refused_with_what_can(numbers: tuple, message: str):
+    trust(numbers[0])
     with pytest.raises(InputError, match=message):
         build(*numbers)
     assert why_invalid(*numbers)
@@ -236,8 +237,13 @@ def test_a_schedule_of_ones_own_is_one_function(monkeypatch: pytest.MonkeyPatch)
     assert "two_ways has 2 chunks" in str(why_invalid("two_ways", 3, 4, 1))
 
 
-def test_a_schedule_may_live_in_any_module():
-    assert build("impl.pipeline.schedules:gpipe", 2, 3).rows == build("gpipe", 2, 3).rows
+def test_a_schedule_may_live_in_any_module_that_is_trusted():
+    name = "impl.pipeline.schedules:gpipe"
+    with pytest.raises(InputError, match="schedules:gpipe' is named by data, so it is not loaded"):
+        build(name, 2, 3)
+    assert "named by data" in str(why_invalid(name, 2, 3))
+    trust(name)
+    assert build(name, 2, 3).rows == build("gpipe", 2, 3).rows
 
 
 def test_actions_are_written_and_read():

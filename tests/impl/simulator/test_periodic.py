@@ -11,9 +11,10 @@ from impl.pipeline.schedule import Op
 from impl.pipeline.schedules import SCHEDULES, build
 from impl.pipeline.simulate import simulate
 from impl.simulator.periodic import Ran, execute
+from tests.impl.pipeline import own_schedule
 
 OPS = (Op.F, Op.B, Op.I, Op.W)
-OWN = "tests.impl.pipeline.own_schedule"
+OWN = own_schedule.__name__
 seconds = st.fractions(Fraction(1, 6), 6, max_denominator=6)
 cached = cache(build)
 

@@ -20,6 +20,7 @@ from impl.simulator.passes import passes
 from impl.simulator.reduction import seconds_of, states
 from impl.simulator.step import predict, step_seconds
 from impl.simulator.system import Calibration
+from tests.impl.pipeline import own_schedule
 from tests.impl.simulator.made_up import MODEL, SYSTEM, faster, longer, run_of
 
 VOCAB = 51200
@@ -182,7 +183,7 @@ def test_a_precision_without_a_peak_is_told():
 
 @pytest.mark.parametrize(("name", "chunks"), [("two_ways", 2), ("every_other", 1)])
 def test_a_schedule_of_ones_own_is_predicted(name: str, chunks: int):
-    run = run_of(pp=2, dp=2, chunks=chunks, schedule=f"tests.impl.pipeline.own_schedule:{name}")
+    run = run_of(pp=2, dp=2, chunks=chunks, schedule=f"{own_schedule.__name__}:{name}")
     found = predict(run, VOCAB, SYSTEM, with_memory=False)
     assert found.parts[1]["gradients"] > 0
     assert sum(found.parts[1].values()) == pytest.approx(found.seconds)

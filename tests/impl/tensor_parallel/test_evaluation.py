@@ -18,6 +18,7 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
+from tests.impl.pipeline import own_schedule
 
 MODEL = ModelConfig(num_layers=4, hidden_size=24, num_heads=12, seq_len=24, dropout=0.1)
 RECIPE = Recipe(steps=10, global_batch=8, microbatch=2, lr=1e-2, warmup_steps=2)
@@ -75,7 +76,7 @@ PLANS = [
     Plan(pp=2, schedule="interleaved", chunks=2),
     Plan(pp=2, schedule="zb_h1", dp=2), Plan(pp=4, schedule="gpipe"), Plan(pp=2, tp=2, scatter_gather=False),
     Plan(pp=2, tp=2, schedule="interleaved", chunks=2),
-    Plan(pp=2, tp=2, schedule="tests.impl.pipeline.own_schedule:two_ways", chunks=2),  # rank 0 has the last stage
+    Plan(pp=2, tp=2, schedule=f"{own_schedule.__name__}:two_ways", chunks=2),  # rank 0 has the last stage
 ]  # fmt: skip
 
 
