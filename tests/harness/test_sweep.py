@@ -496,7 +496,7 @@ def test_an_interrupt_before_the_record_is_written_leaves_the_result_to_the_next
 ):
     run, site = small(tokens), FakeSite()
     with monkeypatch.context() as patch:
-        patch.setattr("harness.sweep.record_of", interrupt)
+        patch.setattr("harness.sweep.record_of_try", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sweep(store, [run], site=site)
     assert store.records() == []
