@@ -52,10 +52,13 @@ class Pulse(NamedTuple):
     step: int = 0
     action: str = ""
     """The last collective that it began, and the action of the pipeline that it is in or was in last."""
+    is_stopped: bool = False
+    """By a signal, such as SIGSTOP."""
 
     def __str__(self) -> str:
         place = WORDS.get(self.phase, self.phase).format(self.step)
-        return f"{place} {self.action if self.action.startswith('after') else f'at {self.action}'}".removesuffix(" at ")
+        at = f"{place} {self.action if self.action.startswith('after') else f'at {self.action}'}".removesuffix(" at ")
+        return f"{at}, stopped by a signal" if self.is_stopped else at
 
 
 class Heartbeat:
