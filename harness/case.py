@@ -4,11 +4,12 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from harness.collect import base_record
 from harness.environment import CODE
 from harness.experiment import Point
 from harness.follow import Follower
@@ -16,6 +17,7 @@ from harness.jobs import JobState
 from harness.launch import START_SECONDS
 from harness.lease import Claim
 from harness.options import Options
+from harness.states import AttemptState, Facts, is_same_code
 from harness.store import FINISHED, Record, Store
 from harness.validity import Datasets, summary, why_invalid
 from impl.run import Run, to_dict
@@ -60,6 +62,27 @@ class Case:
 def identity(point: Point, store: Store) -> dict[str, Any]:
     """What a try and its record say about which run it is."""
     return {"id": point.id, "experiment": store.experiment, "tier": store.tier, "run": to_dict(point.run)}
+
+
+def facts_of(case: Case, record: Record | None, attempt: AttemptState | None, environment: Mapping[str, Any]) -> Facts:
+    """What is known of a point from its record and its tries; `environment` has the code that would run now."""
+    if record is None:
+        return Facts(attempt=attempt, starts=case.starts)
+    return Facts(
+        status=record["status"],
+        cause=record.get("cause"),
+        tries=len(record.get("tries") or []),
+        is_fresh=record.get("attempt") != case.before,
+        is_same_code=is_same_code(record, environment),
+        attempt=attempt,
+        starts=case.starts,
+    )
+
+
+def refused_record(case: Case, store: Store, reason: str, environment: dict[str, Any]) -> Record:
+    """The record of a point that cannot run here."""
+    outcome = {"status": "invalid", "reason": reason, "cause": "", "environment": environment}
+    return base_record(identity(case.point, store)) | outcome
 
 
 def spec(case: Case, store: Store, datasets: Datasets, options: Options) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The record of a run, put together from what its ranks wrote."""
 
-import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,24 +12,52 @@ from harness.store import SCHEMA, Record, loads, read_json
 
 PARTS = {"status": str, "seconds": dict, "evaluations": list, "rank": dict}
 """What a rank's result has in any case."""
+MAY_HAVE = {"device": dict, "resolved": dict, "engine": dict, "resumed": list}
+SPEC = {
+    **{"id": str, "experiment": str, "tier": str, "run": dict, "ranks": int, "data_summary": dict, "environment": dict},
+    "submitted": (int, float),
+}
+"""What the collector reads of what the ranks of an attempt were to do."""
+LATEST = 1e11
+"""No clock is right that is later: seconds of the year 5138."""
 
 
-def record_of(attempt: Path, state: jobs.JobState | None = None) -> Record:
+class UnreadableError(Exception):
+    """A file of an attempt does not hold what it has to; the text names it."""
+
+
+def record_of(attempt: Path, state: jobs.JobState | None = None, run_id: str | None = None) -> Record:
     """The record of an attempt that has ended: per-step values of every rank, or why it failed.
 
     Args:
         state: how the scheduler says its job ended.
+        run_id: of the run that it has to be a try at; None: of any.
+
+    Raises:
+        UnreadableError: what is there makes no record.
     """
-    spec = json.loads((attempt / "spec.json").read_text())
+    from harness.whole import why_not_whole  # what watches over ranks imports this module, and starts faster
+
+    found = read_json(attempt / "spec.json")
+    spec: dict[str, Any] = found if isinstance(found, dict) else {}
+    is_whole = all(isinstance(spec.get(name), kind) for name, kind in SPEC.items())
+    if not is_whole or (run_id or spec["id"]) != spec["id"]:
+        raise UnreadableError(f"{attempt / 'spec.json'} does not say what was run")
     ranks = range(spec["ranks"])
     results = {rank: found for rank in ranks if (found := result_of(attempt, rank)) is not None}
+    for path in (attempt / f"rank-{rank}.json" for rank in ranks if rank not in results):
+        if path.exists():
+            raise UnreadableError(f"{path} is no whole result of a rank")
     outcome = decide(_facts(attempt, results, ranks, state))
     whole = list(results.values())
     first = whole[0] if whole else {}
-    ended = datetime.fromtimestamp(max(_end(attempt, ranks), spec["submitted"]), UTC)  # by other hosts' clocks
+    latest = min(max(_end(attempt, ranks), spec["submitted"], 0), LATEST)  # by other hosts' clocks
+    begun, ended = (datetime.fromtimestamp(time, UTC) for time in (min(max(spec["submitted"], 0), LATEST), latest))
     seconds = {f"{k}_seconds": max(r["seconds"].get(k, 0.0) for r in whole) for k in first.get("seconds", {})}
-    return {
+    record = {
         **base_record(spec),
+        "attempt": attempt.name,
+        "tries": spec.get("tries") or [],
         "status": outcome.status,
         "reason": outcome.reason,
         "cause": outcome.cause,
@@ -38,17 +65,23 @@ def record_of(attempt: Path, state: jobs.JobState | None = None) -> Record:
         "resolved": {**first.get("resolved", {}), "data": spec["data_summary"]},
         "environment": {**spec["environment"], **first.get("device", {})},
         "times": {
-            "started": datetime.fromtimestamp(spec["submitted"], UTC).isoformat(timespec="seconds"),
+            "started": begun.isoformat(timespec="seconds"),
             "ended": ended.isoformat(timespec="seconds"),
             **seconds,
             **({"resumed_at": first["resumed"]} if first.get("resumed") else {}),
-            "total_seconds": ended.timestamp() - spec["submitted"],
+            "total_seconds": latest - spec["submitted"],
         },
         "ranks": [r["rank"] for r in whole],
         "steps": _steps(attempt, spec["ranks"]),
         "evaluations": first.get("evaluations", []),
         "log": [] if outcome.status in ("ok", "nan") else _log(attempt, ranks, outcome),
     }
+    if (why := why_not_whole(record)) is not None:
+        raise UnreadableError(f"{attempt}: {why}")
+    logged, trained = len(record["steps"]), spec["run"]["train"]["steps"]
+    if outcome.status == "ok" and logged != trained:
+        raise UnreadableError(f"{attempt}: the step logs of its ranks have {logged} of {trained} steps")
+    return record
 
 
 def base_record(spec: dict[str, Any]) -> Record:
@@ -67,15 +100,17 @@ def base_record(spec: dict[str, Any]) -> Record:
 def result_of(attempt: Path, rank: int) -> dict[str, Any] | None:
     """What a rank that came to its end wrote; None: nothing, or no whole result."""
     found = read_json(attempt / f"rank-{rank}.json")
-    is_whole = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in PARTS.items())
-    return found if is_whole else None
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in PARTS.items()):
+        return None
+    is_whole = all(isinstance(found.get(name, kind()), kind) for name, kind in MAY_HAVE.items())
+    return found if is_whole and all(map(_is_number, found["seconds"].values())) else None
 
 
 def has_results(attempt: Path) -> bool:
     """Whether every rank has left its result."""
     spec = read_json(attempt / "spec.json")
-    ranks = spec.get("ranks", 0) if isinstance(spec, dict) else 0
-    return ranks > 0 and all(result_of(attempt, rank) is not None for rank in range(ranks))
+    ranks = spec.get("ranks") if isinstance(spec, dict) else None
+    return isinstance(ranks, int) and ranks > 0 and all(result_of(attempt, rank) is not None for rank in range(ranks))
 
 
 def _last_start(attempt: Path, ranks: range) -> tuple[dict[int, Alive], list[Failure]]:
@@ -108,18 +143,39 @@ def _facts(attempt: Path, results: dict[int, dict[str, Any]], ranks: range, stat
 
 
 def steps_so_far(attempt: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """The whole lines of a rank's step log; a loss that is not finite is None."""
+    """The whole lines of a rank's step log, without a torn last one; a loss that is not finite is None.
+
+    Raises:
+        UnreadableError: a line is not the step that follows the one before it.
+    """
+    path = attempt / f"rank-{rank}.steps.jsonl"
     try:
-        lines = (attempt / f"rank-{rank}.steps.jsonl").read_text().splitlines(keepends=True)
+        lines = path.read_bytes().decode().split("\n")[:-1]
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"{path} is not UTF-8 at byte {error.start}") from None
     except OSError:
         return []
-    found: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            found.append(loads(line))
-        except ValueError:  # torn, since the writer or the disk came to its end
-            break
-    return found if not lines or lines[-1].endswith("\n") else found[: len(lines) - 1]
+    found = [step_of(line) for line in lines]
+    for i, step in enumerate(found):
+        if step is None or step["step"] != i:
+            raise UnreadableError(f"{path}: line {i + 1} is not step {i}")
+    return [step for step in found if step is not None]
+
+
+def step_of(line: str) -> dict[str, Any] | None:
+    """The step that a line of a log holds; None: it holds none."""
+    try:
+        step = loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(step, dict) or not {"step", "loss", "seconds"} <= step.keys():
+        return None
+    measured = (step[name] for name in ("loss", "grad_norm", "lr") if step.get(name) is not None)  # None: not finite
+    return step if all(map(_is_number, (step["step"], step["seconds"], *measured))) else None
+
+
+def _is_number(found: Any) -> bool:
+    return type(found) in (int, float)
 
 
 def _steps(attempt: Path, ranks: int) -> list[dict[str, Any]]:

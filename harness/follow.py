@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from harness.collect import step_of
 from harness.experiment import Point
-from harness.store import RESUMED, Record, loads, read_json
+from harness.store import RESUMED, Record, read_json
 
 LOOK_SECONDS = 1.0
 """How often a running point's steps are read for the display."""
@@ -29,8 +30,8 @@ class Display(Protocol):
     def skipped(self, point: Point) -> None:
         """Nothing was to be done for this point."""
 
-    def waiting(self, pending: int, running: int) -> None:
-        """So many points wait for a scheduler, and so many run."""
+    def waiting(self, pending: int, running: int, why: str = "") -> None:
+        """So many points wait for a scheduler, and so many run; `why` the others wait, if they do."""
 
 
 class Follower:
@@ -59,7 +60,7 @@ class Follower:
     def tell_resumed(self) -> None:
         """Tell once which step the try went on from, if it did."""
         found = None if self.has_resumed else read_json(self.attempt / RESUMED)
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not isinstance(found.get("warnings"), list) or "step" not in found:
             return
         self.has_resumed = True
         label, steps = self.point.label, self.point.run.train.steps
@@ -67,6 +68,12 @@ class Follower:
             self.display.message(f"{label}: {warning}")
         what = f"goes on from step {found['step']} of {steps}" if found["step"] else "begins anew"
         self.display.message(f"{label}: {what}")
+
+
+def again(point: Point, record: Record, tries: int, retries: int) -> str:
+    """Says that a point is run once more after what its record tells."""
+    follows = f"try {tries + 1} of {retries + 1} follows" if tries else "runs again"
+    return f"{point.label}: {record['status']}: {record['reason']}; {follows}"
 
 
 def left_alone(points: Sequence[Point]) -> str:
@@ -96,14 +103,6 @@ class StepLog:
             return self.kept
         whole = text[: text.rfind(b"\n") + 1]
         self.read += len(whole)
-        new = [step for line in whole.splitlines()[-LATEST:] if (step := _step(line)) is not None]
-        self.kept = (self.kept + new)[-LATEST:]
+        new = [step_of(line) for line in whole.decode(errors="replace").split("\n")[-LATEST - 1 : -1]]
+        self.kept = (self.kept + [step for step in new if step is not None])[-LATEST:]
         return self.kept
-
-
-def _step(line: bytes) -> dict[str, Any] | None:
-    try:
-        step = loads(line.decode())
-    except (ValueError, RecursionError):
-        return None
-    return step if isinstance(step, dict) and {"step", "loss", "seconds"} <= step.keys() else None

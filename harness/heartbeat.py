@@ -9,6 +9,7 @@ import mmap
 import os
 import struct
 import tempfile
+import time
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import groupby
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.store import read_json
+from impl.files import rename
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -50,10 +52,13 @@ class Pulse(NamedTuple):
     step: int = 0
     action: str = ""
     """The last collective that it began, and the action of the pipeline that it is in or was in last."""
+    is_stopped: bool = False
+    """By a signal, such as SIGSTOP."""
 
     def __str__(self) -> str:
         place = WORDS.get(self.phase, self.phase).format(self.step)
-        return f"{place} {self.action if self.action.startswith('after') else f'at {self.action}'}".removesuffix(" at ")
+        at = f"{place} {self.action if self.action.startswith('after') else f'at {self.action}'}".removesuffix(" at ")
+        return f"{at}, stopped by a signal" if self.is_stopped else at
 
 
 class Heartbeat:
@@ -177,7 +182,7 @@ def tell_alive(attempt: Path, rank: int, alive: Alive) -> None:
     with suppress(OSError):
         new = path.with_suffix(".new")
         new.write_text(json.dumps(document))  # not synced: after a crash of the machine it tells nothing anyway
-        os.replace(new, path)
+        rename(new, path)
 
 
 def alive(attempt: Path, rank: int) -> Alive | None:
@@ -186,6 +191,16 @@ def alive(attempt: Path, rank: int) -> Alive | None:
     if not isinstance(found, dict):
         return None
     return Alive(**_fields(Alive(), found))._replace(pulse=Pulse(**_fields(Pulse(), found)))
+
+
+def has_told(attempt: Path, seconds: float) -> bool:
+    """Whether anything was told about a rank within this time, and it has not ended since."""
+    for path in attempt.glob("rank-*.alive.json"):
+        with suppress(OSError):
+            found, age = read_json(path), time.time() - path.stat().st_mtime
+            if isinstance(found, dict) and not found.get("ended") and age < seconds:
+                return True
+    return False
 
 
 def _fields(default: Any, found: dict[str, Any]) -> dict[str, Any]:

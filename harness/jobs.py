@@ -3,6 +3,7 @@
 A job is what `Site.submit` started: a process that starts the ranks on this machine, or a Slurm job.
 """
 
+import contextlib
 import functools
 import json
 import re
@@ -28,6 +29,10 @@ ASK_SECONDS = 30.0
 """How long a scheduler may take to answer; what it has not said by then is unknown."""
 BEHIND_SECONDS = 600.0
 """How long a scheduler's accounts may be behind its queue; it takes seconds."""
+SUBMIT_SECONDS = 60.0
+"""An attempt that is younger may still be on its way to a job."""
+LIFE_SECONDS = 60.0
+"""Ranks that told something within this time are alive; they do so every few seconds."""
 POLL_SECONDS = 0.25
 ASK_AGAIN_SECONDS = 2.0
 NUMBERS: dict[Where, str] = {"local": r"[1-9]\d{0,9}", "slurm": r"[1-9]\d*(_\d+)?"}
@@ -49,6 +54,8 @@ MOST_TASKS = 4_000_000
 """No array of Slurm has more."""
 NO_SUCH_JOB = "Invalid job id specified"
 NO_ACCOUNTING = "accounting storage is disabled"
+NO_CLUSTER = "Could not establish a configuration source"
+"""What Slurm's commands say on a machine that belongs to no cluster."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,13 @@ class JobState:
     """The scheduler's own word: COMPLETED, TIMEOUT, PREEMPTED, CANCELLED by 0, ..."""
     restarts: int | None = None
     reason: str = ""
-    """Why a job is pending, in the scheduler's word."""
+    """Why a job is pending, in the scheduler's word, or why its state is unknown."""
 
 
-UNKNOWN = JobState("unknown")
+SILENT = JobState("unknown", reason="Slurm does not answer")
+ABSENT = JobState("unknown", reason="this machine has no Slurm")
+BEHIND = JobState("unknown", reason="it has left Slurm's queue, and its accounts do not say how it ended")
+ELSEWHERE = JobState("unknown", reason="its processes are another machine's")
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,15 @@ def job_of(attempt: Path) -> Job | None:
     return Job(on, job, host, submitted, seconds, log, gpus)
 
 
+def is_unreadable(attempt: Path) -> bool:
+    """Whether a file says which job an attempt has, and has not been readable for longer than a submission takes."""
+    try:
+        age = time.time() - (attempt / JOB).stat().st_mtime
+    except OSError:
+        return False
+    return age > SUBMIT_SECONDS and job_of(attempt) is None
+
+
 def adopt(attempt: Path, on: Where, job: str, gpus: Sequence[str] = ()) -> bool:
     """Called in a job: whether the attempt is this job's. Where its driver died before it wrote that down, it is."""
     found = job_of(attempt)
@@ -139,7 +158,7 @@ def states(attempts: Sequence[Path]) -> dict[Path, JobState]:
 def _local(attempt: Path, job: Job, commands: Callable[[], list[list[str]]]) -> JobState:
     """Of processes on this machine; those of another are unknown."""
     if job.host != socket.gethostname():
-        return UNKNOWN
+        return ELSEWHERE
     return JobState("running" if _runs(attempt.resolve(), int(job.job), commands) else "ended")
 
 
@@ -177,15 +196,15 @@ def slurm_states(numbers: Sequence[str]) -> dict[str, JobState]:
     arrays = ",".join(sorted({number.partition("_")[0] for number in numbers}))
     # of one job alone that it has forgotten, squeue makes an error; of one among several, nothing
     asked = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}", f"--Format={QUEUE_FIELDS}"]
-    queue = _ask(asked, no_answer=(NO_SUCH_JOB,))
-    if queue is None:
-        return dict.fromkeys(numbers, UNKNOWN)
+    queue = _ask(asked, no_answer=(NO_SUCH_JOB, NO_CLUSTER))
+    if queue in (None, NO_CLUSTER):
+        return dict.fromkeys(numbers, SILENT if queue is None and shutil.which("squeue") else ABSENT)
     found = in_queue(queue)
     gone = [number for number in numbers if number not in found]
     if gone:
         fields = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
         accounts = _ask(["sacct", *fields, f"--jobs={arrays}"], no_answer=(NO_ACCOUNTING,))
-        found |= dict.fromkeys(gone, UNKNOWN) if accounts is None else _overtaken(in_accounts(accounts, gone))
+        found |= dict.fromkeys(gone, SILENT) if accounts is None else _overtaken(in_accounts(accounts, gone))
     return {number: found[number] for number in numbers}
 
 
@@ -230,7 +249,7 @@ def in_accounts(text: str, gone: Sequence[str]) -> dict[str, JobState]:
         array, _, task = number.partition("_")
         never_started = "CANCELLED" if task and array in arrays else None
         state = _state(rows[number]) if number in rows else JobState("ended", never_started)
-        found[number] = state if state.name == "ended" else UNKNOWN
+        found[number] = state if state.name == "ended" else BEHIND
     return found
 
 
@@ -267,8 +286,7 @@ def _ask(command: list[str], no_answer: Sequence[str] = ()) -> str | None:
 def cancel(attempts: Sequence[Path], wait_seconds: float = 10.0) -> None:
     """End the jobs of these attempts, and wait until they are gone, a few seconds at most."""
     for attempt in attempts:
-        if attempt.is_dir():
-            (attempt / STOP).touch()
+        stop(attempt)
     jobs = {attempt: job for attempt in attempts if (job := job_of(attempt)) is not None}
     numbers = [job.job for job in jobs.values() if job.on == "slurm"]
     if numbers:
@@ -277,6 +295,12 @@ def cancel(attempts: Sequence[Path], wait_seconds: float = 10.0) -> None:
         if job.on == "local" and job.host == socket.gethostname():
             _interrupt(attempt.resolve(), int(job.job))
     _wait(lambda: _still(states(list(jobs)).values()), wait_seconds, ASK_AGAIN_SECONDS if numbers else POLL_SECONDS)
+
+
+def stop(attempt: Path) -> None:
+    """Have the ranks of an attempt end, also those that start later; another user's go on."""
+    with contextlib.suppress(OSError):
+        (attempt / STOP).touch()
 
 
 def _interrupt(attempt: Path, number: int) -> None:

@@ -1,5 +1,6 @@
 """Watches over one rank of a run, wherever it was started: the only code that touches the environment."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -19,6 +20,7 @@ from harness.collect import has_results
 from harness.devices import restricted_to
 from harness.heartbeat import Alive, Ended, Pulse, Watched, alive, places, tell_alive
 from harness.outcome import Cause, Failure, of_exit, status_of
+from harness.siblings import Siblings
 from harness.store import read_json, write_atomically
 
 POLL_SECONDS = 0.2
@@ -78,6 +80,8 @@ class Supervisor:
         self.watched = Watched()
         self.pulse, self.moved, self.followed = Pulse(), self.begun, self.begun
         self.told_alive = self.looked = 0.0
+        self.child: subprocess.Popen[bytes] | None = None
+        self.siblings = Siblings(attempt, self.rank, task.num_tasks)
         self.is_noticed = self.is_terminated = self.has_told = False
 
     def run(self) -> None:
@@ -87,7 +91,7 @@ class Supervisor:
             signal.signal(signal.SIGTERM, self._terminate)
         self._tell_alive()
         with self.watched, open(self.attempt / f"rank-{self.rank}.log", "ab") as log:
-            child = subprocess.Popen(
+            self.child = child = subprocess.Popen(
                 self._command(),
                 stdin=self.watched.file,
                 stdout=log,
@@ -151,7 +155,7 @@ class Supervisor:
             self._fail("time_limit", f"time limit of {limit:.0f} s reached")
             return "failed"
         if hangs:
-            where = places(self.attempt, self.task.num_tasks, (self.rank, self.pulse))
+            where = places(self.attempt, self.task.num_tasks, (self.rank, self._pulse()))
             self._fail("hang", f"no progress for {patience:.0f} s: {where}")
             return "failed"
         if now - self.looked < LOOK_SECONDS[self.spec["on"]]:
@@ -159,7 +163,7 @@ class Supervisor:
         self.looked = now
         if (self.attempt / jobs.STOP).exists() or self._is_unwanted():
             return "stopped"
-        if self._another_failed():
+        if self._another_failed() or self.siblings.vanished(now) is not None:
             _wait_for(child, GRACE_SECONDS)
             return "stopped" if child.poll() is None else ""
         return ""
@@ -202,8 +206,15 @@ class Supervisor:
     def _tell_alive(self, ended: Ended = "") -> None:
         self.told_alive = time.monotonic()
         ran = self.ran + self.told_alive - self.begun
-        found = Alive(time.time(), self.task.hostname, self.restart, ran, ended, self.pulse)
+        found = Alive(time.time(), self.task.hostname, self.restart, ran, ended, self._pulse())
         tell_alive(self.attempt, self.rank, found)
+
+    def _pulse(self) -> Pulse:
+        """Where the rank is, and whether a signal keeps it there."""
+        if self.child is not None and self.child.returncode is None:
+            with contextlib.suppress(psutil.Error):
+                return self.pulse._replace(is_stopped=psutil.Process(self.child.pid).status() == psutil.STATUS_STOPPED)
+        return self.pulse
 
     # What the scheduler says ----------------------------------------------------------------------------------------
 

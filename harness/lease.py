@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 
 from harness.store import read_json
+from impl.files import rename
 
 LEASE_SECONDS = 30.0
 RENEWALS = 3
@@ -134,12 +135,13 @@ class Claims:
         return claim
 
     def owner(self, name: str) -> str | None:
-        """Who has claimed this point, in words; None: nobody."""
-        token = self._token(name)
+        """Who has claimed this point, in words that name the claim; None: nobody."""
+        folder, token = self.folder / name, self._token(name)
         if token is None:
-            return None
-        owner: Any = read_json(self.folder / name / token / OWNER)
-        return f"process {owner['pid']} on {owner['host']}" if _names_someone(owner) else "an unknown process"
+            return None if os.access(folder, os.R_OK) or not folder.exists() else f"another user ({folder})"
+        owner: Any = read_json(folder / token / OWNER)
+        who = f"process {owner['pid']} on {owner['host']}" if _names_someone(owner) else "an unknown process"
+        return f"{who} ({folder})"
 
     def renew(self) -> None:
         """Tell the others that the owner of all its claims is alive; those that are not its own any more are lost."""
@@ -160,7 +162,7 @@ class Claims:
             return
         away = self.folder / f".{name}.{claim.folder.name}"
         with contextlib.suppress(OSError):  # it was lost, or the disk is gone
-            os.rename(claim.folder, away)
+            rename(claim.folder, away)
             shutil.rmtree(away, ignore_errors=True)
             os.rmdir(self.folder / name)  # an empty one is free; not empty: claimed again at once
         claim.is_lost = True
@@ -196,11 +198,11 @@ class Claims:
 
     def _take_free(self, folder: Path, token: str) -> bool:
         self.folder.mkdir(parents=True, exist_ok=True)
-        prepared = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
+        prepared = self.folder / f".new-{token}"
         try:
-            (prepared / token).mkdir()
+            (prepared / token).mkdir(parents=True)
             self._write_owner(prepared / token)
-            os.rename(prepared, folder)
+            rename(prepared, folder)
             return True
         except OSError as error:
             if error.errno not in TAKEN:
@@ -213,7 +215,7 @@ class Claims:
         if not self._is_dead(folder.name):
             return False
         try:
-            os.rename(folder / owner, folder / token)
+            rename(folder / owner, folder / token)
             self._write_owner(folder / token)
             return True
         except OSError as error:
@@ -238,7 +240,7 @@ def _put(text: str, folder: Path, path: Path, *, is_lasting: bool = False) -> No
                 file.flush()
                 os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.replace(name, path)
+        rename(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)

@@ -80,12 +80,13 @@ class LiveDisplay:
     def skipped(self, point: Point) -> None:
         self._count(point)
 
-    def waiting(self, pending: int, running: int) -> None:
+    def waiting(self, pending: int, running: int, why: str = "") -> None:
         queue = f"{running} running, {pending} pending"
         self.progress.update(self.sweep, detail=queue)
-        if not self.console.is_terminal and queue != self.queue:
-            self.message(f"  {queue}")
-        self.queue = queue
+        told = why if self.console.is_terminal else f"{queue}; waiting: {why}" if why else queue
+        if told and told != self.queue:
+            self.message(f"  {told}")
+        self.queue = told
 
     def _count(self, point: Point) -> None:
         self.count += 1

@@ -165,7 +165,8 @@ class Site:
             signal_delay_s=site.signal_seconds,
             array_parallelism=at_once or ARRAY,
             setup=[f"export PYTHONPATH={shlex.quote(str(CODE))}${{PYTHONPATH:+:$PYTHONPATH}}", *site.setup],
-            srun_args=[f"--cpus-per-task={cpus}"] if cpus else [],  # srun does not take it from sbatch
+            # srun does not take the processors from sbatch; a supervisor exits otherwise only when it was killed
+            srun_args=["--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus}"] if cpus else [])],
             additional_parameters={"requeue": True, **extra},
             **{name: value for name, value in given.items() if value is not None},
         )

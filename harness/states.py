@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.collect import has_results
-from harness.jobs import JobState, job_of
+from harness.collect import UnreadableError, has_results, record_of
+from harness.heartbeat import has_told
+from harness.jobs import ABSENT, JOB, LIFE_SECONDS, STOP, JobState, is_unreadable, job_of
 from harness.outcome import AGAIN, RETRIED
 from harness.store import FINISHED, Record
 
@@ -71,14 +72,49 @@ def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptStat
     """Whether somebody works on an attempt, as far as is known: a scheduler that says nothing has not ended it, but
     results of all its ranks have.
 
-    One that ranks of another machine work on is over as soon as nobody claims the point.
+    One that ranks of another machine work on is over as soon as nobody claims the point. One that no scheduler speaks
+    for, since it has none here, its job cannot be read, or it was to be stopped, is over without a sign of life.
     """
     state = states.get(attempt)
-    if state is None:  # submitted since the scheduler was asked
-        return "live"
-    if state.name == "unknown":
-        return "ended" if is_local(attempt) or has_results(attempt) else "live"
-    return "ended" if state.name == "ended" else "live"
+    if state is None:  # submitted since the scheduler was asked, or its job cannot be read
+        return "ended" if is_unreadable(attempt) and not has_told(attempt, LIFE_SECONDS) else "live"
+    if state.name != "unknown":
+        return "ended" if state.name == "ended" else "live"
+    if is_local(attempt) or has_results(attempt):
+        return "ended"
+    is_given_up = state == ABSENT or (attempt / STOP).exists()  # ranks that start later find that file
+    return "ended" if is_given_up and not has_told(attempt, LIFE_SECONDS) else "live"
+
+
+def record_of_try(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Record | None:
+    """The record of a try that has ended; None: its harness was killed, and its ranks ended with it.
+
+    Args:
+        is_mine: this harness has started its ranks.
+
+    Raises:
+        UnreadableError: what is there makes no record, or leaves open what became of it.
+    """
+    record = record_of(attempt, state, run_id)
+    if record["cause"] in ("vanished", "launch"):
+        if is_local(attempt):
+            return record if is_mine else None
+        if state in (None, ABSENT):
+            raise UnreadableError(waits_for([attempt], {attempt: state} if state else {}))
+    return record
+
+
+def waits_for(attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
+    """Which jobs that do not run are waited for and why, in one line, those with the same reason together."""
+    reasons: dict[str, list[str]] = {}
+    for attempt in attempts:
+        state, job = states.get(attempt), job_of(attempt)
+        if state is None or job is None:
+            reasons.setdefault(f"{JOB} says of no job", []).append(str(attempt))
+        elif state.name in ("pending", "unknown"):
+            reasons.setdefault(state.reason or state.name, []).append(f"job {job.job} in {attempt}")
+    named = (f"{why}: {which[0]}" + f" and {len(which) - 1} more" * (len(which) > 1) for why, which in reasons.items())
+    return "; ".join(named)
 
 
 def attempts_state(attempts: Sequence[Path], states: Mapping[Path, JobState]) -> AttemptState | None:

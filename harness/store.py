@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 
 from harness.privacy import cleaned
 from impl.errors import InputError
+from impl.files import rename
 
 SCHEMA = 2
 """Of records that are written now; those of 1, which have no digest, are read too."""
@@ -61,7 +63,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.replace(name, path)
+        rename(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -145,7 +147,7 @@ class Store:
         self.changes = self.folder / "changes"
         """How the code differed from its commit, by the difference's hash."""
         self.ignored: dict[Path, str] = {}
-        """Files among the records that were read and are none, and why."""
+        """Files among the records that were read and are none, tries that are left out, and why."""
 
     def require_writable(self) -> None:
         """Make the folder.
@@ -240,19 +242,42 @@ class Store:
         require_name(run_id)
         root = self.folder / "attempts"
         root.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"{run_id}-", dir=root)).resolve()
+        attempt = root.resolve() / f"{run_id}-{secrets.token_hex(4)}"
+        attempt.mkdir()  # by mkdtemp nobody else could look into it
+        return attempt
 
     def attempts(self) -> dict[str, list[Path]]:
         """The tries that were submitted and whose record is not written yet, by the id of their run."""
         found: dict[str, list[Path]] = {}
         for attempt in self._attempts():
-            if _is_open(attempt):
+            if self._is_open(attempt):
                 found.setdefault(attempt.name.rpartition("-")[0], []).append(attempt)
         return found
 
     def attempts_of(self, run_id: str) -> list[Path]:
         """The tries at one run that were submitted and whose record is not written yet."""
-        return [attempt for attempt in self._attempts(run_id) if _is_open(attempt)]
+        return [attempt for attempt in self._attempts(run_id) if self._is_open(attempt)]
+
+    def _is_open(self, attempt: Path) -> bool:
+        """Whether a try was submitted and has no record yet; one that this user cannot look into is left out."""
+        if attempt in self.ignored:
+            return False
+        try:
+            return (attempt / JOB).exists() and not (attempt / HARVESTED).exists()
+        except PermissionError as error:
+            self.ignored[attempt] = f"another user's try, which cannot be read ({error.strerror})"
+            return False
+        except OSError:
+            return True  # a file system that fails for a moment has ended nothing
+
+    def close(self, attempt: Path) -> None:
+        """Mark a try as one that nothing more is to be read from; where that cannot be written, leave it out here."""
+        try:
+            (attempt / HARVESTED).touch()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.ignored[attempt] = f"it is over, which could not be marked there ({error.strerror})"
 
     def _attempts(self, run_id: str = "") -> list[Path]:
         root = (self.folder / "attempts").resolve()
@@ -268,7 +293,7 @@ class Store:
 
     def dead_starts(self, run_id: str) -> list[Path]:
         """Tries at a run that were never submitted: whoever made them was stopped."""
-        return [attempt for attempt in self._attempts(run_id) if not (attempt / JOB).exists()]
+        return [attempt for attempt in self._attempts(run_id) if _is_missing(attempt / JOB)]
 
     def all_attempts(self, run_id: str) -> list[Path]:
         """All tries at a run."""
@@ -295,8 +320,13 @@ def require_name(name: str) -> None:
         )
 
 
-def _is_open(attempt: Path) -> bool:
-    return (attempt / JOB).exists() and not (attempt / HARVESTED).exists()
+def _is_missing(path: Path) -> bool:
+    """Whether there is no such file, for certain."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return False
 
 
 def _head(path: Path) -> Record | None:

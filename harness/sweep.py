@@ -6,7 +6,6 @@ moment, and one that comes back goes on with what it finds: jobs that live are w
 harvested.
 """
 
-import contextlib
 import json
 import sys
 import time
@@ -14,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import jobs as jobs_of_this_machine
-from harness.case import Case, Jobs, as_try, first_to_start, identity, shape, spec, why_refused
-from harness.collect import base_record, record_of
+from harness.case import Case, Jobs, as_try, facts_of, first_to_start, refused_record, shape, spec, why_refused
+from harness.collect import UnreadableError
 from harness.environment import host_environment, keep_changes
 from harness.experiment import Point
-from harness.follow import Display, Follower, left_alone
+from harness.follow import Display, Follower, again, left_alone
 from harness.interruption import LeftRunning, go_on, undisturbed
-from harness.jobs import STOP, JobState
+from harness.jobs import ABSENT, SILENT, JobState, stop
 from harness.lease import ClaimLost, Claims
 from harness.options import Options, Saving
-from harness.states import Facts, Todo, attempt_state, attempts_state, decide, is_local, is_same_code
-from harness.store import FINISHED, HARVESTED, JOB, Record, Store, read_json, write_atomically
+from harness.states import Todo, attempt_state, attempts_state, decide, is_local, record_of_try, waits_for
+from harness.store import FINISHED, JOB, Record, Store, read_json, write_atomically
 from harness.validity import Datasets, warnings
 
 __all__ = ["Display", "LeftRunning", "Options", "Saving", "Sweep"]
@@ -78,9 +77,17 @@ class Sweep:
     def missing(self, points: list[Point]) -> list[Point]:
         """Those that `run` would start, as things stand."""
         attempts = self.store.attempts()
-        states = self.jobs.states([attempt for found in attempts.values() for attempt in found])
-        cases = map(self._case, points)
-        return [case.point for case in cases if self._todo(case, attempts.get(case.id, []), states) == "start"]
+        states = self._states([attempt for found in attempts.values() for attempt in found])
+        return [
+            case.point
+            for case in map(self._case, points)
+            if self._todo(case, attempts.get(case.id, []), states) == "start"
+        ]
+
+    def _states(self, attempts: Sequence[Path]) -> dict[Path, JobState]:
+        """How jobs are doing; a Slurm that this sweep submits to is here, though it may not answer."""
+        instead = {} if self.options.is_local else {ABSENT: SILENT}
+        return {path: instead.get(state, state) for path, state in self.jobs.states(attempts).items()}
 
     def _case(self, point: Point) -> Case:
         return Case(point, before=(self.store.read(point.id) or {}).get("attempt"))
@@ -121,26 +128,17 @@ class Sweep:
     def _todo(self, case: Case, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
         record, attempt = self.store.read(case.id), attempts_state(attempts, states)
         case.is_watched = case.is_watched or attempt == "live"
-        if record is None:
-            return decide(Facts(attempt=attempt, starts=case.starts), self.options.retries)
-        facts = Facts(
-            status=record["status"],
-            cause=record.get("cause"),
-            tries=len(record.get("tries") or []),
-            is_fresh=record.get("attempt") != case.before,
-            is_same_code=is_same_code(record, self.environment),
-            attempt=attempt,
-            starts=case.starts,
-        )
+        facts = facts_of(case, record, attempt, self.environment)
         todo = decide(facts, self.options.retries, self.options.retry)
-        case.tries = [*(record.get("tries") or []), as_try(record)] if todo == "start" and facts.is_fresh else []
+        if record is not None:
+            case.tries = [*(record.get("tries") or []), as_try(record)] if todo == "start" and facts.is_fresh else []
         return todo
 
     def _settle(self, cases: list[Case]) -> None:
         """Find out what each of these points needs, write the records that are due, and put it where it belongs:
         among those that are to be started, that live, or that another harness works on."""
         attempts = self.store.attempts()
-        states = self.jobs.states([attempt for case in cases for attempt in attempts.get(case.id, [])])
+        states = self._states([attempt for case in cases for attempt in attempts.get(case.id, [])])
         for case in cases:
             todo, harvested = self._todo(case, attempts.get(case.id, []), states), None
             if todo in ("harvest", "tidy"):
@@ -155,7 +153,8 @@ class Sweep:
                     case.before = harvested["attempt"]
                 todo = self._todo(case, self.store.attempts_of(case.id), states)
             if todo == "start" and self.may_start:
-                self._tell_again(case, harvested)
+                if harvested:
+                    self.display.message(again(case.point, harvested, len(case.tries), self.options.retries))
                 at = 0 if case.starts else len(self.ready)  # what is tried again goes first
                 self.ready.insert(at, case)
             elif todo == "wait":
@@ -209,7 +208,7 @@ class Sweep:
         now = time.monotonic()
         is_due = now - self.asked >= SCHEDULER_SECONDS
         looked = [case for case in self.live if case.attempt and (case.is_local or is_due)]
-        states = self.jobs.states([case.attempt for case in looked if case.attempt])
+        states = self._states([case.attempt for case in looked if case.attempt])
         changed = [case for case in looked if case.claim is not None and not case.claim.is_held()]
         for case in changed:
             self._abandon(case)
@@ -222,7 +221,8 @@ class Sweep:
         if is_due and len(looked) > sum(case.is_local for case in looked):
             self.asked = now
             names = [state.name for state in states.values()]
-            self.display.waiting(names.count("pending"), names.count("running"))
+            waiting = waits_for([case.attempt for case in looked if case.attempt], states)
+            self.display.waiting(names.count("pending"), names.count("running"), waiting)
         if now - self.waited >= ELSEWHERE_SECONDS * len(self.elsewhere):
             self.waited = now
             changed, self.elsewhere = changed + self.elsewhere, []
@@ -239,8 +239,7 @@ class Sweep:
         for attempt in self.store.attempts_of(case.id):
             if attempt_state(attempt, states) == "ended":
                 record = self._record(case, attempt, states.get(attempt)) or record
-        known = self.store.read(case.id)
-        if known is not None and known["status"] in FINISHED:
+        if (self.store.read(case.id) or {}).get("status") in FINISHED:
             for attempt in self.store.all_attempts(case.id):
                 self._forget(attempt)
             if not (case.keeps_checkpoints or self.options.saving.keep_checkpoints or case.point.run.keep_end):
@@ -250,36 +249,40 @@ class Sweep:
     def _record(self, case: Case, attempt: Path, state: JobState | None) -> Record | None:
         """Write the record of one try; None: it leaves none, since it was stopped with its harness, or damaged."""
         assert case.claim is not None
-        known, told = self.store.read(case.id), read_json(attempt / "spec.json")
+        told = read_json(attempt / "spec.json")
         case.keeps_checkpoints = isinstance(told, dict) and bool(told.get("keep_checkpoints"))
-        if known is not None and known["status"] in FINISHED:
-            return None
-        if not isinstance(told, dict) or told.get("id") != case.id:
-            self.display.message(f"{case.point.label}: {attempt} does not say what was run; removed")
-            self._forget(attempt)
+        if (self.store.read(case.id) or {}).get("status") in FINISHED:
             return None
         if case.follower is not None:
             case.follower.tell_resumed()
         try:
-            record = record_of(attempt, state)
-        except FileNotFoundError:
-            if case.claim.is_held():
-                raise
-            raise ClaimLost from None  # and whoever has it has removed the try
-        if attempt not in self.mine and is_local(attempt) and record["cause"] in ("vanished", "launch"):
-            self._forget(attempt)  # its harness was killed, and its ranks ended with it
+            record = record_of_try(attempt, state, case.id, is_mine=attempt in self.mine)
+            if record is None:
+                self._forget(attempt)
+                return None
+            self.store.write(record, case.claim.publish)
+        except UnreadableError as error:
+            if not case.claim.is_held():
+                raise ClaimLost from None  # and the harness that has it has removed the try
+            self._set_aside(case, attempt, str(error))
             return None
-        record = {**record, "attempt": attempt.name, "tries": told.get("tries") or []}
-        self.store.write(record, case.claim.publish)
-        with contextlib.suppress(FileNotFoundError):
-            (attempt / HARVESTED).touch()
+        self.store.close(attempt)
         self.mine.discard(attempt)
         return record
 
+    def _set_aside(self, case: Case, attempt: Path, why: str) -> None:
+        """Give a try up of which no record can be made; what starts nothing leaves it out, and as it is."""
+        self.display.message(f"{case.point.label}: {why}; this try is {'given up' if self.may_start else 'left out'}")
+        if self.may_start:
+            stop(attempt)
+            self.store.close(attempt)
+        else:
+            self.store.ignored[attempt] = why
+        self.mine.discard(attempt)
+
     def _void(self, attempt: Path) -> None:
         """Remove a try that was not submitted; ranks that start all the same find no orders."""
-        with contextlib.suppress(FileNotFoundError):
-            (attempt / STOP).touch()
+        stop(attempt)
         self._forget(attempt)
 
     def _forget(self, attempt: Path) -> None:
@@ -300,7 +303,7 @@ class Sweep:
             if not self._claim(case):
                 continue
             attempts = self.store.attempts_of(case.id)
-            if self._todo(case, attempts, self.jobs.states(attempts) if attempts else {}) != "start":
+            if self._todo(case, attempts, self._states(attempts) if attempts else {}) != "start":
                 self._settle([case])
             elif not self._is_refused(case) and self.options.is_local:
                 self._submit([case])
@@ -317,8 +320,7 @@ class Sweep:
                 self.display.message(f"{case.point.label}: {warning}")
             return False
         assert case.claim is not None
-        record = base_record(identity(case.point, self.store))
-        record |= {"status": "invalid", "reason": reason, "cause": "", "environment": self.environment}
+        record = refused_record(case, self.store, reason, self.environment)
         try:
             self.store.write(record, case.claim.publish)
         except ClaimLost:
@@ -383,14 +385,9 @@ class Sweep:
 
     def _stop_mine(self) -> None:
         """Stop what runs in processes of this sweep; what has ended is left for the next one to harvest."""
-        states = self.jobs.states(list(self.mine))
+        states = self._states(list(self.mine))
         running = [attempt for attempt in self.mine if attempt_state(attempt, states) == "live"]
         self.jobs.cancel(running)
         self.live = [case for case in self.live if case.attempt not in self.mine]
         for attempt in running:
             self._forget(attempt)
-
-    def _tell_again(self, case: Case, record: Record | None) -> None:
-        if record is not None:
-            again = f"try {len(case.tries) + 1} of {self.options.retries + 1} follows" if case.tries else "runs again"
-            self.display.message(f"{case.point.label}: {record['status']}: {record['reason']}; {again}")

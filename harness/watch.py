@@ -1,6 +1,7 @@
 """The verbs for a sweep that is somewhere on its way: `status`, `watch` and `cancel`; and which points are meant."""
 
 import shlex
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from harness.memory import Flag
 from harness.options import Options
 from harness.progress import LiveDisplay
 from harness.render import printable
-from harness.states import counted, shown
+from harness.states import attempt_state, counted, shown
 from harness.store import Store
 from harness.sweep import Sweep
 from harness.validity import Datasets
@@ -133,6 +134,7 @@ def watch(
     store, chosen = which.store(found, tier), which.points(found, tier, plan, plan_fields)
     _wait_for(store, chosen, Options())
     if not store.records():
+        tell_ignored(store)
         return tell_rows(found, store, rows_of(store, chosen), json)
     return tell_results(found, store, chosen, json)
 
@@ -160,10 +162,17 @@ def cancel(
     store = which.store(found, tier)
     attempts = store.attempts()
     live = [point for point in which.points(found, tier, plan, plan_fields) if point.id in attempts]
-    jobs.cancel([attempt for point in live for attempt in attempts[point.id]])
+    chosen = [attempt for point in live for attempt in attempts[point.id]]
+    jobs.cancel(chosen)
+    for attempt, state in jobs.states(chosen).items():
+        if attempt_state(attempt, {attempt: state}) == "live" and not (attempt / jobs.STOP).exists():
+            store.ignored[attempt] = "another user's try, which cannot be stopped"
+        elif state.name == "unknown" and (job := jobs.job_of(attempt)) is not None:
+            print(f"{attempt}: {state.reason}; job {job.job} is given up: if it starts, it ends", file=sys.stderr)
     if live:
         _wait_for(store, live, Options())
     rows = rows_of(store, live)
+    tell_ignored(store)
     if json:
         return tell_rows(found, store, rows, json)
     if rows:

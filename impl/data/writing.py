@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import numpy as np
 
 from impl.data.tokens import FOLDER_FILES, MANIFEST_FILE, Manifest, Split, SplitName, TokenFolder, read_manifest
 from impl.errors import InputError
+from impl.files import rename
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -117,15 +117,15 @@ def _put_in_place(building: Path, out: Path) -> None:
             return
         check_replaceable(out)
         old = building.with_suffix(".old")
-        os.rename(out, old)
+        rename(out, old)
         try:
-            os.rename(building, out)
+            rename(building, out)
         except OSError:
-            os.rename(old, out)
+            rename(old, out)
             raise
         shutil.rmtree(old, ignore_errors=True)
     else:
-        os.rename(building, out)
+        rename(building, out)
 
 
 def _is_intact_copy(out: Path, building: Path) -> bool:

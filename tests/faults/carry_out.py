@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -162,7 +164,8 @@ def fault_of(case: Case, folder: Path, **other: Any) -> dict[str, Any]:
 
 def with_fault(case: Case, folder: Path, run: Run) -> str:
     """The command with the fault; what there is to say of it where no record does."""
-    store, kinds = store_of(folder), {"record": damaged_record, "checkpoint": damaged_checkpoint, "job": signalled_job}
+    store, kinds = store_of(folder), {"record": damaged_record, "checkpoint": damaged_checkpoint}
+    kinds |= {"attempt": damaged_attempt, "job": signalled_job}
     if case.place == "harness":
         return dying_harness(case, folder, run)
     if case.place in kinds:
@@ -214,6 +217,18 @@ def damaged_checkpoint(case: Case, folder: Path, run: Run) -> str:
     return f"{case.phase}: {case.fault}"
 
 
+def damaged_attempt(case: Case, folder: Path, run: Run) -> str:
+    """A try whose harness was killed before it wrote the record, and of which a file is damaged afterwards."""
+    dying_harness(Case("harness", "record write", "SIGKILL"), folder, run)
+    [attempt] = store_of(folder).attempts_of(run.id)
+    names = {"job": "job.json", "orders": "spec.json", "result": "rank-1.json", "steps log": "rank-1.steps.jsonl"}
+    path = attempt / names[case.phase]
+    damage(path, case.fault)
+    if path.exists():
+        os.utime(path, (0, 0))  # longer ago than a submission takes
+    return f"{case.phase}: {case.fault}"
+
+
 def damage(path: Path, how: str) -> None:
     """Does to a file what disks, editors and people do."""
     content = path.read_bytes()
@@ -225,6 +240,7 @@ def damage(path: Path, how: str) -> None:
             "cut short": content[: len(content) // 2],
             "junk": b"\x00\xff junk \xfe" * (1 + len(content) // 9),
             "middle overwritten": content[: len(content) // 2] + b"#" * 9 + content[len(content) // 2 + 9 :],
+            "fields missing": re.sub(rb', "seconds": [\d.e-]+', b"", content),
             "first byte flipped": bytes([content[0] ^ 1 if content else 1]) + content[1:],
             "one bit flipped": _with_one_bit_flipped(content),
         }

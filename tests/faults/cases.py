@@ -20,6 +20,13 @@ CAUSES = {
 """Of a rank's first try; a rank that errs in a collective because another has died must not be told as the cause."""
 DAMAGES = ("missing", "empty", "cut short", "junk", "first byte flipped", "middle overwritten", "one bit flipped")
 """Of a record, and of a checkpoint's files."""
+OF_ATTEMPT = {
+    "job": ("empty", "cut short", "junk"),
+    "orders": ("missing", "empty", "cut short", "junk"),
+    "result": ("missing", "cut short", "junk"),
+    "steps log": ("missing", "cut short", "junk", "middle overwritten", "fields missing"),
+}
+"""Damages of the files of a try that has ended, and whose harness was killed before it wrote the record."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ def _of_ranks() -> Iterator[Case]:
     yield Case("rank 0", "forward", "SIGSTOP")
     yield from (Case(rank, "forward", "SIGKILL to supervisor") for rank in ranks)
     yield Case("rank 1", "record write", "SIGKILL to supervisor")
+    yield from (Case(rank, phase, "SIGKILL to supervisor") for phase in ("meeting", "start-up") for rank in ranks)
     for layout in ("zero", "pp2", "tp2"):
         yield from (Case(rank, phase, "SIGKILL", layout) for phase in ("backward", "checkpoint save") for rank in ranks)
     for phase in ("steps log", "checkpoint save", "record write"):
@@ -74,6 +82,7 @@ def _of_files() -> Iterator[Case]:
     for what in ("metadata", "data", "journal"):
         yield from (Case("checkpoint", what, damage) for damage in DAMAGES)
     yield Case("checkpoint", "all of them", "junk")
+    yield from (Case("attempt", file, damage) for file, damages in OF_ATTEMPT.items() for damage in damages)
     yield from (Case("output", "sweep", fault) for fault in ("disk full", "read-only"))
 
 
@@ -89,6 +98,7 @@ def _on_slurm() -> Iterator[Case]:
         yield from (Case(rank, phase, "SIGKILL", on="slurm") for rank in ("rank 0", "rank 1"))
     yield Case("rank 1", "forward", "SIGSTOP", on="slurm")
     yield Case("rank 0", "backward", "SIGKILL to supervisor", on="slurm")
+    yield Case("rank 1", "meeting", "SIGKILL to supervisor", on="slurm")
     yield Case("rank 1", "forward", "raises", on="slurm")
     yield from (Case("harness", phase, "SIGKILL", on="slurm") for phase in ("submission", "training", "record write"))
     yield from (Case("job", "training", fault, on="slurm") for fault in ("scancel", "scontrol requeue"))

@@ -86,7 +86,9 @@ def end_rank(attempt: Path, rank: int, outcome: str) -> None:
         failure |= {"rank": rank, "time": time.time() + rank, "log": ["end"]}
         (attempt / f"rank-{rank}.failure.json").write_text(json.dumps(failure))
         return
-    step = {"step": 0, "loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "seconds": 0.1}
-    (attempt / f"rank-{rank}.steps.jsonl").write_text(json.dumps(step) + "\n")
+    step = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "seconds": 0.1}
+    steps = json.loads((attempt / "spec.json").read_text())["run"]["train"]["steps"]
+    log = "".join(json.dumps({"step": i} | step) + "\n" for i in range(steps))
+    (attempt / f"rank-{rank}.steps.jsonl").write_text(log)
     result = {"status": outcome, "reason": None, "seconds": {}, "evaluations": [], "rank": {"rank": rank}}
     (attempt / f"rank-{rank}.json").write_text(json.dumps(result | {"device": {}, "resolved": {}}))

@@ -58,6 +58,7 @@ class Told:
         self.starts: list[str] = []
         self.skips: list[str] = []
         self.queues: list[tuple[int, int]] = []
+        self.reasons: list[str] = []
         self.ends: list[tuple[str, str]] = []
         self.end_times: dict[str, float] = {}
         self.on_look, self.on_start = on_look, on_start
@@ -81,8 +82,9 @@ class Told:
     def skipped(self, point: Point) -> None:
         self.skips.append(point.run.id)
 
-    def waiting(self, pending: int, running: int) -> None:
+    def waiting(self, pending: int, running: int, why: str = "") -> None:
         self.queues.append((pending, running))
+        self.reasons.append(why)
 
 
 def sweep(store: Store, runs: list[Run], *, site: Any = None, told: Told | None = None, **options: Any) -> Told:

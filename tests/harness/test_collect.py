@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collect import record_of, steps_so_far
+from harness.collect import UnreadableError, record_of, steps_so_far
 from harness.heartbeat import Alive, tell_alive
 from harness.jobs import STOP, JobState, keep
 from harness.states import attempt_state
 from harness.store import Store
+from impl.plan import Plan
+from impl.recipe import Recipe
 from impl.run import Run, to_dict
 
-RUN = Run()
+RUN = Run(plan=Plan(dp=4), train=Recipe(steps=3))
 REASONS = (
     "rank {}: RuntimeError: [enforce fail at pair.cc] Connection closed by peer",
     "rank {}: DistBackendError: remote process exited or there was a network error",
@@ -191,18 +193,60 @@ def test_an_attempt_that_never_came_to_anything_is_a_failure_too(attempt: Path):
     assert (record["steps"], record["ranks"], record["evaluations"]) == ([], [], [])
 
 
-def test_a_half_written_result_or_failure_does_not_count(attempt: Path):
-    finish(attempt, 0)
-    finish(attempt, 1)
+def test_a_half_written_failure_does_not_count(attempt: Path):
+    for rank in range(2):
+        log_steps(attempt, rank, lines(3, rank))
+        finish(attempt, rank)
     (attempt / "rank-0.failure.json").write_text('{"status": "fai')
     assert record_of(attempt)["status"] == "ok"
-    (attempt / "rank-1.json").write_text('{"status": "ok"')
-    assert "rank 1 vanished" in record_of(attempt)["reason"]
 
 
-def test_a_torn_line_amid_others_ends_what_can_be_read(attempt: Path):
-    (attempt / "rank-0.steps.jsonl").write_text('{"step": 0}\n{"ste\n{"step": 2}\n')
-    assert steps_so_far(attempt) == [{"step": 0}]
+GOOD = json.dumps(lines(1)[0])
+DAMAGES = {
+    "spec.json": ("", "{", "[]", "{}", '{"id": 3}', '{"ranks": "two"}', '{"run": {}}', '{"submitted": null}'),
+    "rank-1.json": (
+        *("", "{", "[]", "null", '{"seconds": []}', '{"seconds": {"training": "3"}}', '{"resolved": 7}'),
+        *('{"device": [1]}', '{"status": 3}', '{"engine": "native"}', '{"rank": {"rank": "one"}}'),
+    ),
+    "rank-1.steps.jsonl": (
+        *(b"\xff", b'{"ste\n', bytes(64) + b"\n", b'{"step": 3}\n', b"[]\n", b"7\n", GOOD.encode() + b"\n"),
+        *(GOOD.replace("5.0", junk).encode() + b"\n" for junk in ('"x"', "true", "[1]")),
+        *(GOOD.replace(field, "").encode() + b"\n" for field in ('"loss": 5.0, ', ', "seconds": 0.1')),
+    ),
+}
+"""What a crash, a disk or a person leaves in the place of a file; bytes come behind its first two steps, and a document
+changes the fields that it has."""
+
+
+@pytest.mark.parametrize(("name", "damage"), [(name, damage) for name, all in DAMAGES.items() for damage in all])
+def test_what_cannot_be_read_is_named_and_makes_no_record(attempt: Path, name: str, damage: str | bytes):
+    for rank in range(2):
+        log_steps(attempt, rank, lines(3, rank))
+        finish(attempt, rank)
+    path = attempt / name
+    if isinstance(damage, bytes):
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]) + damage)
+    elif damage.startswith('{"'):
+        path.write_text(json.dumps(json.loads(path.read_text()) | json.loads(damage)))
+    else:
+        path.write_text(damage)
+    with pytest.raises(UnreadableError, match=str(attempt)) as told:
+        record_of(attempt, run_id=RUN.id)
+    assert "\n" not in str(told.value)
+
+
+def test_a_run_that_ended_well_has_all_its_steps(attempt: Path):
+    for rank in range(2):
+        log_steps(attempt, rank, lines(3 - rank, rank))
+        finish(attempt, rank)
+    with pytest.raises(UnreadableError, match="2 of 3 steps"):
+        record_of(attempt)
+
+
+@pytest.mark.parametrize("time", [1e300, -1e300, 10**400])
+def test_no_clock_is_too_wrong_for_a_record(attempt: Path, time: float):
+    fail(attempt, 1, "rank 1: ValueError: no", time)
+    assert record_of(attempt)["status"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -233,16 +277,10 @@ def test_failures_of_an_earlier_start_of_the_job_do_not_count(attempt: Path):
     fail(attempt, 0, "rank 0: ValueError: before", 1.0)
     for rank in range(2):
         tell_alive(attempt, rank, Alive(restart=1, ended="finished"))
+        log_steps(attempt, rank, lines(3, rank))
         finish(attempt, rank)
     assert record_of(attempt)["status"] == "ok"
     path = attempt / "rank-1.failure.json"
     fail(attempt, 1, "rank 1: ValueError: now", 0.5)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"restart": 1, "cause": "error"}))
     assert record_of(attempt)["reason"] == "rank 1: ValueError: now"
-
-
-@pytest.mark.parametrize("junk", ["[]", "{}", '{"status": 3}', '{"status": "ok", "rank": 0, "seconds": {}}', "null"])
-def test_a_result_that_is_none_does_not_count(attempt: Path, junk: str):
-    finish(attempt, 0)
-    (attempt / "rank-1.json").write_text(junk)
-    assert record_of(attempt)["cause"] == "vanished"

@@ -116,7 +116,7 @@ def test_the_accounts_are_read(number: str, name: str, word: str | None):
 
 def test_junk_from_the_scheduler_is_no_end():
     assert in_queue("slurm_load_jobs error\n\n  \n6_0 RUNNING\n") == {}
-    assert in_accounts("||\n|\n5_[9-3,x-y,-]|FAILED\n5|\n", ["5"]) == {"5": jobs.UNKNOWN}
+    assert in_accounts("||\n|\n5_[9-3,x-y,-]|FAILED\n5|\n", ["5"]) == {"5": jobs.BEHIND}
 
 
 def test_all_jobs_are_asked_for_at_once(slurm: Callable[..., list[list[str]]], tmp_path: Path):
@@ -176,7 +176,7 @@ def test_accounts_that_missed_the_end_of_a_job_do_not_keep_it_for_ever(
     monkeypatch.setattr(jobs, "BEHIND_SECONDS", 0.0)
     assert states([attempt])[attempt] == JobState("ended")
     slurm(squeue="", sacct=None)
-    assert states([attempt])[attempt] == jobs.UNKNOWN
+    assert states([attempt])[attempt] == jobs.SILENT
 
 
 def test_commands_that_fail_hang_or_are_not_there_have_no_answer(monkeypatch: pytest.MonkeyPatch):
@@ -229,7 +229,7 @@ def test_of_another_machine_nothing_is_known(attempt: Path, process: "subprocess
     jobs.keep(attempt, "local", str(process.pid))
     document = json.loads((attempt / jobs.JOB).read_text())
     (attempt / jobs.JOB).write_text(json.dumps(document | {"host": f"not-{socket.gethostname()}"}))
-    assert states([attempt])[attempt] == jobs.UNKNOWN
+    assert states([attempt])[attempt] == jobs.ELSEWHERE
     jobs.cancel([attempt])
     assert process.poll() is None
 

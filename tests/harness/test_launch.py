@@ -234,6 +234,16 @@ def test_a_rank_that_stands_still_is_ended_with_each_ranks_last_action(attempt: 
     assert json.loads((attempt / "rank-0.failure.json").read_text())["status"] == "timeout"
 
 
+def test_a_rank_that_a_signal_stopped_is_told_apart(attempt: Path) -> None:
+    tell_alive(attempt, 1, Alive(pulse=Pulse(7, "training", 5, "all_reduce(dp)")))
+    one = supervisor(attempt, hang_seconds=0.5)
+    once_it_trains(attempt, lambda: one.child and one.child.send_signal(signal.SIGSTOP))
+    one.run()
+    _, failure = ended(attempt)
+    assert failure is not None
+    assert "rank 0 in step 5 at 0F1, stopped by a signal, rank 1 in step 5" in failure.reason
+
+
 def test_every_note_counts_as_progress(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = supervisor(attempt, hang_seconds=10.0)
     monkeypatch.setattr(one, "_tell_alive", lambda: None)

@@ -45,7 +45,7 @@ def test_a_point_has_one_owner_until_it_is_released(folder: Path, clock: Clock):
     assert claim.is_held()
     assert one.claim(POINT) is claim
     assert other.claim(POINT) is None
-    assert other.owner(POINT) == f"process {os.getpid()} on {whoami()['host']}"
+    assert other.owner(POINT) == f"process {os.getpid()} on {whoami()['host']} ({folder / POINT})"
     assert other.claim("ba9876543210") is not None, "another point is another claim"
     one.release(POINT)
     assert not claim.is_held()

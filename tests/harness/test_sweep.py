@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 from harness import jobs
 from harness.collect import base_record
 from harness.experiment import Experiment, load, points
+from harness.heartbeat import Alive, tell_alive
+from harness.jobs import JobState
 from harness.outcome import AGAIN, RETRIED, STATUSES
 from harness.store import FINISHED, Record, Store
 from harness.sweep import LeftRunning, Options, Sweep
@@ -302,14 +306,117 @@ def test_a_record_that_was_written_before_its_harness_was_killed_is_tidied_up(to
     assert not list((store.folder / "attempts").iterdir())
 
 
-def test_a_try_that_does_not_say_what_it_was_is_removed(tokens: Path, store: Store):
+@pytest.mark.parametrize("name", ["spec.json", "rank-0.json", "rank-0.steps.jsonl"])
+def test_a_try_that_cannot_be_read_is_named_and_its_point_and_all_others_run(tokens: Path, store: Store, name: str):
+    runs = [small(tokens, seed=seed) for seed in range(3)]
+    attempts = [left_behind(store, run, "ok") for run in runs[:2]]
+    (attempts[0] / name).write_bytes(b"\xff")
+    watched = Told()
+    Sweep(store, Datasets(store.folder / "cache"), Options(site=FakeSite()), watched, FakeSite()).watch(  # type: ignore[arg-type]
+        [point(run) for run in runs]
+    )
+    assert [text for text in watched.messages if text.endswith("left out") and str(attempts[0]) in text]
+    assert attempts[0].exists()
+    store = Store(store.out, store.experiment, store.tier)
+    site = FakeSite()
+    told = sweep(store, runs, site=site)
+    assert site.submitted == [runs[0].id, runs[2].id]
+    [text] = told.messages
+    assert str(attempts[0]) in text
+    assert text.endswith("given up")
+    assert "\n" not in text
+    assert all(kept(store, run)["status"] == "ok" for run in runs)
+    assert not list((store.folder / "attempts").iterdir())
+
+
+def test_another_try_decides_where_one_cannot_be_read(tokens: Path, store: Store):
     run = small(tokens)
-    attempt = left_behind(store, run, "ok")
-    (attempt / "spec.json").write_text("{")
+    damaged = left_behind(store, run, "ok")
+    good = store.new_attempt(run.id)
+    shutil.copytree(damaged, good, dirs_exist_ok=True)
+    (damaged / "rank-0.json").write_text("[]")
     site = FakeSite()
     told = sweep(store, [run], site=site)
+    assert (site.submitted, told.ends) == ([], [(run.id, "ok")])
+    assert kept(store, run)["attempt"] == good.name
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"on": "moon", "job": "7", "host": "here", "submitted": 0}'])
+def test_a_job_that_cannot_be_read_is_waited_for_as_long_as_a_submission_takes(
+    tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch, content: str
+):
+    run = small(tokens)
+    attempt = left_behind(store, run, "vanished", on="slurm")
+    (attempt / jobs.JOB).write_text(content)
+    site, told, looks = FakeSite(), Told(), [0]
+
+    def a_minute_passes(_: float) -> None:
+        looks[0] += 1
+        if looks[0] == 5:
+            assert site.submitted == []
+            assert told.reasons[-1] == f"job.json says of no job: {attempt}"
+            os.utime(attempt / jobs.JOB, (0, 0))
+
+    monkeypatch.setattr("harness.sweep.time.sleep", a_minute_passes)
+    sweep(store, [run], site=site, told=told)
     assert site.submitted == [run.id]
-    assert "does not say what was run" in told.messages[0]
+    assert f"job.json says of no job: {attempt}; this try is given up" in told.messages[0]
+
+
+class Silent(FakeSite):
+    """A place whose scheduler says this of every job that was not submitted here."""
+
+    says = jobs.ABSENT
+
+    def _state(self, attempt: Path) -> JobState:
+        return super()._state(attempt) if attempt in self.looked else self.says
+
+
+def test_a_slurm_job_is_given_up_where_there_is_no_slurm_and_no_sign_of_life(tokens: Path, store: Store):
+    runs = [small(tokens, seed=seed) for seed in range(2)]
+    attempt = left_behind(store, runs[0], "vanished", on="slurm")
+    told = sweep(store, runs, site=Silent())
+    assert f"this machine has no Slurm: job 1 in {attempt}; this try is given up" in told.messages[0]
+    assert [status for _, status in told.ends] == ["ok", "ok"]
+
+
+def test_a_slurm_job_that_shows_life_is_waited_for_by_name(tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
+    run = small(tokens)
+    attempt = left_behind(store, run, "vanished", on="slurm")
+    tell_alive(attempt, 0, Alive())
+    site, told = Silent(), Told()
+
+    def ends(_: float) -> None:
+        if told.reasons:
+            assert site.submitted == []
+            tell_alive(attempt, 0, Alive(ended="stopped"))
+
+    monkeypatch.setattr("harness.sweep.time.sleep", ends)
+    sweep(store, [run], site=site, told=told)
+    assert told.reasons[0] == f"this machine has no Slurm: job 1 in {attempt}"
+    assert site.submitted == [run.id]
+
+
+@pytest.mark.parametrize(
+    "state", [JobState("pending", "PENDING", reason="JobHeldAdmin"), jobs.SILENT, jobs.BEHIND, JobState("unknown")]
+)
+def test_waiting_names_the_job_and_the_reason(
+    tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch, state: JobState
+):
+    run = small(tokens)
+    attempt = left_behind(store, run, "ok", on="slurm")
+    (attempt / "rank-0.json").unlink()
+    site, told = Silent(), Told()
+    site.says = state
+
+    def released(_: float) -> None:
+        if told.reasons:
+            site.says = JobState("ended")
+
+    monkeypatch.setattr("harness.sweep.time.sleep", released)
+    sweep(store, [run], site=site, told=told)
+    assert told.reasons[0] == f"{state.reason or state.name}: job 1 in {attempt}"
+    assert told.ends[-1] == (run.id, "ok")
 
 
 @pytest.mark.parametrize("when", ["new_attempt", "write"])
@@ -463,7 +570,7 @@ def test_a_record_cut_short_by_a_byte_is_run_again(tokens: Path, store: Store):
 # Interruption, without processes ------------------------------------------------------------------------------------
 
 
-def interrupt(*_: object) -> None:
+def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -496,7 +603,7 @@ def test_an_interrupt_before_the_record_is_written_leaves_the_result_to_the_next
 ):
     run, site = small(tokens), FakeSite()
     with monkeypatch.context() as patch:
-        patch.setattr("harness.sweep.record_of", interrupt)
+        patch.setattr("harness.sweep.record_of_try", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sweep(store, [run], site=site)
     assert store.records() == []

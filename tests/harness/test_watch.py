@@ -18,6 +18,8 @@ from tests.harness.calls import call, document, refused
 from tests.harness.fake_site import CODE, FakeSite
 from tests.harness.small_runs import small, write_tokens
 
+REAL_CANCEL = jobs.cancel
+
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -105,6 +107,44 @@ def test_jobs_are_cancelled_by_point(cluster: FakeSite, runs: list[Run]):
     assert counts() == {"running": 3, "failed": 1}
     assert call("cancel", "made_up", "--only", "seed=3", "--out", "out").output.endswith(": 0 points cancelled\n")
     assert document(call("cancel", "made_up", "--only", "seed=3", "--out", "out", "--json").output)["points"] == []
+
+
+@pytest.mark.parametrize("state", [jobs.SILENT, jobs.ABSENT])
+def test_cancel_gives_up_a_job_whose_scheduler_is_silent_and_says_so(
+    cluster: FakeSite, runs: list[Run], monkeypatch: pytest.MonkeyPatch, state: JobState
+):
+    cluster.outcomes = {run.id: "vanished" for run in runs}
+    call("run", "made_up", "--on", "slurm", "--detach", "--out", "out")
+    monkeypatch.setattr(jobs, "cancel", REAL_CANCEL)
+    monkeypatch.setattr(jobs, "states", lambda attempts: dict.fromkeys(attempts, state))
+    monkeypatch.setattr(jobs, "_ask", lambda *_, **__: None)
+    answer = call("cancel", "made_up", "--only", "seed=3", "--out", "out")
+    assert answer.status == 0, answer.errors
+    assert f"{state.reason}; job 1 is given up: if it starts, it ends" in answer.errors
+    assert "1 point cancelled" in answer.output
+    assert counts() == {"unknown": 3, "failed": 1}
+
+
+def test_another_users_tries_are_named_and_end_no_verb(
+    cluster: FakeSite, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+):
+    call("run", "made_up", "--on", "slurm", "--detach", "--out", "out")
+    [closed] = Path("out/made_up/smoke/attempts").resolve().glob(f"{runs[3].id}-*")
+    exists = Path.exists
+
+    def refused(path: Path) -> bool:
+        if path.parent == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refused)
+    monkeypatch.setattr(FakeSite, "script", lambda *_: "", raising=False)
+    for verb in ("status", "cancel"):
+        answer = call(verb, "made_up", "--only", "seed=3", "--out", "out")
+        assert answer.status == 0
+        assert f"ignored: {closed}: another user's try, which cannot be read (Permission denied)" in answer.errors
+    assert call("run", "made_up", "--on", "slurm", "--out", "out", "--dry-run").status == 0
+    assert counts() == {"running": 3, "missing": 1}
 
 
 def test_leaving_a_sweep_says_that_its_jobs_go_on(cluster: FakeSite, monkeypatch: pytest.MonkeyPatch):

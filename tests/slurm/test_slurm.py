@@ -254,7 +254,7 @@ def test_a_controller_that_dies_loses_no_point(slurm: TwoNodes, tokens: Path, st
     with held(ranks_of(attempt)):
         slurm.save(number(attempt))
         slurm.kill("slurmctld")
-    assert jobs.states([attempt])[attempt] == jobs.UNKNOWN
+    assert jobs.states([attempt])[attempt] == jobs.SILENT
     with meanwhile(lambda: slurm.start("slurmctld")):
         told = sweep(store, [run], site=site)
     assert told.ends == [(run.id, "ok")]
