@@ -47,8 +47,15 @@ def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
 
 @cache
 def _read(path: Path) -> pd.DataFrame:
-    rows = pd.read_csv(
-        path, dtype={**dict.fromkeys(_TEXTS, "str"), **dict.fromkeys(_INTEGERS, "Int64"), "value": "float64"}
-    )
-    rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
+    columns = dict.fromkeys(_TEXTS, "str") | dict.fromkeys(_INTEGERS, "Int64") | {"value": "float64"}
+    try:
+        rows = pd.read_csv(path, dtype=columns)
+        if missing := [name for name in columns if name not in rows]:
+            raise ValueError(f"no column {', '.join(missing)}")
+        rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
+        if rows["value"].isna().any():
+            raise ValueError(f"row {rows['value'].isna().argmax() + 2} has no value")
+    except ValueError as error:  # pandas' own errors among them
+        told = " ".join(str(error).split())
+        raise InputError(f"{path}: {told}; valid: a CSV file with columns {', '.join(columns)}") from None
     return rows

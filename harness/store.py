@@ -1,17 +1,16 @@
 """Where records lie, and how they are written so that none is ever half there."""
 
-import errno
 import json
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from impl.errors import InputError
+from impl.files import naming, open_regular
 
 SCHEMA = 1
 SIMULATED = "simulated"
@@ -51,7 +50,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -70,19 +69,10 @@ def loads(text: str) -> Any:
 def read_json(path: Path) -> Any | None:
     """The document in a file; None if the file is missing or not a whole JSON document."""
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             return loads(file.read().decode())
     except (OSError, ValueError, RecursionError):
         return None
-
-
-def _open(path: Path) -> BinaryIO:
-    """A file for reading; not a pipe, which is waited for, nor a device, which may have no end."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a file", str(path))
-    return file
 
 
 class Store:
@@ -185,7 +175,8 @@ class Store:
                 return f"its {key} is {record.get(key)!r:.60}, not {value!r}"
         if (record.get("source") == SIMULATED) != (self.system is not None):
             return f"its source is {record.get('source')!r:.60}, which lies elsewhere"
-        if self.system is not None and (record.get("environment") or {}).get("system") != self.system:
+        environment = record.get("environment")
+        if self.system is not None and not (isinstance(environment, dict) and environment.get("system") == self.system):
             return f"it is not about the system {self.system}"
         is_whole = isinstance(record.get("status"), str) and isinstance(record.get("config"), dict)
         return None if is_whole else "it has no status or no config"
@@ -257,7 +248,7 @@ def _is_open(attempt: Path) -> bool:
 def _head(path: Path) -> Record | None:
     """The fields of HEAD at the beginning of a record that this module wrote; None: read all of it to know."""
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             text = file.read(HEAD_BYTES)
             file.seek(-len(END), os.SEEK_END)
             is_whole = file.read() == END

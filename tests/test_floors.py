@@ -15,6 +15,7 @@ FLOORS = {
     "impl": 0,
     "impl.errors": 0,
     "impl.fields": 0,
+    "impl.files": 0,
     "impl.detokenize": 0,
     "impl.plan": 0,
     "impl.recipe": 0,
