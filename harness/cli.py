@@ -31,7 +31,7 @@ RUN_FIELDS = frozenset(fields(to_dict(Run())))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status: 0, 1 if a point or the program failed, 2 for bad input, 130 interrupted."""
+    """Run one verb; returns the exit status: 0, 1 if a point or verb failed, 2 for bad input, 130: interrupted."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     _make_printable()

@@ -63,7 +63,6 @@ def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra
 def _most_layers(num_layers: int, extra: list[Fraction]) -> list[int]:
     """Layers that each stage can take without being slower than the slowest must be."""
 
-
     def most(slowest: Fraction) -> list[int]:
         return [int(slowest - work) if slowest >= work else 0 for work in extra]
 
