@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except OSError as error:  # a disk that is full or read-only, a name too long: the machine's, not a bug's
-        return _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return _complain(f"{error.filename or 'a file or standard output'}: {error.strerror or error}")
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
