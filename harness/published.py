@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -47,7 +48,7 @@ def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
 
 @cache
 def _read(path: Path) -> pd.DataFrame:
-    columns = dict.fromkeys(_TEXTS, "str") | dict.fromkeys(_INTEGERS, "Int64") | {"value": "float64"}
+    columns: dict[Any, Any] = dict.fromkeys(_TEXTS, "str") | dict.fromkeys(_INTEGERS, "Int64") | {"value": "float64"}
     try:
         rows = pd.read_csv(path, dtype=columns)
         if missing := [name for name in columns if name not in rows]:

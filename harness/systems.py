@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
-            raise yaml.composer.ComposerError(None, None, f"alias *{event.anchor:.60}; valid: none", event.start_mark)
+            raise yaml.MarkedYAMLError(None, None, f"alias *{event.anchor:.60}; valid: none", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:

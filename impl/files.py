@@ -8,13 +8,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MOST_BYTES = 2**26
 """Of a file that is read as a whole: a table of rows, a tokenizer, a manifest."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a file for reading; not a pipe, which is waited for, nor a device, which may have no end.
 
     Raises:

@@ -1,6 +1,7 @@
 """Which layers a pipeline stage owns."""
 
 from bisect import bisect_left
+from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -62,10 +63,15 @@ def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra
 
 def _most_layers(num_layers: int, extra: list[Fraction]) -> list[int]:
     """Layers that each stage can take without being slower than the slowest must be."""
+    stages = Counter(extra)
 
-    def most(slowest: Fraction) -> list[int]:
-        return [int(slowest - work) if slowest >= work else 0 for work in extra]
+    def can_take(slowest: Fraction) -> dict[Fraction, int]:
+        return {work: int(slowest - work) if slowest >= work else 0 for work in stages}
 
-    slowest = sorted({count + work for count in range(1, num_layers + 1) for work in set(extra)})
-    is_enough = lambda found: min(found) >= 1 and sum(found) >= num_layers
-    return most(slowest[bisect_left(slowest, True, key=lambda each: is_enough(most(each)))])
+    def is_enough(slowest: Fraction) -> bool:
+        layers = can_take(slowest)
+        return min(layers.values()) >= 1 and sum(layers[work] * count for work, count in stages.items()) >= num_layers
+
+    slowest = sorted({count + work for count in range(1, num_layers + 1) for work in stages})
+    layers = can_take(slowest[bisect_left(slowest, True, key=is_enough)])
+    return [layers[work] for work in extra]

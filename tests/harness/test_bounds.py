@@ -235,11 +235,11 @@ def test_a_function_that_is_no_schedule_is_told(name: str, tmp_path: Path, monke
 
 def test_layers_are_shared_out_as_before_and_divisors_are_all():
     def one_by_one(num_layers: int, stages: int, last: float) -> list[int]:
-        """By the definition: the slowest stage as fast as can be, then a layer at a time to whoever has fewest."""
+        """By the definition: the slowest stage as fast as can be, then a layer at a time to a stage with fewest."""
         extra = [0.0] * (stages - 1) + [last]
-        each = [sorted(n + work for work in extra for n in range(1, num_layers + 1))]
+        candidates = sorted(n + work for work in extra for n in range(1, num_layers + 1))
         can = lambda slowest: [int(slowest - work) if slowest >= work else 0 for work in extra]
-        most = next(can(s) for s in each[0] if min(can(s)) >= 1 and sum(can(s)) >= num_layers)
+        most = next(can(s) for s in candidates if min(can(s)) >= 1 and sum(can(s)) >= num_layers)
         counts = [1] * stages
         for _ in range(num_layers - stages):
             free = [s for s in range(stages) if counts[s] < most[s]]
