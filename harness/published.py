@@ -54,8 +54,8 @@ def _read(path: Path) -> pd.DataFrame:
         if missing := [name for name in columns if name not in rows]:
             raise ValueError(f"no column {', '.join(missing)}")
         rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
-        if rows["value"].isna().any():
-            raise ValueError(f"row {rows['value'].isna().argmax() + 2} has no value")
+        if lacking := [row for row, value in enumerate(rows["value"], 2) if pd.isna(value)]:
+            raise ValueError(f"line {lacking[0]} has no value")
     except ValueError as error:  # pandas' own errors among them
         told = " ".join(str(error).split())
         raise InputError(f"{path}: {told}; valid: a CSV file with columns {', '.join(columns)}") from None

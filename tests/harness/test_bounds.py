@@ -275,15 +275,21 @@ def test_a_fault_of_the_program_is_one_line_and_shown_when_asked_for(error: Exce
         call("list")
 
 
-@pytest.mark.parametrize("how", ["ascii", "latin-1", "closed", "backend"])
-def test_output_that_cannot_take_everything_ends_no_verb(how: str):
-    command = [sys.executable, "-m", "harness", "table", "ptdp2021/pipeline_schedules", "--tier", "small"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
-    environment |= {"MPLBACKEND": "nope"} if how == "backend" else {"PYTHONIOENCODING": how} if how != "closed" else {}
-    line = ["sh", "-c", 'exec "$@" >&-', "sh", *command] if how == "closed" else command
+@pytest.mark.parametrize(
+    ("arguments", "variables", "is_closed"),
+    [
+        ("table ptdp2021/pipeline_schedules --tier small", {"PYTHONIOENCODING": "ascii"}, False),
+        ("memory", {}, True),
+        ("timeline --out figure", {"MPLBACKEND": "nope"}, False),
+    ],
+)
+def test_what_is_around_a_verb_does_not_end_it(arguments: str, variables: dict[str, str], is_closed: bool):
+    command = [sys.executable, "-m", "harness", *arguments.split()]
+    line = ["sh", "-c", 'exec "$@" >&-', "sh", *command] if is_closed else command
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), **variables}
     done = subprocess.run(line, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert bool(done.stdout) == (how != "closed")
+    assert bool(done.stdout) != is_closed
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
