@@ -8,7 +8,9 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import tyro
 from pydantic import ValidationError
@@ -23,16 +25,20 @@ from impl.pipeline.schedules import trust
 from impl.plan import Plan
 from impl.run import Run, to_dict
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
+TRACEBACK = "LMSCALE_TRACEBACK"
+"""Environment variable: anything but empty lets an error of the program's own through, with where it is from."""
 SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel")
 """Verbs whose `--model` names a size, and that are told which fields of the plan were given."""
 RUN_FIELDS = frozenset(fields(to_dict(Run())))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status: 0, 1 if a point failed, 2 for bad input, 130 when interrupted."""
+    """Run one verb; returns the exit status: 0, 1 if a point or verb failed, 2 for bad input, 130: interrupted."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
+    _make_printable()
+    os.environ["MPLBACKEND"] = "agg"  # figures are only written; a name that is none ends matplotlib's import
     try:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
@@ -55,7 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except OSError as error:  # a disk that is full or read-only, a name too long: the machine's, not a bug's
-        return _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return _complain(f"{error.filename or 'a file or standard output'}: {error.strerror or error}")
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        return _complain(_own(error), FAILED)
 
 
 def _find_modules_here() -> None:
@@ -171,9 +181,28 @@ def _first_problem(error: ValidationError, prefix: str = "") -> str:
     return f"{where}: {message}{value}" if where else message
 
 
-def _complain(text: str) -> int:
+def _own(error: Exception) -> str:
+    """An error that is not the user's: what it is, where, and how to see all of it."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(at.filename).name}, line {at.lineno}"
+    why = "the memory here is too small for it, or it is" if isinstance(error, MemoryError) else "this is"
+    text = f"{type(error).__name__}: {error}"[:300].rstrip(": ")
+    return f"{text} ({where}); {why} a fault of the program: with {TRACEBACK}=1 it shows where"
+
+
+def _complain(text: str, status: int = 2) -> int:
     print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
-    return 2
+    return status
+
+
+def _make_printable() -> None:
+    """Let everything be printed: escaped where the terminal's encoding lacks it, nowhere if a stream is closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _interrupt(*_: object) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from impl.files import naming
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -156,7 +158,8 @@ def save(figure: "Figure", path: Path) -> Path:
     figure.savefig(out, format=path.suffix[1:], dpi=150, metadata=metadata, bbox_inches="tight")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(out.getvalue())
+        with naming(path):
+            temporary.write_bytes(out.getvalue())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -47,8 +48,15 @@ def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
 
 @cache
 def _read(path: Path) -> pd.DataFrame:
-    rows = pd.read_csv(
-        path, dtype={**dict.fromkeys(_TEXTS, "str"), **dict.fromkeys(_INTEGERS, "Int64"), "value": "float64"}
-    )
-    rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
+    columns: dict[Any, Any] = dict.fromkeys(_TEXTS, "str") | dict.fromkeys(_INTEGERS, "Int64") | {"value": "float64"}
+    try:
+        rows = pd.read_csv(path, dtype=columns)
+        if missing := [name for name in columns if name not in rows]:
+            raise ValueError(f"no column {', '.join(missing)}")
+        rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
+        if lacking := [row for row, value in enumerate(rows["value"], 2) if pd.isna(value)]:
+            raise ValueError(f"line {lacking[0]} has no value")
+    except ValueError as error:  # pandas' own errors among them
+        told = " ".join(str(error).split())
+        raise InputError(f"{path}: {told}; valid: a CSV file with columns {', '.join(columns)}") from None
     return rows

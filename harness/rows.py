@@ -20,6 +20,7 @@ from harness.fitting import Measured, constant_mfu, fit, percent_off
 from harness.simulated import bounds
 from harness.simulation import as_simulated, completed, predicted, vocabulary_of
 from impl.errors import InputError
+from impl.files import read_text
 from impl.plan import Plan
 from impl.run import Run, with_fields
 from impl.simulator.system import System
@@ -117,11 +118,15 @@ def read_rows(path: Path, system: System) -> list[Row]:
         InputError: the file, the line, the column, its value and what would be valid.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
         raise InputError(f"--rows {path}: {reason}; valid: a CSV file with columns {', '.join(COUNTS)}") from None
-    lines = list(csv.DictReader(io.StringIO(text), restkey="", restval=""))
+    reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
+    try:
+        lines = list(reader)
+    except csv.Error as error:  # a cell that is too long for any value, a character that ends none
+        raise InputError(f"--rows {path} line {reader.line_num + 1}: {error}; valid: a CSV file of values") from None
     if not lines:
         raise InputError(f"--rows {path}: has no rows; valid: a CSV file with columns {', '.join(COUNTS)}")
     if missing := [name for name in COUNTS if name not in lines[0]]:

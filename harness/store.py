@@ -1,21 +1,19 @@
 """Where records lie, and how they are written so that none is ever half there."""
 
-import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from harness.privacy import cleaned
 from impl.errors import InputError
-from impl.files import rename
+from impl.files import naming, open_regular, rename
 
 SCHEMA = 2
 """Of records that are written now; those of 1, which have no digest, are read too."""
@@ -58,7 +56,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -77,7 +75,7 @@ def loads(text: str) -> Any:
 def read_json(path: Path) -> Any | None:
     """The document in a file; None if the file is missing or not a whole JSON document."""
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             return loads(file.read().decode())
     except (OSError, ValueError, RecursionError):
         return None
@@ -96,7 +94,7 @@ def read_checked(path: Path) -> dict[str, Any]:
         ValueError: the file is missing, holds something else, or was changed after it was written.
     """
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             content = file.read()
         found = loads(_checked(content).decode())
     except (OSError, RecursionError, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -116,15 +114,6 @@ def _checked(content: bytes) -> bytes:
     if hashlib.sha256(rest).hexdigest().encode() != digest[1]:
         raise ValueError("it was changed after it was written: its SHA-256 differs")
     return b"{\n" + rest
-
-
-def _open(path: Path) -> BinaryIO:
-    """A file for reading; not a pipe, which is waited for, nor a device, which may have no end."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a file", str(path))
-    return file
 
 
 class Store:
@@ -232,7 +221,8 @@ class Store:
                 return f"its {key} is {record.get(key)!r:.60}, not {value!r}"
         if (record.get("source") == SIMULATED) != (self.system is not None):
             return f"its source is {record.get('source')!r:.60}, which lies elsewhere"
-        if self.system is not None and (record.get("environment") or {}).get("system") != self.system:
+        environment = record.get("environment")
+        if self.system is not None and not (isinstance(environment, dict) and environment.get("system") == self.system):
             return f"it is not about the system {self.system}"
         is_whole = isinstance(record.get("status"), str) and isinstance(record.get("config"), dict)
         return None if is_whole else "it has no status or no config"
@@ -332,7 +322,7 @@ def _is_missing(path: Path) -> bool:
 def _head(path: Path) -> Record | None:
     """The fields of HEAD at the beginning of a record that this module wrote; None: read all of it to know."""
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             content = file.read()
         checked = _checked(content)
         text, is_whole = checked[:HEAD_BYTES], checked.endswith(END)

@@ -8,14 +8,32 @@ from typing import Any
 import yaml
 
 from impl.errors import InputError
+from impl.files import read_text
 from impl.simulator.system import System
 
 FOLDER = Path(__file__).with_name("systems")
 SUFFIXES = (".yaml", ".yml")
+MOST_BYTES = 2**20
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 312e12 as the number that it is in YAML 1.2, where version 1.1 wants 3.12e+14; refuses a key twice."""
+    """Reads 312e12 as the number that it is in YAML 1.2, where version 1.1 wants 3.12e+14.
+
+    Refuses a key twice, and aliases, a few of which within each other stand for more than any memory holds.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(None, None, f"alias *{event.anchor:.60}; valid: none", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError):  # of a tag such as !!timestamp
+            what = f"{node.value!r:.60} is no {node.tag.rpartition(':')[2]:.60}"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
@@ -69,7 +87,7 @@ def load_system(name: str) -> System:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        found = yaml.load(read_text(path, MOST_BYTES), _Loader)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; valid: {', '.join(names())}, or a YAML file") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

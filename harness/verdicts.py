@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 import pandas as pd
 import tyro
 
-from harness.answers import console, print_json, shown_progress
+from harness.answers import console, print_json, shown_progress, tell_ignored
 from harness.claims import PARTLY, Claim, Evidence, Verdict, evidence, verdict
 from harness.experiment import TIERS, Experiment, Tier, experiment_ids, load
 from harness.folders import read_from, stores
@@ -93,13 +93,12 @@ def records_of(
         out: the folder of records; None: as `harness.folders` chooses.
         tracked: leaves out the records that are none of these files; None: no record.
     """
-    return [
-        record
-        for tier in tiers
-        for store in stores(out, experiment.id, tier)
-        for record in store.records()
-        if tracked is None or store.path(record["id"]).resolve() in tracked
-    ]
+    found: list[Record] = []
+    for store in (store for tier in tiers for store in stores(out, experiment.id, tier)):
+        records = store.records()
+        found += [one for one in records if tracked is None or store.path(one["id"]).resolve() in tracked]
+        tell_ignored(store)
+    return found
 
 
 def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:

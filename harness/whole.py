@@ -186,6 +186,12 @@ class Environment(TypedDict, total=False):
     device_name: str | None
     backend: str | None
     cores: Count | None
+    memory_bytes: Count | None
+    processor: str | None
+    lock_sha256: str | None
+    command: list[str] | None
+    packages: dict[str, str] | None
+    variables: dict[str, str] | None
     git: "Git | None"
 
 
@@ -196,6 +202,15 @@ class Git(TypedDict, total=False):
     commit: str | None
     dirty: bool
     diff_sha256: str | None
+
+
+@with_config(LOOSE)
+class Prediction(TypedDict, total=False):
+    """What was simulated of a step, besides its seconds and bytes."""
+
+    bubble: Number | None
+    microbatches_in_flight: Number | None
+    warnings: list[str]
 
 
 @with_config(LOOSE)
@@ -228,6 +243,7 @@ class Whole(Inside, total=False):
     engine: dict[str, Any]
     resolved: Resolved | None
     environment: Environment | None
+    prediction: Prediction | None
     times: Times | None
     ranks: list[Rank] | None
     steps: list[Step] | None

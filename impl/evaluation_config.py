@@ -1,20 +1,19 @@
 """What a trained model is evaluated on."""
 
-from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from impl.fields import CHECKED
+from impl.fields import CHECKED, Count
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class EvaluationConfig:
     """Which evaluations run, when, and by which rule."""
 
-    every: NonNegativeInt = 0
+    every: Count = 0
     """Validation every so many steps; 0: only after the last one."""
-    sequences: NonNegativeInt | None = 256
+    sequences: Count | None = 256
     """Validation sequences read each time, the same ones; 0: all, None: no validation, for runs that measure speed."""
-    overlap: NonNegativeInt = 0
+    overlap: Count = 0
     """Tokens of context that a sliding window keeps from the one before, unscored. Megatron-LM 2019, appendix E.1,
     moves its window on by 32 tokens: there the overlap is seq_len - 32."""
     texts: tuple[str, ...] = ()

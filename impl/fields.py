@@ -1,10 +1,25 @@
 """How configuration fields are checked: one strictness for all, and the ranges that more than one of them needs."""
 
+import math
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
 CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+MOST = 10**9
+"""Of anything that a run counts: far beyond every machine and model, and what follows from it is computed at once."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-AtLeastTwo = Annotated[int, Field(ge=2)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+AtLeastTwo = Annotated[int, Field(ge=2, le=MOST)]
+Depth = Annotated[int, Field(ge=1, le=4096)]
+"""Of layers and the stages that they are shared out to, each of which is looked at."""
+Threads = Annotated[int, Field(ge=1, le=4096)]
+Bytes = Annotated[int, Field(ge=1, le=2**50)]
+
+
+def divisors(n: int) -> list[int]:
+    """Return all divisors of a positive number, the smallest first."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d < n]

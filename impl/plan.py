@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 
-from impl.fields import CHECKED
+from impl.fields import CHECKED, Bytes, Depth, Positive
 
 ZeroStage = Literal[0, 1, 2, 3]
 Recompute = Literal["none", "selective", "full"]
@@ -17,23 +16,23 @@ AXES = ("pp", "dp", "tp")
 class Plan:
     """Parallel degrees and what is needed to carry them out."""
 
-    dp: PositiveInt = 1
+    dp: Positive = 1
     """Data-parallel degree."""
-    tp: PositiveInt = 1
+    tp: Positive = 1
     """Tensor-parallel degree: ranks that share the matrices of every layer."""
     sequence_parallel: bool = False
     """Split norms, dropout and residuals over the tensor-parallel ranks' tokens; False duplicates them on each."""
     overlap_input_grad_reduce: bool = True
     """Reduce a column-parallel layer's input gradient while its weight gradient is computed; False waits for it."""
-    pp: PositiveInt = 1
+    pp: Depth = 1
     """Pipeline-parallel degree: ranks that share the layers."""
     schedule: str = "one_f_one_b"
     """Who computes what when in a pipeline: a name in `impl.pipeline.schedules`, or module:function."""
-    chunks: PositiveInt = 1
+    chunks: Depth = 1
     """Model chunks of a pipeline rank, for schedules that interleave them."""
     scatter_gather: bool = True
     """Tensor-parallel ranks send the next stage a part each, which is gathered there; False sends all of it t times."""
-    bucket_bytes: PositiveInt = 4 * 2**20
+    bucket_bytes: Bytes = 4 * 2**20
     """Gradients are reduced, and parameters gathered, in buckets of about this size."""
     overlap_grad_reduce: bool = True
     """Reduce a bucket while the backward pass goes on; False waits for its end (to measure what overlap buys)."""

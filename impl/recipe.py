@@ -2,24 +2,24 @@
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat
 from pydantic.dataclasses import dataclass
 
-from impl.fields import CHECKED, Fraction
+from impl.fields import CHECKED, Count, Fraction, Positive
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Recipe:
     """How a model is trained, whatever the model, the data and the plan. AdamW, as in Megatron-LM 2019, section 4.2."""
 
-    steps: PositiveInt = 100
-    global_batch: PositiveInt = 16
+    steps: Positive = 100
+    global_batch: Positive = 16
     """Sequences in one optimizer step, over all data-parallel ranks."""
-    microbatch: PositiveInt = 8
+    microbatch: Positive = 8
     """Sequences in one forward and backward pass of one rank."""
     lr: PositiveFloat = 1e-3
     min_lr: NonNegativeFloat = 0.0
-    warmup_steps: NonNegativeInt = 10
+    warmup_steps: Count = 10
     """Steps of linear warm-up of the learning rate."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     weight_decay: NonNegativeFloat = 0.01
@@ -30,5 +30,5 @@ class Recipe:
     """Largest global gradient norm; 0 switches clipping off."""
     initial_loss_scale: PositiveFloat = 2.0**16
     """fp16: the loss is multiplied by this, halved at every step whose gradients overflow, which is then skipped."""
-    loss_scale_window: PositiveInt = 1000
+    loss_scale_window: Positive = 1000
     """fp16: steps without an overflow after which the loss scale is doubled."""

@@ -4,16 +4,17 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
+from pydantic import NonNegativeInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from impl.data.config import OPTIONS, DataConfig
 from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
-from impl.fields import CHECKED
+from impl.fields import CHECKED, Count, Threads, divisors
 from impl.model.config import ModelConfig
 from impl.pipeline.schedules import why_invalid
 from impl.pipeline.stage import partition
@@ -41,10 +42,10 @@ class Run:
     """Whose implementation trains: ours, DeepSpeed's, or PyTorch's own parts."""
     compile: bool = False
     """torch.compile on each transformer block."""
-    threads: PositiveInt = 1
+    threads: Threads = 1
     """CPU threads of one rank."""
     seed: NonNegativeInt = 0
-    repeat: NonNegativeInt = 0
+    repeat: Count = 0
     start: str | None = None
     """Whose weights training starts from: the newest checkpoint in a folder, or of a run that `keep_end` kept, given by
     its id, of the same experiment and tier; None: initial weights."""
@@ -78,7 +79,7 @@ class Run:
         """The constraint between model, plan and recipe that this run breaks, in one line; None: it can run."""
         batch, share = self.train.global_batch, self.train.microbatch * self.plan.dp
         if batch % share:
-            valid = [b for b in range(1, batch // self.plan.dp + 1) if batch % (b * self.plan.dp) == 0]
+            valid = [] if batch % self.plan.dp else divisors(batch // self.plan.dp)
             hint = f"valid microbatches: {', '.join(map(str, valid))}" if valid else f"plan.dp must divide {batch}"
             return (
                 f"train.global_batch {batch} is not divisible by train.microbatch {self.train.microbatch} "
@@ -156,12 +157,12 @@ class Run:
     def _why_tensor_parallel_is_invalid(self) -> str | None:
         heads, seq_len, tp = self.model.num_heads, self.model.seq_len, self.plan.tp
         tokens = seq_len if self.plan.sequence_parallel else 0
-        valid = [t for t in range(1, heads + 1) if heads % t == tokens % t == 0]
-        if tp in valid:
+        if heads % tp == tokens % tp == 0:
             return None
         what = f"model.seq_len {seq_len}, which plan.sequence_parallel splits" if heads % tp == 0 else "model.num_heads"
         what += f" {heads}" if heads % tp else ""
-        return f"plan.tp {tp} does not divide {what}; valid degrees: {', '.join(map(str, valid))}"
+        valid = ", ".join(map(str, divisors(math.gcd(heads, tokens))))
+        return f"plan.tp {tp} does not divide {what}; valid degrees: {valid}"
 
 
 def to_dict(run: Run) -> dict[str, Any]:

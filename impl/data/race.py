@@ -16,6 +16,7 @@ from impl.data.synthetic_race import LEVELS, SIZES, made_up
 from impl.data.text import HUB_PREFIX, NEEDS_HUB, load_hub
 from impl.data.tokenizer import Tokenizer
 from impl.errors import InputError
+from impl.files import from_json, read_text
 
 Part = Literal["train", "dev", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -80,7 +81,7 @@ def _files(folder: Path, part: Part) -> list[tuple[Path, str]]:
 def _from_file(path: Path, level: str) -> Iterator[Question]:
     """The questions on one passage: a file is a JSON object, its lists run side by side."""
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = from_json(read_text(path))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a passage of RACE: {' '.join(str(error).split())}") from None
     found = [content.get(name) for name in ("questions", "options", "answers")] if isinstance(content, dict) else []

@@ -2,15 +2,16 @@
 
 import gzip
 import hashlib
-import json
 import lzma
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from impl.errors import InputError
+from impl.files import from_json, open_regular
 
 HUB_PREFIX = "hf:"
 NEEDS_HUB = "needs the package datasets; install the extra: pip install 'lmscale[hub]'"
@@ -66,7 +67,7 @@ class TextFile:
     path: Path
 
     def sha256(self) -> str:
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def documents(self) -> Iterator[str]:
@@ -79,13 +80,14 @@ class TextFile:
             raise InputError(f"{self.path} is a damaged archive: {error}") from None
         except OSError as error:
             raise InputError(f"{self.path} cannot be read: {error.strerror or error}") from None
+        except MemoryError:
+            raise InputError(f"{self.path} has a document that the memory here has no room for") from None
 
-    def _open(self) -> Readable:
-        if self.path.suffix == ".gz":
-            return gzip.open(self.path, "rb")
-        if self.path.suffix == ".xz":
-            return lzma.open(self.path, "rb")
-        return self.path.open("rb")
+    @contextmanager
+    def _open(self) -> Iterator[Readable]:
+        with open_regular(self.path) as file:
+            packed = {".gz": gzip.open, ".xz": lzma.open}.get(self.path.suffix)
+            yield packed(file, "rb") if packed else file
 
     def _whole(self, file: Readable) -> Iterator[str]:
         content = file.read()
@@ -130,7 +132,7 @@ class HubText:
 
 def _text_field(line: str, where: str) -> str:
     try:
-        return _checked(json.loads(line), where)
+        return _checked(from_json(line), where)
     except ValueError as error:
         if isinstance(error, InputError):
             raise

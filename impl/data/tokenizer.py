@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from impl.errors import InputError
+from impl.files import from_json, read_bytes, read_text
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
@@ -61,7 +62,7 @@ class Tokenizer(ABC):
         """
         path = folder / TOKENIZER_FILE
         try:
-            content = json.loads(path.read_bytes())
+            content = from_json(read_bytes(path))
             if content["kind"] == "byte":
                 return ByteTokenizer()
             return BytePairTokenizer(content["name"], content["vocab"], [tuple(m) for m in content["merges"]])
@@ -161,7 +162,7 @@ def parse(spec: str) -> TokenizerSpec:
             if not path.is_file():
                 raise InputError(f"tokenizer {spec}: no file {path}; valid: gpt2:VOCAB,MERGES")
         return TokenizerSpec("gpt2", files=(vocab, merges))
-    if kind == "bpe" and value.isdecimal():
+    if kind == "bpe" and value.isdecimal() and len(value) < 20:
         if not SMALLEST_BPE <= int(value) <= LARGEST_BPE:
             raise InputError(f"tokenizer {spec}: vocabulary sizes from {SMALLEST_BPE} to {LARGEST_BPE} are valid")
         return TokenizerSpec(f"bpe:{int(value)}", vocab_size=int(value))
@@ -170,13 +171,13 @@ def parse(spec: str) -> TokenizerSpec:
 
 def _read_gpt2(name: str, vocab_file: Path, merges_file: Path) -> Tokenizer:
     try:
-        vocab = json.loads(vocab_file.read_text("utf-8"))
+        vocab = from_json(read_text(vocab_file))
     except ValueError as error:
         raise InputError(f"{vocab_file} is not a JSON vocabulary (GPT-2's encoder.json): {error}") from None
     if not isinstance(vocab, dict) or not all(isinstance(value, int) for value in vocab.values()):
         raise InputError(f"{vocab_file} does not map tokens to ids; valid: GPT-2's encoder.json")
     try:
-        lines = merges_file.read_text("utf-8").split("\n")
+        lines = read_text(merges_file).split("\n")
     except UnicodeDecodeError:
         raise InputError(f"{merges_file} is not UTF-8; valid: GPT-2's vocab.bpe") from None
     merges: list[tuple[str, str]] = []

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from impl.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from impl.errors import InputError
 from impl.fields import CHECKED
+from impl.files import from_json, read_bytes
 
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
@@ -101,7 +102,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise InputError(f"{folder} is not a token folder, or an unfinished one: no {MANIFEST_FILE}; {HOW_TO_MAKE}")
     try:
-        content = json.loads(path.read_bytes())
+        content = from_json(read_bytes(path))
     except ValueError:
         raise InputError(f"{path} is not JSON; {HOW_TO_MAKE}") from None
     found = content.get("format") if isinstance(content, dict) else None

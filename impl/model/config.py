@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import PositiveFloat, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from impl.fields import CHECKED, AtLeastTwo, Fraction
+from impl.fields import CHECKED, AtLeastTwo, Depth, Fraction, Positive
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
 
 SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
@@ -34,9 +34,9 @@ class ModelConfig:
     """
 
     family: Literal["gpt", "bert"] = "gpt"
-    num_layers: PositiveInt = 2
-    hidden_size: PositiveInt = 128
-    num_heads: PositiveInt = 2
+    num_layers: Depth = 2
+    hidden_size: Positive = 128
+    num_heads: Positive = 2
     seq_len: AtLeastTwo = 128
     """Positions the model has, and tokens in a training sequence."""
     vocab_size: AtLeastTwo | None = None
@@ -55,7 +55,7 @@ class ModelConfig:
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelConfig":
         if self.hidden_size % self.num_heads:
-            valid = [a for a in range(1, self.hidden_size + 1) if self.hidden_size % a == 0 and a <= 128]
+            valid = [a for a in range(1, 129) if self.hidden_size % a == 0]
             raise ValueError(
                 f"num_heads {self.num_heads} does not divide hidden_size {self.hidden_size}; "
                 f"valid: {', '.join(map(str, valid))}"

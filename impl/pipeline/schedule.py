@@ -73,7 +73,14 @@ class Schedule:
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages, its model chunks, that live on a rank."""
-        return sorted(stage for stage, owner in self.rank_of.items() if owner == rank)
+        return list(self._stages[rank])
+
+    @cached_property
+    def _stages(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self.rows]
+        for stage in sorted(self.rank_of):
+            found[self.rank_of[stage]].append(stage)
+        return found
 
     @cached_property
     def _split(self) -> frozenset[tuple[int, int]]:

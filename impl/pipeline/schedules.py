@@ -100,6 +100,10 @@ def is_trusted(name: str) -> bool:
     return name in SCHEDULES or name in _trusted
 
 
+MOST_PASSES = 2**20
+"""Of all microbatches through all chunks of all ranks: a table of them is made, a row a rank."""
+
+
 def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
     """The table of plan.schedule (one of SCHEDULES, or module:function), checked; p is plan.pp, v is plan.chunks.
 
@@ -114,25 +118,35 @@ def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
 @lru_cache(maxsize=8)
 def _built(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> Schedule:
     """The schedule, checked; that takes a while where it is large, and many ask for the same one."""
-    schedule = Schedule(name, tuple(tuple(row) for row in _rows(generator, name, p, m, v)))
+    schedule = Schedule(name, _rows(generator, name, p, m, v))
     check(schedule, p, m, v)
     return schedule
 
 
-def _rows(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> Rows:
+def _rows(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> tuple[tuple[Action, ...], ...]:
     for field, value in (("plan.pp", p), ("microbatches", m), ("plan.chunks", v)):
         if value < 1:
             raise InputError(f"{field} {value} is not a count; valid: 1 or more")
+    if (passes := p * m * v) > MOST_PASSES:
+        what = f"plan.pp {p} x plan.chunks {v} x {m} microbatches"
+        raise InputError(f"plan.schedule {name}: {what} are {passes} passes in a table; valid: up to {MOST_PASSES}")
     chunked = _has_chunks(generator)
     if v > 1 and not chunked:
         with_chunks = ", ".join(other for other, function in SCHEDULES.items() if _has_chunks(function))
         raise InputError(f"plan.schedule {name} has 1 chunk a rank, not plan.chunks {v}; with chunks: {with_chunks}")
     try:
-        return generator(p, m, v) if chunked else generator(p, m)
+        rows = tuple(map(tuple, generator(p, m, v) if chunked else generator(p, m)))
+        if generator not in OWN and (wrong := [one for row in rows for one in row if not _is_action(one)]):
+            raise TypeError(f"{wrong[0]!r} in its rows is no Action")
+        return rows
     except InputError:
         raise
     except Exception as error:  # a user's own function
-        raise InputError(f"plan.schedule {name} fails with plan.pp {p}, {m} microbatches: {error!r}") from error
+        raise InputError(f"plan.schedule {name} fails with plan.pp {p}, {m} microbatches: {error!r:.200}") from error
+
+
+def _is_action(one: object) -> bool:
+    return isinstance(one, Action) and list(map(isinstance, one, (Op, int, int))) == [True] * 3
 
 
 def why_invalid(name: str, p: int, m: int, v: int = 1) -> str | None:
@@ -164,7 +178,7 @@ def _generator(name: str) -> Callable[..., Rows]:
             found = getattr(importlib.import_module(module), function)
             inspect.signature(found)
             return found
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # no module, not in it, no function
+    except Exception as error:  # no module, not in it, no function, or an error of the module's own
         raise InputError(f"plan.schedule {name!r} cannot be loaded: {error}") from error
     raise InputError(f"plan.schedule {name!r} does not exist; valid: {', '.join(SCHEDULES)}, or module:function")
 

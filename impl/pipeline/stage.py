@@ -1,5 +1,7 @@
 """Which layers a pipeline stage owns."""
 
+from bisect import bisect_left
+from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -48,20 +50,28 @@ def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra
     extra[0] += Fraction(first_extra)
     extra[-1] += Fraction(last_extra)
     most = _most_layers(num_layers, extra)
-    counts = [1] * stages
-    for _ in range(num_layers - stages):
-        stage = min(
-            (s for s in range(stages) if counts[s] < most[s]), key=lambda s: (counts[s], counts[s] + extra[s], -s)
-        )
-        counts[stage] += 1
+    counts, free = [1] * stages, num_layers - stages
+    while free:  # a layer for each stage that has as few as any and can take one, the least extra work first
+        fewest = min(count for count, can in zip(counts, most, strict=True) if count < can)
+        open_ = [s for s in range(stages) if counts[s] == fewest < most[s]]
+        for stage in sorted(open_, key=lambda s: (extra[s], -s))[:free]:
+            counts[stage] += 1
+            free -= 1
     ends = [sum(counts[: stage + 1]) for stage in range(stages)]
     return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
 
 
 def _most_layers(num_layers: int, extra: list[Fraction]) -> list[int]:
     """Layers that each stage can take without being slower than the slowest must be."""
-    for slowest in sorted({count + work for count in range(1, num_layers + 1) for work in set(extra)}):
-        most = [int(slowest - work) if slowest >= work else 0 for work in extra]
-        if min(most) >= 1 and sum(most) >= num_layers:
-            return most
-    raise AssertionError("the first stage with all layers is among them")
+    stages = Counter(extra)
+
+    def can_take(slowest: Fraction) -> dict[Fraction, int]:
+        return {work: int(slowest - work) if slowest >= work else 0 for work in stages}
+
+    def is_enough(slowest: Fraction) -> bool:
+        layers = can_take(slowest)
+        return min(layers.values()) >= 1 and sum(layers[work] * count for work, count in stages.items()) >= num_layers
+
+    slowest = sorted({count + work for count in range(1, num_layers + 1) for work in stages})
+    layers = can_take(slowest[bisect_left(slowest, True, key=is_enough)])
+    return [layers[work] for work in extra]

@@ -1,6 +1,7 @@
 """All parallel plans for a number of devices, as columns: millions of them fit where as many objects would not."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from impl.errors import InputError
+from impl.fields import divisors
 from impl.model.config import ModelConfig
 from impl.pipeline.schedules import SCHEDULES
 from impl.plan import Plan
@@ -71,10 +73,6 @@ def run_of(row: Mapping[str, Any], base: Run) -> Run:
     return replace(base, plan=replace(base.plan, **fields), train=recipe)
 
 
-def divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
 def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = True) -> Plans:
     """All valid plans for all of the devices; a knob that changes nothing in a plan is left as it is by default.
 
@@ -94,10 +92,10 @@ def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = T
 
 
 def _degrees(model: ModelConfig, gpus: int, global_batch: int) -> Iterator[tuple[int, int, int]]:
-    for tp in divisors(gpus):
-        for pp in divisors(gpus // tp):
-            dp = gpus // tp // pp
-            if model.num_heads % tp == 0 and pp <= model.num_layers and global_batch % dp == 0:
+    for tp in divisors(math.gcd(gpus, model.num_heads)):
+        for pp in range(1, model.num_layers + 1):
+            dp, rest = divmod(gpus, tp * pp)
+            if rest == 0 and global_batch % dp == 0:
                 yield tp, pp, dp
 
 

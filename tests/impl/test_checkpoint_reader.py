@@ -121,9 +121,7 @@ def test_no_bit_of_a_checkpoint_changes_what_is_loaded(
     assert checkpoints.load() == Loaded(2, [])
 
 
-def test_a_block_of_zeros_in_a_tensor_is_refused(
-    tmp_path: Path, trainer: Trainer, one_rank: dist.ProcessGroup
-) -> None:
+def test_a_block_of_zeros_in_a_tensor_is_refused(tmp_path: Path, trainer: Trainer, one_rank: dist.ProcessGroup) -> None:
     checkpoints = Checkpoints(tmp_path / "new", trainer, one_rank)
     checkpoints.save(2)
     checkpoints.wait()
