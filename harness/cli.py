@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import gc
 import io
 import os
 import re
@@ -21,6 +22,8 @@ from impl.model.sizes import named
 from impl.run import Run, to_dict
 
 INTERRUPTED = 130
+OBJECTS = 100_000
+"""Made between two searches for cycles of dead ones: a record is a thousand small objects without cycles."""
 SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel")
 """Verbs whose `--model` names a size, and that are told which fields of the plan were given."""
 RUN_FIELDS = frozenset(fields(to_dict(Run())))
@@ -30,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status: 0, 1 if a point failed, 2 for bad input, 130 when interrupted."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
+    gc.set_threshold(OBJECTS)
     try:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from harness.kept import Kept
 from impl.errors import InputError
 
 SCHEMA = 1
@@ -76,6 +77,21 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
+def _read_fast(path: Path) -> tuple[Any | None, bytes]:
+    """As `read_json`, several times as fast, with the JSON text: no NaN or infinity is in it."""
+    from pydantic_core import from_json  # ranks and what watches over them read no record: they start faster
+
+    try:
+        with _open(path) as file:
+            text = file.read()
+        if b"NaN" not in text and b"Infinity" not in text:
+            return from_json(text), text
+        record = loads(text.decode())
+        return record, json.dumps(record).encode()
+    except (OSError, ValueError, RecursionError):
+        return None, b""
+
+
 def _open(path: Path) -> BinaryIO:
     """A file for reading; not a pipe, which is waited for, nor a device, which may have no end."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
@@ -131,13 +147,13 @@ class Store:
         from harness.whole import why_not_whole  # ranks and what watches over them read no record: they start faster
 
         path = self.path(run_id)
-        record: Any = read_json(path)
-        why = self._why_foreign(record, run_id) or why_not_whole(record)
+        record, text = _read_fast(path)
+        why = self._why_foreign(record, run_id) or why_not_whole(record, text)
         if why is not None and path.exists():
             self.ignored[path] = why
         if why is None:
             self.ignored.pop(path, None)
-        return record if why is None else None
+        return Kept({**record, "config": Kept(record["config"])}) if why is None else None
 
     def head(self, run_id: str) -> Record | None:
         """The first fields of a run's record, HEAD: what became of it, without configuration, steps and ranks.
