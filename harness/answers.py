@@ -8,13 +8,17 @@ from typing import Any, TypeVar
 from rich.console import Console, RenderableType
 
 from harness import figures, render, tables
+from harness.beside import is_simulated
 from harness.experiment import TIERS, Experiment, Point
+from harness.render import Table
 from harness.states import counted
 from harness.store import FINISHED, Record, Store
 
 _T = TypeVar("_T")
 WIDEST = 1000
 """Columns of a terminal on which any table has room."""
+TABLE_ROWS = 200
+"""Beyond these there are bare columns: a table that is fitted to so many takes its time."""
 
 
 def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool) -> int:
@@ -23,8 +27,8 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
     ids, measured = dict.fromkeys(point.id for point in chosen), {r["id"]: r for r in everything if not is_simulated(r)}
     records = [measured[id] for id in ids if id in measured]
     shown = records + [record for record in everything if is_simulated(record) and record["id"] in ids]
-    files, made = write_results(store, everything, found)
-    if shown != everything:
+    files, made = write_results(store, found, everything)
+    if len(shown) < len(everything):
         made = made_of(shown, found)
     tell_ignored(store)
     if json:
@@ -40,12 +44,17 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
 
 
 def write_results(
-    store: Store, records: list[Record], experiment: Experiment | None = None
+    store: Store, experiment: Experiment | None = None, records: list[Record] | None = None
 ) -> tuple[list[str], list[Table]]:
-    """Write the tables and figures of all records of a store; the files, and the tables."""
+    """Write the tables and figures of all records; the files, and the tables.
+
+    Args:
+        records: of the store, where they have been read.
+    """
+    records = store.with_simulated() if records is None else records
     own, figure = (experiment.table, experiment.figure) if experiment else (None, None)
     made = made_of(records, experiment)
-    written = tables.write(made, store.tables, table=own)
+    written = tables.write_made(made, store.tables, table=own)
     written += figures.write(records, store.figures, table=own, figure=figure)
     return [str(path) for path in written], made
 
