@@ -8,55 +8,76 @@ from typing import Any, TypeVar
 from rich.console import Console, RenderableType
 
 from harness import figures, render, tables
+from harness.beside import is_simulated
 from harness.experiment import TIERS, Experiment, Point
+from harness.render import Table
 from harness.states import counted
 from harness.store import FINISHED, Record, Store
 
 _T = TypeVar("_T")
 WIDEST = 1000
 """Columns of a terminal on which any table has room."""
+TABLE_ROWS = 200
+"""Beyond these there are bare columns: a table that is fitted to so many takes its time."""
 
 
 def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool) -> int:
     """Write the tables and figures of all records, print those of the chosen points; the exit status."""
-    read = {point.id: store.read(point.id) for point in chosen}
-    records = [record for record in read.values() if record is not None]
-    simulated = [record for other in store.simulated() for record in other.records() if record["id"] in read]
-    files = write_results(store, found)
+    everything = store.with_simulated()
+    ids, measured = dict.fromkeys(point.id for point in chosen), {r["id"]: r for r in everything if not is_simulated(r)}
+    records = [measured[id] for id in ids if id in measured]
+    shown = records + [record for record in everything if is_simulated(record) and record["id"] in ids]
+    files, made = write_results(store, found, everything)
+    if len(shown) < len(everything):
+        made = made_of(shown, found)
     tell_ignored(store)
     if json:
-        shown = as_json(records + simulated, found)
-        print_json({**described(found), "tier": store.tier, "records": records, **shown, "files": files})
+        print_json({**described(found), "tier": store.tier, "records": records, **as_json(made), "files": files})
     else:
-        print_tables(records + simulated, found)
-        print(f"\n{counted([record['status'] if record else 'missing' for record in read.values()])}")
+        print_tables(made)
+        print(f"\n{counted([measured[id]['status'] if id in measured else 'missing' for id in ids])}")
         print("\nwritten:")
-        print(f"  {store.folder}/records ({len(store.records())} records)")
+        print(f"  {store.folder}/records ({len(measured)} records)")
         for file in files:
             print(f"  {file}")
     return 1 if any(r["status"] not in (*FINISHED, "invalid") for r in records) else 0
 
 
-def write_results(store: Store, experiment: Experiment | None = None) -> list[str]:
-    """Write the tables and figures of all records; the files."""
-    records, own = store.with_simulated(), experiment.table if experiment else None
-    figure = experiment.figure if experiment else None
-    written = tables.write(records, store.tables, experiment.claims if experiment else (), table=own)
-    return [str(path) for path in written + figures.write(records, store.figures, table=own, figure=figure)]
+def write_results(
+    store: Store, experiment: Experiment | None = None, records: list[Record] | None = None
+) -> tuple[list[str], list[Table]]:
+    """Write the tables and figures of all records; the files, and the tables.
+
+    Args:
+        records: of the store, where they have been read.
+    """
+    records = store.with_simulated() if records is None else records
+    own, figure = (experiment.table, experiment.figure) if experiment else (None, None)
+    made = made_of(records, experiment)
+    written = tables.write_made(made, store.tables, table=own)
+    written += figures.write(records, store.figures, table=own, figure=figure)
+    return [str(path) for path in written], made
 
 
-def as_json(records: list[Record], experiment: Experiment) -> dict[str, Any]:
+def made_of(records: list[Record], experiment: Experiment | None = None) -> list[Table]:
     """The tables of records."""
-    shown = tables.all_tables(records, experiment.claims, table=experiment.table)
-    return {"tables": [render.as_json(t) for t in shown]}
-
-
-def print_tables(records: list[Record], experiment: Experiment | None = None) -> None:
-    """The tables of records, for the terminal."""
     claims, own = (experiment.claims, experiment.table) if experiment else ((), None)
-    for t in tables.all_tables(records, claims, table=own):
-        shown = render.console(t)
-        console(shown).print(shown)
+    return tables.all_tables(records, claims, table=own)
+
+
+def as_json(made: list[Table]) -> dict[str, Any]:
+    return {"tables": [render.as_json(t) for t in made]}
+
+
+def print_tables(made: list[Table]) -> None:
+    """Tables for the terminal; those with more than TABLE_ROWS rows as bare columns."""
+    for t in made:
+        if len(t.frame) > TABLE_ROWS:
+            cells = [[c.heading for c in t.columns], *t.cells()]
+            print("", t.title, columns(cells), *t.notes, sep="\n")
+        else:
+            shown = render.console(t)
+            console(shown).print(shown)
 
 
 def tell_ignored(store: Store) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import gc
 import io
 import os
 import re
@@ -28,6 +29,8 @@ from impl.run import Run, to_dict
 FAILED, INTERRUPTED = 1, 130
 TRACEBACK = "LMSCALE_TRACEBACK"
 """Environment variable: anything but empty lets an error of the program's own through, with where it is from."""
+OBJECTS = 100_000
+"""Made between two searches for cycles of dead ones: a record is a thousand small objects without cycles."""
 SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel")
 """Verbs whose `--model` names a size, and that are told which fields of the plan were given."""
 RUN_FIELDS = frozenset(fields(to_dict(Run())))
@@ -39,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     _make_printable()
     os.environ["MPLBACKEND"] = "agg"  # figures are only written; a name that is none ends matplotlib's import
+    gc.set_threshold(OBJECTS)
     try:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None

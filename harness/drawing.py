@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,9 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6, "axes.axisbelow": True, "legend.handlelength": 2.6,
 }  # fmt: skip
 Point = tuple[float, float]
+_T = TypeVar("_T")
+MOST_LINES, MOST_POINTS = 64, 5000
+"""Lines that differ in colour or marker; points of one that are still told apart."""
 MOST_TICKS = 10
 DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
 """What is published."""
@@ -47,6 +50,17 @@ def style() -> AbstractContextManager[None]:
 def mark(i: int) -> dict[str, Any]:
     """Colour and marker of the i-th line; 64 differ."""
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
+
+
+def few(items: Sequence[_T], what: str = "lines", most: int = MOST_LINES) -> tuple[Sequence[_T], str]:
+    """The items; of more than can be told apart, `most`, evenly spaced from first to last; and what a title says."""
+    chosen = items if len(items) <= most else [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
+    return chosen, left_out(len(chosen), len(items), what)
+
+
+def left_out(drawn: int, there: int, what: str) -> str:
+    """What a title says where not all are drawn."""
+    return f", {drawn} of {there:,} {what} drawn" if drawn < there else ""
 
 
 def panels(count: int) -> tuple["Figure", list["Axes"]]:

@@ -10,15 +10,16 @@ import pandas as pd
 
 from harness import timeline
 from harness.beside import is_simulated, twin
-from harness.drawing import COLOURS, DASHED, legend, line, mark, panels, save, style, with_room_above
+from harness.drawing import COLOURS, DASHED, MOST_POINTS, few, left_out, legend, line, mark, panels, save, style
+from harness.drawing import with_room_above as room_above
 from harness.labels import SHAPE, Record, labels, point
-from harness.measures import about, diverged, float_or_nan, frame, model_names, shape, size_name
+from harness.measures import about, diverged, float_or_nan, model_names, shape, size_name
 from harness.measures import tokens_per_step as tokens_of
 from harness.perplexity import KINDS, comparable, scores, stem, title
 from harness.render import Column, Table, number
 from harness.scaling import scaling_rows
 from harness.statistics import running_mean
-from harness.tables import MakesTable
+from harness.tables import MakesTable, timed
 from impl.model.norm_placement import PLACEMENTS
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ OWN = "own"
 ABOVE_START, DIVERGED = 1.03, 2.0
 """Times the highest loss of a first step that is still shown: what stands out above it is cut off; a run that diverged
 may stand higher, at most so many times as high as it began."""
-
 WIDE = 20
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
@@ -86,24 +86,24 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     """
     heading, learns_text = about(records), lambda r: not r["config"]["data"].get("race")
     trained = [r for r in records if len(r.get("steps") or ()) > 1 and (r.get("evaluations") or diverged(r))]
-    trained = list(filter(learns_text, trained))
+    trained = sorted(filter(learns_text, trained), key=_size_and_placement)
     if not trained:
         return None
+    trained, note = few(trained, "runs")
     names, configs = model_names(records), [record["config"] for record in trained]
     texts = labels([point(config) for config in configs], trained, SHAPE)
     models = [names[shape(config)] for config in configs]
     if len(set(texts)) == 1 or len(set(models)) > MOST_PANELS:
         texts = [f"{m} {t}".strip() if len(set(texts)) > 1 else m for m, t in zip(models, texts, strict=True)]
         models = [""] * len(texts)
-    order = sorted(range(len(trained)), key=lambda i: _size_and_placement(trained[i]))
-    shown, points = list(dict.fromkeys(models[i] for i in order)), list(dict.fromkeys(texts[i] for i in order))
+    shown, points = list(dict.fromkeys(models)), list(dict.fromkeys(texts))
     figure, axes = panels(len(shown))
-    for i in order:
-        _curve(axes[shown.index(models[i])], trained[i], COLOURS[points.index(texts[i]) % len(COLOURS)])
+    for record, model, text in zip(trained, models, texts, strict=True):
+        _curve(axes[shown.index(model)], record, COLOURS[points.index(text) % len(COLOURS)])
     for ax, name in zip(axes, shown, strict=True):
         ax.set(title=name, xlabel="tokens", ylabel="loss (nats per token)", xscale="log")
-        own = [record for record, model in zip(trained, models, strict=True) if model == name]
-        _from_the_first_loss(ax, [r for r in trained if _family(r) in set(map(_family, own))])
+        own = {_family(record) for record, model in zip(trained, models, strict=True) if model == name}
+        _from_the_first_loss(ax, [record for record in trained if _family(record) in own])
     handles = [line(COLOURS[i % len(COLOURS)], text) for i, text in enumerate(points) if text]
     handles += [line("#888888", f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
     handles += [line("#888888", "validation", marker="o")]
@@ -112,7 +112,7 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     if any(_floor(record) for record in trained):
         handles += [line("black", "entropy floor", linestyle="--")]
     legend(figure, handles)
-    figure.suptitle(f"Training and validation loss{heading}")
+    figure.suptitle(f"Training and validation loss{heading}{note}")
     return figure
 
 
@@ -145,7 +145,8 @@ def _curve(ax: "Axes", record: Record, colour: str) -> None:
     steps = [(s["step"] + 1, float_or_nan(s.get("loss"))) for s in record["steps"]]
     finite = [(step, loss) for step, loss in steps if math.isfinite(loss)]
     smooth = running_mean([loss for _, loss in finite], max(1, round(SMOOTHED_SHARE * len(finite))))
-    ax.plot([step * tokens for step, _ in finite], smooth, color=colour, alpha=0.45, linewidth=1)
+    shown, _ = few([(step * tokens, loss) for (step, _), loss in zip(finite, smooth, strict=True)], most=MOST_POINTS)
+    ax.plot([at for at, _ in shown], [loss for _, loss in shown], color=colour, alpha=0.45, linewidth=1)
     if diverged(record) and finite:
         at = finite[-1][0] * tokens, min(smooth[-1], DIVERGED * smooth[0])
         ax.plot(*at, marker="x", markersize=8, markeredgewidth=2, color=colour)
@@ -168,11 +169,8 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
 
     None: nothing was measured, or simulated, on several numbers of ranks.
     """
-    heading, rows = about(records), frame(records)
-    if rows.empty:
-        return None
-    rows = scaling_rows(pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()]), records)
-    found = _scaling_lines(rows) if not rows.empty else []
+    heading, rows = about(records), scaling_rows(timed(records), records)
+    found, note = _scaling_lines(rows) if not rows.empty else ([], "")
     if not found:
         return None
     rows = pd.concat([group for _, group in found])
@@ -196,7 +194,8 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
         crowded = "oversubscribed: no efficiency"
         handles.append(line("#888888", crowded, marker="o", markerfacecolor="white", linestyle=""))
     legend(figure, handles)
-    figure.suptitle(f"Scaling{heading}{', simulated' if all(map(is_simulated, records)) else ''}")
+    simulated = ", simulated" if all(map(is_simulated, records)) else ""
+    figure.suptitle(f"Scaling{heading}{simulated}{note}")
     return figure
 
 
@@ -209,24 +208,27 @@ def _rates(ax: "Axes", rates: Sequence[float]) -> None:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_minor_locator(NullLocator())
     else:
-        with_room_above(ax)
+        room_above(ax)
     ax.yaxis.set_major_formatter(lambda value, _: number(value, 3))
 
 
-def _scaling_lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The lines of a scaling figure with their names, each from its baseline on to other numbers of ranks."""
+def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], str]:
+    """Lines of a scaling figure with their names, each from its baseline on to other ranks; and what a title says."""
     rest = rows[rows["baseline"] != "baseline"]
     by = ["kind", "model", "curve", "device_name"]
     several = {name for name in by if len(set(rest[name])) > 1} | {"kind"}
     found = []
-    for _, group in rest.groupby([*by, "baseline_point"], sort=False, dropna=False):
+    groups = rest.groupby([*by, "baseline_point"], sort=False, dropna=False)
+    chosen, of_row = few(range(groups.ngroups))[0], groups.ngroup()
+    for i in chosen:
+        group = rest[of_row == i]
         row = group.iloc[0]
         is_first = (rows["point"] == row["baseline_point"]) & (rows["baseline"] == "baseline")
         is_first &= (rows["kind"] == row["kind"]) & (rows["device_name"] == row["device_name"])
         text = " ".join(str(row[name]) for name in by if name in several).strip()
         group = pd.concat([rows[is_first], group])
         found += [(text, group)] if len(set(group["ranks"])) > 1 else []
-    return found
+    return found, left_out(len(found), groups.ngroups - len(chosen) + len(found), "lines")
 
 
 def efficiency(table: Table) -> "Figure | None":
@@ -241,7 +243,7 @@ def efficiency(table: Table) -> "Figure | None":
     if simulated in rows and not any(rows["efficiency"].notna()):
         rows, suffix = rows.assign(efficiency=rows[simulated]), ", simulated"
     rows = pd.DataFrame(rows[rows["efficiency"].notna() | rows["published"].notna()])
-    names = [name for name in dict.fromkeys(rows["line"]) if name]
+    names, note = few([name for name in dict.fromkeys(rows["line"]) if name])
     own = [pd.DataFrame(rows[rows["line"].isin(["", name])]) for name in names]
     if not any(of_line["efficiency"].notna().sum() > 1 for of_line in own):
         return None
@@ -255,7 +257,7 @@ def efficiency(table: Table) -> "Figure | None":
     _of_ideal(ax)
     drawn = [line("#888888", "published", marker="o", **DASHED)] if len(rows["published"].dropna()) else []
     legend(figure, [*ax.get_legend_handles_labels()[0], *drawn])
-    figure.suptitle(f"{table.title}{suffix}")
+    figure.suptitle(f"{table.title}{suffix}{note}")
     return figure
 
 
@@ -273,20 +275,19 @@ def lines(table: Table) -> "Figure | None":
         "simulated, recomputation counted": (twin("counted_rate"), "dotted"),
         "published, recomputation counted": ("published_rate", "dashed"),
     }
-    known = {
-        text: pd.DataFrame(table.frame.dropna(subset=key)) for text, (key, _) in kinds.items() if key in table.frame
-    }
+    names, note = few(list(dict.fromkeys(table.frame["line"])))
+    rows = pd.DataFrame(table.frame[table.frame["line"].isin(names)])
+    known = {text: pd.DataFrame(rows.dropna(subset=key)) for text, (key, _) in kinds.items() if key in rows}
     known = {text: rows for text, rows in known.items() if rows["line"].duplicated().any()}
     if "simulated, recomputation counted" in known and "measured, model FLOPs" not in known:
         known.pop("simulated, model FLOPs", None)  # it has nothing to stand beside
     if not known:
         return None
     figure, axes = panels(len(known))
-    names = list(dict.fromkeys(table.frame["line"]))
     for ax, (heading, rows) in zip(axes, known.items(), strict=True):
         _rate_lines(ax, rows, *kinds[heading], names)
         ax.set(title=heading, ylabel="TFLOP/s per device")
-        with_room_above(ax)
+        room_above(ax)
     highest = max(ax.get_ylim()[1] for ax in axes)
     for ax in axes:
         ax.set_ylim(0, highest)
@@ -295,15 +296,16 @@ def lines(table: Table) -> "Figure | None":
     if any(rows["oversubscribed"].eq(True).any() for rows in known.values()):
         handles.append(line("#888888", "oversubscribed", marker="o", markerfacecolor="white", linestyle=""))
     legend(figure, handles)
-    figure.suptitle(table.title)
+    figure.suptitle(f"{table.title}{note}")
     return figure
 
 
 def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Sequence[str]) -> None:
     """One panel: what all ticks have in common, as `global batch` of `global batch 12`, is the name of their axis."""
     ticks = sorted(set(rows["at"]), key=_by_numbers)
-    for name, of_line in rows.sort_values("at", key=lambda at: at.map(ticks.index)).groupby("line", sort=False):
-        at, rates = [ticks.index(x) for x in of_line["at"]], [rate / 1e12 for rate in of_line[key]]
+    rows = rows.assign(x=rows["at"].map({tick: i for i, tick in enumerate(ticks)})).sort_values("x")
+    for name, of_line in rows.groupby("line", sort=False):
+        at, rates = list(of_line["x"]), [rate / 1e12 for rate in of_line[key]]
         own = mark(names.index(str(name)))
         ax.plot(at, rates, linestyle=style, label=name, **own)
         crowded = [(x, y) for x, y, over in zip(at, rates, of_line["oversubscribed"], strict=True) if over]
@@ -313,7 +315,7 @@ def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Seq
     if all(named) and len(shared) == 1:
         ax.set_xlabel(shared.pop())
         ticks = [found[2] for found in named if found]
-    ax.set_xticks(range(len(ticks)), ticks, rotation=30 if len(" ".join(ticks)) > 40 else 0)
+    ax.set_xticks(few(range(len(ticks)))[0], few(ticks)[0], rotation=30 if len(" ".join(ticks)) > 40 else 0)
 
 
 def _by_numbers(text: str) -> list[tuple[int, str]]:
@@ -332,7 +334,7 @@ def _against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:
 def _of_ideal(ax: "Axes", **labels: str) -> None:
     ax.axhline(100, color="black", linestyle=":", linewidth=1)
     ax.set(ylabel="efficiency (%)", **labels)
-    with_room_above(ax)
+    room_above(ax)
 
 
 def _points(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, **style: Any) -> None:
@@ -352,7 +354,7 @@ def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "
     if len(set(known["model"])) < 2:
         return None
     known["line"] = labels(list(known["point"]), records, SHAPE)
-    names = list(dict.fromkeys(known["line"]))
+    names, note = few(list(dict.fromkeys(known["line"])))
     main, (figure, (ax,)) = KINDS[kind][2][0], panels(1)
     for i, name_of_line in enumerate(names):
         _sizes_line(ax, pd.DataFrame(known[known["line"] == name_of_line]), main, i)
@@ -372,7 +374,7 @@ def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "
     ax.set_xticks(ticks, [size_name(round(tick)) for tick in ticks])
     ax.minorticks_off()
     legend(figure, handles)
-    figure.suptitle(title(records, name, kind, apart))
+    figure.suptitle(f"{title(records, name, kind, apart)}{note}")
     return figure
 
 

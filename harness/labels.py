@@ -1,10 +1,12 @@
 """What a run is called among others: its configuration's fields, and which of them tell it apart."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from harness.kept import once
 from impl.pipeline.schedules import is_trusted
 from impl.run import Run, to_dict
 
@@ -31,6 +33,7 @@ SHORT = {
 }  # fmt: skip
 
 
+@once
 def fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """All fields of a configuration under dotted names."""
     return _dotted(complete(config), "")
@@ -42,13 +45,14 @@ def _dotted(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         if isinstance(value, dict):
             out |= _dotted(value, f"{prefix}{name}.")
         else:
-            out[prefix + name] = tuple(value) if isinstance(value, list) else value
+            out[sys.intern(prefix + name)] = tuple(value) if isinstance(value, list) else value
     return out
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with the fields that are newer than it, at their defaults: what every run did before."""
-    return _merged(_DEFAULTS, config)
+    nested = {name: {**defaults, **config.get(name, {})} for name, defaults in _NESTED.items()}
+    return {**_DEFAULTS, **config, **nested}
 
 
 def has_trusted_schedule(config: Mapping[str, Any]) -> bool:
@@ -57,15 +61,10 @@ def has_trusted_schedule(config: Mapping[str, Any]) -> bool:
 
 
 _DEFAULTS = to_dict(Run())
+_NESTED = {name: value for name, value in _DEFAULTS.items() if isinstance(value, dict)}
 
 
-def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {
-        name: _merged(default, given.get(name, {})) for name, default in defaults.items() if isinstance(default, dict)
-    }
-    return {**defaults, **given, **nested}
-
-
+@once
 def point(config: Mapping[str, Any]) -> str:
     """What repeats and seeds have in common: the configuration without `seed` and `repeat`, as canonical JSON."""
     return json.dumps({k: v for k, v in complete(config).items() if k not in NOT_PART_OF_A_POINT}, sort_keys=True)

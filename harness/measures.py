@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.beside import devices, is_simulated
+from harness.kept import once, once_for_all
 from harness.labels import SHAPE, Record, complete, fields, has_trusted_schedule, label_of, point, varying
 from harness.render import is_missing, rows_of
 from harness.statistics import estimate, quartiles, warmup_steps
@@ -142,6 +143,7 @@ def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
     return names
 
 
+@once
 def shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
     model = complete(config)["model"]
     return tuple(model.get(name.removeprefix("model.")) for name in SHAPE)
@@ -161,6 +163,7 @@ def _parameters(record: Record) -> list[int]:
     return [count] if count else []
 
 
+@once_for_all
 def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
     """One row a run, whatever became of it, by model size and then by the varying fields; NaN where not measured.
 
@@ -178,13 +181,9 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
         config = complete(record["config"])
         rows.append(
             {name: record.get(name) for name in ("id", "experiment", "tier", "source", "status", "reason")}
-            | {
-                "diverged": diverged(record),
-                "point": point(config),
-                "seed": config.get("seed"),
-                "repeat": config.get("repeat"),
-            }
-            | {"model": names[shape(config)], "varies": label_of(fields(config), labelled)}
+            | {"diverged": diverged(record), "point": point(record["config"])}
+            | {"seed": config["seed"], "repeat": config["repeat"]}
+            | {"model": names[shape(record["config"])], "varies": label_of(fields(record["config"]), labelled)}
             | {"family": config["model"]["family"], "parameters": next(iter(_parameters(record)), math.nan)}
             | {"layers": config["model"]["num_layers"], "norm_placement": config["model"]["norm_placement"]}
             | {"heads": config["model"]["num_heads"], "lr": config["train"]["lr"]}
@@ -196,12 +195,9 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
             | _where(record)
             | ({"device_name": called[record["environment"]["system"]]} if is_simulated(record) else {})
             | _speed(record, convention)
-            | _memory(record)
-            | _traffic(record)
-            | _pipeline(record)
+            | {**_memory(record), **_traffic(record), **_pipeline(record)}
             | {"training_seconds": float_or_nan((record.get("times") or {}).get("training_seconds"))}
-            | {"alone_seconds": _alone_seconds(record)}
-            | {"losses": losses_of(record)}
+            | {"alone_seconds": _alone_seconds(record), "losses": losses_of(record)}
         )
     return pd.DataFrame(rows)
 
@@ -311,7 +307,9 @@ def _categories(record: Record) -> dict[str, float]:
     if any(totals):
         sizes[""] = measured[fullest] | {"total": totals[fullest]}
     if sizes and has_trusted_schedule(record["config"]):
-        run, resolved = from_dict(complete(record["config"])), record["resolved"]
+        config = complete(record["config"])
+        alike = config | {"seed": 0, "repeat": 0, "train": config["train"] | {"lr": 1.0}}  # one prediction for many
+        run, resolved = from_dict(alike), record["resolved"]
         place = fullest // (run.plan.dp * run.plan.tp)
         asked = resolved["vocab_size"], place, resolved["head_positions"], record["environment"]["device"]
         sizes["predicted_"] = _predicted(run, *asked).as_dict()

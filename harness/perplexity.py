@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from harness.kept import once_for_all
 from harness.labels import SHAPE, labels
 from harness.measures import Record, about, combine, float_or_nan, frame
 from harness.render import Column, Table, is_missing, number, shown
@@ -50,6 +51,7 @@ VARIES = Column(key="varies", header="point", text=True)
 RUNS = (Column(key="n", header="n"), Column(key="diverged_runs", header="diverged", text=True))
 
 
+@once_for_all
 def evaluations(records: Sequence[Record]) -> pd.DataFrame:
     """One row a run and text: the last evaluation of each, with its comparability key as canonical JSON.
 
@@ -268,8 +270,7 @@ def _with_unfinished(records: Sequence[Record], evaluated: set[str], elsewhere: 
         return config["model"]["family"], config["model"]["seq_len"], config["data"]["dataset"]
 
     kinds = {kin(record) for record in records if record["id"] in evaluated}
-    missing = [r["id"] for r in records if r["id"] not in elsewhere and kin(r) in kinds]
-    return [r for r in records if r["id"] in evaluated or r["id"] in set(missing)]
+    return [r for r in records if r["id"] in evaluated or (r["id"] not in elsewhere and kin(r) in kinds)]
 
 
 def title(records: Sequence[Record], name: str, kind: str, apart: str) -> str:

@@ -11,6 +11,7 @@ from harness.answers import (
     as_json,
     console,
     described,
+    made_of,
     print_json,
     print_tables,
     shown_progress,
@@ -115,15 +116,15 @@ def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store,
     for record in records:
         store.write(record)
     everything = Store(store.out, found.id, store.tier)
-    files = write_results(everything, found)
+    files, _ = write_results(everything, found)
     tell_ignored(everything)
     ids = {record["id"] for record in records}
     measured = [record for record in everything.records() if record["id"] in ids]
+    made = made_of([*measured, *records], found)
     if json:
-        tables = as_json([*measured, *records], found)
         head = {**described(found), "tier": store.tier, "system": system.name, "stack": system.stack}
-        return print_json({**head, "records": records, **tables, "files": files})
-    print_tables([*measured, *records], found)
+        return print_json({**head, "records": records, **as_json(made), "files": files})
+    print_tables(made)
     print(f"\n{counted([record['status'] for record in records])}, predicted for {system.name} ({system.stack})")
     for warning in _warnings(records, system):
         print(f"warning: {warning}")

@@ -1,6 +1,7 @@
 """A table as Markdown, CSV, LaTeX, JSON or for the terminal. Only here are numbers scaled and rounded."""
 
 import csv as csv_format
+import functools
 import io
 import math
 import re
@@ -68,7 +69,13 @@ class Table:
 
     def cells(self) -> list[list[str]]:
         """The shown text, row by row."""
-        rows = rows_of(self.frame)
+        return self._cells
+
+    @functools.cached_property
+    def _cells(self) -> list[list[str]]:
+        """Made once for all formats."""
+        used = {key for c in self.columns for key in (c.key, c.interval)}
+        rows = rows_of(self.frame[[name for name in self.frame if name in used]])
         return [[cell(row[c.key], row.get(c.interval or ""), c) for c in self.columns] for row in rows]
 
     def _repr_markdown_(self) -> str:
@@ -170,9 +177,10 @@ def csv(table: Table) -> str:
     """Unrounded SI values, the unit in the header, the half-widths in columns of their own; no title and no notes."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
-    writer.writerow(heading for _, heading in _raw_columns(table))
-    for row in rows_of(table.frame):
-        writer.writerow(_raw(row[key]) for key, _ in _raw_columns(table))
+    columns = _raw_columns(table)
+    writer.writerow(heading for _, heading in columns)
+    for row in rows_of(table.frame[[key for key, _ in columns]]):
+        writer.writerow(_raw(row[key]) for key, _ in columns)
     return out.getvalue()
 
 

@@ -222,8 +222,13 @@ def write(
         InputError: the records are of several tiers.
         OSError: the folder cannot be written.
     """
+    return write_made(all_tables(records, claims, table=table), folder, table=table)
+
+
+def write_made(tables: Sequence[Table], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
+    """The same of tables that were made before."""
     written = []
-    for made in all_tables(records, claims, table=table):
+    for made in tables:
         for suffix, text in WRITERS.items():
             written.append(folder / f"{made.name}.{suffix}")
             write_atomically(written[-1], text(made))

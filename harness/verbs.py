@@ -12,12 +12,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table as ConsoleTable
 
-from harness import document, folders, render, tables
+from harness import document, folders, render
 from harness.accuracy import accuracy
 from harness.answers import (
     as_json,
     console,
     described,
+    made_of,
     print_json,
     print_tables,
     tell_ignored,
@@ -164,21 +165,26 @@ def table(
     found = load(experiment)
     tier = tier or folders.reading_tier(out, found.id) or TIERS[0]
     stores, store = folders.stores(out, found.id, tier), Store(folders.sweep_folder(out), found.id, tier)
-    records = [record for each in stores for record in each.records()]
+    read = [(each, each.records()) for each in stores]
+    records = [record for _, of_one in read for record in of_one]
     if not records:
         raise InputError(f"{store.folder} has no records; `lmscale run {found.id} --tier {tier}` makes them")
-    files = write_results(store, found) if any(each.out == store.out for each in stores) else []
+    own = [record for each, of_one in read if each.out == store.out for record in of_one]
+    is_own = any(each.out == store.out for each in stores)
+    files, made = write_results(store, found, own) if is_own else ([], [])
+    if len(own) < len(records):
+        made = made_of(records, found)
     for each in stores:
         tell_ignored(each)
     if json or format == "json":
-        return print_json({**described(found), "tier": tier, **as_json(records, found), "files": files})
+        return print_json({**described(found), "tier": tier, **as_json(made), "files": files})
     if format is None:
-        print_tables(records, found)
+        print_tables(made)
         of_tier = f"\n{found.id}, tier {tier}: {counted([record['status'] for record in records])}"
         print(*filter(None, [of_tier, folders.read_from(out, [found.id])]), sep="\n")
         return 0
     write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
-    print("\n".join(write(t) for t in tables.all_tables(records, found.claims, table=found.table)))
+    print("\n".join(map(write, made)))
     return 0
 
 
@@ -228,7 +234,7 @@ def train_from(default: Run) -> Callable[..., int]:
         if json:
             print_json(record)
         else:
-            print_tables([record])
+            print_tables(made_of([record]))
             if config.keep_end:
                 print(f"\ncheckpoint: {store.checkpoints(config.id)}")
         return 0 if record["status"] in FINISHED else 1

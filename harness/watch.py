@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import jobs
-from harness.answers import columns, console, print_json, tell_ignored, tell_results
+from harness.answers import TABLE_ROWS, columns, console, print_json, tell_ignored, tell_results
 from harness.experiment import Experiment, Point, Tier, changed, load, points
 from harness.folders import of_archive, sweep_folder, sweep_tier
 from harness.memory import Flag
@@ -25,9 +25,6 @@ from harness.sweep import Sweep
 from harness.validity import Datasets
 from impl.plan import Plan
 from impl.run import EngineName
-
-TABLE_ROWS = 200
-"""Beyond these `status` prints bare columns: a table that is fitted to so many takes its time."""
 
 
 @dataclass(frozen=True)

@@ -255,13 +255,16 @@ class Whole(Inside, total=False):
 _WHOLE = TypeAdapter(Whole)
 
 
-def why_not_whole(record: dict[str, Any]) -> str | None:
+def why_not_whole(record: dict[str, Any], text: bytes | None = None) -> str | None:
     """The first thing in a record that nobody can read, in one line; None: it is whole.
 
     Nothing that it names is loaded or run for this.
+
+    Args:
+        text: the record as JSON, where it is at hand.
     """
     try:
-        found = _WHOLE.validate_json(json.dumps(record), strict=True)
+        found = _WHOLE.validate_json(json.dumps(record) if text is None else text, strict=True)
         given = record["config"]
         missing = [
             f"{part}.{name}" for part, names in ALWAYS.items() for name in names if name not in given.get(part, {})

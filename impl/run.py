@@ -176,7 +176,10 @@ def from_dict(fields: dict[str, Any]) -> Run:
     Raises:
         pydantic.ValidationError: a field is unknown or its value is not valid.
     """
-    return TypeAdapter(Run).validate_python(fields)
+    return _RUN.validate_python(fields)
+
+
+_RUN = TypeAdapter(Run)
 
 
 def with_fields(run: Run, changes: Mapping[str, Any]) -> Run:

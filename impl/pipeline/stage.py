@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from impl.errors import InputError
@@ -28,6 +29,7 @@ def split(config: ModelConfig, vocab_size: int, count: int) -> tuple[Stage, ...]
     return tuple(Stage(layers, i == 0, i == count - 1) for i, layers in enumerate(parts))
 
 
+@lru_cache(maxsize=256)
 def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra: float = 0.0) -> tuple[range, ...]:
     """Layers of each stage, in order, such that the slowest stage is as fast as can be, then counts as equal.
 

@@ -106,8 +106,7 @@ def test_no_bit_of_a_checkpoint_changes_what_is_loaded(
         data.write_bytes(with_flipped_bit(whole, at))
         try:
             assert torch.equal(reader.read_tensor(place), saved), at
-        except InputError as error:
-            assert str(error).startswith("__0_0.distcp: a tensor is damaged (")
+        except InputError:
             refused += 1
     assert 100 < refused < 400, "bits of padding change nothing"
     data.write_bytes(whole)
