@@ -75,7 +75,7 @@ from harness.experiment import Experiment
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run
+from impl.run import Run, from_dict
 
 
 def batches(steps, dp=1):
@@ -292,10 +292,18 @@ def changed(whole: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     return found
 
 
-def whole_records() -> list[dict[str, Any]]:
+def whole_records(seed: int = 0) -> list[dict[str, Any]]:
     """Of several kinds, each of few steps."""
     kinds = [{}, {"plan__dp": 2}, {"plan__pp": 2, "train__microbatch": 4}, {"status": "failed", "reason": "no luck"}]
-    return [record(train__steps=6, train__global_batch=16, **kind) for kind in kinds]
+    return [record(train__steps=6, train__global_batch=16, seed=seed, **kind) for kind in kinds]
+
+
+def with_its_id(found: dict[str, Any]) -> dict[str, Any]:
+    """The record with the id of its configuration, if that is one."""
+    try:
+        return found | {"id": from_dict(found["config"]).id}
+    except (KeyError, ValueError):
+        return found
 
 
 def test_a_malformed_record_is_ignored_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +311,10 @@ def test_a_malformed_record_is_ignored_or_read(tmp_path: Path, monkeypatch: pyte
     chance, kinds = random.Random(3), whole_records()
     assert not any(map(why_not_whole, kinds))
     accepted: list[dict[str, Any]] = []
-    for i in range(RECORDS):
-        found = changed(chance.choice(kinds), chance)
+    for _ in range(RECORDS):
+        found = with_its_id(changed(chance.choice(kinds), chance))
         if (why := why_not_whole(found)) is None:
-            accepted.append(found | {"id": f"fuzzed{i}"})
+            accepted.append(found)
         else:
             assert len(why.splitlines()) == 1
             assert 5 < len(why) < 400, why
@@ -324,8 +332,8 @@ def test_a_folder_of_damaged_records_is_shown_without_them(seed: int, tmp_path: 
     monkeypatch.chdir(tmp_path)
     chance, folder = random.Random(seed), tmp_path / "results" / "quickstart" / "smoke" / "records"
     folder.mkdir(parents=True)
-    for i, one in enumerate(whole_records() * 3):
-        one |= {"id": f"fuzzed{i}", "experiment": "quickstart"}
+    records = [one | {"experiment": "quickstart"} for seed in range(3) for one in whole_records(seed)]
+    for i, one in enumerate(records):
         text = json.dumps(one)
         place = chance.randrange(len(text))
         torn = [
@@ -337,7 +345,7 @@ def test_a_folder_of_damaged_records_is_shown_without_them(seed: int, tmp_path: 
             f'{{"id": {"9" * 5000}}}',
         ]
         wrong = json.dumps(changed(one, chance) if i else one)
-        (folder / f"fuzzed{i}.json").write_bytes(chance.choice([wrong, wrong, *torn] if i else [wrong]).encode())
+        (folder / f"{one['id']}.json").write_bytes(chance.choice([wrong, wrong, *torn] if i else [wrong]).encode())
     (folder / "folder.json").mkdir()
     (folder / "not utf-8.json").write_bytes(b"\xff\xfe{}")
     for verb in ("table", "status"):
@@ -346,7 +354,7 @@ def test_a_folder_of_damaged_records_is_shown_without_them(seed: int, tmp_path: 
         assert "Traceback" not in answer.errors
         if answer.status == 2:
             the_error(answer.errors)
-    assert Store(tmp_path / "results", "quickstart", "smoke").read("fuzzed0") is not None
+    assert Store(tmp_path / "results", "quickstart", "smoke").read(records[0]["id"]) is not None
 
 
 # Command lines ------------------------------------------------------------------------------------------------------
