@@ -21,7 +21,7 @@ class Answer(NamedTuple):
     errors: str
 
 
-class Started(BaseException):  # noqa: N818  (nothing went wrong: no verb may take it for an error)
+class Started(BaseException):  # no verb may take it for an error
     """Training would have begun."""
 
 
