@@ -221,7 +221,7 @@ def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], 
     groups = rest.groupby([*by, "baseline_point"], sort=False, dropna=False)
     chosen, of_row = few(range(groups.ngroups))[0], groups.ngroup()
     for i in chosen:
-        group = rest[of_row == i]
+        group = rest.loc[of_row == i]
         row = group.iloc[0]
         is_first = (rows["point"] == row["baseline_point"]) & (rows["baseline"] == "baseline")
         is_first &= (rows["kind"] == row["kind"]) & (rows["device_name"] == row["device_name"])
@@ -303,7 +303,8 @@ def lines(table: Table) -> "Figure | None":
 def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Sequence[str]) -> None:
     """One panel: what all ticks have in common, as `global batch` of `global batch 12`, is the name of their axis."""
     ticks = sorted(set(rows["at"]), key=_by_numbers)
-    rows = rows.assign(x=rows["at"].map({tick: i for i, tick in enumerate(ticks)})).sort_values("x")
+    places = {tick: i for i, tick in enumerate(ticks)}
+    rows = rows.assign(x=[places[tick] for tick in rows["at"]]).sort_values("x")
     for name, of_line in rows.groupby("line", sort=False):
         at, rates = list(of_line["x"]), [rate / 1e12 for rate in of_line[key]]
         own = mark(names.index(str(name)))

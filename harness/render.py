@@ -75,7 +75,7 @@ class Table:
     def _cells(self) -> list[list[str]]:
         """Made once for all formats."""
         used = {key for c in self.columns for key in (c.key, c.interval)}
-        rows = rows_of(self.frame[[name for name in self.frame if name in used]])
+        rows = rows_of(self.frame.loc[:, [name for name in self.frame if name in used]])
         return [[cell(row[c.key], row.get(c.interval or ""), c) for c in self.columns] for row in rows]
 
     def _repr_markdown_(self) -> str:
@@ -179,7 +179,7 @@ def csv(table: Table) -> str:
     writer = csv_format.writer(out, lineterminator="\n")
     columns = _raw_columns(table)
     writer.writerow(heading for _, heading in columns)
-    for row in rows_of(table.frame[[key for key, _ in columns]]):
+    for row in rows_of(table.frame.loc[:, [key for key, _ in columns]]):
         writer.writerow(_raw(row[key]) for key, _ in columns)
     return out.getvalue()
 

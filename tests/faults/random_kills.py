@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--sweep", nargs=2, type=Path, metavar=("FOLDER", "TOKENS"), help="be one of the sweeps")
     given = parser.parse_args()
     if given.sweep:
-        return one_sweep(*given.sweep, given.on)
+        return one_sweep(given.sweep[0], given.sweep[1], given.on)
     chance, done = random.Random(given.seed), Counter[str]()
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(two_nodes()) if given.on == "slurm" else None
