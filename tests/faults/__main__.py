@@ -34,9 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="cases at a time")
     parser.add_argument("--keep", type=Path, help="file of the table; rows of cases that are not run stay in it")
+    parser.add_argument("--missing", action="store_true", help="cases that the file of the table does not have")
     given = parser.parse_args(arguments)
-    chosen = [case for case in cases() if given.only in case.name]
     kept = rows(given.keep.read_text()) if given.keep and given.keep.exists() else {}
+    chosen = [case for case in cases() if given.only in case.name and not (given.missing and case.name in kept)]
     has_failed = False
     with contextlib.ExitStack() as stack:
         if any(case.on == "slurm" for case in chosen) and no_slurm() and not why_not():
