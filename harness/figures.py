@@ -303,8 +303,7 @@ def lines(table: Table) -> "Figure | None":
 def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Sequence[str]) -> None:
     """One panel: what all ticks have in common, as `global batch` of `global batch 12`, is the name of their axis."""
     ticks = sorted(set(rows["at"]), key=_by_numbers)
-    places = {tick: i for i, tick in enumerate(ticks)}
-    rows = rows.assign(x=[places[tick] for tick in rows["at"]]).sort_values("x")
+    rows = rows.assign(x=rows["at"].map(pd.Series(range(len(ticks)), index=ticks))).sort_values("x")
     for name, of_line in rows.groupby("line", sort=False):
         at, rates = list(of_line["x"]), [rate / 1e12 for rate in of_line[key]]
         own = mark(names.index(str(name)))

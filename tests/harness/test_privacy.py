@@ -10,7 +10,7 @@ import pytest
 from harness import privacy
 from harness.environment import host_environment
 from harness.privacy import VARIABLES, cleaned, command, main, without_paths
-from harness.store import Store, read_json
+from harness.store import SCHEMA, Store, read_checked
 from tests.harness.made_up_records import record
 
 KEYS = {"DS_WANDB_API_KEY": "s3cr3t", "TORCH_HUB_TOKEN": "s3cr3t", "CUDA_PASSWORD": "s3cr3t", "NCCL_AUTH": "s3cr3t"}
@@ -77,7 +77,7 @@ def test_a_record_is_written_without_them_and_keeps_what_was_measured(tmp_path: 
     given = copy.deepcopy(full)
     path = Store(tmp_path, "made_up", "smoke").write(full)
     assert full == given
-    kept: Any = read_json(path)
+    kept: Any = read_checked(path)
     assert kept == cleaned(full) == cleaned(kept)
     assert {name for name in full if kept[name] != full[name]} == {"environment", "log", "reason", "tries"}
     assert kept["environment"]["command"] == ["lmscale", "--out", ".../out"]
@@ -87,17 +87,17 @@ def test_a_record_is_written_without_them_and_keeps_what_was_measured(tmp_path: 
 
 def test_older_records_are_rewritten_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(tmp_path, "made_up", "smoke")
-    store.write(record(seed=1))
-    full = older()
-    path = store.write(full)
+    store.write(record(seed=1) | {"schema": SCHEMA})
+    path = store.write(older() | {"schema": SCHEMA})
     clean = path.read_text()
-    path.write_text(clean.replace(".../out", "/tmp/alice/out"))
+    without_digest = "{\n" + clean.partition(",\n")[2].replace(f'"schema": {SCHEMA}', '"schema": 1')
+    path.write_text(without_digest.replace(".../out", "/tmp/alice/out"))
     spoilt = path.read_text()
     assert main([str(tmp_path), "--dry-run"]) == 0
     assert path.read_text() == spoilt != clean
-    assert capsys.readouterr().out == f"{path}: environment\n1 of 2 records would change\n"
+    assert capsys.readouterr().out == f"{path}: schema, environment\n1 of 2 records would change\n"
     assert main([str(tmp_path)]) == 0
     assert path.read_text() == clean
-    assert capsys.readouterr().out == f"{path}: environment\n1 of 2 records changed\n"
+    assert capsys.readouterr().out == f"{path}: schema, environment\n1 of 2 records changed\n"
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == "0 of 2 records changed\n"

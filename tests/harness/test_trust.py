@@ -11,7 +11,7 @@ from harness import report
 from harness.experiment import load
 from harness.store import Store
 from impl.pipeline import schedules
-from impl.run import to_dict
+from impl.run import from_dict, to_dict
 from tests.harness.calls import call, refused
 from tests.harness.made_up_records import record, with_pipeline
 
@@ -41,6 +41,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             rank["memory"] = MEMORY
         full["resolved"]["head_positions"] = 128
         full["config"]["plan"]["schedule"] = schedule
+        full["id"] = from_dict(full["config"]).id
         Store(out, NAME, "smoke").write(full | {"experiment": NAME})
     return out
 
