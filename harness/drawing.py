@@ -29,7 +29,7 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 Point = tuple[float, float]
 _T = TypeVar("_T")
-MOST_LINES, MOST_POINTS = 128, 5000
+MOST_LINES, MOST_POINTS = 80, 5000
 """Lines that differ in colour or marker; points of one that are still told apart."""
 MOST_TICKS = 10
 DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}

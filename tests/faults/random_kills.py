@@ -144,13 +144,18 @@ def finished(folder: Path, tokens: Path, on: Where, expected: dict[str, dict[str
                 command(folder, tokens, on), cwd=ROOT, stdout=log, stderr=log, timeout=900
             ).returncode:
                 break
-    differing = [run_id for run_id, record in expected.items() if essence(store.read(run_id)) != record]
+    found = {run_id: store.read(run_id) for run_id in expected}
+    differing = [
+        f"{run_id} ({record['status']} {record['cause']}: {record['reason']})" if record else f"{run_id} (none)"
+        for run_id, record in found.items()
+        if essence(record) != expected[run_id]
+    ]
     time.sleep(2)
     left = [one.info["cmdline"] for one in processes(folder)]
     files = sorted(path.stem for path in store.recorded.glob("*.json"))
     lost = "" if files == sorted(expected) else f"records {files}, not {sorted(expected)}"
     return "; ".join(
-        filter(None, [f"not equal: {differing}" if differing else "", lost, f"left: {left}" if left else ""])
+        filter(None, [f"not equal: {', '.join(differing)}" if differing else "", lost, f"left: {left}" if left else ""])
     )
 
 
