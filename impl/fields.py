@@ -11,12 +11,12 @@ MOST = 10**9
 """Of anything that a run counts: far beyond every machine and model, and what follows from it is computed at once."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
-Positive = Annotated[int, Field(ge=1, le=MOST)]
+Positive = Annotated[int, Field(gt=0, le=MOST)]
 AtLeastTwo = Annotated[int, Field(ge=2, le=MOST)]
-Depth = Annotated[int, Field(ge=1, le=4096)]
+Depth = Annotated[int, Field(gt=0, le=4096)]
 """Of layers and the stages that they are shared out to, each of which is looked at."""
-Threads = Annotated[int, Field(ge=1, le=4096)]
-Bytes = Annotated[int, Field(ge=1, le=2**50)]
+Threads = Annotated[int, Field(gt=0, le=4096)]
+Bytes = Annotated[int, Field(gt=0, le=2**50)]
 
 
 def divisors(n: int) -> list[int]:

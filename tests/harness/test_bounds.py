@@ -279,7 +279,7 @@ def test_a_fault_of_the_program_is_one_line_and_shown_when_asked_for(error: Exce
     ("arguments", "variables", "is_closed"),
     [
         ("table ptdp2021/pipeline_schedules --tier small", {"PYTHONIOENCODING": "ascii"}, False),
-        ("memory", {}, True),
+        ("list", {}, True),
         ("timeline --out figure", {"MPLBACKEND": "nope"}, False),
     ],
 )
