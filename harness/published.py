@@ -1,5 +1,6 @@
 """The papers' numbers, to be shown beside ours."""
 
+import io
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from impl.errors import InputError
+from impl.files import read_text
 
 FOLDER = Path(__file__).resolve().with_suffix("")
 """One CSV a paper, all with the same columns."""
@@ -50,7 +52,10 @@ def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
 def _read(path: Path) -> pd.DataFrame:
     columns: dict[Any, Any] = dict.fromkeys(_TEXTS, "str") | dict.fromkeys(_INTEGERS, "Int64") | {"value": "float64"}
     try:
-        rows = pd.read_csv(path, dtype=columns)
+        text = read_text(path)
+        if not text.endswith("\n"):
+            raise ValueError("its last line is cut short")
+        rows = pd.read_csv(io.StringIO(text), dtype=columns)
         if missing := [name for name in columns if name not in rows]:
             raise ValueError(f"no column {', '.join(missing)}")
         rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
