@@ -303,7 +303,7 @@ def lines(table: Table) -> "Figure | None":
 def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Sequence[str]) -> None:
     """One panel: what all ticks have in common, as `global batch` of `global batch 12`, is the name of their axis."""
     ticks = sorted(set(rows["at"]), key=_by_numbers)
-    rows = rows.assign(x=rows["at"].map(pd.Series(range(len(ticks)), index=ticks))).sort_values("x")
+    rows = rows.assign(x=pd.Categorical(rows["at"], ticks).codes).sort_values("x")
     for name, of_line in rows.groupby("line", sort=False):
         at, rates = list(of_line["x"]), [rate / 1e12 for rate in of_line[key]]
         own = mark(names.index(str(name)))
