@@ -14,6 +14,7 @@ from harness.journal import DamagedError, Measured
 from harness.store import read_checked, with_digest, write_atomically
 from impl.checkpoint import NAME, Checkpoints, latest
 from impl.errors import InputError
+from impl.files import rename
 from impl.train import Trainer
 
 T = TypeVar("T")
@@ -109,5 +110,5 @@ def _put_aside(folder: Path, *, newest_only: bool) -> bool:
     """Give finished checkpoints a name that is none, and that the next save removes; whether any is left."""
     found = sorted(path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
     for path in found[-1:] if newest_only else found:
-        path.rename(path.with_suffix(".damaged"))
+        rename(path, path.with_suffix(".damaged"))
     return newest_only and len(found) > 1

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from impl.checkpoint_reader import CheckpointReader, add_digest
 from impl.chunks import Chunk, LoadChunks, SaveChunks, State, chunks
 from impl.errors import InputError
+from impl.files import rename
 from impl.model.config import ModelConfig
 from impl.optim import Owned
 from impl.tensor_parallel.shards import shards_of
@@ -221,13 +222,13 @@ class Checkpoints:
         add_digest(part)
         _sync(part)
         if path.exists():
-            path.rename(path.with_suffix(".old"))
-        part.rename(path)
+            rename(path, path.with_suffix(".old"))
+        rename(part, path)
         _sync(self.folder)
         finished = _finished(self.folder)
         kept = sorted(s for s in finished if s <= step)[-self.keep :]
         for other in finished.keys() - set(kept):
-            finished[other].rename(finished[other].with_suffix(".old"))
+            rename(finished[other], finished[other].with_suffix(".old"))
         _clear(self.folder)
 
     def _first(self, action: Callable[[], T]) -> T:
