@@ -41,7 +41,8 @@ class Case:
 
     point: Point
     before: str | None = None
-    """The attempt of the record that was there at first."""
+    """The attempt of the record that was there at first, once it `is_known`."""
+    is_known: bool = False
     claim: Claim | None = None
     attempt: Path | None = None
     """A try that lives, or is being started."""

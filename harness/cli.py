@@ -1,5 +1,6 @@
 """The command line: `lmscale VERB ...`, which `python -m harness VERB ...` is too."""
 
+import atexit
 import contextlib
 import difflib
 import functools
@@ -29,7 +30,7 @@ from impl.run import Run, to_dict
 FAILED, INTERRUPTED = 1, 130
 TRACEBACK = "LMSCALE_TRACEBACK"
 """Environment variable: anything but empty lets an error of the program's own through, with where it is from."""
-OBJECTS = 100_000
+OBJECTS = 1_000_000
 """Made between two searches for cycles of dead ones: a record is a thousand small objects without cycles."""
 SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel")
 """Verbs whose `--model` names a size, and that are told which fields of the plan were given."""
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _make_printable()
     os.environ["MPLBACKEND"] = "agg"  # figures are only written; a name that is none ends matplotlib's import
     gc.set_threshold(OBJECTS)
+    atexit.register(gc.freeze)  # else all records are searched once more for cycles when all is done
     try:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None

@@ -29,8 +29,8 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 Point = tuple[float, float]
 _T = TypeVar("_T")
-MOST_LINES, MOST_POINTS = 80, 5000
-"""Lines that differ in colour or marker; points of one that are still told apart."""
+MOST_LINES, OF_MORE, MOST_POINTS = 32, 12, 5000
+"""Lines that differ in colour or marker; how many are drawn of more; points of one that are still told apart."""
 MOST_TICKS = 10
 DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
 """What is published."""
@@ -52,10 +52,10 @@ def mark(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
 
 
-def few(items: Sequence[_T], what: str = "lines", most: int = MOST_LINES) -> tuple[Sequence[_T], str]:
-    """The items; of more than can be told apart, `most`, evenly spaced from first to last; and what a title says."""
-    chosen = items if len(items) <= most else [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
-    return chosen, left_out(len(chosen), len(items), what)
+def few(items: Sequence[_T], most: int = MOST_LINES, drawn: int = OF_MORE) -> tuple[Sequence[_T], str]:
+    """The items; of more than `most` so many, evenly spaced from first to last; and what a title says."""
+    chosen = items if len(items) <= most else [items[i * (len(items) - 1) // (drawn - 1)] for i in range(drawn)]
+    return chosen, left_out(len(chosen), len(items), "lines")
 
 
 def left_out(drawn: int, there: int, what: str) -> str:
@@ -162,6 +162,13 @@ def _rounded(part: Any) -> str:
     if isinstance(part, np.ndarray | float | int):
         return " ".join(f"{value:.4g}" for value in np.ravel(np.ma.filled(part, math.nan)))
     return " ".join(map(_rounded, part)) if isinstance(part, tuple | list) else str(part)
+
+
+def save_both(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    """As SVG and, laid out in the same way, as PNG (150 dpi)."""
+    written = [save(figure, folder / f"{name}.svg")]
+    figure.set_layout_engine("none")  # which has found where everything goes
+    return [*written, save(figure, folder / f"{name}.png")]
 
 
 def save(figure: "Figure", path: Path) -> Path:

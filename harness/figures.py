@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness import timeline
+from harness import drawing, timeline
 from harness.beside import is_simulated, twin
-from harness.drawing import COLOURS, DASHED, MOST_POINTS, few, left_out, legend, line, mark, panels, save, style
-from harness.drawing import with_room_above as room_above
+from harness.drawing import COLOURS, DASHED, few, legend, line, mark, panels
 from harness.labels import SHAPE, Record, labels, point
 from harness.measures import about, diverged, float_or_nan, model_names, shape, size_name
 from harness.measures import tokens_per_step as tokens_of
 from harness.perplexity import KINDS, comparable, scores, stem, title
 from harness.render import Column, Table, number
-from harness.scaling import scaling_rows
 from harness.statistics import running_mean
-from harness.tables import MakesTable, timed
+from harness.tables import MakesTable, scaled
 from impl.model.norm_placement import PLACEMENTS
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ MakesFigure = Callable[[Sequence[Record]], "Figure | None"]
 """How an experiment's own figure is drawn; None: there is nothing to draw."""
 SMOOTHED_SHARE = 0.02
 """Share of the steps over which training loss is averaged for drawing."""
-MOST_PANELS = 9
+MOST_PANELS, MOST_RUNS = 9, 80
 OWN = "own"
 """Stem of the files of an experiment's own figure where it has no table, whose name they have else."""
 ABOVE_START, DIVERGED = 1.03, 2.0
@@ -45,16 +43,14 @@ def write(
 ) -> list[Path]:
     """Write every figure there is data for as SVG and PNG (150 dpi), in place of what an earlier call wrote.
 
-    SVG first: a figure's second file is laid out a little differently, and only SVG files are committed.
-
     Raises:
         InputError: the records are of several tiers.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with style():
+    with drawing.style():
         found = drawn(records, table=table, figure=figure)
-        written = [save(one, folder / f"{name}.{suffix}") for name, one in found.items() for suffix in ("svg", "png")]
+        written = [path for name, one in found.items() for path in drawing.save_both(one, folder, name)]
     stems = ("curves", "scaling", "perplexity_*", "accuracy_*", "timeline_*", table([]).name if table else OWN)
     for old in {path for s in stems for path in folder.glob(f"{s}.*")} - set(written):
         old.unlink()
@@ -89,7 +85,9 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     trained = sorted(filter(learns_text, trained), key=_size_and_placement)
     if not trained:
         return None
-    trained, note = few(trained, "runs")
+    chosen, there = set(few(list(dict.fromkeys(point(r["config"]) for r in trained)))[0]), len(trained)
+    trained = few([r for r in trained if point(r["config"]) in chosen], MOST_RUNS, MOST_RUNS)[0]
+    note = drawing.left_out(len(trained), there, "runs")
     names, configs = model_names(records), [record["config"] for record in trained]
     texts = labels([point(config) for config in configs], trained, SHAPE)
     models = [names[shape(config)] for config in configs]
@@ -145,7 +143,8 @@ def _curve(ax: "Axes", record: Record, colour: str) -> None:
     steps = [(s["step"] + 1, float_or_nan(s.get("loss"))) for s in record["steps"]]
     finite = [(step, loss) for step, loss in steps if math.isfinite(loss)]
     smooth = running_mean([loss for _, loss in finite], max(1, round(SMOOTHED_SHARE * len(finite))))
-    shown, _ = few([(step * tokens, loss) for (step, _), loss in zip(finite, smooth, strict=True)], most=MOST_POINTS)
+    smoothed = [(step * tokens, loss) for (step, _), loss in zip(finite, smooth, strict=True)]
+    shown, _ = few(smoothed, drawing.MOST_POINTS, drawing.MOST_POINTS)
     ax.plot([at for at, _ in shown], [loss for _, loss in shown], color=colour, alpha=0.45, linewidth=1)
     if diverged(record) and finite:
         at = finite[-1][0] * tokens, min(smooth[-1], DIVERGED * smooth[0])
@@ -169,7 +168,7 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
 
     None: nothing was measured, or simulated, on several numbers of ranks.
     """
-    heading, rows = about(records), scaling_rows(timed(records), records)
+    heading, rows = about(records), scaled(records)
     found, note = _scaling_lines(rows) if not rows.empty else ([], "")
     if not found:
         return None
@@ -208,7 +207,7 @@ def _rates(ax: "Axes", rates: Sequence[float]) -> None:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_minor_locator(NullLocator())
     else:
-        room_above(ax)
+        drawing.with_room_above(ax)
     ax.yaxis.set_major_formatter(lambda value, _: number(value, 3))
 
 
@@ -228,7 +227,7 @@ def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], 
         text = " ".join(str(row[name]) for name in by if name in several).strip()
         group = pd.concat([rows[is_first], group])
         found += [(text, group)] if len(set(group["ranks"])) > 1 else []
-    return found, left_out(len(found), groups.ngroups - len(chosen) + len(found), "lines")
+    return found, drawing.left_out(len(found), groups.ngroups - len(chosen) + len(found), "lines")
 
 
 def efficiency(table: Table) -> "Figure | None":
@@ -287,7 +286,7 @@ def lines(table: Table) -> "Figure | None":
     for ax, (heading, rows) in zip(axes, known.items(), strict=True):
         _rate_lines(ax, rows, *kinds[heading], names)
         ax.set(title=heading, ylabel="TFLOP/s per device")
-        room_above(ax)
+        drawing.with_room_above(ax)
     highest = max(ax.get_ylim()[1] for ax in axes)
     for ax in axes:
         ax.set_ylim(0, highest)
@@ -334,7 +333,7 @@ def _against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:
 def _of_ideal(ax: "Axes", **labels: str) -> None:
     ax.axhline(100, color="black", linestyle=":", linewidth=1)
     ax.set(ylabel="efficiency (%)", **labels)
-    room_above(ax)
+    drawing.with_room_above(ax)
 
 
 def _points(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, **style: Any) -> None:
@@ -349,7 +348,7 @@ def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "
     Raises:
         InputError: as `harness.perplexity.perplexity_table`.
     """
-    points, _ = scores(records, name, kind)
+    points = scores(records, name, kind)
     known = pd.DataFrame(points[points["parameters"].notna()])
     if len(set(known["model"])) < 2:
         return None

@@ -1,5 +1,6 @@
 """What a run is called among others: its configuration's fields, and which of them tell it apart."""
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,16 +37,15 @@ SHORT = {
 @once
 def fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """All fields of a configuration under dotted names."""
-    return _dotted(complete(config), "")
+    return _DEFAULT_FIELDS | _dotted(config)
 
 
-def _dotted(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _dotted(config: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, dict):
-            out |= _dotted(value, f"{prefix}{name}.")
-        else:
-            out[sys.intern(prefix + name)] = tuple(value) if isinstance(value, list) else value
+        within = {f"{name}.{inner}": of for inner, of in value.items()} if isinstance(value, dict) else {name: value}
+        for dotted, field in within.items():
+            out[sys.intern(dotted)] = tuple(field) if isinstance(field, list) else field
     return out
 
 
@@ -62,6 +62,7 @@ def has_trusted_schedule(config: Mapping[str, Any]) -> bool:
 
 _DEFAULTS = to_dict(Run())
 _NESTED = {name: value for name, value in _DEFAULTS.items() if isinstance(value, dict)}
+_DEFAULT_FIELDS = _dotted(_DEFAULTS)
 
 
 @once
@@ -81,14 +82,16 @@ def varying(configs: Iterable[Mapping[str, Any]], shown: Iterable[str] = ()) -> 
 
 def telling(rows: Sequence[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
     """The same of configurations whose fields are under dotted names already."""
-    order = [*SHAPE, *TELLING, *(name for name in dict.fromkeys(name for row in rows for name in row))]
-    shown, kept, groups = set(shown), [], [()] * len(rows)
-    for name in sorted(dict.fromkeys(order), key=lambda name: name not in shown):
-        if name in NOT_PART_OF_A_POINT or len({row.get(name) for row in rows}) < 2:
+    order = dict.fromkeys((*SHAPE, *TELLING, *itertools.chain.from_iterable(rows)))
+    shown, kept, groups, count = set(shown), [], [0] * len(rows), 1
+    for name in sorted(order, key=lambda name: name not in shown):
+        column = [row.get(name) for row in rows]
+        if name in NOT_PART_OF_A_POINT or len(set(column)) < 2:
             continue
-        finer = [(*group, row.get(name)) for group, row in zip(groups, rows, strict=True)]
-        if name in ALWAYS_NAMED or len(set(finer)) > len(set(groups)):
-            groups = finer
+        found: dict[tuple[int, Any], int] = {}
+        finer = [found.setdefault(pair, len(found)) for pair in zip(groups, column, strict=True)]
+        if name in ALWAYS_NAMED or len(found) > count:
+            groups, count = finer, len(found)
             kept += [] if name in shown else [name]
     return kept
 
@@ -119,4 +122,6 @@ def _value(value: Any) -> str:
         return {True: "on", False: "off", None: "none"}[value]
     if isinstance(value, tuple):
         return "+".join(map(_value, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else PurePath(str(value)).name
+    if isinstance(value, float):
+        return f"{value:g}"
+    return PurePath(text).name if "/" in (text := str(value)) else text

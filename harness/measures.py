@@ -45,6 +45,7 @@ def microbatches(config: Mapping[str, Any]) -> int:
     return config["train"]["global_batch"] // (config["train"]["microbatch"] * config["plan"]["dp"])
 
 
+@once
 def step_seconds(record: Record) -> list[float]:
     """Seconds of each timed step: the slowest rank's, without the warm-up steps."""
     seconds = [max(step["seconds"]) for step in record.get("steps") or () if step.get("seconds")]
@@ -88,6 +89,7 @@ def diverged(record: Record) -> bool:
     return record["status"] == "ok" and bool(losses) and not losses[-1] <= losses[0]
 
 
+@once
 def losses_of(record: Record) -> tuple[float, ...]:
     """Of every step, NaN included; none where nothing was trained."""
     return tuple(float_or_nan(step["loss"]) for step in record.get("steps") or () if "loss" in step)
@@ -294,8 +296,10 @@ CATEGORIES = {
 }
 
 
-_predicted = functools.lru_cache(maxsize=1024)(memory)
-"""Every table and claim about a record asks for its memory again."""
+@functools.lru_cache(maxsize=1024)
+def _predicted(*asked: Any) -> dict[str, int]:
+    """Of `memory`: many records differ in what it does not depend on."""
+    return memory(*asked).as_dict()
 
 
 def _categories(record: Record) -> dict[str, float]:
@@ -312,7 +316,7 @@ def _categories(record: Record) -> dict[str, float]:
         run, resolved = from_dict(alike), record["resolved"]
         place = fullest // (run.plan.dp * run.plan.tp)
         asked = resolved["vocab_size"], place, resolved["head_positions"], record["environment"]["device"]
-        sizes["predicted_"] = _predicted(run, *asked).as_dict()
+        sizes["predicted_"] = _predicted(run, *asked)
     wanted = {"memory_bytes": ("total",)} | {f"{name}_bytes": parts for name, parts in CATEGORIES.items()}
     return {
         f"{kind}{column}": float(sum(sizes[kind][part] for part in parts)) if kind in sizes else math.nan
@@ -382,17 +386,19 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> l
     Groups keep the order of their first rows; a missing value in `by` is a value of its own. `n` counts the runs that
     have the first measure.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows_of(rows):  # pandas takes a hundred times as long to group a few rows
-        key = tuple(None if is_missing(row[name]) else row[name] for name in by)
-        groups.setdefault(key, []).append(row)
-    combined = []
-    for group in groups.values():
-        known = {name: [row[name] for row in group if not is_missing(row[name])] for name in measures}
-        row = group[0] | {"n": len(known[measures[0]])}
+    if rows.empty:
+        return []
+    columns = {name: rows[name].to_numpy(dtype=object).tolist() for name in {*by, *measures}}
+    found = {name: [None if is_missing(value) else value for value in column] for name, column in columns.items()}
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for at, key in enumerate(zip(*(found[name] for name in by), strict=True)):
+        groups.setdefault(key, []).append(at)  # pandas takes a hundred times as long to group a few rows
+    combined = rows_of(rows.iloc[[group[0] for group in groups.values()]])
+    for row, group in zip(combined, groups.values(), strict=True):
+        known = {name: [value for at in group if (value := found[name][at]) is not None] for name in measures}
+        row["n"] = len(known[measures[0]])
         for name, values in known.items():
             mean = estimate(values) if values else None
             row[name] = mean.mean if mean else math.nan
             row[f"{name}_half_width"] = mean.half_width if mean and mean.half_width is not None else math.nan
-        combined.append(row)
     return combined

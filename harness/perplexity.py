@@ -64,10 +64,9 @@ def evaluations(records: Sequence[Record]) -> pd.DataFrame:
         courses: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         for evaluation in sorted(record.get("evaluations") or (), key=lambda evaluation: evaluation["step"]):
             courses.setdefault((evaluation["name"], evaluation["kind"]), []).append(evaluation)
-        rows += [
-            {"id": record["id"], "course": tuple(course)} | _evaluation(course[-1]) | _floor(record, course[-1])
-            for course in courses.values()
-        ]
+        for course in courses.values():
+            said = _evaluation(course[-1])
+            rows.append({"id": record["id"], "course": tuple(course)} | said | _floor(record, said))
     return pd.DataFrame(rows, columns=EVALUATION_COLUMNS)
 
 
@@ -95,19 +94,18 @@ def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _floor(record: Record, evaluation: Mapping[str, Any]) -> dict[str, float]:
+def _floor(record: Record, said: Mapping[str, Any]) -> dict[str, float]:
     entropy = ((record.get("resolved") or {}).get("data") or {}).get("entropy")
-    if not entropy or (evaluation["name"], evaluation["kind"]) != ("valid", "causal"):
+    if not entropy or (said["name"], said["kind"]) != ("valid", "causal"):
         return dict.fromkeys(("floor", "floor_standard_error", "language_floor", "above_floor"), math.nan)
     sample = entropy.get("valid") or {}
     language = math.exp(entropy["nats_per_token"])
     floor = math.exp(sample.get("nats_per_token", entropy["nats_per_token"]))
-    perplexity = _evaluation(evaluation)["token_perplexity"]
     return {
         "floor": floor,
         "floor_standard_error": floor * float_or_nan(sample.get("standard_error")),
         "language_floor": language,
-        "above_floor": perplexity / floor - 1,
+        "above_floor": said["token_perplexity"] / floor - 1,
     }
 
 
@@ -151,12 +149,12 @@ def perplexity_table(records: Sequence[Record], name: str, kind: str, apart: str
     Raises:
         InputError: the records are of several tiers, or their comparability keys differ; names what differs.
     """
-    points, notes = scores(records, name, kind)
+    points = scores(records, name, kind)
     points["varies"] = labels(list(points["point"]), records, IN_COLUMNS)
     lr = (LR,) if len(set(points["lr"])) > 1 else ()
     columns = shown((MODEL, NORM, *lr, VARIES, *KINDS[kind][2], *RUNS), points)
     heading = title(records, name, kind, apart) + (f", by {suffix.removesuffix('s')}" if suffix else "")
-    return Table(stem(name, kind, apart, suffix), heading, columns, points, tuple(notes))
+    return Table(stem(name, kind, apart, suffix), heading, columns, points, _notes(points))
 
 
 def placement_table(records: Sequence[Record], name: str, kind: str, apart: str = "") -> Table | None:
@@ -165,7 +163,7 @@ def placement_table(records: Sequence[Record], name: str, kind: str, apart: str 
     A cell with a seed that diverged says so, instead of a mean over the others. None: there is only one column.
     Arguments and errors as in `perplexity_table`.
     """
-    points, notes = scores(records, name, kind)
+    points = scores(records, name, kind)
     main, by_lr = KINDS[kind][2][0], _lr_in_columns(points, records)
     points["varies"] = labels(list(points["point"]), records, IN_COLUMNS if by_lr else IN_COLUMNS[:-1])
     rows: dict[tuple[str, str], dict[str, Any]] = {}
@@ -185,7 +183,7 @@ def placement_table(records: Sequence[Record], name: str, kind: str, apart: str 
     frame = pd.DataFrame(list(rows.values()))
     values = [replace(main, key=c, header=c, interval=_half_width(c)) for c in sorted(order, key=lambda c: order[c])]
     columns = shown((MODEL, VARIES, *values, FLOOR), frame)
-    return Table(stem(name, kind, apart), title(records, name, kind, apart), columns, frame, tuple(notes))
+    return Table(stem(name, kind, apart), title(records, name, kind, apart), columns, frame, _notes(points))
 
 
 def _half_width(column: str) -> str:
@@ -199,8 +197,13 @@ def differing_keys(keys: Sequence[str]) -> dict[str, list[Any]]:
     return {part: found for part, found in values.items() if len(found) > 1}
 
 
-def scores(records: Sequence[Record], name: str, kind: str) -> tuple[pd.DataFrame, list[str]]:
-    """One row a point, its means over the runs that ended well or a text that says why there is none; and the notes."""
+@once_for_all
+def scores(records: Sequence[Record], name: str, kind: str) -> pd.DataFrame:
+    """One row a point, its means over the runs that ended well or a text that says why there is none.
+
+    Raises:
+        InputError: as `perplexity_table`.
+    """
     about(records)
     found = evaluations(records)
     valid = ", ".join(dict.fromkeys(f"{n} ({k})" for n, k in zip(found["name"], found["kind"], strict=True)))
@@ -225,7 +228,7 @@ def scores(records: Sequence[Record], name: str, kind: str) -> tuple[pd.DataFram
     values = zip(points[main], points["n"], texts, strict=True)
     points[main] = pd.Series([value if n else text for value, n, text in values], dtype=object)
     points["floor_half_width"] = TWO_SIDED * points["floor_standard_error"]
-    return points, _notes(points, found)
+    return points
 
 
 def _count_diverged(outcome: Sequence[str]) -> str:
@@ -236,7 +239,7 @@ def _count_diverged(outcome: Sequence[str]) -> str:
     return "all" if len(outcome) == 1 else f"{count} of {len(outcome)}"
 
 
-def _notes(points: pd.DataFrame, found: pd.DataFrame) -> list[str]:
+def _notes(points: pd.DataFrame) -> tuple[str, ...]:
     notes = ["± is the half-width of the 95% t-interval over n seeds and repeats; a single run (n = 1) has none."]
     if any(points["floor"].notna()):
         language = points["language_floor"].dropna().iloc[0]
@@ -246,10 +249,9 @@ def _notes(points: pd.DataFrame, found: pd.DataFrame) -> list[str]:
         )
     if any(points["diverged_runs"]):
         notes.append("Diverged: a loss was not a number, or the last training loss stands above the first.")
-    key = json.loads(found["key"].iloc[0]) if len(found) else {}
-    if key:
+    if key := json.loads(next(iter(points["key"].dropna()), "{}")):
         notes.append("Comparable are values with " + ", ".join(f"{k} {_value(v)}" for k, v in key.items()) + ".")
-    return notes
+    return tuple(notes)
 
 
 def _lr_in_columns(points: pd.DataFrame, records: Sequence[Record]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness import figures, places, render, tables
+from harness import drawing, figures, places, render, tables
 from harness.beside import is_simulated
 from harness.document import OPEN, PLANNED
 from harness.experiment import TIERS, Experiment, Tier
@@ -134,7 +134,7 @@ class Report:
         main += [t for t in made if t.name == "scaling" and not main]
         names = {t.name for t in main}
         there = f"{e.id}/{tier}"
-        with figures.style():
+        with drawing.style():
             drawn = figures.drawn(records, table=e.table, figure=e.figure)
             shown_figures = [self._figure(figure, there, name) for name, figure in drawn.items()]
         return Part(
@@ -155,7 +155,7 @@ class Report:
         file = Path("figures", *map(slug, place.split("/")), f"{slug(name)}.svg")
         path = self.folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        figures.save(figure, path)
+        drawing.save(figure, path)
         return shown_figure(figure, file.as_posix(), path.read_text())
 
     def finish(self) -> dict[str, Any]:

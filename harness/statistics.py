@@ -1,5 +1,6 @@
 """Which steps count, and what repeated measurements say: mean, 95% interval, quartiles."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, t_quantile(n - 1) * deviation / math.sqrt(n), n)
 
 
+@functools.cache
 def t_quantile(degrees_of_freedom: int) -> float:
     """Two-sided 95% point of Student's t."""
     from scipy.special import stdtrit  # a third of a second, and single runs never need it

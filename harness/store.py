@@ -210,7 +210,8 @@ class Store:
 
     def records(self) -> list[Record]:
         """All whole records, in the order of their ids."""
-        names = (path.stem for path in sorted(self.recorded.glob("*.json")))
+        files = os.listdir(self.recorded) if self.recorded.is_dir() else []
+        names = sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
         found = (self.read(name) for name in names if NAME.fullmatch(name))
         return [record for record in found if record is not None]
 

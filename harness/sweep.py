@@ -79,18 +79,13 @@ class Sweep:
         attempts = self.store.attempts()
         states = self._states([attempt for found in attempts.values() for attempt in found])
         return [
-            case.point
-            for case in map(self._case, points)
-            if self._todo(case, attempts.get(case.id, []), states) == "start"
+            case.point for case in map(Case, points) if self._todo(case, attempts.get(case.id, []), states) == "start"
         ]
 
     def _states(self, attempts: Sequence[Path]) -> dict[Path, JobState]:
         """How jobs are doing; a Slurm that this sweep submits to is here, though it may not answer."""
         instead = {} if self.options.is_local else {ABSENT: SILENT}
         return {path: instead.get(state, state) for path, state in self.jobs.states(attempts).items()}
-
-    def _case(self, point: Point) -> Case:
-        return Case(point, before=(self.store.read(point.id) or {}).get("attempt"))
 
     def _go(self, points: list[Point]) -> None:
         with self.claims:
@@ -108,7 +103,7 @@ class Sweep:
 
     def begin(self, points: list[Point]) -> None:
         """Look at all points, and write the records that are due."""
-        self._settle([self._case(point) for point in points])
+        self._settle([*map(Case, points)])
         if self.left:
             self.display.message(left_alone(self.left))
 
@@ -127,6 +122,8 @@ class Sweep:
 
     def _todo(self, case: Case, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
         record, attempt = self.store.read(case.id), attempts_state(attempts, states)
+        if not case.is_known:
+            case.before, case.is_known = (record or {}).get("attempt"), True
         case.is_watched = case.is_watched or attempt == "live"
         facts = facts_of(case, record, attempt, self.environment)
         todo = decide(facts, self.options.retries, self.options.retry)
@@ -176,9 +173,9 @@ class Sweep:
     def _end(self, case: Case, harvested: Record | None) -> None:
         """Nothing more is to be done for this point here."""
         self._release(case)
-        record = self.store.read(case.id) or harvested
+        record = self.store.head(case.id) or harvested
         if record is not None and (harvested or record.get("attempt") != case.before):
-            self.display.finished(case.point, record)
+            self.display.finished(case.point, self.store.read(case.id) or record)
             return
         self.display.skipped(case.point)
         if record is not None and record["status"] not in FINISHED and self.may_start:

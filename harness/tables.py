@@ -8,6 +8,7 @@ import pandas as pd
 from harness import render
 from harness.beside import SYSTEM, beside
 from harness.claims import Claim, claims_table
+from harness.kept import once_for_all
 from harness.labels import has_trusted_schedule, labels, point
 from harness.measures import CONVENTION, Record, about, combine, frame
 from harness.perplexity import perplexity_tables
@@ -117,7 +118,7 @@ def scaling_table(records: Sequence[Record]) -> Table:
     Raises:
         InputError: the records are of several tiers.
     """
-    title, rows = f"Scaling efficiency{about(records)}", scaling_rows(timed(records), records)
+    title, rows = f"Scaling efficiency{about(records)}", scaled(records)
     if rows.empty:
         return Table("scaling", title, (), rows)
     notes = [
@@ -133,6 +134,12 @@ def timed(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
     """The rows of `measures.frame` of runs that ended well and were timed."""
     rows = frame(records, convention)
     return rows if rows.empty else pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()])
+
+
+@once_for_all
+def scaled(records: Sequence[Record]) -> pd.DataFrame:
+    """The rows of `scaling_rows` of timed runs."""
+    return scaling_rows(timed(records), records)
 
 
 def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFrame, notes: Sequence[str]) -> Table:
@@ -209,7 +216,7 @@ def all_tables(
     tables = [throughput_table(records), limit_table(records), breakdown_table(records), scaling_table(records)]
     tables += perplexity_tables(records)
     tables += [table(records)] if table else []
-    tables += [failures_table(records), claims_table(claims, records)]
+    tables += [failures_table(records), *([claims_table(claims, records)] if claims else [])]
     return [table for table in tables if len(table.frame)]
 
 

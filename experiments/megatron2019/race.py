@@ -175,7 +175,7 @@ def table(records: Sequence[Record]) -> Table:
     for name, column in TESTS.items():
         if name not in set(found["name"]):
             continue
-        for point in scores(records, name, "choice")[0].to_dict("records"):
+        for point in scores(records, name, "choice").to_dict("records"):
             if json.loads(point["point"])["data"]["race"] is None:
                 continue  # pretraining that failed was asked nothing
             row = rows.setdefault(point["point"], {key: point[key] for key in ("model", "parameters", "n")})
