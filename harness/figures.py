@@ -86,7 +86,7 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     if not trained:
         return None
     chosen, there = set(few(list(dict.fromkeys(point(r["config"]) for r in trained)))[0]), len(trained)
-    trained = few([r for r in trained if point(r["config"]) in chosen], MOST_RUNS, MOST_RUNS)[0]
+    trained = few([r for r in trained if point(r["config"]) in chosen], MOST_RUNS, drawing.MOST_LINES)[0]
     note = drawing.left_out(len(trained), there, "runs")
     names, configs = model_names(records), [record["config"] for record in trained]
     texts = labels([point(config) for config in configs], trained, SHAPE)
