@@ -12,7 +12,7 @@ from harness import drawing, timeline
 from harness.beside import is_simulated, twin
 from harness.drawing import COLOURS, DASHED, few, legend, line, mark, panels
 from harness.labels import SHAPE, Record, labels, point
-from harness.measures import about, diverged, float_or_nan, model_names, shape, size_name
+from harness.measures import about, diverged, float_or_nan, losses_of, model_names, shape, size_name
 from harness.measures import tokens_per_step as tokens_of
 from harness.perplexity import KINDS, comparable, scores, stem, title
 from harness.render import Column, Table, number
@@ -120,7 +120,7 @@ def _family(record: Record) -> str:
 
 def _from_the_first_loss(ax: "Axes", alike: Sequence[Record]) -> None:
     """The same range for panels whose losses are alike, from the highest first one down to the lowest of all."""
-    runs = [[loss for s in r["steps"] if math.isfinite(loss := float_or_nan(s.get("loss")))] for r in alike]
+    runs = [list(filter(math.isfinite, losses_of(record))) for record in alike]
     held_out = [e["nats"] / e["tokens"] for record in alike for e in _validations(record)]
     known = [*(loss for losses in runs for loss in losses), *held_out, *filter(None, map(_floor, alike))]
     highest = [losses[0] for losses in runs if losses]
@@ -140,12 +140,11 @@ def _validations(record: Record) -> list[Any]:
 
 def _curve(ax: "Axes", record: Record, colour: str) -> None:
     tokens = tokens_of(record["config"])
-    steps = [(s["step"] + 1, float_or_nan(s.get("loss"))) for s in record["steps"]]
-    finite = [(step, loss) for step, loss in steps if math.isfinite(loss)]
+    steps = [step["step"] + 1 for step in record["steps"] if "loss" in step]
+    finite = [(step, loss) for step, loss in zip(steps, losses_of(record), strict=True) if math.isfinite(loss)]
     smooth = running_mean([loss for _, loss in finite], max(1, round(SMOOTHED_SHARE * len(finite))))
-    smoothed = [(step * tokens, loss) for (step, _), loss in zip(finite, smooth, strict=True)]
-    shown, _ = few(smoothed, drawing.MOST_POINTS, drawing.MOST_POINTS)
-    ax.plot([at for at, _ in shown], [loss for _, loss in shown], color=colour, alpha=0.45, linewidth=1)
+    shown, _ = few(range(len(finite)), drawing.MOST_POINTS, drawing.MOST_POINTS)
+    ax.plot([finite[i][0] * tokens for i in shown], [smooth[i] for i in shown], color=colour, alpha=0.45, linewidth=1)
     if diverged(record) and finite:
         at = finite[-1][0] * tokens, min(smooth[-1], DIVERGED * smooth[0])
         ax.plot(*at, marker="x", markersize=8, markeredgewidth=2, color=colour)

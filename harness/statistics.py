@@ -4,7 +4,8 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 WARMUP_STEPS = 3
 """Least number of first steps that are not timed: allocators, caches and compilers settle in them."""
@@ -80,11 +81,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """Mean over the last `window` values, fewer at the start: a smoothed curve that never looks ahead."""
-    blocks = [values[at : at + window] for at in range(0, len(values), window)]
-    heads = [total for block in blocks for total in accumulate(block)]
-    tails = [total for block in blocks for total in reversed(list(accumulate(reversed(block))))]
-    means = []
-    for end, head in enumerate(heads, 1):  # a window is the end of one block and the beginning of the next
-        start = max(0, end - window)
-        means.append((head + (tails[start] if start % window else 0.0)) / (end - start))
-    return means
+    blocks = np.zeros((math.ceil(len(values) / window), window))
+    blocks.flat[: len(values)] = values
+    heads, tails = blocks.cumsum(axis=1).ravel(), blocks[:, ::-1].cumsum(axis=1)[:, ::-1].ravel()
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)  # a window is the end of one block and the beginning of the next
+    totals = heads[: len(values)] + np.where(starts % window, tails[starts], 0.0)
+    return (totals / (ends - starts)).tolist()
