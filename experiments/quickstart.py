@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from experiments.megatron2019.layernorm_placement import PRE_BEATS_POST
 from experiments.ours.data_parallel_scaling import sweep
-from harness.claims import Claim, Evidence, Row, mean_by
-from harness.experiment import Experiment
+from harness.experiment.claims import Claim, Evidence, Row, mean_by
+from harness.experiment.experiment import Experiment
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

@@ -23,23 +23,23 @@ from pathlib import Path
 
 import matplotlib
 
-from harness import drawing, figures
-from harness.claims import Claim, Evidence, Row, claims_table, mean_by
-from harness.dry_run import Silent
-from harness.experiment import Experiment, points
-from harness.options import Options
-from harness.perplexity import perplexity_table
-from harness.store import Store
-from harness.sweep import Sweep
-from harness.tables import throughput_table
-from harness.validity import Datasets
+from harness.analysis.perplexity import perplexity_table
+from harness.analysis.tables import throughput_table
+from harness.experiment.claims import Claim, Evidence, Row, claims_table, mean_by
+from harness.experiment.experiment import Experiment, points
+from harness.figures import figures, style
+from harness.launch.dry_run import Silent
+from harness.launch.options import Options
+from harness.launch.preflight import Datasets
+from harness.launch.sweep import Sweep
+from harness.records.store import Store
 from impl.evaluation_config import EvaluationConfig
 from impl.model.sizes import named
 from impl.recipe import Recipe
 from impl.run import Run
 
 # %matplotlib inline
-matplotlib.rcParams.update(drawing.STYLE)
+matplotlib.rcParams.update(style.STYLE)
 
 # %% [markdown]
 # ## 1. A question, and the runs that answer it

@@ -21,15 +21,15 @@
 import matplotlib
 from IPython.display import display
 
-from harness import drawing, figures
-from harness.claims import claims_table
-from harness.environment import CODE
-from harness.experiment import load
-from harness.perplexity import perplexity_tables
-from harness.store import Store
+from harness.analysis.perplexity import perplexity_tables
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
+from harness.figures import figures, style
+from harness.records.environment import CODE
+from harness.records.store import Store
 
 # %matplotlib inline
-matplotlib.rcParams.update(drawing.STYLE)
+matplotlib.rcParams.update(style.STYLE)
 RESULTS = CODE / "results"
 
 # %%

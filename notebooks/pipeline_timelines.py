@@ -20,16 +20,16 @@
 import matplotlib
 from IPython.display import display
 
-from harness import drawing, figures, timeline
-from harness.claims import claims_table
-from harness.environment import CODE
-from harness.experiment import load
-from harness.store import Store
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
+from harness.figures import figures, style, timeline
+from harness.records.environment import CODE
+from harness.records.store import Store
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform
 
 # %matplotlib inline
-matplotlib.rcParams.update(drawing.STYLE)
+matplotlib.rcParams.update(style.STYLE)
 RESULTS = CODE / "results"
 CHUNKS = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2, "zb_h1": 1}
 

@@ -20,14 +20,15 @@
 import matplotlib
 from IPython.display import Image
 
-from harness import accuracy, drawing
-from harness.claims import claims_table
-from harness.environment import CODE
-from harness.experiment import load
-from harness.store import Store
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
+from harness.figures import style
+from harness.predict import accuracy
+from harness.records.environment import CODE
+from harness.records.store import Store
 
 # %matplotlib inline
-matplotlib.rcParams.update(drawing.STYLE)
+matplotlib.rcParams.update(style.STYLE)
 RESULTS = CODE / "results"
 
 # %% [markdown]

@@ -20,15 +20,16 @@
 # %%
 import matplotlib
 
-from harness import drawing, figures, tables
-from harness.claims import claims_table
-from harness.environment import CODE
-from harness.experiment import load
-from harness.measures import frame
-from harness.store import Store
+from harness.analysis import tables
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
+from harness.figures import figures, style
+from harness.records.environment import CODE
+from harness.records.measures import frame
+from harness.records.store import Store
 
 # %matplotlib inline
-matplotlib.rcParams.update(drawing.STYLE)
+matplotlib.rcParams.update(style.STYLE)
 RESULTS = CODE / "results"
 
 # %% [markdown]

@@ -20,15 +20,15 @@
 import matplotlib
 from matplotlib.ticker import EngFormatter
 
-from harness import drawing
-from harness.claims import claims_table
-from harness.environment import CODE
-from harness.experiment import load
-from harness.measures import frame
-from harness.store import Store
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
+from harness.figures import style
+from harness.records.environment import CODE
+from harness.records.measures import frame
+from harness.records.store import Store
 
 # %matplotlib inline
-matplotlib.rcParams.update(drawing.STYLE)
+matplotlib.rcParams.update(style.STYLE)
 RESULTS = CODE / "results"
 KEPT = {
     "parameters_bytes": "parameters",
@@ -49,7 +49,7 @@ records = Store(RESULTS, memory.id, "small").records()
 rows = frame(records).reindex(columns=["dp", "zero_stage", *KEPT]).rename(columns=KEPT)
 if records:
     stacked = rows.set_index(["dp", "zero_stage"]).sort_index(ascending=False)
-    axes = stacked.plot.barh(stacked=True, color=drawing.COLOURS, figsize=(9, 5), width=0.8)
+    axes = stacked.plot.barh(stacked=True, color=style.COLOURS, figsize=(9, 5), width=0.8)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.autoscale(axis="x")
     axes.set(xlabel="memory of the fullest rank", ylabel="(ranks, ZeRO stage)")
@@ -66,7 +66,7 @@ table = memory.table(records)
 if records:
     states = table.frame.query("model == 'GPT 7.5B' and dp == 64").drop_duplicates("zero_stage").set_index("zero_stage")
     bars = states[["published", "formula_states_bytes"]].set_axis(["published", "formula"], axis="columns")
-    axes = bars.plot.bar(color=drawing.COLOURS, rot=0, figsize=(6, 3.5))
+    axes = bars.plot.bar(color=style.COLOURS, rot=0, figsize=(6, 3.5))
     axes.yaxis.set_major_formatter(EngFormatter("B"))
     axes.set(title="7.5B parameters on 64 GPUs", xlabel="ZeRO stage", ylabel="model states on each GPU")
 

@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def no_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands of the test process find no committed records, unless a test names their folder."""
-    monkeypatch.setattr("harness.folders.ARCHIVE", Path("/nowhere/results"))
+    monkeypatch.setattr("harness.experiment.folders.ARCHIVE", Path("/nowhere/results"))
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from typing import Any
 
 import tyro
 
-from harness.answers import write_results
-from harness.document import experiments_markdown, tracked_files
-from harness.experiment import TIERS, experiment_ids, load
-from harness.places import PAPERS, title
-from harness.store import Store, read_json, write_atomically
+from harness.experiment.experiment import TIERS, experiment_ids, load
+from harness.experiment.references import PAPERS, title
+from harness.records.store import Store, read_json, write_atomically
+from harness.report.experiments_md import experiments_markdown, tracked_files
+from harness.report.results import write_results
 from tests.notebooks.executed import SOURCES, executed
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,13 +16,13 @@ from typing import Any
 
 import tyro
 
-from harness import jobs
-from harness.environment import host_environment
-from harness.experiment import Point
-from harness.site import Site
-from harness.store import Record, Store, write_atomically
-from harness.sweep import Options, Sweep
-from harness.validity import Datasets
+from harness.experiment.experiment import Point
+from harness.launch.preflight import Datasets
+from harness.launch.slurm import Site
+from harness.launch.sweep import Options, Sweep
+from harness.rank import jobs
+from harness.records.environment import host_environment
+from harness.records.store import Record, Store, write_atomically
 from impl.run import Run
 from tests.harness.fake_site import FakeSite
 from tests.harness.small_runs import ENDLESS, Told, point, small, write_tokens

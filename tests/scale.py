@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import tyro
 
-from harness.environment import host_environment
-from harness.store import SCHEMA, Store, write_atomically
+from harness.records.environment import host_environment
+from harness.records.store import SCHEMA, Store, write_atomically
 from impl.evaluation_config import EvaluationConfig
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import named
@@ -47,7 +47,7 @@ EXPERIMENT = replace(EXPERIMENT, runs=dict.fromkeys(("smoke", "small", "paper"),
 
 CALL = """import sys, experiments
 experiments.__path__.append(sys.argv[1])
-from harness.cli import main
+from harness.cli.main import main
 sys.exit(main(sys.argv[2:]))"""
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from harness.environment import host_environment
-from harness.experiment import experiment_ids
-from harness.store import FINISHED, Store, write_atomically
+from harness.experiment.experiment import experiment_ids
+from harness.records.environment import host_environment
+from harness.records.store import FINISHED, Store, write_atomically
 
 
 class Done(NamedTuple):

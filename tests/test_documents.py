@@ -19,12 +19,12 @@ from types import ModuleType
 import pytest
 from tokenizers import pre_tokenizers
 
-from harness import cli, verbs
-from harness.document import anchor, experiments_markdown
-from harness.experiment import TIERS, Experiment, experiment_ids, load, points
-from harness.published import FOLDER
-from harness.store import Store
-from harness.texts import KNOWN
+from harness.cli import main, verbs
+from harness.experiment.experiment import TIERS, Experiment, experiment_ids, load, points
+from harness.experiment.published import FOLDER
+from harness.launch.texts import KNOWN
+from harness.records.store import Store
+from harness.report.experiments_md import anchor, experiments_markdown
 from impl.data.config import SYNTHETIC
 from impl.data.tokenizer import END_OF_TEXT
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
@@ -96,7 +96,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Standard output of a command of this process in an empty folder, which has to end well."""
 
     def run(command: list[str]) -> str:
-        status = cli.main(command)
+        status = main.main(command)
         out, err = capsys.readouterr()
         assert status == 0, err
         return out
@@ -178,8 +178,8 @@ def test_every_verb_has_an_example() -> None:
 @pytest.mark.usefixtures("idle_verbs")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_commands_have_these_options(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(command) == 0, capsys.readouterr().err
-    assert cli.main([*command, "--not-an-option", "1"]) == 2
+    assert main.main(command) == 0, capsys.readouterr().err
+    assert main.main([*command, "--not-an-option", "1"]) == 2
 
 
 @pytest.mark.usefixtures("idle_verbs")
@@ -187,7 +187,7 @@ def test_commands_of_experiments_markdown(capsys: pytest.CaptureFixture[str]) ->
     full = [words for words in OF_EXPERIMENTS if len(words) > 1]  # a verb alone is spoken of
     kinds = {(words[0], *(word for word in words if word.startswith("-"))): words for words in full}
     for words in kinds.values():
-        assert cli.main(words) == 0, capsys.readouterr().err
+        assert main.main(words) == 0, capsys.readouterr().err
     runs = [words for words in OF_EXPERIMENTS if words[0] == "run"]
     assert {(words[1], option(words, "--tier")) for words in runs} == {(n, t) for n in experiment_ids() for t in TIERS}
 

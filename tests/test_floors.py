@@ -9,6 +9,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("impl", "harness", "experiments")
 
+ROOMS = (
+    "records", "rank", "analysis", "figures", "experiment", "predict", "launch", "tune", "bench", "doctor", "calibrate",
+    "report", "cli",
+)  # fmt: skip
+"""Of the harness; the floors that they stand on are below."""
+
 # a module stands where its own name says, else where the nearest `package.*` says;
 # a package's __init__ is imported with any of its modules, so it stands under the lowest of them
 FLOORS = {
@@ -67,13 +73,34 @@ FLOORS = {
     "impl.dimensions": 4,
     "impl.train.*": 4,
     "harness": 5,
-    "harness.*": 5,
-    "experiments": 6,
-    "experiments.*": 6,
+    "harness.records.*": 5,
+    "harness.rank.*": 6,
+    "harness.analysis.*": 6,
+    "harness.terminal": 7,
+    "harness.figures.*": 7,
+    "harness.experiment.*": 8,
+    "harness.predict.*": 9,
+    "harness.launch.*": 10,
+    "harness.tune.*": 11,
+    "harness.bench.*": 11,
+    "harness.doctor.*": 11,
+    "harness.calibrate.*": 12,
+    "harness.report.*": 12,
+    "harness.cli.*": 13,
+    "harness.__main__": 13,
+    "experiments": 14,
+    "experiments.*": 14,
+    **{f"harness.{room}": 5 for room in ROOMS},
 }
 TORCH_FREE_ABOVE_FLOOR_0 = ("impl.seeding", "impl.data.*", "impl.windows")
 # rooms of floor 2 are put together on floor 4; evaluation takes a model, it does not choose one
-STRANGERS = {2: ("impl.optim", "impl.precision", "impl.pipeline", "impl.tensor_parallel", "impl.zero")}
+STRANGERS = {
+    2: ("impl.optim", "impl.precision", "impl.pipeline", "impl.tensor_parallel", "impl.zero"),
+    6: ("harness.rank", "harness.analysis"),
+    7: ("harness.terminal", "harness.figures"),
+    11: ("harness.tune", "harness.bench", "harness.doctor"),
+    12: ("harness.calibrate", "harness.report"),
+}
 
 
 def entry(module: str) -> str | None:
@@ -149,6 +176,14 @@ def test_imports_only_go_down():
     assert not complaints, "\n".join(complaints)
 
 
+def test_every_room_of_the_harness_says_what_it_holds_and_may_import():
+    folders = {path.name for path in (ROOT / "harness").iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(ROOMS)
+    for room in ROOMS:
+        text = ast.get_docstring(ast.parse((ROOT / "harness" / room / "__init__.py").read_text())) or ""
+        assert "\n\nMay import " in text, room
+
+
 def test_torch_free_modules_load_no_torch():
     names = [module for module in modules() if torch_free(module)]
     assert "impl.run" in names
@@ -163,7 +198,7 @@ def test_torch_free_modules_load_no_torch():
 
 
 def test_imports_are_found_in_every_form():
-    known = {"impl.mesh", "impl.zero.partition", "impl.zero", "impl.errors", "harness.launch"}
+    known = {"impl.mesh", "impl.zero.partition", "impl.zero", "impl.errors", "harness.rank.supervisor"}
     source = """
 import torch, impl.mesh
 from impl.errors import InputError
@@ -172,11 +207,11 @@ from . import partition
 from .partition import owner
 from ..errors import InputError
 def late():
-    import harness.launch
+    import harness.rank.supervisor
 """
     found = list(imports("impl.zero.reduce", source, known))
     assert sorted(found) == sorted(
-        ["impl.mesh", "impl.errors", *["impl.zero.partition"] * 3, "impl.errors", "harness.launch"]
+        ["impl.mesh", "impl.errors", *["impl.zero.partition"] * 3, "impl.errors", "harness.rank.supervisor"]
     )
     assert list(imports("impl.zero", "from .partition import owner", known, is_package=True)) == ["impl.zero.partition"]
     assert list(imports("impl.zero", "from ..mesh import make", known, is_package=True)) == ["impl.mesh"]
@@ -184,8 +219,10 @@ def late():
 
 def test_wrong_imports_are_told():
     assert complaint("impl.cost.flops", "impl.collectives")
-    assert complaint("impl.train", "harness.launch")
-    assert complaint("harness.sweep", "experiments.quickstart")
+    assert complaint("impl.train", "harness.rank.supervisor")
+    assert complaint("harness.launch.sweep", "experiments.quickstart")
+    assert complaint("harness.records.store", "harness.launch.sweep")
+    assert complaint("harness.rank.worker", "harness.analysis.tables")
     assert complaint("impl.model.config", "impl.model.gpt")
     assert complaint("impl.zero.reduce", "impl.optim")
     assert complaint("impl.optim", "impl.precision")
@@ -198,5 +235,5 @@ def test_right_imports_are_not():
     assert complaint("impl.zero.reduce", "impl.collectives") is None
     assert complaint("impl.model.gpt", "impl.model.block") is None
     assert complaint("impl.train", "impl.optim") is None
-    assert complaint("experiments.quickstart", "harness.launch") is None
+    assert complaint("experiments.quickstart", "harness.rank.supervisor") is None
     assert entry("impl.unheard_of") is None

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness import figures, tables
-from harness.document import tracked_files
-from harness.drawing import content, save, style
-from harness.experiment import load
-from harness.store import Store, read_json
-from harness.whole import why_not_whole
+from harness.experiment.experiment import load
+from harness.figures import figures
+from harness.figures.style import content, save, style
+from harness.records.check import why_not_whole
+from harness.records.store import Store, read_json
+from harness.report import results
+from harness.report.experiments_md import tracked_files
 from impl.run import from_dict
 from tests.documents import DESCRIPTION, README, ROOT, alike, stores
 
@@ -36,7 +37,7 @@ def test_tables_and_figures_are_what_the_records_give(name: str, tier: str, tmp_
     experiment, store = load(name), Store(RESULTS, name, tier)
     records = store.with_simulated()
     assert store.ignored == {}
-    written = tables.write(records, tmp_path / "tables", experiment.claims, table=experiment.table)
+    written = results.write(records, tmp_path / "tables", experiment.claims, table=experiment.table)
     assert {path.name for path in store.tables.iterdir()} == {path.name for path in written}
     stale = [path.name for path in written if not alike(path.read_text(), (store.tables / path.name).read_text())]
     with style():

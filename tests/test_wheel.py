@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.published import papers
+from harness.experiment.published import papers
 from tests.documents import ROOT
 
 BUILT_FROM = ("impl", "harness", "experiments", "pyproject.toml", "README.md", "LICENSE")
@@ -83,8 +83,8 @@ def test_a_sweep_is_planned(lmscale: Callable[..., str], tmp_path: Path) -> None
 
 
 def test_every_paper_has_its_numbers_in_the_package(program: Path) -> None:
-    [folder] = program.parents[1].glob("lib/python*/site-packages/harness/published")
+    [folder] = program.parents[1].glob("lib/python*/site-packages/harness/experiment/published")
     assert sorted(path.stem for path in folder.glob("*.csv")) == papers()
-    assert {path.name for path in (ROOT / "harness/published/steps").iterdir()} == {
+    assert {path.name for path in (ROOT / "harness/experiment/published/steps").iterdir()} == {
         path.name for path in (folder / "steps").iterdir()
     }

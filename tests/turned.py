@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note the verdict whenever a claim is held against rows."""
-    claims: Any = sys.modules.get("harness.claims")
+    claims: Any = sys.modules.get("harness.experiment.claims")
     if claims is None or not session.config.getoption("--every-claim"):
         return
     real = claims._evidence
@@ -54,7 +54,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def untried() -> list[str]:
     """A line for each claim whose verdict never turned."""
-    from harness.experiment import experiment_ids, load
+    from harness.experiment.experiment import experiment_ids, load
 
     return [
         f"{name}: {claim.text}: only {', '.join(sorted(verdicts)) or 'never judged'}"

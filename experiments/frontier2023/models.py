@@ -16,12 +16,12 @@ from typing import Any
 import pandas as pd
 
 from experiments.zero2019.zero_memory import divided
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.published import published
-from harness.published_scaling import on_frontier
-from harness.render import Column, Table, shown
+from harness.analysis.render import Column, Table, shown
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.predict.published_scaling import on_frontier
+from harness.records.measures import Record, about, frame
 from impl.cost.memory import parameter_bytes
 from impl.cost.parameters import count_parameters
 from impl.model.sizes import named

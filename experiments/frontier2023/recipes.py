@@ -10,10 +10,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 from experiments.ptdp2021.pipeline_weak_scaling import CPU
-from harness.claims import Claim, Evidence, Row
-from harness.experiment import Experiment
-from harness.published_scaling import on_frontier
-from harness.rate_figures import COUNTED, Figure, Printed, as_published, rates_near
+from harness.experiment.claims import Claim, Evidence, Row
+from harness.experiment.comparison import COUNTED, Figure, Printed, as_published, rates_near
+from harness.experiment.experiment import Experiment
+from harness.predict.published_scaling import on_frontier
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan

@@ -15,15 +15,15 @@ from typing import Any
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import CPU
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.labels import point
-from harness.measures import Record, about, frame
-from harness.published_scaling import FITTED, MICROBATCH, STUDIES, Kind, published_efficiency, run_of
-from harness.rate_figures import COLUMNS, combine
-from harness.render import Column, Table
-from harness.scaling import ratio
-from harness.tables import EFFICIENCY, FLOP_RATE, MARK, MODEL, PUBLISHED, RANKS, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import ratio
+from harness.analysis.tables import EFFICIENCY, FLOP_RATE, MARK, MODEL, PUBLISHED, RANKS, RUNS, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import COLUMNS, combine
+from harness.experiment.experiment import Experiment
+from harness.predict.published_scaling import FITTED, MICROBATCH, STUDIES, Kind, published_efficiency, run_of
+from harness.records.labels import point
+from harness.records.measures import Record, about, frame
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan

@@ -16,16 +16,16 @@ import numpy as np
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import CPU
-from harness.beside import to_draw
-from harness.claims import Check, Claim, Evidence, Row, tally
-from harness.drawing import COLOURS, panels
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.published_scaling import on_frontier
-from harness.rate_figures import combine
-from harness.render import Column, Table
-from harness.search import Journal, shapley, study_of
-from harness.tables import FLOP_RATE, MODEL, PERCENT, TERA
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import FLOP_RATE, MODEL, PERCENT, TERA
+from harness.experiment.claims import Check, Claim, Evidence, Row, tally
+from harness.experiment.comparison import combine
+from harness.experiment.experiment import Experiment
+from harness.figures.style import COLOURS, panels
+from harness.predict.published_scaling import on_frontier
+from harness.records.measures import Record, about, frame
+from harness.records.source import to_draw
+from harness.tune.search import Journal, shapley, study_of
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan

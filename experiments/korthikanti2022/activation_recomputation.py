@@ -25,16 +25,16 @@ from experiments.korthikanti2022.sequence_parallel_memory import (
     same_in_paper,
 )
 from experiments.ptdp2021.pipeline_weak_scaling import on_selene, small_model, timed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.labels import point
-from harness.measures import Record, about, combine, frame
-from harness.published import published
-from harness.rate_figures import POINTS
-from harness.render import Column, Table
-from harness.scaling import ratio
-from harness.store import SIMULATED
-from harness.tables import MARK, MILLI, MODEL, PERCENT, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import ratio
+from harness.analysis.tables import MARK, MILLI, MODEL, PERCENT, RUNS, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import POINTS
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.records.labels import point
+from harness.records.measures import Record, about, combine, frame
+from harness.records.store import SIMULATED
 from impl.cost.activations import layer_bytes
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

@@ -16,15 +16,15 @@ import pandas as pd
 
 from experiments.korthikanti2022.activation_recomputation import BOTH, of_table_5, way_of, with_way
 from experiments.korthikanti2022.sequence_parallel_memory import PAPER, SMOKE
-from harness.beside import to_draw
-from harness.claims import Claim, Evidence, Row, tally
-from harness.drawing import COLOURS, legend, panels
-from harness.experiment import Experiment
-from harness.labels import point
-from harness.measures import Record, about, frame
-from harness.published import published
-from harness.render import Column, Table, shown
-from harness.tables import MODEL, PERCENT
+from harness.analysis.render import Column, Table, shown
+from harness.analysis.tables import MODEL, PERCENT
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.figures.style import COLOURS, legend, panels
+from harness.records.labels import point
+from harness.records.measures import Record, about, frame
+from harness.records.source import to_draw
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import parameter_bytes
 from impl.evaluation_config import EvaluationConfig

@@ -14,13 +14,13 @@ from typing import Any
 import pandas as pd
 
 from experiments.megatron2019.tensor_parallel_scaling import CPU, GPU, MODELS, POINTS, model_of, speed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment, Tier
-from harness.measures import Record, about, frame
-from harness.published import published
-from harness.render import Column, Table
-from harness.scaling import against
-from harness.tables import EFFICIENCY, FLOP_RATE, MARK, MODEL, PUBLISHED, RANKS, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import against
+from harness.analysis.tables import EFFICIENCY, FLOP_RATE, MARK, MODEL, PUBLISHED, RANKS, RUNS, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment, Tier
+from harness.experiment.published import published
+from harness.records.measures import Record, about, frame
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe

@@ -12,10 +12,10 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from harness.claims import Claim, Evidence, Row, mean_by, tally
-from harness.experiment import Experiment
-from harness.render import number
-from harness.store import FINISHED
+from harness.analysis.render import number
+from harness.experiment.claims import Claim, Evidence, Row, mean_by, tally
+from harness.experiment.experiment import Experiment
+from harness.records.store import FINISHED
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

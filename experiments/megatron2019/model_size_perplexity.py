@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 
 from experiments.megatron2019.layernorm_placement import scaled
-from harness.claims import Claim, Evidence, Row, with_size
-from harness.experiment import Experiment
+from harness.experiment.claims import Claim, Evidence, Row, with_size
+from harness.experiment.experiment import Experiment
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

@@ -16,12 +16,13 @@ from typing import Any
 
 import pandas as pd
 
-from harness.claims import Claim, Evidence, Row, mean_by, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, size_name
-from harness.perplexity import evaluations, scores
-from harness.published import published
-from harness.render import Column, Table, shown
+from harness.analysis.perplexity import scores
+from harness.analysis.render import Column, Table, shown
+from harness.experiment.claims import Claim, Evidence, Row, mean_by, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.records.evaluations import evaluations
+from harness.records.measures import Record, about, size_name
 from impl.data.config import OPTIONS, SYNTHETIC, DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

@@ -14,13 +14,13 @@ from typing import Any
 import pandas as pd
 
 from experiments.megatron2019.tensor_parallel_scaling import CONSTANT, model_of, published_efficiency, speed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.rate_figures import COLUMNS
-from harness.render import Column, Table
-from harness.scaling import against
-from harness.tables import EFFICIENCY, MARK, MODEL, PUBLISHED, RANKS, RATE, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import against
+from harness.analysis.tables import EFFICIENCY, MARK, MODEL, PUBLISHED, RANKS, RATE, RUNS, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import COLUMNS
+from harness.experiment.experiment import Experiment
+from harness.records.measures import Record, about, frame
 from impl.model.config import ModelConfig
 from impl.model.sizes import named
 from impl.plan import Plan

@@ -19,15 +19,15 @@ from typing import Any
 
 import pandas as pd
 
-from harness.claims import Check, Claim, Evidence, Row, tally
-from harness.experiment import Experiment, Tier
-from harness.labels import SHAPE, labels
-from harness.measures import Record, about, frame
-from harness.published import published
-from harness.render import Column, Table
-from harness.scaling import against
-from harness.store import SIMULATED
-from harness.tables import EFFICIENCY, FLOP_RATE, MARK, MODEL, PUBLISHED, RANKS, RUNS, VARIES, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import against
+from harness.analysis.tables import EFFICIENCY, FLOP_RATE, MARK, MODEL, PUBLISHED, RANKS, RUNS, VARIES, measured
+from harness.experiment.claims import Check, Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment, Tier
+from harness.experiment.published import published
+from harness.records.labels import SHAPE, labels
+from harness.records.measures import Record, about, frame
+from harness.records.store import SIMULATED
 from impl.cost.memory import state_bytes
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

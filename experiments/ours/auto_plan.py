@@ -16,16 +16,16 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from experiments.ours.engines import claimed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.folders import ARCHIVE
-from harness.labels import point
-from harness.measures import Record, about, combine, frame, size_name
-from harness.render import Column, Table
-from harness.store import SIMULATED
-from harness.systems import load_system
-from harness.tables import GIB, MARK, RANKS, RUNS, measured
-from harness.tune import best_plan
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import GIB, MARK, RANKS, RUNS, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.folders import ARCHIVE
+from harness.predict.systems import load_system
+from harness.records.labels import point
+from harness.records.measures import Record, about, combine, frame, size_name
+from harness.records.store import SIMULATED
+from harness.tune.tune import best_plan
 from impl.cost.parameters import count_parameters
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 
 from experiments.ours.engines import claimed
-from harness.claims import Evidence, Row
-from harness.experiment import Experiment
-from harness.measures import Record, about, combine, frame, size_name
-from harness.render import Column, Table
-from harness.tables import FLOP_RATE, MARK, MILLI, MODEL, PERCENT, RUNS, TERA, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import FLOP_RATE, MARK, MILLI, MODEL, PERCENT, RUNS, TERA, measured
+from harness.experiment.claims import Evidence, Row
+from harness.experiment.experiment import Experiment
+from harness.records.measures import Record, about, combine, frame, size_name
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import combine
-from harness.scaling import ratio
+from harness.analysis.scaling import ratio
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.records.measures import combine
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

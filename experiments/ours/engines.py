@@ -15,12 +15,12 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from harness.claims import Check, Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.pairs import Cell, cells, in_words, reaches_below
-from harness.render import Column, Table
-from harness.tables import GIB, MARK, MODEL, RANKS, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import GIB, MARK, MODEL, RANKS, RUNS, measured
+from harness.experiment.claims import Check, Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.pairs import Cell, cells, in_words, reaches_below
+from harness.records.measures import Record, about, frame
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

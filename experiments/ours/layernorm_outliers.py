@@ -18,11 +18,11 @@ import pandas as pd
 
 from experiments.megatron2019.layernorm_placement import NORMS, scaled
 from experiments.ours.engines import claimed
-from harness.claims import Claim, Evidence, Row, measured, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about
-from harness.render import Column, Table, number, shown
-from harness.statistics import estimate
+from harness.analysis.render import Column, Table, number, shown
+from harness.experiment.claims import Claim, Evidence, Row, measured, tally
+from harness.experiment.experiment import Experiment
+from harness.records.measures import Record, about
+from harness.records.statistics import estimate
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -129,7 +129,7 @@ def _combined(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def figure(records: Sequence[Record]) -> "Figure | None":
     """How far the largest dimension stands out over training, a panel a model, a line for each placement and seed."""
-    from harness.drawing import COLOURS, panels
+    from harness.figures.style import COLOURS, panels
 
     found = looks(measured(records))
     if not found:

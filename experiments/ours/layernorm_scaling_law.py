@@ -17,13 +17,13 @@ import pandas as pd
 
 from experiments.megatron2019.layernorm_placement import NORMS, scaled
 from experiments.ours.engines import claimed
-from harness.claims import Claim, Evidence, Row, measured, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, size_name
-from harness.published import published
-from harness.render import Column, Table, number, shown
-from harness.scaling_law import Fitted, Law, Point, between, can_fit, fitted
-from harness.statistics import estimate
+from harness.analysis.render import Column, Table, number, shown
+from harness.analysis.scaling_law import Fitted, Law, Point, between, can_fit, fitted
+from harness.experiment.claims import Claim, Evidence, Row, measured, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.records.measures import Record, about, size_name
+from harness.records.statistics import estimate
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -181,7 +181,7 @@ def in_words(one: Fitted) -> str:
 
 def figure(records: Sequence[Record]) -> "Figure | None":
     """Loss against tokens of every model, a panel for each placement, its law drawn through; None without a law."""
-    from harness.drawing import COLOURS, panels
+    from harness.figures.style import COLOURS, panels
 
     laws = fits(measured(records))
     if not laws:

@@ -13,12 +13,12 @@ from typing import Any
 import pandas as pd
 
 from experiments.ours.engines import MODEL_7M, claimed, data_parallel, layers_shared, order, plan_name
-from harness.claims import Check, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.pairs import Cell, cells, in_words
-from harness.render import Column, Table
-from harness.tables import MARK, MILLI, MODEL, RANKS, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import MARK, MILLI, MODEL, RANKS, RUNS, measured
+from harness.experiment.claims import Check, Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.pairs import Cell, cells, in_words
+from harness.records.measures import Record, about, frame
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

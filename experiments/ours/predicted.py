@@ -14,12 +14,12 @@ from typing import Any
 import pandas as pd
 
 from experiments.ours.engines import claimed, plan_name
-from harness.claims import Evidence, Row
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.pairs import cells
-from harness.render import Column, Table
-from harness.tables import MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, measured
+from harness.experiment.claims import Evidence, Row
+from harness.experiment.experiment import Experiment
+from harness.experiment.pairs import cells
+from harness.records.measures import Record, about, frame
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

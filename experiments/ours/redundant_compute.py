@@ -18,14 +18,14 @@ from typing import Any
 import pandas as pd
 
 from experiments.ours.engines import claimed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.pairs import Cell, cells
-from harness.published import published
-from harness.render import Column, Table
-from harness.systems import load_system, names
-from harness.tables import DEVICE, MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import DEVICE, MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.pairs import Cell, cells
+from harness.experiment.published import published
+from harness.predict.systems import load_system, names
+from harness.records.measures import Record, about, frame
 from impl.cost.parameters import ELEMENT_BYTES
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

@@ -15,13 +15,13 @@ from typing import Any
 import pandas as pd
 
 from experiments.ours.engines import MODEL_25M, claimed
-from harness.claims import Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.labels import point
-from harness.measures import Record, about, combine, frame
-from harness.pairs import Cell, cells, in_words
-from harness.render import Column, Table
-from harness.tables import FLOP_RATE, GIB, MARK, MILLI, MODEL, PERCENT, RATE, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import FLOP_RATE, GIB, MARK, MILLI, MODEL, PERCENT, RATE, RUNS, measured
+from harness.experiment.claims import Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.pairs import Cell, cells, in_words
+from harness.records.labels import point
+from harness.records.measures import Record, about, combine, frame
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

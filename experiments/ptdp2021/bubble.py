@@ -14,14 +14,14 @@ from typing import Any
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, on_selene, small_model, timed
-from harness.beside import to_draw
-from harness.claims import Claim, Evidence, Row, tally
-from harness.drawing import beside_published
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.rate_figures import AS_SIMULATED, COLUMNS, PREDICTED, combine
-from harness.render import Column, Table
-from harness.tables import BUBBLE, MARK, MODEL, PERCENT, RANKS, RATE, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import BUBBLE, MARK, MODEL, PERCENT, RANKS, RATE, RUNS, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import AS_SIMULATED, COLUMNS, PREDICTED, combine
+from harness.experiment.experiment import Experiment
+from harness.figures.style import beside_published
+from harness.records.measures import Record, about, frame
+from harness.records.source import to_draw
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.run import Run

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.ptdp2021.pipeline_weak_scaling import CPU, DEVIATIONS, on_selene
-from harness.claims import Claim, Evidence, Row
-from harness.experiment import Experiment
-from harness.rate_figures import Figure, Printed, as_published, rates_near
-from harness.tables import FLOP_RATE
+from harness.analysis.tables import FLOP_RATE
+from harness.experiment.claims import Claim, Evidence, Row
+from harness.experiment.comparison import Figure, Printed, as_published, rates_near
+from harness.experiment.experiment import Experiment
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

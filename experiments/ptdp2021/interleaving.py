@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, on_selene, small_model, timed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.rate_figures import AS_SIMULATED, Figure, Printed, as_published
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import AS_SIMULATED, Figure, Printed, as_published
+from harness.experiment.experiment import Experiment
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.run import Run

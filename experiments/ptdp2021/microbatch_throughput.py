@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.ptdp2021.pipeline_weak_scaling import CPU, DEVIATIONS, SELENE
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record
-from harness.published import published
-from harness.rate_figures import Figure, Printed, as_published, ordered
-from harness.render import Column, Table
+from harness.analysis.render import Column, Table
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import Figure, Printed, as_published, ordered
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.records.measures import Record
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan

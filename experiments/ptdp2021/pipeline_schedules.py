@@ -18,12 +18,12 @@ from typing import Any
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, SELENE, small_model, timed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.rate_figures import AS_SIMULATED, COLUMNS, MIB, PREDICTED, combine
-from harness.render import Column, Table
-from harness.tables import BUBBLE, MARK, MODEL, PERCENT, RANKS, RATE, RUNS, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import BUBBLE, MARK, MODEL, PERCENT, RANKS, RATE, RUNS, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import AS_SIMULATED, COLUMNS, MIB, PREDICTED, combine
+from harness.experiment.experiment import Experiment
+from harness.records.measures import Record, about, frame
 from impl.evaluation_config import EvaluationConfig
 from impl.model.sizes import named
 from impl.plan import Plan

@@ -6,10 +6,10 @@ slower. Pipelines are for models that do not fit, and data parallelism is for sp
 """
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, layouts, on_selene
-from harness.claims import Claim
-from harness.experiment import Experiment
-from harness.rate_figures import AS_SIMULATED, Figure, as_published, faster_at_larger_batch, in_print, ordered
-from harness.tables import FLOP_RATE
+from harness.analysis.tables import FLOP_RATE
+from harness.experiment.claims import Claim
+from harness.experiment.comparison import AS_SIMULATED, Figure, as_published, faster_at_larger_batch, in_print, ordered
+from harness.experiment.experiment import Experiment
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.claims import Claim, Evidence, Row
-from harness.experiment import Experiment
-from harness.rate_figures import AS_SIMULATED, Figure, Printed, as_published, in_print, ordered
+from harness.experiment.claims import Claim, Evidence, Row
+from harness.experiment.comparison import AS_SIMULATED, Figure, Printed, as_published, in_print, ordered
+from harness.experiment.experiment import Experiment
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan

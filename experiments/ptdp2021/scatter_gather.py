@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, on_selene, small_model, timed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.rate_figures import MIB, Figure, Printed, as_published, combine, ordered
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import MIB, Figure, Printed, as_published, combine, ordered
+from harness.experiment.experiment import Experiment
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.run import Run

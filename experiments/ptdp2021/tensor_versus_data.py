@@ -7,10 +7,10 @@ every microbatch, and beyond a node slowly, and its matrices get small.
 
 from experiments.ptdp2021.pipeline_versus_data import MODEL
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, layouts, on_selene
-from harness.claims import Claim
-from harness.experiment import Experiment
-from harness.rate_figures import Figure, as_published, ends, in_print
-from harness.tables import FLOP_RATE
+from harness.analysis.tables import FLOP_RATE
+from harness.experiment.claims import Claim
+from harness.experiment.comparison import Figure, as_published, ends, in_print
+from harness.experiment.experiment import Experiment
 from impl.plan import Plan
 
 FIGURE = Figure(

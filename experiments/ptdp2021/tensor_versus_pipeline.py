@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, layouts, on_selene
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.rate_figures import MIB, Figure, as_published, combine, faster_at_larger_batch, in_print, shown
-from harness.tables import FLOP_RATE
+from harness.analysis.tables import FLOP_RATE
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import MIB, Figure, as_published, combine, faster_at_larger_batch, in_print, shown
+from harness.experiment.experiment import Experiment
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 

@@ -16,12 +16,12 @@ from typing import Any
 import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import on_selene, small_model, timed
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record
-from harness.rate_figures import MIB, POINTS, Figure, Printed, as_published, combine
-from harness.render import Column, Table
-from harness.tables import FLOP_RATE
+from harness.analysis.render import Column, Table
+from harness.analysis.tables import FLOP_RATE
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import MIB, POINTS, Figure, Printed, as_published, combine
+from harness.experiment.experiment import Experiment
+from harness.records.measures import Record
 from impl.cost.traffic import Counts, Place, pipeline_traffic, state_traffic
 from impl.model.sizes import named
 from impl.plan import Plan

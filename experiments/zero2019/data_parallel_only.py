@@ -15,17 +15,17 @@ from typing import Any
 import pandas as pd
 
 from experiments.zero2019.zero_throughput import CPU, OF_ZERO_100B, on_v100s
-from harness.beside import to_draw
-from harness.claims import Claim, Evidence, Row, tally
-from harness.drawing import beside_published
-from harness.experiment import Experiment
-from harness.labels import point
-from harness.measures import Record, about, frame
-from harness.published import published
-from harness.rate_figures import COLUMNS, POINTS, Printed, combine
-from harness.render import Column, Table
-from harness.scaling import ratio
-from harness.tables import FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import ratio
+from harness.analysis.tables import FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import COLUMNS, POINTS, Printed, combine
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.figures.style import beside_published
+from harness.records.labels import point
+from harness.records.measures import Record, about, frame
+from harness.records.source import to_draw
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan, ZeroStage

@@ -13,11 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.published import published
-from harness.render import Column, Table, shown
+from harness.analysis.render import Column, Table, shown
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.records.measures import Record, about, frame
 from impl.cost.memory import model_state_bytes
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

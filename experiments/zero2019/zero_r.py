@@ -16,16 +16,16 @@ from typing import Any
 import pandas as pd
 
 from experiments.zero2019.zero_throughput import CPU, on_v100s
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.labels import point
-from harness.measures import Record, about, combine, frame
-from harness.published import published
-from harness.rate_figures import POINTS, Printed
-from harness.render import Column, Table
-from harness.scaling import LEAST_TIMED_STEPS
-from harness.store import SIMULATED
-from harness.tables import FLOP_RATE, MARK, MODEL, RUNS, TERA, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import LEAST_TIMED_STEPS
+from harness.analysis.tables import FLOP_RATE, MARK, MODEL, RUNS, TERA, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import POINTS, Printed
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.records.labels import point
+from harness.records.measures import Record, about, combine, frame
+from harness.records.store import SIMULATED
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory_of_ranks
 from impl.evaluation_config import EvaluationConfig

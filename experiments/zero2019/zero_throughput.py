@@ -16,15 +16,15 @@ from typing import Any
 
 import pandas as pd
 
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.labels import point
-from harness.measures import Record, about, frame
-from harness.published import published
-from harness.rate_figures import COLUMNS, MIB, POINTS, Printed, combine
-from harness.render import Column, Table
-from harness.scaling import ratio
-from harness.tables import FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import ratio
+from harness.analysis.tables import FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import COLUMNS, MIB, POINTS, Printed, combine
+from harness.experiment.experiment import Experiment
+from harness.experiment.published import published
+from harness.records.labels import point
+from harness.records.measures import Record, about, frame
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan, ZeroStage

@@ -14,12 +14,12 @@ import pandas as pd
 
 from experiments.ptdp2021.pipeline_weak_scaling import small_model
 from experiments.zerobubble2024.throughput import SCHEDULES, apart, of_point, paper_runs
-from harness.claims import Claim, Evidence, Row, tally
-from harness.experiment import Experiment
-from harness.measures import Record, about, frame
-from harness.rate_figures import COLUMNS
-from harness.render import Column, Table, shown
-from harness.tables import MODEL, RANKS
+from harness.analysis.render import Column, Table, shown
+from harness.analysis.tables import MODEL, RANKS
+from harness.experiment.claims import Claim, Evidence, Row, tally
+from harness.experiment.comparison import COLUMNS
+from harness.experiment.experiment import Experiment
+from harness.records.measures import Record, about, frame
 from impl.evaluation_config import EvaluationConfig
 from impl.plan import Plan
 from impl.recipe import Recipe

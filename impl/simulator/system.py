@@ -133,7 +133,7 @@ class Calibration:
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """Smallest and largest of what was fitted on: gpus, hidden_size, layers, tokens, tp, pp, dp."""
     features: dict[str, list[str]] = Field(default_factory=dict)
-    """Values that the fitted rows had of each feature in `harness.fitting.BASELINE`; none: not recorded."""
+    """Values that the fitted rows had of each feature in `harness.predict.fit.BASELINE`; none: not recorded."""
     residuals: Residuals | None = None
     """What the constants leave over, near what was fitted on."""
 

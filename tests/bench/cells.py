@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.environment import device_environment
-from harness.side_by_side import Engine, Turn, take_turns
+from harness.bench.side_by_side import Engine, Turn, take_turns
+from harness.records.environment import device_environment
 from impl import engines
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from _pytest.capture import CaptureManager
 
-from harness.environment import host_environment
-from harness.store import write_atomically
+from harness.records.environment import host_environment
+from harness.records.store import write_atomically
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from tests.bench.screen import Screen
 

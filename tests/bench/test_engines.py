@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness import render
-from harness.environment import CODE, git_state
-from harness.side_by_side import against_peers, notes, slowest, table
-from harness.store import read_json
+from harness.analysis import render
+from harness.bench.side_by_side import against_peers, notes, slowest, table
+from harness.records.environment import CODE, git_state
+from harness.records.store import read_json
 from impl.run import Precision, Run, to_dict
 from tests.bench.cells import (
     FEWER_SEQUENCES,

@@ -14,8 +14,8 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch.distributed.tensor import DTensor
 
-from harness import render
-from harness.render import Column, Table
+from harness.analysis import render
+from harness.analysis.render import Column, Table
 from impl.data.tokens import TokenFolder
 from impl.model.config import ModelConfig
 from impl.run import Precision, Run, to_dict

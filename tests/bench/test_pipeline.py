@@ -13,10 +13,10 @@ import torch.distributed as dist
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from harness import render
-from harness.render import Column, Table
-from harness.side_by_side import Engine, Turn, compared, raw, slowest, take_turns
-from harness.stopwatch import Stopwatch
+from harness.analysis import render
+from harness.analysis.render import Column, Table
+from harness.bench.side_by_side import Engine, Turn, compared, raw, slowest, take_turns
+from harness.rank.stopwatch import Stopwatch
 from impl.collectives import receive_start, send_start
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness import render
-from harness.limit import limit
-from harness.render import Column, Table
-from harness.side_by_side import Turn, against_peers, notes, slowest, table
+from harness.analysis import render
+from harness.analysis.render import Column, Table
+from harness.bench.side_by_side import Turn, against_peers, notes, slowest, table
+from harness.rank.roofline import limit
 from impl.mesh import build_mesh
 from impl.run import Precision, Run, to_dict
 from tests.bench.cells import (

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from harness.claims import claims_table
-from harness.experiment import Experiment
-from harness.measures import flops_per_step
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import Experiment
+from harness.records.measures import flops_per_step
 from impl.plan import Plan
 from impl.run import Run, to_dict
 from tests.harness.made_up_records import record_of

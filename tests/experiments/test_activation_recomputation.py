@@ -21,10 +21,10 @@ from experiments.korthikanti2022.activation_recomputation import (
     with_way,
 )
 from experiments.korthikanti2022.sequence_parallel_memory import DEGREE, PAPER, quarter
-from harness.claims import claims_table
-from harness.experiment import TIERS, load
-from harness.labels import point
-from harness.published import published
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import TIERS, load
+from harness.experiment.published import published
+from harness.records.labels import point
 from impl.cost.activations import layer_bytes
 from impl.plan import Plan
 from impl.run import Run, to_dict

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from experiments.ours import auto_plan as experiment
-from harness.claims import claims_table
-from harness.experiment import load
-from harness.labels import point
-from harness.simulation import predicted, vocabulary_of
-from harness.systems import load_system
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
+from harness.predict.simulation import predicted, vocabulary_of
+from harness.predict.systems import load_system
+from harness.records.labels import point
 from impl.plan import Plan
 from impl.run import Run, to_dict
 from tests.harness.made_up_records import record_of

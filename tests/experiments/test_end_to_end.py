@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from experiments.ptdp2021 import bubble, end_to_end, microbatch_throughput
-from harness.experiment import TIERS, Experiment, load
-from harness.published import published
+from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.published import published
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
 

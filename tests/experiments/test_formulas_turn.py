@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness import claims, published
-from harness.experiment import load
-from harness.verdicts import records_of
+from harness.experiment import claims, published
+from harness.experiment.experiment import load
+from harness.experiment.verdicts import records_of
 from tests.harness.made_up_records import record_of
 from tests.turned import turned
 

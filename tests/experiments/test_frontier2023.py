@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from experiments.frontier2023 import models, recipes, scaling, search
-from harness.claims import measured
-from harness.experiment import TIERS, load
-from harness.published import published
-from harness.published_scaling import FITTED, MICROBATCH, STUDIES
-from harness.search import shapley
+from harness.experiment.claims import measured
+from harness.experiment.experiment import TIERS, load
+from harness.experiment.published import published
+from harness.predict.published_scaling import FITTED, MICROBATCH, STUDIES
+from harness.tune.search import shapley
 from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, fast, simulated, verdicts

@@ -9,8 +9,8 @@ import pytest
 from experiments.korthikanti2022 import memory_per_gpu
 from experiments.megatron2019 import strong_scaling
 from experiments.zero2019 import data_parallel_only
-from harness.experiment import TIERS, Experiment, load
-from harness.published import published
+from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.published import published
 from impl.cost.activations import layer_bytes
 from impl.cost.parameters import count_parameters
 from impl.pipeline.schedule import peak_in_flight

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from experiments.ours import cost_scaling, engines, overlap, single_device
-from harness import figures, render
-from harness.claims import claims_table
-from harness.experiment import TIERS, Experiment, load
-from harness.measures import flops_per_step
-from harness.tables import failures_table, scaling_table
+from harness.analysis import render
+from harness.analysis.tables import failures_table, scaling_table
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import TIERS, Experiment, load
+from harness.figures import figures
+from harness.records.measures import flops_per_step
 from impl.cost.memory import memory_of_ranks
 from impl.cost.parameters import count_parameters
 from impl.peers.validity import why_invalid

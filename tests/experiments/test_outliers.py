@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from experiments.ours import layernorm_outliers as experiment
-from harness.claims import claims_table
-from harness.experiment import load
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
 from impl.run import Run
 from tests.harness.made_up_records import record_of
 

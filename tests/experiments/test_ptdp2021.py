@@ -16,11 +16,11 @@ from experiments.ptdp2021 import (
     tensor_versus_data,
     tensor_versus_pipeline,
 )
-from harness.claims import claims_table
-from harness.experiment import TIERS, Experiment, load
-from harness.measures import flops_per_step
-from harness.published import published
-from harness.rate_figures import Figure
+from harness.experiment.claims import claims_table
+from harness.experiment.comparison import Figure
+from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.published import published
+from harness.records.measures import flops_per_step
 from impl.cost.memory import memory_of_ranks
 from impl.cost.parameters import count_parameters
 from impl.pipeline.schedules import build

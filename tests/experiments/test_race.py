@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from experiments.megatron2019 import race
-from harness import render
-from harness.claims import claims_table
-from harness.experiment import TIERS, load
-from harness.tables import all_tables
+from harness.analysis import render
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import TIERS, load
+from harness.report.results import all_tables
 from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.harness.made_up_records import record_of

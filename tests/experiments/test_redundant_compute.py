@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from experiments.ours import redundant_compute as experiment
-from harness.claims import claims_table
-from harness.experiment import load
-from harness.measures import frame
-from harness.systems import load_system
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
+from harness.predict.systems import load_system
+from harness.records.measures import frame
 from impl.run import Run
 from tests.harness.made_up_records import record_of
 

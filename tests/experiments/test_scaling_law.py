@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from experiments.ours import layernorm_scaling_law as experiment
-from harness import scaling_law
-from harness.claims import claims_table, measured
-from harness.experiment import load
-from harness.scaling_law import Law
+from harness.analysis import scaling_law
+from harness.analysis.scaling_law import Law
+from harness.experiment.claims import claims_table, measured
+from harness.experiment.experiment import load
 from impl.run import Run
 from tests.harness.made_up_records import record_of
 

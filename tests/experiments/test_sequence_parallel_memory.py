@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from experiments.korthikanti2022.sequence_parallel_memory import DEGREE, MICROBATCH, PAPER, quarter
-from harness.claims import claims_table
-from harness.experiment import load
-from harness.published import published
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import load
+from harness.experiment.published import published
 from impl.cost.memory import activation_bytes_per_layer
 from impl.cost.parameters import count_parameters
 from impl.model.config import ModelConfig

@@ -8,11 +8,11 @@ import pytest
 
 from experiments.megatron2019 import attention_heads, tensor_parallel_scaling
 from experiments.megatron2019.tensor_parallel_scaling import MODELS, Run
-from harness.claims import claims_table
-from harness.experiment import TIERS, Experiment, load
-from harness.measures import flops_per_step
-from harness.published import published
-from harness.tables import scaling_table
+from harness.analysis.tables import scaling_table
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.published import published
+from harness.records.measures import flops_per_step
 from impl.cost.parameters import count_parameters
 from impl.run import to_dict
 from tests.harness.made_up_records import record

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from experiments.zero2019 import zero_r, zero_throughput
-from harness.claims import claims_table
-from harness.experiment import TIERS, Experiment, load
-from harness.measures import flops_per_step
-from harness.published import published
-from harness.rate_figures import Printed
+from harness.experiment.claims import claims_table
+from harness.experiment.comparison import Printed
+from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.published import published
+from harness.records.measures import flops_per_step
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory
 from impl.cost.parameters import count_parameters

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from experiments.ptdp2021.zero3_versus_ptdp import FIGURE, between_nodes
-from harness.claims import claims_table
-from harness.experiment import TIERS, load
-from harness.measures import flops_per_step
-from harness.published import published
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import TIERS, load
+from harness.experiment.published import published
+from harness.records.measures import flops_per_step
 from impl.cost.flops import hardware_flops
 from impl.cost.parameters import count_parameters
 from impl.cost.traffic import Place, pipeline_traffic, state_traffic

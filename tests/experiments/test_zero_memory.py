@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from experiments.zero2019.zero_max_model_size import DEEPEST, LIMIT, MEASURED, MORE, STAGES, deep, on_v100s
-from harness.claims import claims_table
-from harness.experiment import Experiment, load
-from harness.memory import predicted
-from harness.published import published
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import Experiment, load
+from harness.experiment.published import published
+from harness.predict.memory import predicted
 from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.harness.made_up_records import record_of

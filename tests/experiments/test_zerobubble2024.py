@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from experiments.zerobubble2024 import memory, throughput
-from harness.experiment import TIERS, Experiment, load
-from harness.measures import flops_per_step
-from harness.memory import predicted
-from harness.published import published
+from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.published import published
+from harness.predict.memory import predicted
+from harness.records.measures import flops_per_step
 from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness.store import write_atomically
+from harness.records.store import write_atomically
 from tests.faults.carry_out import Outcome, alone, no_slurm, undisturbed
 from tests.faults.cases import Case, cases
 from tests.harness.small_runs import write_tokens

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import harness.sweep
-from harness.environment import host_environment
-from harness.experiment import Point
-from harness.jobs import job_of
-from harness.site import Site
-from harness.store import SCHEMA, Record, Store, write_atomically
+from harness.experiment.experiment import Point
+from harness.launch import sweep as sweeps
+from harness.launch.slurm import Site
+from harness.rank.jobs import job_of
+from harness.records.environment import host_environment
+from harness.records.store import SCHEMA, Record, Store, write_atomically
 from impl.errors import InputError
 from impl.run import Run, to_dict
 from tests.faults.cases import Case
@@ -77,7 +77,7 @@ def carry_out(case: Case, folder: Path, tokens: Path, expected: dict[str, Any]) 
     bystander = put_bystander(store)
     code = host_environment([])  # somebody may be at work on it: what failed by itself is left alone by the same code
     try:
-        with patch.object(harness.sweep, "host_environment", lambda _: code), output_of(case, folder) as mend:
+        with patch.object(sweeps, "host_environment", lambda _: code), output_of(case, folder) as mend:
             first, commands = in_turn(case, folder, run, mend)
     except Unmountable as why:
         return Outcome("", 0, skipped=str(why))
@@ -92,7 +92,7 @@ def alone(task: tuple[Case, Path, Path, dict[str, Any]]) -> Outcome:
     """`carry_out` in a folder that it makes; whatever goes wrong is the case's own problem."""
     case, folder, tokens, expected = task
     folder.mkdir()
-    harness.sweep.SCHEDULER_SECONDS = 1.0
+    sweeps.SCHEDULER_SECONDS = 1.0
     try:
         return carry_out(case, folder, tokens, expected)
     except Exception as error:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.site import Where
+from harness.launch.slurm import Where
 
 PHASES = ("start-up", "forward", "backward", "optimizer", "checkpoint save", "evaluation", "record write")
 CAUSES = {

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.cli import _interrupt
-from harness.cluster import Cluster
-from harness.site import Site, Where
-from harness.store import Store, write_atomically
-from harness.sweep import Saving
+from harness.cli.main import _interrupt
+from harness.launch.site_file import Cluster
+from harness.launch.slurm import Site, Where
+from harness.launch.sweep import Saving
+from harness.records.store import Store, write_atomically
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan

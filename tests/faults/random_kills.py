@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from harness.jobs import job_of
-from harness.site import Where
+from harness.launch.slurm import Where
+from harness.rank.jobs import job_of
 from impl.run import Run
 from tests.faults.carry_out import ROOT, essence, undisturbed
 from tests.faults.faulty import LAYOUTS, SAVING, FaultySite, place, run_of, store_of

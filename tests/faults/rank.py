@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import worker
+from harness.rank import worker
 from impl.checkpoint import Checkpoints
 from impl.optim import MasterAdamW
 from impl.pipeline.engine import Engine

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from harness import verbs
-from harness.cli import main
-from harness.store import SCHEMA, with_digest
+from harness.cli import verbs
+from harness.cli.main import main
+from harness.records.store import SCHEMA, with_digest
 from impl.run import Run
 
 
@@ -32,7 +32,7 @@ def stop_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started
 
     monkeypatch.setattr(verbs, "_sweep", start)
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
 
 
 def call(*arguments: str | Path) -> Answer:

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.heartbeat import Heartbeat
+from harness.rank.heartbeat import Heartbeat
 
 if __name__ == "__main__":
     act = json.loads((Path(sys.argv[1]) / "spec.json").read_text())["act"]

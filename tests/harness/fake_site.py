@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import jobs
-from harness.cluster import Cluster
-from harness.jobs import JobState
-from harness.outcome import STATUSES
+from harness.launch.site_file import Cluster
+from harness.rank import jobs
+from harness.rank.failure import STATUSES
+from harness.rank.jobs import JobState
 
 CODE = {"git": {"commit": "c0ffee", "dirty": False, "diff_sha256": None}}
 """The environment of every sweep: the code is the same, whatever happens to the files of this project meanwhile."""

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.store import write_atomically
+from harness.records.store import write_atomically
 
 if __name__ == "__main__":
     attempt, rank = Path(sys.argv[1]), sys.argv[2]

@@ -8,12 +8,12 @@ from typing import Any
 
 import psutil
 
-from harness import jobs
-from harness.experiment import Point
-from harness.site import Site
-from harness.store import Record, Store
-from harness.sweep import Options, Sweep
-from harness.validity import Datasets
+from harness.experiment.experiment import Point
+from harness.launch.preflight import Datasets
+from harness.launch.slurm import Site
+from harness.launch.sweep import Options, Sweep
+from harness.rank import jobs
+from harness.records.store import Record, Store
 from impl.data.config import DataConfig
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.evaluation_config import EvaluationConfig
@@ -110,7 +110,7 @@ def processes(folder: Path, program: str = "") -> list[psutil.Process]:
 
 def worker(folder: Path, rank: int) -> psutil.Process:
     """The process that trains this rank."""
-    [found] = [p for p in processes(folder, "harness.worker") if p.cmdline()[-4] == str(rank)]
+    [found] = [p for p in processes(folder, "harness.rank.worker") if p.cmdline()[-4] == str(rank)]
     return found
 
 

@@ -6,8 +6,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.accuracy import CASES, STEPS, Case, Result, choices, figure, plans_table, result_of, rows_of, splits
-from harness.fitting import Measured
+from harness.predict.accuracy import (
+    CASES,
+    STEPS,
+    Case,
+    Result,
+    choices,
+    figure,
+    plans_table,
+    result_of,
+    rows_of,
+    splits,
+)
+from harness.predict.fit import Measured
 from tests.impl.simulator.made_up import run_of
 
 

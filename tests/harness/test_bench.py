@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness import bench, render
-from harness.bench import Report, Timing, compared
+from harness.analysis import render
+from harness.bench import bench
+from harness.bench.bench import Report, Timing, compared
 from tests.bench.test_engines import all_notes, in_order, kept_in
 from tests.harness.calls import call, document, refused
 
@@ -271,10 +272,11 @@ def test_an_interrupt_stops_all_of_it(made_up: Path):
     program = f"""if True:
         import sys
         from pathlib import Path
-        from harness import bench, cli
+        from harness.bench import bench
+        from harness.cli import main
         bench.FOLDER = Path({str(made_up)!r})
         bench._chosen = lambda only: ["test_long.py::test_long"]
-        sys.exit(cli.main(["bench"]))
+        sys.exit(main.main(["bench"]))
     """
     verb = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=-1, stderr=-1, text=True)
     begun, deadline = made_up / "begun", time.monotonic() + 180

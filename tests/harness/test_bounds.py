@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from harness import cli, published
-from harness.experiment import load
-from harness.store import Store, write_atomically
-from harness.systems import names
+from harness.cli import main
+from harness.experiment import published
+from harness.experiment.experiment import load
+from harness.predict.systems import names
+from harness.records.store import Store, write_atomically
 from impl.data.tokenizer import parse
 from impl.errors import InputError
 from impl.fields import divisors
@@ -266,12 +267,12 @@ def test_a_fault_of_the_program_is_one_line_and_shown_when_asked_for(error: Exce
     def fail(_: object) -> object:
         raise error
 
-    monkeypatch.setattr(cli.verbs, "table_of", fail)
+    monkeypatch.setattr(main.verbs, "table_of", fail)
     answer = call("list")
     assert (answer.status, answer.errors.count("\n")) == (1, 1)
     assert answer.errors.startswith(f"error: {type(error).__name__}")
     assert re.search(r"test_bounds\.py, line \d+.*LMSCALE_TRACEBACK=1", answer.errors)
-    monkeypatch.setenv(cli.TRACEBACK, "1")
+    monkeypatch.setenv(main.TRACEBACK, "1")
     with pytest.raises(type(error)):
         call("list")
 
@@ -287,7 +288,7 @@ def test_a_fault_of_the_program_is_one_line_and_shown_when_asked_for(error: Exce
 def test_what_is_around_a_verb_does_not_end_it(arguments: str, variables: dict[str, str], is_closed: bool):
     command = [sys.executable, "-m", "harness", *arguments.split()]
     line = ["sh", "-c", 'exec "$@" >&-', "sh", *command] if is_closed else command
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), **variables}
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[1]), **variables}
     done = subprocess.run(line, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert bool(done.stdout) != is_closed

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness import render, verbs
-from harness.breakdown import PARTS, breakdown_table, limit_table
-from harness.experiment import load
-from harness.tables import all_tables
+from harness.analysis import render
+from harness.analysis.breakdown import PARTS, breakdown_table, limit_table
+from harness.cli import verbs
+from harness.experiment.experiment import load
+from harness.report.results import all_tables
 from tests.harness.calls import call
 from tests.harness.made_up_records import record
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from harness import calibrate_rank, calibrate_runs
-from harness.calibrate import text_of
-from harness.calibrate_runs import runs_to_train
-from harness.calibrate_system import curves, described, system_of, trained
-from harness.systems import load_system
+from harness.calibrate import rank
+from harness.calibrate import runs as calibrate_runs
+from harness.calibrate.calibrate import text_of
+from harness.calibrate.runs import runs_to_train
+from harness.calibrate.system import curves, described, system_of, trained
+from harness.predict.systems import load_system
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -37,7 +38,7 @@ def measured(ranks: int, true: System | None = None) -> list[dict[str, Any]]:
     rows = [[m, n, k, 2 * m * n * k / FLOPS + 1e-6] for m, n, k in edges]
     curve = [[size, 1e-4 + size / LINK] for size in (2**8, 2**16, 2**24)]
     facts: dict[str, Any] = {
-        "products, fp32": dict.fromkeys(calibrate_rank.PASSES, rows),
+        "products, fp32": dict.fromkeys(rank.PASSES, rows),
         "attention, fp32": [[4, 4, 128, 64, 1e-3, 2e-3], [2, 2, 512, 64, 2e-3, 4e-3]],
         "elementwise, fp32": {"added": [[2**12, 1e-6], [2**24, 2**24 / BANDWIDTH]], "rates": {"gelu": [5e9, 4e9]}},
         "update": {"count": 1e6, "parameters": 5e-3, "tensor": 1e-5},
@@ -97,15 +98,15 @@ def in_small(folder: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    calibrate_rank.EDGES, calibrate_rank.SENT = {"cpu": (8, 16)}, {"cpu": (2**8, 2**12)}
-    calibrate_rank.REPEATS = 1
-    calibrate_rank.CORES = {"cpu": [(1, 2, 8, 4)]}
-    calibrate_rank.MOVED, calibrate_rank.UPDATED = {"cpu": (2**8, 2**10)}, {"cpu": 2**8}
-    calibrate_rank.LAYER, calibrate_rank.STEPS = {"cpu": (8, 16)}, {"cpu": (0, 1)}
+    rank.EDGES, rank.SENT = {"cpu": (8, 16)}, {"cpu": (2**8, 2**12)}
+    rank.REPEATS = 1
+    rank.CORES = {"cpu": [(1, 2, 8, 4)]}
+    rank.MOVED, rank.UPDATED = {"cpu": (2**8, 2**10)}, {"cpu": 2**8}
+    rank.LAYER, rank.STEPS = {"cpu": (8, 16)}, {"cpu": (0, 1)}
     tiny = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_len=8, vocab_size=260)
     calibrate_runs.MODELS, calibrate_runs.HEAD_SIZE = {"cpu": (tiny, tiny)}, {"cpu": 8}
-    told = calibrate_rank.Told(Path(folder), dist.get_rank())
-    calibrate_rank.Calibrating(torch.device("cpu"), told, ["bf16"], 1).run_to_end()
+    told = rank.Told(Path(folder), dist.get_rank())
+    rank.Calibrating(torch.device("cpu"), told, ["bf16"], 1).run_to_end()
     return json.loads(told.path.read_text())
 
 

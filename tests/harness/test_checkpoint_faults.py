@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.experiment import Point
-from harness.options import Saving
-from harness.store import Record, Store
+from harness.experiment.experiment import Point
+from harness.launch.options import Saving
+from harness.records.store import Record, Store
 from impl.checkpoint import Checkpoints
 from impl.evaluation_config import EvaluationConfig
 from impl.plan import Plan
@@ -97,9 +97,9 @@ def test_a_training_that_is_killed_has_its_last_checkpoint_whole(
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.02)
-    monkeypatch.setattr("harness.follow.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
     yield Store(tmp_path, "made_up", "smoke")
     for process in processes(tmp_path):
         process.kill()
@@ -119,7 +119,7 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     finished = lambda: [path for path in store.checkpoints(run.id).glob("step-*") if not path.suffix]
 
     def kill(_: Point) -> None:
-        ranks = processes(store.folder, "harness.worker") if len(finished()) == 2 else []
+        ranks = processes(store.folder, "harness.rank.worker") if len(finished()) == 2 else []
         for process in ranks:
             process.kill()
 

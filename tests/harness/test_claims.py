@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.claims import claims_table
-from harness.experiment import Tier, experiment_ids, load
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import Tier, experiment_ids, load
 from tests.harness.made_up_records import record
 
 

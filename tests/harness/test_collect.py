@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collect import UnreadableError, record_of, steps_so_far
-from harness.heartbeat import Alive, tell_alive
-from harness.jobs import STOP, JobState, keep
-from harness.states import attempt_state
-from harness.store import Store
+from harness.launch.decide import attempt_state
+from harness.rank.collect import UnreadableError, record_of, steps_so_far
+from harness.rank.heartbeat import Alive, tell_alive
+from harness.rank.jobs import STOP, JobState, keep
+from harness.records.store import Store
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run, to_dict

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness.experiment import load
+from harness.experiment.experiment import load
 from tests.harness.calls import Started, call, put_record, refused, stop_before_training, the_error
 from tests.harness.small_runs import write_tokens
 

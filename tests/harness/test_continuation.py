@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.continuation import Continuation
-from harness.journal import DamagedError, Measured
-from harness.notice import AGREE_AFTER, Notice
+from harness.rank.journal import DamagedError, Measured
+from harness.rank.notice import AGREE_AFTER, Notice
+from harness.rank.resume import Continuation
 from impl.errors import InputError
 from impl.train import Trainer
 from tests.crafted import as_tensor, in_metadata, system

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import devices, doctor_rank, jobs
-from harness import memory as memory_verb
-from harness.devices import gpu_count, rank_device, restricted_to, visible_gpus
-from harness.doctor import write_spec
-from harness.meeting import meet
-from harness.site import Site
-from harness.verbs import _site
+from harness.cli.verbs import _site
+from harness.doctor import rank as doctor_rank
+from harness.doctor.doctor import write_spec
+from harness.launch.slurm import Site
+from harness.predict import memory as memory_verb
+from harness.rank import devices, jobs
+from harness.rank.devices import gpu_count, rank_device, restricted_to, visible_gpus
+from harness.rank.rendezvous import meet
 from impl.errors import InputError
 from impl.run import Run
 from tests.harness.calls import refused
@@ -123,7 +124,7 @@ def test_a_variable_of_amd_is_nothing_to_nvidia(machine: Callable[..., None]) ->
 
 
 def test_without_device_files_pytorch_is_not_imported() -> None:
-    program = "import sys\nfrom harness import devices\nfrom pathlib import Path\ndevices.DEV = Path('/nonexistent')\n"
+    program = "import sys\nfrom harness.rank import devices\nfrom pathlib import Path\ndevices.DEV = Path('/nonexistent')\n"
     program += "assert devices.gpu_count() == 0\nassert 'torch' not in sys.modules\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness import doctor_checks as checks
-from harness.doctor import layout
-from harness.doctor_checks import Check, Partition, locked, packages, partitions, requeue
-from harness.doctor_ranks import of_ranks, one_way, rank_table, ring, time_table
+from harness.doctor import checks
+from harness.doctor.checks import Check, Partition, locked, packages, partitions, requeue
+from harness.doctor.doctor import layout
+from harness.doctor.ranks import of_ranks, one_way, rank_table, ring, time_table
 from impl.plan import Plan
 from tests.harness.calls import call, document, refused
 
@@ -62,8 +62,8 @@ def test_room_on_the_disk(gib: float, grade: str) -> None:
 
 def test_more_ranks_than_cores_or_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "gpu_count", lambda: 1)
-    monkeypatch.setattr("harness.doctor_checks.os.sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr("harness.doctor_checks.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("harness.doctor.checks.os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr("harness.doctor.checks.os.cpu_count", lambda: 2)
     assert grades(checks.machine(2, "cpu")) | {"memory": "", "shared memory": ""} == {
         "devices": "ok", "cores": "ok", "memory": "", "shared memory": "",
     }  # fmt: skip
@@ -83,13 +83,13 @@ def test_a_folder_is_checked_and_left_as_it_was(tmp_path: Path) -> None:
 def test_a_file_system_whose_renames_replace_what_they_must_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.doctor_checks.os.rename", lambda old, new: (new / "owner").write_text("mine"))
+    monkeypatch.setattr("harness.doctor.checks.os.rename", lambda old, new: (new / "owner").write_text("mine"))
     assert checks.renames(tmp_path).grade == "failed"
 
 
 def test_a_clock_of_files_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("harness.doctor_checks.time.time", lambda: now[0])
+    monkeypatch.setattr("harness.doctor.checks.time.time", lambda: now[0])
     assert checks.clock_of_files(tmp_path).grade == "warning"
 
 
@@ -171,7 +171,7 @@ def test_a_scheduler_that_is_not_there_or_does_not_answer(tmp_path: Path, monkey
     def slow(*_: object, **__: object) -> None:
         raise subprocess.TimeoutExpired("sinfo", 20)
 
-    monkeypatch.setattr("harness.doctor_checks.subprocess.run", slow)
+    monkeypatch.setattr("harness.doctor.checks.subprocess.run", slow)
     assert "no answer within 20 s" in checks.ask("sinfo")[1]
 
 
@@ -283,7 +283,7 @@ def test_what_has_failed_before_keeps_the_ranks_from_being_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.doctor._with_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr("harness.doctor.doctor._with_ranks", lambda *_: pytest.fail("ranks were started"))
     (tmp_path / "file").write_text("mine")
     answer = call("doctor", "--out", "file", "--json", "--device", "cpu")
     assert (answer.status, answer.errors) == (1, "")
@@ -296,7 +296,7 @@ def test_what_has_failed_before_keeps_the_ranks_from_being_started(
 
 def test_two_ranks_meet_measure_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.doctor.COLLECTIVE_SECONDS", 120.0)  # machines that run tests are shared
+    monkeypatch.setattr("harness.doctor.doctor.COLLECTIVE_SECONDS", 120.0)  # machines that run tests are shared
     answer = call("doctor", "--out", "results/new", "--json", "--device", "cpu", "--ranks", "2")
     found = document(answer.output)
     lines = {line["what"]: line for line in found["checks"]}

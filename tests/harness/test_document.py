@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from harness.document import anchor, experiments_markdown
-from harness.store import Store
+from harness.records.store import Store
+from harness.report.experiments_md import anchor, experiments_markdown
 from tests.harness.made_up_records import record, without_numbers
 
 NAME = "ours/data_parallel_scaling"

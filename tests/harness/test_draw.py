@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import draw
+from harness.cli import timeline
 from impl.model.config import ModelConfig
 from impl.pipeline.schedule import Action, Op, peak_in_flight
 from impl.pipeline.schedules import build
@@ -192,7 +192,7 @@ def test_what_is_no_record_of_a_pipeline_is_told(spoil: Callable[[dict[str, Any]
 
 
 def test_a_schedule_that_cannot_run_says_where_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "build", lambda name, *_: build(name, 2, 1))
+    monkeypatch.setattr(timeline, "build", lambda name, *_: build(name, 2, 1))
     message = refused("timeline", "--plan.schedule", "tests.harness.test_draw:backward_first")
     assert "rank 0 is stuck at 0B0, which needs 0F0" in message
 
@@ -207,7 +207,7 @@ def test_it_needs_no_torch(out: list[str], tmp_path: Path) -> None:
     path = write(record())
     program = (
         "import sys\n"
-        "from harness.cli import main\n"
+        "from harness.cli.main import main\n"
         "assert main(['timeline', *sys.argv[2:]]) == main(['timeline', '--record', *sys.argv[1:]]) == 0\n"
         "sys.exit('torch' in sys.modules)\n"
     )

@@ -12,13 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import tables, validity, verbs
-from harness.claims import claims_table
-from harness.experiment import TIERS, Experiment, load
-from harness.measures import engine_of, frame
-from harness.scaling import against
-from harness.store import Store
-from harness.sweep import Saving
+from harness.analysis import tables
+from harness.analysis.scaling import against
+from harness.cli import verbs
+from harness.experiment.claims import claims_table
+from harness.experiment.experiment import TIERS, Experiment, load
+from harness.launch import preflight
+from harness.launch.sweep import Saving
+from harness.records.measures import engine_of, frame
+from harness.records.store import Store
+from harness.report import results
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.run import EngineName, Run
@@ -69,7 +72,7 @@ def made_up(points: list[Run], monkeypatch: pytest.MonkeyPatch) -> Experiment:
     one = Experiment(id="made_up", question="Do they agree?", source="none", expectation="none", cost=cost, runs=runs)
     monkeypatch.setattr(verbs, "load", lambda name: one)
     monkeypatch.setattr(verbs, "gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
     return one
 
 
@@ -134,7 +137,7 @@ def test_what_differs_in_the_engine_alone_is_one_point_of_it(monkeypatch: pytest
     engines: tuple[EngineName, ...] = ("native", "torch", "deepspeed")
     several = replace(load("quickstart"), runs={tier: [Run(engine=engine) for engine in engines] for tier in TIERS})
     monkeypatch.setattr(verbs, "load", lambda name: several)
-    monkeypatch.setattr("harness.watch.load", lambda name: several)
+    monkeypatch.setattr("harness.cli.status.load", lambda name: several)
     status = lambda *given: document(call("status", "quickstart", "--json", "--out", tmp_path, *given).output)
     assert status()["counts"] == {"missing": 3}
     assert status("--engine", "native")["counts"] == {"missing": 1}
@@ -165,12 +168,12 @@ def test_what_an_engine_cannot_do_is_told_in_one_line(
 
 
 def test_an_engine_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch, tokens: Path) -> None:
-    monkeypatch.setattr(validity, "find_spec", lambda name: None)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
     run = replace(small(tokens, dp=2), engine="deepspeed")
-    reason = validity.why_invalid(run, validity.Datasets(tokens), validity.Site())
+    reason = preflight.why_invalid(run, preflight.Datasets(tokens), preflight.Site())
     assert reason
     assert "not installed" in reason
-    assert validity.why_invalid(replace(run, engine="native"), validity.Datasets(tokens), validity.Site()) is None
+    assert preflight.why_invalid(replace(run, engine="native"), preflight.Datasets(tokens), preflight.Site()) is None
 
 
 def test_checkpoints_of_another_engine_are_an_invalid_point(tokens: Path, tmp_path: Path) -> None:
@@ -201,7 +204,7 @@ def test_engines_are_points_of_their_own_and_always_named() -> None:
     shown = tables.throughput_table(both)
     assert list(shown.frame["varies"]) == ["engine=native", "engine=torch", "engine=deepspeed"]
     assert list(shown.frame["n"]) == [1, 1, 1]
-    perplexity = [table for table in tables.all_tables(both) if table.name.startswith("perplexity")]
+    perplexity = [table for table in results.all_tables(both) if table.name.startswith("perplexity")]
     named = {word for table in perplexity for text in table.frame["varies"] for word in text.split()}
     assert named == {*shown.frame["varies"], "dp=1", "dp=2"}
 
@@ -246,5 +249,5 @@ def test_an_experiments_table_and_claims_are_about_its_own_engines(name: str) ->
         assert verdicts([*ours, *others]) == verdicts(ours)
         if experiment.table:
             assert experiment.table([*ours, *others]).cells() == experiment.table(ours).cells()
-    for table in tables.all_tables(others, experiment.claims, table=experiment.table):
+    for table in results.all_tables(others, experiment.claims, table=experiment.table):
         table.cells()

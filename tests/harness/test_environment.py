@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import environment
-from harness.environment import git_state, host_environment, keep_changes, network
+from harness.records import environment
+from harness.records.environment import git_state, host_environment, keep_changes, network
 
 
 @pytest.fixture

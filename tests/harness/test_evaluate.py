@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import cli
+from harness.cli import main
 from impl.checkpoint import Checkpoints
 from impl.data.prepare import prepare
 from impl.data.synthetic import SyntheticConfig, write_synthetic
@@ -79,7 +79,7 @@ def evaluated(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def rows(*options: str) -> list[dict[str, Any]]:
         words = ["evaluate", "--checkpoint", "checkpoints", "--data", "tokens", "--lambada", "lambada.jsonl"]
-        assert cli.main([*words, "--texts", "natural.txt", "odd.txt", "marked.txt", *options, "--json"]) == 0
+        assert main.main([*words, "--texts", "natural.txt", "odd.txt", "marked.txt", *options, "--json"]) == 0
         said = json.loads(capsys.readouterr().out)
         assert said["step"] == STEPS
         return said["rows"]
@@ -126,7 +126,7 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(folder)
     if "others" in words:
         write_synthetic(folder / "others", SyntheticConfig(train_tokens=2000, valid_tokens=1000))
-    assert cli.main(["evaluate", *words.split()]) == 2
+    assert main.main(["evaluate", *words.split()]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
@@ -136,7 +136,7 @@ def test_without_the_extra_it_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("harness.evaluate.find_spec", lambda _: None)
+    monkeypatch.setattr("harness.cli.evaluate.find_spec", lambda _: None)
     words = "evaluate --checkpoint checkpoints --data tokens --lambada lambada.jsonl --lm-eval"
-    assert cli.main(words.split()) == 2
+    assert main.main(words.split()) == 2
     assert "install the extra: pip install 'lmscale[eval]'" in capsys.readouterr().err

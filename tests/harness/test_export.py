@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness import export as exporting
-from harness.experiment import load
-from harness.store import SIMULATED, Store
+from harness.experiment.experiment import load
+from harness.records.store import SIMULATED, Store
+from harness.report import archive as exporting
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import record
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.devices import gpu_count
-from harness.experiment import Point
-from harness.site import Site
-from harness.store import Record, Store
+from harness.experiment.experiment import Point
+from harness.launch.slurm import Site
+from harness.rank.devices import gpu_count
+from harness.records.store import Record, Store
 from impl.model.config import ModelConfig
 from impl.run import Run
 from tests.harness.made_up_records import record
@@ -36,7 +36,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
     yield Store(tmp_path, "made_up", "smoke")
     for process in processes(tmp_path):
         process.kill()
@@ -69,7 +69,7 @@ def test_a_killed_rank_or_supervisor_fails_its_point_and_the_sweep_goes_on(token
         if point.run == other or point.run.id in killed or not trains(attempt, size):
             return
         killed[point.run.id] = time.monotonic()
-        ranks.extend(processes(attempt, "harness.worker"))
+        ranks.extend(processes(attempt, "harness.rank.worker"))
         victim = worker(attempt, rank=size - 1)
         if point.run == still:
             victim.suspend()
@@ -183,7 +183,7 @@ def test_an_interrupted_driver_stops_all_ranks_and_keeps_what_is_finished(
     records = out / "train" / "small" / "records"
     [finished] = records.iterdir()
     before = finished.read_bytes()
-    assert len(processes(out, "harness.worker")) == WAYS[way]
+    assert len(processes(out, "harness.rank.worker")) == WAYS[way]
     number = signal.Signals[way.split()[0]]
     (os.killpg if way.endswith("group") else os.kill)(driver.pid, number)
     output, errors = driver.communicate(timeout=60)
@@ -199,8 +199,8 @@ def test_an_interrupted_driver_stops_all_ranks_and_keeps_what_is_finished(
 
 def test_no_rank_outlives_a_driver_that_was_killed(drivers: dict[str, "subprocess.Popen[str]"]):
     driver, out = drivers["SIGKILL"], folder_of(drivers["SIGKILL"])
-    assert len(processes(out, "harness.worker")) == 2
+    assert len(processes(out, "harness.rank.worker")) == 2
     driver.kill()  # not waited for yet: a dead driver that nobody has buried is dead too
-    wait_until(lambda: not processes(out, "harness.worker"), REACTION_SECONDS)
+    wait_until(lambda: not processes(out, "harness.rank.worker"), REACTION_SECONDS)
     wait_until(lambda: not processes(out), REACTION_SECONDS)
     assert len(list((out / "train" / "small" / "records").iterdir())) == 1

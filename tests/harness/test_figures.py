@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from harness import drawing, figures
-from harness.measures import Record
-from harness.render import Table
+from harness.analysis.render import Table
+from harness.figures import figures, style
+from harness.records.measures import Record
 from impl.errors import InputError
 from tests.harness.made_up_records import record, with_pipeline, without_numbers
 
@@ -122,7 +122,7 @@ def test_masked_and_causal_perplexity_have_files_of_their_own(tmp_path: Path) ->
 
 def test_an_experiments_own_figure_takes_the_place_of_its_tables(tmp_path: Path) -> None:
     table = lambda records: Table("own", "Of my own", (), pd.DataFrame())
-    drawn = lambda records: drawing.panels(1)[0] if records else None
+    drawn = lambda records: style.panels(1)[0] if records else None
     written = figures.write([record(train__steps=20)], tmp_path, table=table, figure=drawn)
     assert {path.name for path in written} >= {"own.png", "own.svg"}
     figures.write([], tmp_path, table=table, figure=drawn)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.fitting import SURFACE_ROWS, Measured, constant_mfu, fit, interval, linear, percent_off, seconds_of
+from harness.predict.fit import SURFACE_ROWS, Measured, constant_mfu, fit, interval, linear, percent_off, seconds_of
 from impl.errors import InputError
 from impl.simulator.constants import Constant
 from impl.simulator.system import System

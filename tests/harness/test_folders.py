@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import folders
-from harness.experiment import Tier, load
-from harness.store import SIMULATED, Store
+from harness.experiment import folders
+from harness.experiment.experiment import Tier, load
+from harness.records.store import SIMULATED, Store
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import record
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.experiment import Point
-from harness.follow import LATEST, Follower, StepLog, left_alone
-from harness.progress import LiveDisplay
-from harness.store import RESUMED
+from harness.experiment.experiment import Point
+from harness.launch.follow import LATEST, Follower, StepLog, left_alone
+from harness.launch.progress import LiveDisplay
+from harness.records.store import RESUMED
 from impl.run import Run
 from tests.harness.small_runs import Told
 
@@ -45,7 +45,7 @@ def test_a_log_that_was_written_anew_is_read_anew(path: Path):
 
 
 def test_of_a_long_log_the_end_is_read(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.follow.MOST_BYTES", 300)
+    monkeypatch.setattr("harness.launch.follow.MOST_BYTES", 300)
     log = StepLog(path)
     path.write_text("".join(map(step, range(100))))
     assert 0 < len(log.latest()) < LATEST
@@ -64,7 +64,7 @@ def test_a_loss_that_is_no_number_is_none(path: Path):
 
 
 def test_a_point_starts_and_resumes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.follow.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
     told = Told()
     follower = Follower(told, Point(Run(), "one"), tmp_path, is_told=False)
     (tmp_path / RESUMED).write_text(json.dumps({"step": 40, "warnings": ["a checkpoint was damaged"]}))

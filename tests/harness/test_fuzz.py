@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import experiments
-from harness import tables
-from harness.cluster import Cluster, read_cluster
-from harness.experiment import TIERS, load, points
-from harness.site import Site
-from harness.store import Store
-from harness.whole import why_not_whole
+from harness.experiment.experiment import TIERS, load, points
+from harness.launch.site_file import Cluster, read_cluster
+from harness.launch.slurm import Site
+from harness.records.check import why_not_whole
+from harness.records.store import Store
+from harness.report import results
 from impl.errors import InputError
 from impl.run import from_dict
 from tests.harness.calls import Started, call, refused, stop_before_training, the_error
@@ -71,8 +71,8 @@ EXPERIMENT = '''"""Does a larger batch reach a lower loss?
 The global batch varies.
 """
 
-from harness.claims import Claim
-from harness.experiment import Experiment
+from harness.experiment.claims import Claim
+from harness.experiment.experiment import Experiment
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -134,7 +134,7 @@ def looked_at(name: str) -> None:
         assert isinstance(found.cost[tier], str)
         for point in points(found.runs[tier]) if found.runs[tier] else ():
             assert point.label
-    tables.all_tables([], found.claims, table=found.table)
+    results.all_tables([], found.claims, table=found.table)
 
 
 def test_a_malformed_experiment_is_told_in_a_line_that_names_it(mine: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_malformed_record_is_ignored_or_read(tmp_path: Path, monkeypatch: pyte
     accepted = [one for one in accepted if one.get("experiment") == "made_up" and one.get("tier") == "smoke"]
     for at in range(0, len(accepted), TOGETHER):
         try:
-            tables.all_tables([kinds[0], *accepted[at : at + TOGETHER]], ())
+            results.all_tables([kinds[0], *accepted[at : at + TOGETHER]], ())
         except InputError as error:
             one_line(error)
 
@@ -377,7 +377,7 @@ def test_a_malformed_command_is_done_or_refused_in_a_line(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     stop_before_training(monkeypatch)
-    monkeypatch.setattr("harness.doctor._with_ranks", lambda *_: [])
+    monkeypatch.setattr("harness.doctor.doctor._with_ranks", lambda *_: [])
     (tmp_path / "site.toml").write_text(SITE)
     chance, told = random.Random(4), 0
     for _ in range(COMMANDS):

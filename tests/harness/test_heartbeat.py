@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.heartbeat import SIZE, Alive, Heartbeat, Pulse, Watched, alive, places, tell_alive
-from harness.stopwatch import Stopwatch
+from harness.rank.heartbeat import SIZE, Alive, Heartbeat, Pulse, Watched, alive, places, tell_alive
+from harness.rank.stopwatch import Stopwatch
 from impl.collectives import all_reduce_sum, broadcast, observed
 from impl.pipeline.schedule import Action, Op
 from tests.ranks import run_ranks
@@ -41,7 +41,8 @@ def test_a_supervisor_reads_what_a_rank_notes() -> None:
 
 def test_a_process_notes_into_its_standard_input() -> None:
     code = (
-        "from harness.heartbeat import Heartbeat; h = Heartbeat.of_this_rank(); h.enter('training', 7); h.begin('0B1');"
+        "from harness.rank.heartbeat import Heartbeat;"
+        "h = Heartbeat.of_this_rank(); h.enter('training', 7); h.begin('0B1');"
         "print(h.is_told())"
     )
     with Watched() as watched:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness import jobs
-from harness.jobs import STOP, JobState, in_accounts, in_queue, states
+from harness.rank import jobs
+from harness.rank.jobs import STOP, JobState, in_accounts, in_queue, states
 
 QUEUE = """\
 6_2      PENDING        0     JobArrayTaskLimit

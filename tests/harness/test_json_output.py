@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness import verbs
-from harness.experiment import TIERS, Experiment, experiment_ids, load
+from harness.cli import verbs
+from harness.experiment.experiment import TIERS, Experiment, experiment_ids, load
 from impl.cost.traffic import Place, step_traffic
 from impl.pipeline.schedule import Action, Schedule
 from impl.pipeline.schedules import build
@@ -159,9 +159,9 @@ def ran(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     out = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verbs, "load", lambda name: made_up)
-        patch.setattr("harness.watch.load", lambda name: made_up)
+        patch.setattr("harness.cli.status.load", lambda name: made_up)
         patch.setattr(verbs, "gpu_count", lambda: 0)
-        patch.setattr("harness.site.gpu_count", lambda: 0)
+        patch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
         yield out, call("run", "made_up", "--jobs", "3", "--json", "--out", out)
 
 
@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_with_a_record(ran: tuple[Path,
 
 def test_a_second_run_and_table_and_status_only_read(ran: tuple[Path, Answer], runs: list[Run], monkeypatch: Any):
     out, answer = ran
-    monkeypatch.setattr("harness.site.Site.submit", None)
+    monkeypatch.setattr("harness.launch.slurm.Site.submit", None)
     again = call("run", "made_up", "--json", "--out", out)
     assert again.status == 0, again.errors
     assert document(again.output)["tables"] == document(answer.output)["tables"]
@@ -249,7 +249,7 @@ def trained(tokens: Path, plan: str, out: Path) -> dict[str, Any]:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs, "gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
 
 
 @pytest.fixture(scope="module")

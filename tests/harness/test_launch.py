@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from harness import jobs, launch
-from harness.environment import CODE
-from harness.heartbeat import Alive, Pulse, alive, tell_alive
-from harness.launch import Supervisor, fail
-from harness.outcome import Failure
+from harness.rank import jobs
+from harness.rank import supervisor as launch
+from harness.rank.failure import Failure
+from harness.rank.heartbeat import Alive, Pulse, alive, tell_alive
+from harness.rank.supervisor import Supervisor, fail
+from harness.records.environment import CODE
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run, to_dict
@@ -375,7 +376,7 @@ def test_the_ranks_environment_has_the_network_of_the_job(attempt: Path, monkeyp
     task: Any = Task()
     spec = supervisor(attempt).spec
     found = launch._environment(spec, task)
-    assert found.get("GLOO_SOCKET_IFNAME") == launch.meeting.interface(["node1"], 0)
+    assert found.get("GLOO_SOCKET_IFNAME") == launch.rendezvous.interface(["node1"], 0)
     assert "NCCL_SOCKET_IFNAME" not in found
     assert found["OMP_NUM_THREADS"] == str(Run().threads)
     found = launch._environment(spec | {"interface": "ib0"}, task)

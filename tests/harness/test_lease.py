@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import lease
-from harness.lease import ClaimLost, Claims, is_gone, whoami
+from harness.launch import claim_lock
+from harness.launch.claim_lock import ClaimLost, Claims, is_gone, whoami
 
 POINT = "0123456789ab"
 
@@ -80,7 +80,7 @@ def test_how_long_an_owner_was_silent_is_what_one_has_seen_oneself(folder: Path,
     one = claims(folder, clock)
     assert one.claim(POINT) is not None
     [token] = (folder / POINT).iterdir()
-    os.utime(token / lease.OWNER, (0, 0))
+    os.utime(token / claim_lock.OWNER, (0, 0))
     clock.now += 1000
     other = claims(folder, clock)
     assert other.claim(POINT) is None
@@ -137,7 +137,7 @@ def test_what_cannot_be_written_is_no_lost_claim(folder: Path, clock: Clock, tmp
     with pytest.raises(OSError, match=r"record\.json"):
         claim.publish(tmp_path / "record.json", "text")
     assert claim.is_held()
-    assert [path.name for path in claim.folder.iterdir()] == [lease.OWNER]
+    assert [path.name for path in claim.folder.iterdir()] == [claim_lock.OWNER]
 
 
 def test_a_full_disk_does_not_lose_a_claim(folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch):
@@ -145,7 +145,7 @@ def test_a_full_disk_does_not_lose_a_claim(folder: Path, clock: Clock, monkeypat
     claim = one.claim(POINT)
     assert claim is not None
     with monkeypatch.context() as patch:
-        patch.setattr(lease, "_put", _full)
+        patch.setattr(claim_lock, "_put", _full)
         one.renew()
     assert claim.is_held()
     one.renew()
@@ -166,7 +166,7 @@ def test_whatever_a_killed_harness_left_is_free_in_the_end(left: str, folder: Pa
     if left in ("no owner", "junk"):
         (folder / POINT / "token").mkdir()
     if left == "junk":
-        (folder / POINT / "token" / lease.OWNER).write_bytes(b"\xff{")
+        (folder / POINT / "token" / claim_lock.OWNER).write_bytes(b"\xff{")
     one = claims(folder, clock)
     at_once = one.claim(POINT)
     assert (at_once is None) == (left in ("no owner", "junk"))
@@ -179,8 +179,8 @@ def test_whatever_a_killed_harness_left_is_free_in_the_end(left: str, folder: Pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which boot this is")
 def test_a_process_that_was_killed_on_this_machine_loses_its_claim_at_once(folder: Path, clock: Clock):
-    program = "import sys, time; from harness.lease import *; Claims(Path(sys.argv[1])).claim(sys.argv[2]); print(1)"
-    program += "; sys.stdout.flush(); time.sleep(600)"
+    program = "import sys, time; from harness.launch.claim_lock import *"
+    program += "; Claims(Path(sys.argv[1])).claim(sys.argv[2]); print(1); sys.stdout.flush(); time.sleep(600)"
     owner = subprocess.Popen([sys.executable, "-c", program, folder, POINT], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     try:
@@ -257,9 +257,9 @@ def test_a_context_renews_and_releases(folder: Path):
     with Claims(folder, seconds=0.03) as one:
         claim = one.claim(POINT)
         assert claim is not None
-        before = (claim.folder / lease.OWNER).read_bytes()
+        before = (claim.folder / claim_lock.OWNER).read_bytes()
         for _ in range(1000):
-            if (claim.folder / lease.OWNER).read_bytes() != before:
+            if (claim.folder / claim_lock.OWNER).read_bytes() != before:
                 break
             threading.Event().wait(0.01)
         else:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import measures
-from harness.labels import label, point
-from harness.measures import frame
-from harness.tables import throughput_table
+from harness.analysis.tables import throughput_table
+from harness.records import measures
+from harness.records.labels import label, point
+from harness.records.measures import frame
 from impl.errors import InputError
 from tests.harness.made_up_records import config, record, with_pipeline, without_numbers
 
@@ -237,6 +237,6 @@ def test_tiers_do_not_mix() -> None:
 
 
 def test_import_needs_neither_torch_nor_scipy_nor_matplotlib() -> None:
-    code = "import harness.figures, harness.tables, sys; print({'torch', 'scipy', 'matplotlib'} & set(sys.modules))"
+    code = "import harness.figures.figures, sys; print({'torch', 'scipy', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from harness import meeting
-from harness.meeting import MeetingError, address, interface, meet, ports, rendezvous_of
+from harness.rank import rendezvous as meeting
+from harness.rank.rendezvous import MeetingError, address, interface, meet, ports, rendezvous_of
 from tests.ranks import CONTEXT
 
 SHORT = timedelta(seconds=1)

@@ -9,10 +9,11 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.memory import parse_bytes, predicted, shown
-from harness.site import Site
-from harness.store import Store
-from harness.validity import Datasets, why_invalid
+from harness.launch.preflight import Datasets, why_invalid
+from harness.launch.slurm import Site
+from harness.predict.memory import predicted
+from harness.records.store import Store
+from harness.terminal import parse_bytes, shown
 from impl.cost.parameters import count_parameters
 from impl.model.config import ModelConfig
 from impl.model.sizes import SIZES, named
@@ -95,7 +96,9 @@ def test_amounts_of_memory() -> None:
 
 
 def test_nothing_is_launched_and_pytorch_is_not_loaded() -> None:
-    program = "import sys; from harness.cli import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    program = (
+        "import sys; from harness.cli.main import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    )
     command = [sys.executable, "-c", program, "memory", "--model", "gpt-8m"]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
@@ -127,10 +130,10 @@ def test_activations_alone_can_be_too_much(datasets: Datasets, monkeypatch: pyte
 
 
 def test_a_gpus_memory_is_for_one_rank(datasets: Datasets, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 2)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 2)
     total = predicted(LARGE, 257, "cuda")[0].total
     for there, is_refused in ((total, False), (total - 1, True), (None, False)):
-        monkeypatch.setattr("harness.validity.gpu_memory", lambda there=there: there)
+        monkeypatch.setattr("harness.launch.preflight.gpu_memory", lambda there=there: there)
         reason = why_invalid(LARGE, datasets, Site(device="cuda"))
         assert (reason is not None) is is_refused
         assert reason is None or ("a GPU here has" in reason and "activations" in reason)

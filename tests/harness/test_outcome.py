@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.outcome import (
+from harness.rank.failure import (
     AGAIN,
     RETRIED,
     Cause,

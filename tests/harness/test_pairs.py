@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from harness.measures import frame
-from harness.pairs import Cell, cells, in_words, reaches_below
-from harness.statistics import Estimate, estimate
+from harness.experiment.pairs import Cell, cells, in_words, reaches_below
+from harness.records.measures import frame
+from harness.records.statistics import Estimate, estimate
 from tests.harness.made_up_records import record
 
 

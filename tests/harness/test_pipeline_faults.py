@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.experiment import Point
-from harness.store import Record, Store
+from harness.experiment.experiment import Point
+from harness.records.store import Record, Store
 from impl.data.config import DataConfig
 from impl.model.config import ModelConfig
 from impl.pipeline.schedule import Rows
@@ -31,7 +31,7 @@ REACTION_SECONDS = 10.0
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
     yield Store(tmp_path / "results", "made_up", "smoke")
     for process in processes(tmp_path / "results"):
         process.kill()
@@ -60,7 +60,7 @@ def test_a_pipeline_that_breaks_ends_at_once_and_says_where(store: Store, tmp_pa
         [attempt] = (store.folder / "attempts").glob(f"{point.run.id}-*")
         if point.run.id in hit_at or not trains(attempt, 2):
             return
-        ranks.extend(processes(attempt, "harness.worker"))
+        ranks.extend(processes(attempt, "harness.rank.worker"))
         hit_at[point.run.id] = time.monotonic()
         if point.run == raises:
             file = lost / "train.bin"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.experiment import experiment_ids, load
-from harness.places import PAPERS, Place, answered, of_experiment, places, title
-from harness.published import papers, published
+from harness.experiment.experiment import experiment_ids, load
+from harness.experiment.published import papers, published
+from harness.experiment.references import PAPERS, Place, answered, of_experiment, places, title
 
 EXPERIMENTS = [load(name) for name in experiment_ids()]
 

@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 import yaml
 
-from harness import tables
-from harness.beside import twin
-from harness.claims import Claim, Evidence, claims_table
-from harness.document import experiments_markdown
-from harness.experiment import load
-from harness.measures import frame
-from harness.simulated import record_of
-from harness.store import SIMULATED, Store
-from harness.systems import FOLDER, load_system, names
-from harness.tables import denominators
-from harness.whole import why_not_whole
+from harness.analysis import tables
+from harness.analysis.simulated_columns import twin
+from harness.analysis.tables import denominators
+from harness.experiment.claims import Claim, Evidence, claims_table
+from harness.experiment.experiment import load
+from harness.predict.simulated_record import record_of
+from harness.predict.systems import FOLDER, load_system, names
+from harness.records.check import why_not_whole
+from harness.records.measures import frame
+from harness.records.store import SIMULATED, Store
+from harness.report.experiments_md import experiments_markdown
 from impl.cost.peaks import PEAKS
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

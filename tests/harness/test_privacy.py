@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness import privacy
-from harness.environment import host_environment
-from harness.privacy import VARIABLES, cleaned, command, main, without_paths
-from harness.store import SCHEMA, Store, read_checked
+from harness.records import privacy
+from harness.records.environment import host_environment
+from harness.records.privacy import VARIABLES, cleaned, command, main, without_paths
+from harness.records.store import SCHEMA, Store, read_checked
 from tests.harness.made_up_records import record
 
 KEYS = {"DS_WANDB_API_KEY": "s3cr3t", "TORCH_HUB_TOKEN": "s3cr3t", "CUDA_PASSWORD": "s3cr3t", "NCCL_AUTH": "s3cr3t"}

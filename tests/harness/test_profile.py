@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.limit import limit
-from harness.profile import PARTS, STEP, Event, Span, attribute, part_of, parts_of, profiled
+from harness.rank.profile import PARTS, STEP, Event, Span, attribute, part_of, parts_of, profiled
+from harness.rank.roofline import limit
 from impl.cost.traffic import Place, step_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder

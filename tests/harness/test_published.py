@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.published import FOLDER, papers, published
+from harness.experiment.published import FOLDER, papers, published
 from impl.cost.parameters import count_parameters
 from impl.errors import InputError
 from impl.model.norm_placement import PLACEMENTS
@@ -134,4 +134,4 @@ def test_unknown_names_list_the_valid_ones():
 
 
 def test_the_files_lie_in_the_repository():
-    assert (FOLDER.parents[1] / "harness" / "published.py").is_file()
+    assert (FOLDER.parent / "published.py").is_file()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.accuracy import errors_table
-from harness.published_scaling import FITTED, MICROBATCH, STUDIES, frontier, run_of
+from harness.predict.accuracy import errors_table
+from harness.predict.published_scaling import FITTED, MICROBATCH, STUDIES, frontier, run_of
 
 
 def test_predictions_use_the_recipes_own_microbatch() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from harness import render
-from harness.render import Column, Table, number, number_with_interval
+from harness.analysis import render
+from harness.analysis.render import Column, Table, number, number_with_interval
 
 COLUMNS = (
     Column(key="name", header="name", text=True),

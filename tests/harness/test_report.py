@@ -10,10 +10,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from harness import report, report_pages
-from harness.experiment import Experiment, experiment_ids, load
-from harness.report_views import markdown
-from harness.store import Store
+from harness.experiment.experiment import Experiment, experiment_ids, load
+from harness.records.store import Store
+from harness.report import pages as report_pages
+from harness.report import site as report
+from harness.report.views import markdown
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import record, with_pipeline
 

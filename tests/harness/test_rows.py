@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.rows import COUNTS, OPTIONAL, read_rows
-from harness.systems import load_system
+from harness.predict.csv_rows import COUNTS, OPTIONAL, read_rows
+from harness.predict.systems import load_system
 from impl.errors import InputError
 from tests.harness.calls import call, document, refused
 

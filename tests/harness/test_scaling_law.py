@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from harness.published import published
-from harness.scaling_law import Law, Point, between, can_fit, fitted
+from harness.analysis.scaling_law import Law, Point, between, can_fit, fitted
+from harness.experiment.published import published
 
 SIZES, TOKENS = np.geomspace(7e7, 1.6e10, 6), np.geomspace(5e9, 5e11, 5)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.heartbeat import Alive, tell_alive
-from harness.siblings import MISSING_SECONDS, RANK, Siblings
+from harness.rank.heartbeat import Alive, tell_alive
+from harness.rank.siblings import MISSING_SECONDS, RANK, Siblings
 from tests.harness.small_runs import wait_until
 
 

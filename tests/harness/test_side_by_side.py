@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from harness import render
-from harness.side_by_side import Turn, against_peers, compared, notes, ratio_of_medians, raw, slowest, table, take_turns
+from harness.analysis import render
+from harness.bench.side_by_side import (
+    Turn,
+    against_peers,
+    compared,
+    notes,
+    ratio_of_medians,
+    raw,
+    slowest,
+    table,
+    take_turns,
+)
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe

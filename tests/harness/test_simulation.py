@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from harness.accuracy import CASES, rows_of
-from harness.experiment import FIELDS
-from harness.fitting import BASELINE, features, interval, reach
-from harness.predict import predict_run
-from harness.rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
-from harness.simulated import record_of
-from harness.store import Store
-from harness.systems import load_system, names
+from harness.cli.predict import predict_run
+from harness.experiment.experiment import FIELDS
+from harness.predict.accuracy import CASES, rows_of
+from harness.predict.csv_rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
+from harness.predict.fit import BASELINE, features, interval, reach
+from harness.predict.simulated_record import record_of
+from harness.predict.systems import load_system, names
+from harness.records.store import Store
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.recipe import Recipe

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import jobs
-from harness.cluster import Cluster, read_cluster
-from harness.site import Site, minutes
-from harness.verbs import _site
+from harness.cli.verbs import _site
+from harness.launch.site_file import Cluster, read_cluster
+from harness.launch.slurm import Site, minutes
+from harness.rank import jobs
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -50,13 +50,13 @@ def test_ranks_fill_the_nodes_of_a_cluster_evenly(ranks: int, fits: bool) -> Non
 
 def test_auto_takes_gpus_only_where_every_point_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for gpus, device in ((0, "cpu"), (1, "cpu"), (2, "cuda"), (8, "cuda")):
-        monkeypatch.setattr("harness.verbs.gpu_count", lambda gpus=gpus: gpus)
+        monkeypatch.setattr("harness.cli.verbs.gpu_count", lambda gpus=gpus: gpus)
         assert _site("local", "auto", runs(1, 2)).device == device
     assert _site("local", "cpu", runs(1, 2)).device == "cpu"
 
 
 def test_more_ranks_than_gpus_is_invalid_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 1)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 1)
     assert Site(device="cuda").why_invalid(1) is None
     reason = Site(device="cuda").why_invalid(2)
     assert reason is not None
@@ -211,7 +211,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
             (folder / name).write_text(f"#!/bin/sh\n{text}\n")
             (folder / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        monkeypatch.setattr("harness.site.PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr("harness.launch.slurm.PAUSE_SECONDS", 0.0)
         return folder
 
     return make
@@ -270,7 +270,7 @@ def test_one_point_is_a_job_and_many_are_several_arrays(
     slurm: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     slurm(ACCEPT)
-    monkeypatch.setattr("harness.site.ARRAY", 2)
+    monkeypatch.setattr("harness.launch.slurm.ARRAY", 2)
     assert Site("slurm").submit(attempts(tmp_path, 5), 1, 60.0, at_once=4) == ["77_0", "77_1", "78_0", "78_1", "79"]
     script = (tmp_path / "bin" / "script").read_text()
     assert script.count("--array=0-1%2\n") == 2

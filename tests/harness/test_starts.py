@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.store import Store
+from harness.cli import main
+from harness.records.store import Store
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -58,8 +58,8 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.001)
-    monkeypatch.setattr("harness.sweep.SCHEDULER_SECONDS", 0.0)
+    monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("on", ["local", "slurm"])
@@ -110,7 +110,7 @@ def test_train_says_what_it_cannot_start_from_or_keep(tmp_path: Path, capsys) ->
         (["--data.race", str(tmp_path)], "valid: model.family bert"),
         (["--model.family", "bert", "--data.race", str(tmp_path)], "no train/middle|high/*.txt"),
     ):
-        assert cli.main(["train", *options]) == 2
+        assert main.main(["train", *options]) == 2
         said = capsys.readouterr().err
         assert says in said
         assert said.count("\n") == 1

@@ -20,15 +20,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from harness import jobs as real_jobs
-from harness.cluster import Cluster
-from harness.jobs import JobState
-from harness.lease import LEASE_SECONDS, Claims
-from harness.outcome import AGAIN, RETRIED, Cause
-from harness.states import Facts, attempt_state, counted, decide, is_same_code, shown
-from harness.store import FINISHED, Store
-from harness.sweep import Options, Sweep
-from harness.validity import Datasets
+from harness.launch.claim_lock import LEASE_SECONDS, Claims
+from harness.launch.decide import Facts, attempt_state, decide, is_same_code, shown
+from harness.launch.preflight import Datasets
+from harness.launch.site_file import Cluster
+from harness.launch.sweep import Options, Sweep
+from harness.rank import jobs as real_jobs
+from harness.rank.failure import AGAIN, RETRIED, Cause
+from harness.rank.jobs import JobState
+from harness.records.store import FINISHED, Store
+from harness.terminal import counted
 from tests.harness.fake_site import CODE, end_rank
 from tests.harness.small_runs import Told, point, small, write_tokens
 
@@ -416,12 +417,12 @@ class Machine(RuleBasedStateMachine):
 def test_no_sequence_of_events_loses_a_record_or_runs_a_point_twice(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("harness.sweep.host_environment", lambda _: dict(CODE))
-    monkeypatch.setattr("harness.case.why_invalid", lambda *_: None)
-    monkeypatch.setattr("harness.sweep.warnings", lambda *_: [])
-    monkeypatch.setattr("harness.sweep.SCHEDULER_SECONDS", 0.0)
+    monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _: dict(CODE))
+    monkeypatch.setattr("harness.launch.attempt.why_invalid", lambda *_: None)
+    monkeypatch.setattr("harness.launch.sweep.warnings", lambda *_: [])
+    monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr("harness.sweep.ELSEWHERE_SECONDS", 0.0)
+    monkeypatch.setattr("harness.launch.sweep.ELSEWHERE_SECONDS", 0.0)
     folder = tmp_path_factory.mktemp("machine")
     machine = type("WithTokens", (Machine,), {"tokens": write_tokens(folder / "tokens")})
     run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=30, deadline=None))

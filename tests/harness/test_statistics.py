@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.statistics import Estimate, estimate, quartiles, running_mean, warmup_steps
+from harness.records.statistics import Estimate, estimate, quartiles, running_mean, warmup_steps
 
 finite = st.floats(-1e6, 1e6)
 

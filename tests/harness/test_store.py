@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import store as store_module
-from harness.store import HARVESTED, HEAD, JOB, SCHEMA, Store, read_json, with_digest, write_atomically
+from harness.records import store as store_module
+from harness.records.store import HARVESTED, HEAD, JOB, SCHEMA, Store, read_json, with_digest, write_atomically
 from impl.errors import InputError
 from impl.run import Run, to_dict
 

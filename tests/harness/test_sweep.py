@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import jobs
-from harness.collect import base_record
-from harness.experiment import Experiment, load, points
-from harness.heartbeat import Alive, tell_alive
-from harness.jobs import JobState
-from harness.outcome import AGAIN, RETRIED, STATUSES
-from harness.store import FINISHED, Record, Store
-from harness.sweep import LeftRunning, Options, Sweep
-from harness.validity import Datasets
+from harness.experiment.experiment import Experiment, load, points
+from harness.launch.preflight import Datasets
+from harness.launch.sweep import LeftRunning, Options, Sweep
+from harness.rank import jobs
+from harness.rank.collect import base_record
+from harness.rank.failure import AGAIN, RETRIED, STATUSES
+from harness.rank.heartbeat import Alive, tell_alive
+from harness.rank.jobs import JobState
+from harness.records.store import FINISHED, Record, Store
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.plan import Plan
@@ -34,11 +34,11 @@ from tests.harness.small_runs import Told, point, small, sweep, write_tokens
 
 @pytest.fixture(autouse=True)
 def no_waiting_and_no_gpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.sweep.host_environment", lambda _: dict(CODE))
-    monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.001)
-    monkeypatch.setattr("harness.sweep.SCHEDULER_SECONDS", 0.0)
-    monkeypatch.setattr("harness.follow.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _: dict(CODE))
+    monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
+    monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 
@@ -184,7 +184,7 @@ def test_what_the_code_itself_did_is_left_alone_until_the_code_changes(
     sweep(store, [run], site=again, retry="all")
     assert again.submitted == [run.id], "once, though it failed again"
     for git in ({"commit": "c0ffee", "diff_sha256": "ab"}, {"commit": "decaf"}, None):
-        monkeypatch.setattr("harness.sweep.host_environment", lambda _, git=git: {"git": git})
+        monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _, git=git: {"git": git})
         other = FakeSite({run.id: cause})
         sweep(store, [run], site=other)
         assert other.submitted == [run.id], git
@@ -357,7 +357,7 @@ def test_a_job_that_cannot_be_read_is_waited_for_as_long_as_a_submission_takes(
             assert told.reasons[-1] == f"job.json says of no job: {attempt}"
             os.utime(attempt / jobs.JOB, (0, 0))
 
-    monkeypatch.setattr("harness.sweep.time.sleep", a_minute_passes)
+    monkeypatch.setattr("harness.launch.sweep.time.sleep", a_minute_passes)
     sweep(store, [run], site=site, told=told)
     assert site.submitted == [run.id]
     assert f"job.json says of no job: {attempt}; this try is given up" in told.messages[0]
@@ -391,7 +391,7 @@ def test_a_slurm_job_that_shows_life_is_waited_for_by_name(tokens: Path, store: 
             assert site.submitted == []
             tell_alive(attempt, 0, Alive(ended="stopped"))
 
-    monkeypatch.setattr("harness.sweep.time.sleep", ends)
+    monkeypatch.setattr("harness.launch.sweep.time.sleep", ends)
     sweep(store, [run], site=site, told=told)
     assert told.reasons[0] == f"this machine has no Slurm: job 1 in {attempt}"
     assert site.submitted == [run.id]
@@ -413,7 +413,7 @@ def test_waiting_names_the_job_and_the_reason(
         if told.reasons:
             site.says = JobState("ended")
 
-    monkeypatch.setattr("harness.sweep.time.sleep", released)
+    monkeypatch.setattr("harness.launch.sweep.time.sleep", released)
     sweep(store, [run], site=site, told=told)
     assert told.reasons[0] == f"{state.reason or state.name}: job 1 in {attempt}"
     assert told.ends[-1] == (run.id, "ok")
@@ -426,7 +426,7 @@ def test_who_loses_its_claim_neither_starts_nor_writes_and_waits_like_others(
 ):
     """A harness that sleeps for longer than a lease, at the worst moment; the other one then dies."""
     run, site, stolen = small(tokens), FakeSite(on=on), list[Path]()
-    monkeypatch.setattr("harness.lease.LEASE_SECONDS", 0.05)
+    monkeypatch.setattr("harness.launch.claim_lock.LEASE_SECONDS", 0.05)
     original = getattr(Store, when)
 
     def steal_first(self: Store, *given: Any) -> Any:
@@ -447,8 +447,8 @@ ONE_OF_SEVERAL = """
 import sys
 from pathlib import Path
 from subprocess import PIPE
-from harness import sweep as harness_sweep
-from harness.store import Store
+from harness.launch import sweep as harness_sweep
+from harness.records.store import Store
 from tests.harness.fake_site import CODE, FakeSite
 from tests.harness.small_runs import small, sweep
 harness_sweep.POLL_SECONDS = 0.01
@@ -521,8 +521,8 @@ def test_a_point_that_cannot_run_is_a_record_with_its_reason_and_the_others_run(
 
 
 def test_more_ranks_than_cores_are_warned_about_and_run(tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.validity.os.sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr("harness.validity.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("harness.launch.preflight.os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr("harness.launch.preflight.os.cpu_count", lambda: 2)
     told = sweep(store, [small(tokens, dp=4, global_batch=4)], site=FakeSite())
     assert "4 ranks x 1 threads share 2 cores" in told.messages[0]
     assert [status for _, status in told.ends] == ["ok"]
@@ -591,7 +591,7 @@ def test_an_interrupt_cancels_what_runs_and_leaves_no_record_of_it(tokens: Path,
 
 
 def test_an_interrupt_while_starting_leaves_no_attempt(tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.case.summary", interrupt)
+    monkeypatch.setattr("harness.launch.attempt.summary", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sweep(store, [small(tokens)], site=FakeSite())
     assert store.records() == []
@@ -603,7 +603,7 @@ def test_an_interrupt_before_the_record_is_written_leaves_the_result_to_the_next
 ):
     run, site = small(tokens), FakeSite()
     with monkeypatch.context() as patch:
-        patch.setattr("harness.sweep.record_of_try", interrupt)
+        patch.setattr("harness.launch.sweep.record_of_try", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sweep(store, [run], site=site)
     assert store.records() == []

@@ -7,9 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness import perplexity, tables
-from harness.measures import Record
-from harness.render import Column, Table
+from harness.analysis import perplexity, tables
+from harness.analysis.render import Column, Table
+from harness.records.measures import Record
+from harness.report import results
 from impl.errors import InputError
 from tests.harness.made_up_records import KEY, record, with_pipeline, without_numbers
 
@@ -224,9 +225,9 @@ def test_every_table_refuses_mixed_tiers() -> None:
 
 @pytest.mark.parametrize("status", ["nan", "invalid", "oom", "failed", "timeout", "cancelled"])
 def test_only_bad_runs_still_give_a_table(status: str, tmp_path: Path) -> None:
-    written = tables.write([record(status="invalid", reason="no"), without_numbers(record(seed=1), status)], tmp_path)
+    written = results.write([record(status="invalid", reason="no"), without_numbers(record(seed=1), status)], tmp_path)
     assert {path.stem for path in written} == {"failures"}
-    assert tables.all_tables([]) == []
+    assert results.all_tables([]) == []
 
 
 def own_table(records: Sequence[Record]) -> Table:
@@ -235,19 +236,19 @@ def own_table(records: Sequence[Record]) -> Table:
 
 
 def test_an_experiments_own_table_is_one_of_them_and_goes_with_its_rows(tmp_path: Path) -> None:
-    names = [table.name for table in tables.all_tables([record()], table=own_table)]
+    names = [table.name for table in results.all_tables([record()], table=own_table)]
     assert names == ["throughput", "perplexity_valid", "mine"]
-    written = tables.write([record()], tmp_path, table=own_table)
+    written = results.write([record()], tmp_path, table=own_table)
     assert {"mine.md", "mine.csv", "mine.tex"} <= {path.name for path in written}
     assert (tmp_path / "mine.csv").read_text() == "runs\n1\n"
-    assert tables.write([], tmp_path, table=own_table) == []
+    assert results.write([], tmp_path, table=own_table) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_write_replaces_what_an_earlier_call_left(tmp_path: Path) -> None:
-    tables.write([*weak_and_strong(), record(status="failed", reason="x")], tmp_path)
+    results.write([*weak_and_strong(), record(status="failed", reason="x")], tmp_path)
     (tmp_path / "kept.md").write_text("a reader's own notes")
-    written = tables.write([record()], tmp_path)
+    written = results.write([record()], tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in written} | {"kept.md"}
     header, row = csv.reader((tmp_path / "throughput.csv").read_text().splitlines())
     assert float(row[header.index("step, median (s)")]) == pytest.approx(0.1)

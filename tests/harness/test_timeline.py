@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import timeline
+from harness.figures import timeline
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate, uniform
 

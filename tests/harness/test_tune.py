@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import search, tried
-from harness.search import Journal, best_by_value, front, importance, judged, ranked, searched, study_of
+from harness.tune import measured, search
+from harness.tune.search import Journal, best_by_value, front, importance, judged, ranked, searched, study_of
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.recipe import Recipe
@@ -120,7 +120,7 @@ def test_the_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first = told(*FEW, "--out", tmp_path)
     lines = (tmp_path / "tune" / "events.jsonl").read_text().splitlines()
     assert len(lines) == len({json.loads(line)["id"] for line in lines}) >= 4
-    monkeypatch.setattr("harness.tune.by_events", lambda *_: pytest.fail("it is known"))
+    monkeypatch.setattr("harness.tune.tune.by_events", lambda *_: pytest.fail("it is known"))
     again = told(*FEW, "--out", tmp_path)
     assert again["best"] == first["best"]
 
@@ -230,17 +230,17 @@ def test_predicted_order_against_measured(plans: Plans, capsys: pytest.CaptureFi
             yield {"id": "", "seconds": predicted} | {knob: row[knob] for knob in KNOBS}
 
     machine = FakeMachine()
-    found = tried.compared(list(rows(3.0, 5.0, 1.0)), replace(BASE), machine)  # type: ignore[arg-type]
+    found = measured.compared(list(rows(3.0, 5.0, 1.0)), replace(BASE), machine)  # type: ignore[arg-type]
     assert len(machine.points) == len(set(machine.points)) == 3
     assert (found["kendall_tau"], found["mape"]) == (1.0, pytest.approx(1 / 12))
     assert [one.get("reason") for one in found["runs"]] == [None, None, "oom: no room"]
-    tried.print_compared(found)
+    measured.print_compared(found)
     assert "Kendall's tau 1.00" in capsys.readouterr().out
-    assert tried.compared(list(rows(5.0, 3.0, 1.0)), BASE, machine)["kendall_tau"] == -1.0  # type: ignore[arg-type]
+    assert measured.compared(list(rows(5.0, 3.0, 1.0)), BASE, machine)["kendall_tau"] == -1.0  # type: ignore[arg-type]
 
 
 def test_the_best_plans_and_optunas_are_run_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.tune.Real", FakeMachine)
+    monkeypatch.setattr("harness.tune.tune.Real", FakeMachine)
     best = told(*FEW, "--out", tmp_path, "--measure", "3")
     assert [one["id"] for one in best["measured"]["runs"]] == [plan["id"] for plan in best["best"][:3]]
     assert "trials" not in best

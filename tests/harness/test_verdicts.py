@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.claims import Claim, Evidence, Row, evidence, tally, verdict
-from harness.experiment import Experiment, Tier, load
-from harness.store import SIMULATED, Store
-from harness.verdicts import chosen, counts, headline_table, in_words, judged, records_of, verdicts_table
+from harness.cli.claims import chosen
+from harness.experiment.claims import Claim, Evidence, Row, evidence, tally, verdict
+from harness.experiment.experiment import Experiment, Tier, load
+from harness.experiment.verdicts import counts, headline_table, in_words, judged, records_of, verdicts_table
+from harness.records.store import SIMULATED, Store
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import record, record_of
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness import jobs
-from harness.experiment import TIERS, Experiment
-from harness.jobs import JobState
-from harness.site import Site
-from harness.store import Store
+from harness.experiment.experiment import TIERS, Experiment
+from harness.launch.slurm import Site
+from harness.rank import jobs
+from harness.rank.jobs import JobState
+from harness.records.store import Store
 from impl.run import Run, to_dict
 from tests.harness.calls import call, document, refused
 from tests.harness.fake_site import CODE, FakeSite
@@ -35,11 +35,11 @@ def runs(tokens: Path) -> list[Run]:
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.verbs.gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.sweep.host_environment", lambda _: dict(CODE))
-    monkeypatch.setattr("harness.sweep.POLL_SECONDS", 0.001)
-    monkeypatch.setattr("harness.sweep.SCHEDULER_SECONDS", 0.0)
-    monkeypatch.setattr("harness.follow.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("harness.cli.verbs.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _: dict(CODE))
+    monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
+    monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
     yield
     signal.signal(signal.SIGTERM, before)
 
@@ -52,9 +52,9 @@ def cluster(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> FakeSite:
         id="made_up", question="?", source="none", expectation="", cost=tiers, runs=dict.fromkeys(TIERS, runs)
     )
     site = FakeSite(looks=10**9, on="slurm")
-    monkeypatch.setattr("harness.verbs.load", lambda _: one)
-    monkeypatch.setattr("harness.watch.load", lambda _: one)
-    monkeypatch.setattr("harness.verbs._site", lambda *_, **__: site)
+    monkeypatch.setattr("harness.cli.verbs.load", lambda _: one)
+    monkeypatch.setattr("harness.cli.status.load", lambda _: one)
+    monkeypatch.setattr("harness.cli.verbs._site", lambda *_, **__: site)
     for name in ("states", "cancel", "forget"):
         monkeypatch.setattr(jobs, name, getattr(site, name))
     return site
@@ -151,7 +151,7 @@ def test_leaving_a_sweep_says_that_its_jobs_go_on(cluster: FakeSite, monkeypatch
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.sweep.time.sleep", interrupt)
+    monkeypatch.setattr("harness.launch.sweep.time.sleep", interrupt)
     answer = call("run", "made_up", "--on", "slurm", "--out", "out")
     assert answer.status == 130
     [*_, last] = answer.errors.splitlines()
@@ -207,7 +207,7 @@ def test_a_reason_is_shown_as_it_is(cluster: FakeSite, runs: list[Run]):
 @pytest.mark.usefixtures("cluster")
 def test_a_long_list_of_points_is_plain(runs: list[Run], monkeypatch: pytest.MonkeyPatch):
     put(Store(Path("out"), "made_up", "smoke"), runs[0])
-    monkeypatch.setattr("harness.watch.TABLE_ROWS", 3)
+    monkeypatch.setattr("harness.cli.status.TABLE_ROWS", 3)
     lines = call("status", "made_up", "--out", "out").output.splitlines()
     assert [line.split()[0] for line in lines[:4]] == [run.id for run in runs]
     assert lines[-1] == "made_up, tier smoke, out: 1 of 4 points finished: 1 ok, 3 missing"

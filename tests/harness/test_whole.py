@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.whole import why_not_whole
+from harness.records.check import why_not_whole
 from impl.run import from_dict
 from tests.harness.made_up_records import record, with_pipeline
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness import worker
-from harness.journal import Measured
+from harness.rank import worker
+from harness.rank.journal import Measured
 
 
 class Memory:

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import harness.worker
-from harness.inside import Inside
-from harness.journal import Measured
-from harness.stopwatch import Stopwatch
+from harness.rank.instruments import Inside
+from harness.rank.journal import Measured
+from harness.rank.stopwatch import Stopwatch
 from impl.data.tokens import TokenFolder
 from impl.engines import make
 from impl.mesh import build_mesh

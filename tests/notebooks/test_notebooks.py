@@ -85,7 +85,7 @@ def test_what_is_committed_is_whole_and_small(source: Path) -> None:
 @pytest.mark.parametrize("source", [s for s in SOURCES if s.stem not in COMPUTES], ids=stems)
 def test_no_records_are_no_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("IPython", reason="pip install -e '.[notebooks]'")
-    monkeypatch.setattr("harness.environment.CODE", tmp_path)
+    monkeypatch.setattr("harness.records.environment.CODE", tmp_path)
     assert not [value for name, value in runpy.run_path(str(source)).items() if name == "records" and value]
     assert list(tmp_path.iterdir()) == []
 

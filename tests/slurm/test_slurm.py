@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import jobs
-from harness.cluster import Cluster
-from harness.options import Saving
-from harness.site import Site
-from harness.store import Record, Store
+from harness.launch.options import Saving
+from harness.launch.site_file import Cluster
+from harness.launch.slurm import Site
+from harness.rank import jobs
+from harness.records.store import Record, Store
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.run import Run
@@ -46,8 +46,8 @@ def slurm() -> Iterator[TwoNodes]:
 
 @pytest.fixture(autouse=True)
 def asked_often(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.sweep.SCHEDULER_SECONDS", 1.0)
-    monkeypatch.setattr("harness.site.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 1.0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def in_training(store: Store, run: Run) -> Path:
 def ranks_of(attempt: Path) -> list[psutil.Process]:
     """The processes that train."""
     found: list[psutil.Process] = []
-    for process in processes(attempt.parent, "harness.worker"):
+    for process in processes(attempt.parent, "harness.rank.worker"):
         with suppress(psutil.NoSuchProcess):  # it has just ended
             found += [process] if str(attempt) in process.cmdline() else []
     return found
@@ -170,7 +170,7 @@ def undisturbed(limited: Limited, preempted: Run, tmp_path_factory: pytest.TempP
     """Losses of runs that nothing happens to, as processes of this machine."""
     store = Store(tmp_path_factory.mktemp("undisturbed"), "made_up", "smoke")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.site.gpu_count", lambda: 0)
+        patch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
         sweep(store, [limited.run, preempted], jobs=2)
     return {run.id: losses(kept(store, run)) for run in (limited.run, preempted)}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness import tables
+from harness.report import results
 from impl.data.batches import causal_batch, masked_batch, window_permutation
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
@@ -47,5 +47,5 @@ def test_all_tables_of_200_records(benchmark: BenchmarkFixture) -> None:
         for norm in ("pre", "post")
     ]
     assert len(records) == 200
-    made = benchmark.pedantic(tables.all_tables, (records,), rounds=3, warmup_rounds=1)
+    made = benchmark.pedantic(results.all_tables, (records,), rounds=3, warmup_rounds=1)
     assert {"throughput", "scaling"} <= {table.name for table in made}

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.published import published
+from harness.experiment.published import published
 from impl.activations import kept_for_backward
 from impl.cost.activations import has_products, layer_bytes, stage_bytes, working_bytes
 from impl.cost.traffic import Place

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.published import published
+from harness.experiment.published import published
 from impl.cost.memory import (
     StateBytes,
     memory_of_ranks,

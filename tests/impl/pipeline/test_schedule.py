@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import timeline
+from harness.figures import timeline
 from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op, Rows, Schedule, forward_only, lower, peak_in_flight
 from impl.pipeline.schedules import SCHEDULES, build, check, trust, why_invalid

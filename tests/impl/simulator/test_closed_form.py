@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from harness.systems import load_system
+from harness.predict.systems import load_system
 from impl.model.sizes import named
 from impl.recipe import Recipe
 from impl.run import Run

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.published_memory import torchtitan
+from harness.predict.published_memory import torchtitan
 from impl.simulator.llama import LLAMAS, RESERVED, Layout, peak_bytes
 
 ON_8 = Layout(dp=8, tp=1, pp=1, chunks=1, seq_len=8192, microbatch=2, microbatches=1, recompute="operators")

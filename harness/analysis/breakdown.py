@@ -1,0 +1,123 @@
+"""What share of its limit a run reaches, and where the rest of a step's time goes, for records that were profiled."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.render import Column, Table
+from harness.analysis.scaling import shown_elsewhere
+from harness.analysis.tables import DEVICE, MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, VARIES, measured, timed
+from harness.records.labels import labels
+from harness.records.measures import Record, about, combine
+
+ALONE = ("gemm", "attention", "collective")
+PARTS = {
+    "products": "matrix products",
+    "attention": "attention",
+    "optimizer": "optimizer",
+    "operators": "other operators",
+    "communication": "exposed communication",
+    "rest": "Python, data",
+}
+"""Of a profiled step, as `harness.rank.profile` names them, and as tables do."""
+
+
+def _milliseconds(key: str, header: str) -> Column:
+    return Column(key=key, header=header, unit="ms", si="s", scale=MILLI)
+
+
+def _percent(key: str, header: str) -> Column:
+    return Column(key=key, header=header, unit="%", si="fraction", scale=PERCENT, digits=3)
+
+
+LIMIT = (
+    MODEL, VARIES, DEVICE, RANKS,
+    _milliseconds("gemm_alone_seconds", "matrix products alone"),
+    _milliseconds("attention_alone_seconds", "attention alone"),
+    _milliseconds("collective_alone_seconds", "collectives alone"),
+    _milliseconds("limit_seconds", "limit"),
+    _milliseconds("step_seconds", "step, median"),
+    _percent("limit_share", "share of the limit reached"),
+    RUNS, MARK,
+)  # fmt: skip
+BREAKDOWN = (
+    MODEL, VARIES, DEVICE, RANKS,
+    _milliseconds("profiled_seconds", "profiled step"),
+    *(
+        column
+        for part, header in PARTS.items()
+        for column in (_milliseconds(f"{part}_seconds", header), _percent(f"{part}_share", header))
+    ),
+    RUNS, MARK,
+)  # fmt: skip
+LIMIT_NOTES = (
+    "Alone: every distinct matrix product, attention's core and every kind of collective by itself, warm, on all ranks "
+    "at once, forward and backward, added up over layers and microbatches; of the rank with most to do.",
+    "Limit: matrix products and attention, or the collectives where these take longer: what a step would take that did "
+    "nothing else, and communicated while it computed. A pipeline's bubble is not in it.",
+)
+BREAKDOWN_NOTES = (
+    "One step under PyTorch's profiler, which slows it down a little, after all that is timed: mean over the ranks. "
+    "Its parts add up to it.",
+    "Other operators: element by element, norms, copies, cross-entropy; optimizer: AdamW's update alone. Exposed "
+    "communication: starting collectives, and waiting for them or for other ranks with nothing else to do, in a "
+    "pipeline its bubble too. Python, data: nothing of all this; on a GPU, the device idle.",
+)
+
+
+def limit_table(records: Sequence[Record]) -> Table:
+    """Each profiled point's step beside what it has to compute and to communicate, each alone.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    return _table("limit", "Share of the limit", LIMIT, records, LIMIT_NOTES)
+
+
+def breakdown_table(records: Sequence[Record]) -> Table:
+    """What each profiled point's step consists of.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    return _table("breakdown", "Where the time goes", BREAKDOWN, records, BREAKDOWN_NOTES)
+
+
+def values(record: Record) -> dict[str, float]:
+    """A profiled run's limit, that of the rank with most to do, and the parts of its step, means over the ranks.
+
+    Nothing, where it was not profiled.
+    """
+    ranks = [rank for rank in record.get("ranks") or () if rank.get("profile") and rank.get("limit")]
+    if not ranks:
+        return {}
+    slowest = max((rank["limit"] for rank in ranks), key=_least)
+    mean = lambda of: sum(of(rank["profile"]) for rank in ranks) / len(ranks)
+    whole = mean(lambda profile: profile["seconds"])
+    parts = {part: mean(lambda profile, part=part: profile["parts"][part]) for part in PARTS}
+    return {
+        **{f"{kind}_alone_seconds": slowest[f"{kind}_seconds"] for kind in ALONE},
+        "limit_seconds": _least(slowest),
+        "profiled_seconds": whole,
+        **{f"{part}_seconds": seconds for part, seconds in parts.items()},
+        **{f"{part}_share": seconds / whole for part, seconds in parts.items()},
+    }
+
+
+def _least(limit: dict[str, Any]) -> float:
+    """Seconds of a step that computes and communicates at the same time, and does nothing else."""
+    return max(limit["gemm_seconds"] + limit["attention_seconds"], limit["collective_seconds"])
+
+
+def _table(name: str, title: str, columns: Sequence[Column], records: Sequence[Record], notes: Sequence[str]) -> Table:
+    title = f"{title}{about(records)}"
+    found = {record["id"]: found for record in records if (found := values(record))}
+    rows = timed([record for record in records if record["id"] in found])
+    if rows.empty:
+        return Table(name, title, (), rows)
+    rows = pd.concat([rows, pd.DataFrame([found[id] for id in rows["id"]], index=rows.index)], axis=1)
+    rows["limit_share"] = rows["limit_seconds"] / rows["step_seconds"]
+    rows = pd.DataFrame(combine(rows, ("point", "source", "device_name"), [c.key for c in columns if c.si]))
+    rows["varies"] = labels(list(rows["point"]), records, shown_elsewhere(rows))
+    return measured(name, title, columns, rows, notes)

@@ -1,0 +1,259 @@
+"""A table as Markdown, CSV, LaTeX, JSON or for the terminal. Only here are numbers scaled and rounded."""
+
+import csv as csv_format
+import functools
+import io
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.records.statistics import is_missing, rows_of
+
+if TYPE_CHECKING:
+    import rich.console
+
+MISSING = "–"
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that change how a terminal shows what follows: escape sequences, and the direction of text."""
+EMBEDS = re.compile(r"!(?=\[)|<(?=[a-zA-Z/!])")
+"""Where Markdown begins an image or HTML."""
+HEADING_CHARS, CELL_CHARS, NOTE_CHARS = 8, 36, 110
+"""Width that a heading, a cell and a note take on a terminal before they are broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """How one column of a table is shown; the frame itself holds SI units."""
+
+    key: str
+    """Column of the frame."""
+    header: str
+    unit: str = ""
+    """Unit of the shown number."""
+    scale: float = 1.0
+    """SI units in one shown unit."""
+    si: str = ""
+    """Unit in the frame, in CSV and in JSON."""
+    digits: int = 4
+    """Significant digits of a number without an interval; whole numbers keep all of theirs."""
+    interval: str | None = None
+    """Column of the frame with the half-width of the 95% interval."""
+    text: bool = False
+
+    @property
+    def heading(self) -> str:
+        return f"{self.header} ({self.unit})" if self.unit else self.header
+
+
+@dataclass(frozen=True)
+class Table:
+    """Raw numbers in SI units, how to show them, and what must be said below them.
+
+    A text in a cell of numbers says why there is no number.
+    """
+
+    name: str
+    """Stem of its files."""
+    title: str
+    columns: tuple[Column, ...]
+    frame: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make title and notes printable, which may name what records hold."""
+        object.__setattr__(self, "title", printable(self.title))
+        object.__setattr__(self, "notes", tuple(map(printable, self.notes)))
+
+    def cells(self) -> list[list[str]]:
+        """The shown text, row by row."""
+        return self._cells
+
+    @functools.cached_property
+    def _cells(self) -> list[list[str]]:
+        """Made once for all formats."""
+        used = {key for c in self.columns for key in (c.key, c.interval)}
+        rows = rows_of(self.frame.loc[:, [name for name in self.frame if name in used]])
+        return [[cell(row[c.key], row.get(c.interval or ""), c) for c in self.columns] for row in rows]
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return markdown(self) if len(self.frame) else f"{self.title}: no records yet."
+
+
+def shown(columns: Iterable[Column], frame: pd.DataFrame) -> tuple[Column, ...]:
+    """The columns that say something: those of the frame with a value in some row."""
+    said = [c for c in columns if c.key in frame and any(not is_missing(v) and v != "" for v in frame[c.key])]
+    return tuple(said)
+
+
+def printable(text: str) -> str:
+    """A text of a record, a rank or another program in one line, with ? for what would control a terminal."""
+    return CONTROL.sub(lambda found: " " if found[0].isspace() else "?", text)
+
+
+def cell(value: Any, half_width: Any, column: Column) -> str:
+    """One value as it is shown, scaled and with its interval."""
+    if isinstance(value, str):
+        return printable(" ".join(value.split()))
+    if is_missing(value):
+        return MISSING
+    if column.text or isinstance(value, bool):
+        return str(value)
+    shown = value / column.scale
+    if is_missing(half_width) or not math.isfinite(shown):
+        return number(shown, column.digits)
+    return number_with_interval(shown, half_width / column.scale, column.digits)
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Rounded to significant digits, never dropping those before the point; exponents only far from one."""
+    if not math.isfinite(value):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e9:
+        return f"{int(value):,}"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{_decimals(value, digits)}f}"
+
+
+def number_with_interval(value: float, half_width: float, digits: int = 4) -> str:
+    """`1234 ± 56`: the half-width decides the decimals; a tiny one never adds more than two digits to the value."""
+    if half_width == 0 or value == 0:
+        return f"{number(value, digits)} ± {number(half_width, 2)}"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 1}e} ± {half_width:.1e}"
+    decimals = min(_decimals(half_width, 2), _decimals(value, digits + 2))
+    width = f"{half_width:,.{decimals}f}"
+    return f"{value:,.{decimals}f} ± {width}" if width.strip("0.") else f"{number(value, digits)} ± 0"
+
+
+def _decimals(value: float, digits: int) -> int:
+    rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has one digit before the point less than its rounded value
+    return max(0, digits - 1 - math.floor(math.log10(rounded)))
+
+
+def markdown(table: Table, *, padded: bool = True) -> str:
+    """A heading, a pipe table, and the notes as a list.
+
+    Args:
+        padded: makes the cells of a column equally wide, to read well as plain text.
+    """
+    cells = table.cells()
+    columns = [[c.heading, *(row[i] for row in cells)] for i, c in enumerate(table.columns)]
+    columns = [[_plain_markdown(text).replace("|", "\\|") for text in column] for column in columns]
+    widths = [max(3, *map(len, column)) if padded else 3 for column in columns]
+    pads: list[Callable[[str, int], str]] = [str.ljust if c.text else str.rjust for c in table.columns]
+    lines = [
+        "| "
+        + " | ".join(pad(column[row], width) for column, width, pad in zip(columns, widths, pads, strict=True))
+        + " |"
+        for row in range(1 + len(table.frame))
+    ]
+    rules = ["-" * w if c.text else "-" * (w - 1) + ":" for c, w in zip(table.columns, widths, strict=True)]
+    lines.insert(1, "| " + " | ".join(rules) + " |")
+    notes = ["", *(f"- {_plain_markdown(note)}" for note in table.notes)] if table.notes else []
+    return "\n".join([f"### {_plain_markdown(table.title)}", "", *lines, *notes]) + "\n"
+
+
+def _plain_markdown(text: str) -> str:
+    """The text without images and HTML, which would load what a record names."""
+    return EMBEDS.sub(r"\\\g<0>", text)
+
+
+def csv(table: Table) -> str:
+    """Unrounded SI values, the unit in the header, the half-widths in columns of their own; no title and no notes."""
+    out = io.StringIO()
+    writer = csv_format.writer(out, lineterminator="\n")
+    columns = _raw_columns(table)
+    writer.writerow(heading for _, heading in columns)
+    for row in rows_of(table.frame.loc[:, [key for key, _ in columns]]):
+        writer.writerow(_raw(row[key]) for key, _ in columns)
+    return out.getvalue()
+
+
+def _raw(value: Any) -> Any:
+    """A value as CSV has it."""
+    if is_missing(value):
+        return ""
+    return printable(value) if isinstance(value, str) else value
+
+
+def _raw_columns(table: Table) -> list[tuple[str, str]]:
+    columns = []
+    for c in table.columns:
+        unit = f" ({c.si})" if c.si else ""
+        columns.append((c.key, c.header + unit))
+        if c.interval and any(table.frame[c.interval].notna()):
+            columns.append((c.interval, f"{c.header}, 95% half-width{unit}"))
+    return columns
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """A JSON document: the columns with their SI units, and unrounded rows."""
+    keys = [key for c in table.columns for key in (c.key, c.interval) if key]
+    rows = [{key: _plain(row[key]) for key in keys} for row in rows_of(table.frame)]
+    columns = [{"key": c.key, "header": c.header, "unit": c.si, "half_width": c.interval} for c in table.columns]
+    return {"name": table.name, "title": table.title, "columns": columns, "rows": rows, "notes": list(table.notes)}
+
+
+def _plain(value: Any) -> Any:
+    if is_missing(value):
+        return None
+    value = value.item() if hasattr(value, "item") else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
+
+
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "|": r"$|$",
+    "±": r"$\pm$", "–": "--", "†": r"\dag{}", "×": r"$\times$", "≥": r"$\geq$",
+}  # fmt: skip
+
+
+def escape_latex(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def latex(table: Table) -> str:
+    """A `table` environment with a booktabs `tabular`; needs only \\usepackage{booktabs}."""
+
+    def line(cells: list[str]) -> str:
+        return "  " + " & ".join(map(escape_latex, cells)) + r" \\"
+
+    body = [line(row) for row in table.cells()]
+    notes = [rf"\par\smallskip{{\footnotesize {escape_latex(note)}}}" for note in table.notes]
+    return "\n".join([
+        r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(table.title)}}}", rf"\label{{tab:{table.name}}}",
+        rf"\begin{{tabular}}{{{''.join('l' if c.text else 'r' for c in table.columns)}}}", r"\toprule",
+        line([c.heading for c in table.columns]), r"\midrule", *body, r"\bottomrule", r"\end{tabular}",
+        *notes, r"\end{table}", "",
+    ])  # fmt: skip
+
+
+def console(table: Table) -> "rich.console.Group":
+    """For a terminal: the title above, the notes below; headings and long cells are broken between words."""
+    import rich.box
+    import rich.console
+    import rich.table
+    from rich.text import Text
+
+    out = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = [[_broken(text, CELL_CHARS) for text in row] for row in table.cells()]
+    for i, column in enumerate(table.columns):
+        widest = max((len(line) for row in cells for line in row[i].split("\n")), default=0)
+        heading = _broken(column.header, max(widest, HEADING_CHARS)) + (f"\n({column.unit})" if column.unit else "")
+        justify = "left" if column.text else "right"
+        out.add_column(Text(heading), justify=justify, vertical="bottom", no_wrap=True)
+    for row in cells:
+        out.add_row(*map(Text, row))
+    notes = [Text(_broken(note, NOTE_CHARS)) for note in table.notes]
+    return rich.console.Group("", Text(table.title, style="bold"), out, *notes)
+
+
+def _broken(text: str, chars: int) -> str:
+    return "\n".join(textwrap.wrap(text, chars, break_long_words=False, break_on_hyphens=False))

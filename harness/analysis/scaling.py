@@ -1,0 +1,169 @@
+"""Weak and strong scaling: which points belong together, and how they stand to the one with the fewest ranks."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd
+
+from harness.records.labels import SHAPE, Record, complete, labels, point
+from harness.records.measures import DEGREES, combine
+from harness.records.statistics import Estimate
+from harness.records.store import SIMULATED
+
+Kind = Literal["weak", "strong"]
+Row = Mapping[Any, Any]
+
+RATES = ("tokens_per_second", "tokens_per_second_per_device")
+WAYS = {
+    "tp": ("sequence_parallel", "overlap_input_grad_reduce"),
+    "pp": ("schedule", "chunks", "scatter_gather"),
+}
+"""Fields of the plan that say how layers, or stages, are shared; at degree 1 all ways are one."""
+LEAST_TIMED_STEPS = 3
+"""A rate over fewer steps says nothing about scaling: runs that short are there for their memory."""
+
+
+def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
+    """Points of timed runs in groups that differ in their parallel degrees, the one with the fewest ranks first.
+
+    Strong scaling groups have a constant global batch and any mix of degrees; weak ones a constant global batch per
+    data-parallel rank and the other degrees equal. A point may stand in one of each. Speed-up is the ratio of tokens/s,
+    efficiency that of tokens/s per device; neither is given where the row or its baseline is oversubscribed. `curve`
+    says which rows are one line of a figure: those of which the same degree grows, in the same way.
+    """
+    if not rows.empty:
+        rows = pd.DataFrame(rows[(rows["timed_steps"] >= LEAST_TIMED_STEPS) | (rows["source"] == SIMULATED)])
+    if rows.empty:
+        return rows
+    points = combine(rows, ("point", "source", "device_name"), RATES)
+    configs = {point(record["config"]): record["config"] for record in records}
+    out: list[dict[str, Any]] = []
+    kinds: tuple[Kind, ...] = ("weak", "strong")
+    for kind in kinds:
+        groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for row in points:  # pandas takes a hundred times as long to group a few rows
+            key = (_group(configs[row["point"]], kind), row["source"], str(row["device_name"]))
+            groups.setdefault(key, []).append(row)
+        for group in groups.values():
+            if len({row["ranks"] for row in group}) > 1:
+                ordered = sorted(group, key=lambda row: (row["ranks"], row["tp"], row["pp"]))
+                out += _against_fewest(kind, ordered)
+    scaled = pd.DataFrame(out)
+    if out:
+        shown = (*shown_elsewhere(scaled), "train.global_batch")
+        scaled["varies"] = labels(list(scaled["point"]), records, shown)
+        scaled["curve"] = _curves(scaled, records)
+    return scaled
+
+
+def shown_elsewhere(rows: pd.DataFrame) -> tuple[str, ...]:
+    """Fields that tables have columns for: the model, and where all ranks are data-parallel ones, that degree."""
+    return (*SHAPE, *(("plan.dp",) if all(rows["ranks"] == rows["dp"]) else ()))
+
+
+def against(
+    rows: pd.DataFrame, is_baseline: Callable[[Row], bool], rate: str, measures: Sequence[str] = ()
+) -> list[dict[Any, Any]]:
+    """Points of timed runs, repeats combined, each with `efficiency`: its rate over that of a baseline it names.
+
+    Points of whose engine and device there is no baseline have NaN. The measures are combined too.
+    """
+    if not rows.empty:
+        rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[rate].notna()]).drop_duplicates("id")
+    if rows.empty:
+        return []
+    points = combine(rows, ("point", "source", "device_name"), (rate, *measures))
+    baselines = {(row["engine"], row["device_name"]): row for row in reversed(points) if is_baseline(row)}
+    out = []
+    for row in points:
+        baseline = baselines.get((row["engine"], row["device_name"]))
+        estimate = ratio(row, baseline, rate) if baseline else Estimate(math.nan, None, row["n"])
+        out.append({**row, "efficiency": estimate.mean, "efficiency_half_width": _or_nan(estimate.half_width)})
+    return out
+
+
+def ratio(row: Row, baseline: Row, measure: str) -> Estimate:
+    """A measure over the baseline's; NaN where one of the two is oversubscribed, exactly 1 for the baseline itself."""
+    if row["oversubscribed"] or baseline["oversubscribed"]:
+        return Estimate(math.nan, None, row["n"])
+    if row is baseline:
+        return Estimate(1.0, None, row["n"])
+    return _estimate(row, measure) / _estimate(baseline, measure)
+
+
+def _group(config: Any, kind: Kind) -> str:
+    """What the points of one group have in common."""
+    common = complete(config)
+    if kind == "weak":
+        common["train"]["global_batch"] /= common["plan"].pop("dp")
+    else:
+        varied = {*DEGREES, *itertools.chain(*WAYS.values())}
+        common["plan"] = {name: value for name, value in common["plan"].items() if name not in varied}
+    return point(common)
+
+
+def _against_fewest(kind: Kind, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    pairs = [(row, _baseline(row, rows)) for row in rows]
+    used = [id(baseline) for row, baseline in pairs if baseline is not row]
+    return [_compared(kind, row, baseline) for row, baseline in pairs if baseline is not row or id(row) in used]
+
+
+def _baseline(row: Row, rows: Sequence[Row]) -> Row:
+    """The fewest ranks that work in the same way, or at degree 1, where the ways are all one."""
+
+    def differs(other: Row, degree: str) -> bool:
+        return any(other[name] != row[name] for name in WAYS[degree])
+
+    return min(
+        (other for other in rows if not any(other[degree] > 1 and differs(other, degree) for degree in WAYS)),
+        key=lambda other: (other["ranks"], other["tp"], other["pp"], any(differs(other, degree) for degree in WAYS)),
+    )
+
+
+def _compared(kind: Kind, row: Row, baseline: Row) -> dict[str, Any]:
+    ranks = "1 rank" if baseline["ranks"] == 1 else f"{baseline['ranks']} ranks"
+    compared = dict(row) | {
+        "kind": kind,
+        "baseline": "baseline" if row is baseline else ranks,
+        "baseline_point": baseline["point"],
+    }
+    for name, rate in zip(("speedup", "efficiency"), RATES, strict=True):
+        estimate = ratio(row, baseline, rate)
+        compared |= {name: estimate.mean, f"{name}_half_width": _or_nan(estimate.half_width)}
+    return compared
+
+
+def _curves(scaled: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+    """For each row the name of its line in a figure; empty for a baseline, which all its lines begin at."""
+    shown = {"weak": ("plan.dp",), "strong": tuple(f"plan.{degree}" for degree in DEGREES)}
+    names: list[str] = []
+    rows = scaled.to_dict("records")
+    at = {(row["kind"], row["point"]): row for row in rows}
+    for kind, fields in shown.items():
+        of_kind = [row for row in rows if row["kind"] == kind]
+        keys = [row["point"] for row in of_kind if row["baseline"] != "baseline"]
+        ways = dict(zip(keys, labels(keys, records, (*SHAPE, "train.global_batch", *fields)), strict=True))
+        for row in of_kind:
+            if row["point"] in ways:
+                grows = _grows(row, at[kind, row["baseline_point"]]) if kind == "strong" else ""
+                names.append(f"{grows} {ways[row['point']]}".strip())
+            else:
+                names.append("")
+    return names
+
+
+def _grows(row: Row, baseline: Row) -> str:
+    """The degree that a row has more of than its baseline; where several differ, the others given."""
+    first, *others = [degree for degree in DEGREES if row[degree] != baseline[degree]] or DEGREES[:1]
+    return f"{first} with {' '.join(f'{degree}={row[degree]}' for degree in others)}" if others else first
+
+
+def _estimate(row: Row, measure: str) -> Estimate:
+    half_width = row[f"{measure}_half_width"]
+    return Estimate(row[measure], None if math.isnan(half_width) else half_width, row["n"])
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

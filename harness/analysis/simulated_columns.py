@@ -1,0 +1,68 @@
+"""Measured and simulated numbers of a point, side by side in one row of a table."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.render import Column
+from harness.records.statistics import rows_of
+from harness.records.store import SIMULATED
+
+TWINS = frozenset({
+    "tokens_per_second", "tokens_per_second_per_device", "step_seconds", "model_flops_per_second_per_device", "mfu",
+    "hfu", "peak_memory_bytes", "bubble", "speedup", "efficiency", "relative", "scaling", "speed", "gain", "rate",
+    "counted_rate",
+})  # fmt: skip
+"""Columns that a run and its simulation each have a number in; what else a row says is true of both."""
+SYSTEM = Column(key="simulated_on", header="simulated on", text=True)
+
+
+def twin(key: str) -> str:
+    """The key of the column with the simulated number."""
+    return f"simulated_{key}"
+
+
+def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column], pd.DataFrame]:
+    """Columns and rows in which a simulated point stands in the row of the measured one, else in one of its own.
+
+    A simulated number has a column of its own, left of the measured one; without simulated rows nothing changes.
+    """
+    if "source" not in rows or not any(rows["source"] == SIMULATED):
+        return list(columns), rows
+    twins = [column for column in columns if column.key in TWINS and column.key in rows]
+    found = rows_of(rows)
+    measured: dict[Any, list[dict[str, Any]]] = {}
+    for row in found:
+        if row["source"] != SIMULATED and not _is_printed(row):
+            measured.setdefault(_point(row), []).append(row)
+    out = []
+    for row in found:
+        if row["source"] != SIMULATED:
+            out.append(row)
+            continue
+        own = {twin(column.key): row[column.key] for column in twins} | {SYSTEM.key: row.get("system")}
+        free = [other for other in measured.get(_point(row), []) if SYSTEM.key not in other]
+        for other in free:
+            other |= own
+        if not free:
+            gone = {name: math.nan for column in twins for name in (column.key, f"{column.key}_half_width")}
+            out.append(row | gone | own | {"n": math.nan})
+    shown: list[Column] = [] if twins else [Column(key="source", header="source", text=True)]
+    for column in columns:
+        if column in twins:
+            shown.append(replace(column, key=twin(column.key), header=f"{column.header}, simulated", interval=None))
+        shown.append(column)
+    return [*shown, SYSTEM], pd.DataFrame(out)
+
+
+def _point(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a run and its simulation have in common; a point may stand in weak and in strong scaling."""
+    return row["point"], row.get("kind")
+
+
+def _is_printed(row: dict[str, Any]) -> bool:
+    """Whether this is a paper's row that was not run."""
+    return not isinstance(row["source"], str)

@@ -1,0 +1,199 @@
+"""The tables of a sweep, each a pure function of its records."""
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from harness.analysis.render import Column, Table, shown
+from harness.analysis.scaling import scaling_rows, shown_elsewhere
+from harness.analysis.simulated_columns import SYSTEM, beside
+from harness.records.cache import once_for_all
+from harness.records.labels import has_trusted_schedule, labels, point
+from harness.records.measures import CONVENTION, Record, about, combine, frame
+from harness.records.statistics import WARMUP_SHARE, WARMUP_STEPS
+from harness.records.store import SIMULATED
+
+MakesTable = Callable[[Sequence[Record]], Table]
+"""How an experiment's own table is made; without records it has its name, and no rows."""
+
+GIB, TERA, PERCENT, MILLI = 2**30, 1e12, 0.01, 1e-3
+OVERSUBSCRIBED = "† more ranks × threads than cores: the ranks wait for each other's turn; no scaling efficiency."
+RULES = (
+    f"Throughput is global tokens over wall time, the slowest rank's at every step; the first {WARMUP_STEPS} steps or "
+    f"{WARMUP_SHARE:.0%}, whichever is more, are not timed.",
+    "± is the half-width of the 95% t-interval over n runs; a single run (n = 1) has none.",
+)
+
+MODEL = Column(key="model", header="model", text=True)
+VARIES = Column(key="varies", header="point", text=True)
+DEVICE = Column(key="device_name", header="device", text=True)
+RANKS = Column(key="ranks", header="ranks")
+RATE = Column(
+    key="tokens_per_second",
+    header="throughput",
+    unit="tokens/s",
+    si="tokens/s",
+    interval="tokens_per_second_half_width",
+)
+RATE_PER_DEVICE = Column(
+    key="tokens_per_second_per_device", header="per device", unit="tokens/s", si="tokens/s",
+    interval="tokens_per_second_per_device_half_width",
+)  # fmt: skip
+FLOP_RATE = Column(
+    key="model_flops_per_second_per_device", header="model FLOP rate per device", unit="TFLOP/s", si="FLOP/s",
+    scale=TERA, digits=3,
+)  # fmt: skip
+EFFICIENCY = Column(
+    key="efficiency", header="efficiency", unit="%", si="fraction", scale=PERCENT, digits=3,
+    interval="efficiency_half_width",
+)  # fmt: skip
+BUBBLE = Column(key="bubble", header="bubble", unit="%", si="fraction", scale=PERCENT, digits=3)
+PUBLISHED = Column(key="published", header="published", unit="%", si="fraction", scale=PERCENT, digits=3)
+RUNS = Column(key="n", header="n")
+MARK = Column(key="mark", header="mark", text=True)
+THROUGHPUT = (
+    MODEL, VARIES, DEVICE, RANKS, RATE, RATE_PER_DEVICE,
+    Column(key="step_seconds", header="step, median", unit="ms", si="s", scale=MILLI),
+    Column(key="step_seconds_iqr", header="step, IQR", unit="ms", si="s", scale=MILLI, digits=2),
+    FLOP_RATE,
+    Column(key="mfu", header="MFU", unit="%", si="fraction", scale=PERCENT, digits=3),
+    Column(key="hfu", header="HFU", unit="%", si="fraction", scale=PERCENT, digits=3),
+    Column(key="gemm_share", header="share of GEMM rate", unit="%", si="fraction", scale=PERCENT, digits=3),
+    Column(key="peak_memory_bytes", header="memory per rank", unit="GiB", si="B", scale=GIB, digits=3),
+    Column(key="skipped_steps", header="skipped steps", si="steps"),
+    BUBBLE, RUNS, MARK,
+)  # fmt: skip
+SCALING = (
+    Column(key="kind", header="scaling", text=True), MODEL, VARIES, DEVICE, RANKS,
+    Column(key="global_batch", header="global batch", unit="sequences", si="sequences"),
+    RATE, RATE_PER_DEVICE,
+    Column(key="speedup", header="speed-up", si="ratio", digits=3, interval="speedup_half_width"),
+    EFFICIENCY,
+    Column(key="baseline", header="relative to", text=True), RUNS, MARK,
+)  # fmt: skip
+MEASURES = tuple(c.key for c in THROUGHPUT if c.si)
+FAILURES = (
+    MODEL, VARIES, Column(key="system", header="simulated on", text=True),
+    Column(key="status", header="status", text=True), Column(key="runs", header="runs"),
+    Column(key="reason", header="reason", text=True),
+)  # fmt: skip
+
+
+def throughput_table(records: Sequence[Record], convention: str = CONVENTION) -> Table:
+    """Speed and memory of every point that was measured, repeats and seeds combined.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    title, rows = f"Throughput{about(records)}", timed(records, convention)
+    if rows.empty:
+        return Table("throughput", title, (), rows)
+    spread = rows["step_seconds_q3"] - rows["step_seconds_q1"]
+    rows["step_seconds_iqr"] = spread.where(rows["source"] != SIMULATED)  # which has one step
+    rows = pd.DataFrame(combine(rows, ("point", "source", "device_name"), MEASURES))
+    rows["varies"] = labels(list(rows["point"]), records, shown_elsewhere(rows))
+    kinds = ", ".join(dict.fromkeys(kind for kind in rows["memory_kind"] if isinstance(kind, str)))
+    notes = [*RULES, f"FLOP convention {convention}. Memory is the largest rank's {kinds or 'peak'}."]
+    if any(rows["gemm_share"].notna()):
+        notes.append("The GEMM rate is what a rank's matrix products alone reached in the same run.")
+    if any(rows["bubble"].notna()):
+        notes.append("Bubble: idle over computing time of all pipeline ranks in the last step, the update not counted.")
+    if any(rows["skipped_steps"].notna()):
+        notes.append("Skipped: steps whose fp16 gradients overflowed, so that nothing but the loss scale was changed.")
+    if any(record["status"] != "ok" for record in records):
+        notes.append(f"{denominators(records)}.")
+    if unknown := [record for record in records if not has_trusted_schedule(record["config"])]:
+        named = ", ".join(f"{record['id']} ({record['config']['plan']['schedule']})" for record in unknown)
+        notes.append(f"Nothing is predicted or claimed of runs whose schedule only their record names: {named}.")
+    return measured("throughput", title, THROUGHPUT, rows, notes)
+
+
+def scaling_table(records: Sequence[Record]) -> Table:
+    """Weak scaling (constant batch per data-parallel rank) and strong (constant global batch), against fewest ranks.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    title, rows = f"Scaling efficiency{about(records)}", scaled(records)
+    if rows.empty:
+        return Table("scaling", title, (), rows)
+    notes = [
+        *RULES,
+        "Weak scaling keeps the sequences per data-parallel rank, strong scaling the global batch. Speed-up is "
+        "throughput over the baseline's, efficiency is throughput per device over the baseline's; the baseline has the "
+        "fewest ranks.",
+    ]
+    return measured("scaling", title, SCALING, rows, notes)
+
+
+def timed(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
+    """The rows of `measures.frame` of runs that ended well and were timed."""
+    rows = frame(records, convention)
+    return rows if rows.empty else pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()])
+
+
+@once_for_all
+def scaled(records: Sequence[Record]) -> pd.DataFrame:
+    """The rows of `scaling_rows` of timed runs."""
+    return scaling_rows(timed(records), records)
+
+
+def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFrame, notes: Sequence[str]) -> Table:
+    """A table of timings: devices as a column where there are several, else as a note; oversubscribed rows marked.
+
+    What was simulated stands beside what was measured.
+    """
+    rows["mark"] = ["†" if over else "" for over in rows["oversubscribed"]]
+    columns, rows = beside(columns, rows)
+    ran = rows
+    if SYSTEM.key in rows:
+        ran, systems = rows[rows["source"] == "measured"], sorted(set(rows[SYSTEM.key].dropna()))
+        columns = [c for c in columns if c is not SYSTEM or len(systems) > 1]
+        notes = [*notes, f"Simulated: predicted for {', '.join(systems)}, nothing was run."]
+    if len(set(ran["device_name"])) <= 1:
+        columns = [c for c in columns if c is not DEVICE]
+    if len(set(ran["device_name"])) == 1:
+        first = ran.iloc[0]
+        where = ", ".join(str(first[k]) for k in ("device", "backend") if first[k])
+        notes = [*notes, f"Device: {first['device_name']} ({where})."]
+    if any(rows["oversubscribed"]):
+        notes = [*notes, OVERSUBSCRIBED]
+    return Table(name, title, shown(columns, rows), rows.reset_index(drop=True), tuple(notes))
+
+
+def failures_table(records: Sequence[Record]) -> Table:
+    """Every point with a run that did not end well, with the reason; the denominators stand below.
+
+    Raises:
+        InputError: records of several tiers.
+    """
+    title, rows = f"Points without a result{about(records)}", frame(records)
+    if not rows.empty:
+        same = ["point", "status", "reason", "system"]
+        rows = rows[rows["status"] != "ok"].fillna({"reason": "", "system": ""})
+        rows = rows.assign(runs=rows.groupby(same)["id"].transform("count"))
+        rows = rows.drop_duplicates(same).reset_index(drop=True)
+    columns = shown(FAILURES, rows) if len(rows) else ()
+    return Table("failures", title, columns, rows, (denominators(records),))
+
+
+def denominators(records: Sequence[Record]) -> str:
+    """`12 points: 10 ok, 1 failed, 1 invalid`; a point is ok when all its runs are, else what its first bad run was.
+
+    Simulated points are counted apart.
+    """
+    simulated = [record for record in records if record.get("source") == SIMULATED]
+    if simulated and len(simulated) < len(records):
+        ran = [record for record in records if record.get("source") != SIMULATED]
+        return f"{denominators(ran)}; simulated: {denominators(simulated)}"
+    outcome: dict[str, str] = {}
+    for record in records:
+        key = point(record["config"])
+        if outcome.get(key, "ok") == "ok":
+            outcome[key] = record["status"]
+    counts = {
+        status: list(outcome.values()).count(status) for status in ("ok", *sorted(set(outcome.values()) - {"ok"}))
+    }
+    runs = f" ({len(records)} runs)" if len(records) > len(outcome) else ""
+    points = "1 point" if len(outcome) == 1 else f"{len(outcome)} points"
+    return f"{points}{runs}: " + ", ".join(f"{count} {status}" for status, count in counts.items())

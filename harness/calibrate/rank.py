@@ -1,0 +1,270 @@
+"""One rank of a calibration: measures what a system's file describes, all ranks at once, and trains a few small runs.
+
+Started by the launcher as a worker is. Ranks compute at the same time, as they do in training: cores, caches and memory
+that they share are measured as they will be used.
+"""
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.calibrate.runs import runs_to_train
+from harness.doctor.rank import Told
+from harness.rank.rendezvous import meet
+from harness.rank.roofline import product, seconds
+from impl.collectives import (
+    all_gather_into_start,
+    all_reduce_start,
+    receive_start,
+    reduce_scatter_into_start,
+    send_start,
+)
+from impl.cost.gemms import Pass, Product
+from impl.cost.traffic import Op
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.data.tokens import TokenFolder
+from impl.mesh import build_mesh
+from impl.model.fused_attention import attend
+from impl.model.gelu import gelu
+from impl.run import Precision, Run, to_dict
+from impl.squares import squares
+from impl.train import WEIGHTS, Trainer
+
+REPEATS = 7
+"""Of what is timed, after a first one that does not count; the median counts."""
+PASSES: tuple[Pass, ...] = ("forward", "input gradient", "weight gradient")
+EDGES = {"cpu": (64, 256, 1024, 2048), "cuda": (128, 512, 2048, 8192)}
+"""Of the products that are measured, in all combinations."""
+CORES = {
+    "cpu": list(itertools.product((4,), (4,), (64, 128, 256, 512), (32, 64, 128))),
+    "cuda": list(itertools.product((2,), (16,), (512, 1024, 2048, 4096), (64, 128))),
+}
+"""Of attention: batch, heads, sequence, size of a head."""
+SENT = {
+    "cpu": (2**8, 2**12, 2**15, 2**18, 2**20, 2**22, 2**24),
+    "cuda": (2**8, 2**14, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28),
+}
+"""Bytes of the whole tensor of a collective."""
+MOVED = {"cpu": (2**12, 2**20, 2**24), "cuda": (2**12, 2**24, 2**30)}
+"""Bytes that an elementwise operation reads and writes."""
+LAYER = {"cpu": (512, 256), "cuda": (4096, 2048)}
+"""Tokens and hidden size of those that a layer has."""
+UPDATED = {"cpu": 2**21, "cuda": 2**26}
+"""Elements of an update."""
+TENSORS = 50
+"""Of an update whose time is not the elements'."""
+STEPS = {"cpu": (3, 9), "cuda": (5, 15)}
+"""Of each run that is trained: those that warm up, and those of which the median counts."""
+
+
+def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
+    """Measure with the other ranks; returns the exit status, and leaves a failure for whoever reads."""
+    told = Told(attempt, rank)
+    with told.failure():
+        spec = json.loads((attempt / "spec.json").read_text())
+        threads = spec["run"]["threads"]
+        torch.set_num_threads(threads)
+        told.now("meeting the other ranks", torch=str(torch.__version__).partition("+")[0])
+        device = meet(spec, rank, local_rank, world_size, rendezvous).device
+        if device.type == "cuda":
+            known = torch.cuda.get_device_properties(device)
+            told.found |= {"device_name": known.name, "processors": known.multi_processor_count}
+        Calibrating(device, told, spec["precisions"], threads).run_to_end()
+        dist.destroy_process_group()
+    return told.status
+
+
+class Calibrating:
+    """The rank's part of every measurement, in an order that all ranks share."""
+
+    def __init__(self, device: torch.device, told: Told, precisions: Sequence[Precision], threads: int) -> None:
+        self.device, self.told, self.precisions, self.threads = device, told, precisions, threads
+        assert dist.group.WORLD is not None
+        self.world: dist.ProcessGroup = dist.group.WORLD
+        self.rank, self.ranks = self.world.rank(), self.world.size()
+
+    def run_to_end(self) -> None:
+        """Every part, told as it begins with how far it is, and what it has found."""
+        parts: dict[str, Callable[[], object]] = {}
+        for precision in self.precisions:
+            parts |= {
+                f"products, {precision}": lambda p=precision: self._products(p),
+                f"attention, {precision}": lambda p=precision: self._attention(p),
+                f"elementwise, {precision}": lambda p=precision: self._elementwise(p),
+            }
+        parts["update"] = self._update
+        if self.ranks > 1:
+            parts |= {"collectives": self._collectives, "collectives beside products": self._overlap}
+        runs = runs_to_train(self.ranks, self.device.type, self.precisions, self.threads)
+        parts |= {f"training, {label}": lambda run=run: self._trained(run) for label, run in runs.items()}
+        for done, (name, measure) in enumerate(parts.items()):
+            self.told.now(name, done=done, of=len(parts))
+            self.told.found[name] = measure()
+        dist.barrier()
+        self.told.now("", done=len(parts), of=len(parts))
+
+    # What a rank computes -----------------------------------------------------------------------------------------
+
+    def _products(self, precision: str) -> dict[str, list[list[float]]]:
+        """m, n, k, seconds, by pass."""
+        dtype, shapes = WEIGHTS[precision], list(itertools.product(EDGES[self.device.type], repeat=3))
+        timed = lambda pass_, m, n, k: self._seconds(product(Product("", pass_, m, n, k, 1, False), dtype, self.device))
+        rows = lambda pass_: [[m, n, k, timed(pass_, m, n, k)] for m, n, k in shapes]
+        return {pass_: rows(pass_) for pass_ in PASSES}
+
+    def _attention(self, precision: str) -> list[list[float]]:
+        """Batch, heads, sequence, size of a head, seconds forward and backward, as a layer calls it."""
+        found = []
+        for batch, heads, seq_len, head_size in CORES[self.device.type]:
+            qkv = self._random(precision, batch * seq_len, 3 * heads * head_size).requires_grad_()
+            forward = lambda qkv=qkv, s=seq_len, a=heads: attend(qkv, s, a, causal=True)
+            seconds = self._both(forward, qkv)
+            found.append([batch, heads, seq_len, head_size, *seconds])
+        return found
+
+    def _elementwise(self, precision: str) -> dict[str, Any]:
+        """Bytes and seconds of additions, small and large; and bytes a second, forward and backward, of what layers
+        have between their products, by its name in `impl.simulator.operations`."""
+        size, kind = WEIGHTS[precision].itemsize, self.device.type
+        added = []
+        for moved in MOVED[kind]:
+            a, b, out = (self._random(precision, moved // (3 * size)) for _ in range(3))
+            added.append([moved, self._seconds(lambda a=a, b=b, out=out: torch.add(a, b, out=out))])
+        n, h = LAYER[kind]
+        norm = nn.LayerNorm(h, device=self.device, dtype=WEIGHTS[precision])
+        x, y, wide = (self._random(precision, n, width).requires_grad_() for width in (h, h, 4 * h))
+        own = n * h * size
+        sums, biases = self._seconds(lambda: x.detach() + y.detach()), self._seconds(lambda: wide.detach().sum(0))
+        rates = {"residual": (3 * own / sums, 3 * own / sums), "biases": (4 * own / biases, 4 * own / biases)}
+        for name, forward, of, units in (("norm", lambda: norm(x), x, 1), ("gelu", lambda: gelu(wide), wide, 4)):
+            seconds = self._both(forward, of)
+            rates[name] = (2 * units * own / seconds[0], 3 * units * own / seconds[1])
+        return {"added": added, "rates": rates}
+
+    def _update(self) -> dict[str, float]:
+        """Seconds of an update of parameters in fp32: of one large tensor, and of each of many small ones.
+
+        What comes with it too: zeroing the gradient, its norm, clipping.
+        """
+        found = {"count": float(UPDATED[self.device.type])}
+        for name, n, tensors in (("parameters", UPDATED[self.device.type], 1), ("tensor", 16, TENSORS)):
+            weights = [nn.Parameter(torch.zeros(n, device=self.device)) for _ in range(tensors)]
+            gradient = torch.ones(n * tensors, device=self.device)
+            for weight, part in zip(weights, gradient.split(n), strict=True):
+                weight.grad = part
+            adam = torch.optim.AdamW(weights, fused=True)
+
+            def update(gradient: Tensor = gradient, adam: torch.optim.AdamW = adam) -> None:
+                gradient.zero_()
+                squares([gradient])
+                torch._foreach_mul_([gradient], 1.0)
+                adam.step()
+
+            found[name] = self._seconds(update) / tensors
+        return found
+
+    # What ranks send ----------------------------------------------------------------------------------------------
+
+    def _collectives(self) -> dict[str, list[list[float]]]:
+        """Bytes of the whole tensor and seconds, of every kind over all ranks."""
+        kinds: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
+        return {
+            op: [[size, self._seconds(self._collective(op, size))] for size in SENT[self.device.type]] for op in kinds
+        }
+
+    def _collective(self, op: Op, size: int) -> Callable[[], object]:
+        group, n = self.world, self.ranks
+        part = torch.zeros(max(1, size // 4 // n), device=self.device)
+        whole = part.repeat(n)
+        if op == "all_reduce":
+            return lambda: all_reduce_start(whole, group).wait()
+        if op == "all_gather":
+            return lambda: all_gather_into_start(whole, part, group).wait()
+        if op == "reduce_scatter":
+            return lambda: reduce_scatter_into_start(part, whole, group).wait()
+        return self._around(whole)
+
+    def _around(self, tensor: Tensor) -> Callable[[], object]:
+        """To the next rank, and from the one before, all at once."""
+        buffer, before, behind = torch.empty_like(tensor), (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
+
+        def exchange() -> None:
+            pending = [send_start(tensor, behind, self.world), receive_start(buffer, before, self.world)]
+            for one in pending:
+                one.wait()
+
+        return exchange
+
+    def _overlap(self) -> list[dict[str, float]]:
+        """Seconds of products alone, of an all-reduce alone, and of the products while it is under way."""
+        n, found = 512 if self.device.type == "cpu" else 4096, []
+        operation = product(Product("", "forward", n, n, n, 1, False), WEIGHTS["fp32"], self.device)
+        one = self._seconds(operation)
+        for size in SENT[self.device.type][-2:]:
+            tensor = torch.zeros(size // 4, device=self.device)
+            sent = self._seconds(lambda tensor=tensor: all_reduce_start(tensor, self.world).wait())
+            count = max(1, round(1.5 * sent / one))
+
+            def both(tensor: Tensor = tensor, count: int = count) -> None:
+                pending = all_reduce_start(tensor, self.world)
+                for _ in range(count):
+                    operation()
+                pending.wait()
+
+            found.append({"computing": count * one, "sending": sent, "both": self._seconds(both)})
+        return found
+
+    # Whole steps --------------------------------------------------------------------------------------------------
+
+    def _trained(self, run: Run) -> dict[str, Any]:
+        """The run, and the median of a few of its steps after others that do not count."""
+        with tempfile.TemporaryDirectory() as folder:
+            write_synthetic(Path(folder) / "data", SyntheticConfig(train_tokens=100_000, valid_tokens=1_000))
+            data = TokenFolder.open(Path(folder) / "data")
+            trainer = Trainer(run, data, build_mesh(run.plan, self.device.type), self.device)
+            seconds, (warm, counted) = [], STEPS[self.device.type]
+            for i in range(warm + counted):
+                dist.barrier()
+                begin = time.perf_counter()
+                trainer.step(i).grad_norm.item()  # waits for the device
+                seconds.append(time.perf_counter() - begin)
+        return {"run": to_dict(run), "vocab_size": trainer.vocab_size, "seconds": seconds[warm:]}
+
+    # How it is timed ------------------------------------------------------------------------------------------------
+
+    def _random(self, precision: str, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=self.device).to(WEIGHTS[precision])
+
+    def _both(self, forward: Callable[[], Tensor], of: Tensor) -> tuple[float, float]:
+        """Seconds of a forward pass, and of its backward pass."""
+        once = self._seconds(forward)
+        grad = torch.ones_like(forward())
+        whole = self._seconds(lambda: torch.autograd.grad(forward(), of, grad))
+        return once, max(whole - once, 1e-9)
+
+    def _seconds(self, operation: Callable[[], object]) -> float:
+        """The median time of a call, all ranks beginning at once; as many calls on each of them."""
+        operation()
+        dist.barrier()
+        return self._median(operation)
+
+    def _median(self, operation: Callable[[], object], times: int = REPEATS) -> float:
+        return statistics.median(seconds(operation, self.device) for _ in range(times))
+
+
+if __name__ == "__main__":
+    status = main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # as a worker does: all is written

@@ -1,0 +1,71 @@
+"""The verb `claims`: verdicts on the claims of experiments, over all tiers, measured and simulated."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from harness.analysis.render import console as on_console
+from harness.experiment.experiment import TIERS, Experiment, Tier, experiment_ids, load
+from harness.experiment.folders import read_from
+from harness.experiment.verdicts import Judged, counts, in_words, judged, records_of, verdicts_table
+from harness.terminal import Flag, console, print_json, shown_progress
+
+
+def claims(
+    name: tyro.conf.Positional[str | None] = None,
+    /,
+    *,
+    tier: Tier | None = None,
+    out: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Hold the claims of experiments against the records that are there: reproduced, partly, not reproduced, or not run
+    here.
+
+    Args:
+        name: Id of an experiment, its last word, or the folder of a paper, as megatron2019; all where it is left out.
+        tier: Only of this tier; else, for each claim, of the largest that can tell.
+        out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
+        json: Print one JSON document.
+    """
+    tiers = TIERS if tier is None else (tier,)
+    found: dict[str, list[Judged]] = {}
+    for each in shown_progress(chosen(name), "reading records"):
+        found[each.id] = judged(each, records_of(each, out, tiers))
+    everything = [one for of_one in found.values() for one in of_one]
+    if json:
+        documents = [_document(name, of_one) for name, of_one in found.items()]
+        return print_json({"experiments": documents, "counts": counts(everything)})
+    for experiment, of_one in found.items():
+        table = on_console(verdicts_table(experiment, of_one))
+        if of_one:
+            console(table).print(table)
+    print(*filter(None, [f"\n{in_words(counts(everything))}", read_from(out, list(found))]), sep="\n")
+    return 0
+
+
+def chosen(name: str | None) -> list[Experiment]:
+    """All experiments, those of a paper's folder, or the one with this id or last word.
+
+    Raises:
+        InputError: there is no such experiment.
+    """
+    ids = experiment_ids()
+    if name is None:
+        return [load(each) for each in ids]
+    return [load(each) for each in ids if each.startswith(f"{name.rstrip('/')}/")] or [load(name)]
+
+
+def _document(experiment: str, found: Sequence[Judged]) -> dict[str, Any]:
+    """An experiment's claims, each with its verdicts, for programs."""
+    documents: dict[int, dict[str, Any]] = {}
+    for one in found:
+        claim = {"claim": one.claim.text, "source": one.claim.source, "published": one.claim.published, "verdicts": []}
+        kind = {"source": ("simulated" if one.systems else "measured") if one.tier else None}
+        said = {"tier": one.tier, **kind, "systems": one.systems.split(", ") if one.systems else []}
+        documents.setdefault(id(one.claim), claim)["verdicts"].append(
+            {**said, "verdict": one.verdict, "numbers": one.numbers}
+        )
+    return {"id": experiment, "claims": list(documents.values())}

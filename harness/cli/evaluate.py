@@ -1,0 +1,160 @@
+"""Perplexity and accuracy of a checkpoint, in one process; beside them what lm-evaluation-harness says of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.analysis.render import Column, Table, as_json
+from harness.analysis.render import console as for_console
+from harness.launch.options import DeviceChoice, require_positive
+from harness.rank.devices import gpu_count
+from harness.terminal import Flag, console, print_json
+from impl.data.config import DataConfig
+from impl.errors import InputError
+from impl.evaluation_config import EvaluationConfig
+from impl.model.config import ModelConfig
+from impl.recipe import Recipe
+from impl.run import Run
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from impl.checkpoint import Saved
+    from impl.evaluate import Evaluation
+
+COLUMNS = (
+    Column(key="name", header="text", text=True),
+    Column(key="measure", header="measure", text=True),
+    Column(key="ours", header="ours", digits=6),
+    Column(key="lm_eval", header="lm-eval", digits=6),
+    Column(key="difference", header="difference", digits=2),
+)
+
+
+def evaluate(
+    *,
+    checkpoint: Path,
+    data: Path,
+    texts: tuple[Path, ...] = (),
+    lambada: Path | None = None,
+    overlap: int = 0,
+    batch: int = 8,
+    device: DeviceChoice = "auto",
+    lm_eval: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Evaluate a checkpoint of a GPT on texts and LAMBADA, whatever layout saved it.
+
+    Args:
+        checkpoint: The folder of a run's checkpoints; the newest is taken.
+        data: The token folder that it was trained on, whose tokenizer it has.
+        texts: Plain-text files for word perplexity, in WikiText's form.
+        lambada: A .jsonl file of passages whose last word is to be predicted.
+        overlap: Tokens of context that a sliding window keeps from the one before, unscored.
+        batch: Sequences in a forward pass.
+        device: cpu or cuda; auto takes a GPU where there is one.
+        lm_eval: Let lm-evaluation-harness evaluate it, too (needs the extra `eval`), and show both and the difference.
+        json: Print one JSON document on standard output.
+    """
+    require_positive(batch=batch)
+    if device == "cuda" and not gpu_count():
+        raise InputError("--device cuda: PyTorch sees no GPU here; valid: cpu")
+    if not texts and lambada is None:
+        raise InputError("nothing to evaluate on; valid: --texts FILE ..., --lambada FILE.jsonl, or both")
+    if lm_eval and find_spec("lm_eval") is None:
+        raise InputError("--lm-eval needs the package lm-eval; install the extra: pip install 'lmscale[eval]'")
+    from impl.checkpoint import latest
+    from impl.evaluate import missing_inputs
+
+    saved, damaged = latest(checkpoint)
+    if saved is None:
+        raise InputError(f"--checkpoint: {'; '.join(damaged) or f'no step-* in {checkpoint}'}")
+    evaluation = EvaluationConfig(
+        sequences=None, texts=tuple(map(str, texts)), lambada=None if lambada is None else str(lambada), overlap=overlap
+    )
+    run = _run_of(saved, data, evaluation, batch)
+    if reason := run.why_invalid() or missing_inputs(run):
+        raise InputError(reason)
+    rows = _scored(saved, run, "cuda" if device == "auto" and gpu_count() else device.replace("auto", "cpu"), lm_eval)
+    table = _table(rows, saved.step, lm_eval)
+    if json:
+        return print_json({"checkpoint": str(saved.path), "step": saved.step, **as_json(table)})
+    shown = for_console(table)
+    console(shown).print(shown)
+    return 0
+
+
+def _run_of(saved: "Saved", data: Path, evaluation: EvaluationConfig, batch: int) -> Run:
+    """What a checkpoint says of its model, on one rank."""
+    identity = saved.state["identity"]
+    model = {name.removeprefix("model."): value for name, value in identity.items() if name.startswith("model.")}
+    return Run(
+        model=ModelConfig(**model),
+        train=Recipe(global_batch=batch, microbatch=batch),
+        data=DataConfig(dataset=str(data)),
+        evaluation=evaluation,
+        precision=saved.state["precision"],
+        seed=identity["seed"],
+    )
+
+
+def _scored(saved: "Saved", run: Run, device: str, with_lm_eval: bool) -> list[dict[str, Any]]:
+    """A row for each evaluation, by our own path and, if asked for, by lm-evaluation-harness."""
+    import torch
+    import torch.distributed as dist
+
+    from impl.checkpoint import start_from
+    from impl.data.tokens import TokenFolder
+    from impl.train import Trainer
+
+    data = TokenFolder.open(run.data.dataset)
+    with _alone(device) as mesh:
+        trainer, group = Trainer(run, data, mesh, torch.device(device)), dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup)
+        start_from(saved.path.parent, trainer, group)
+        rows = [row for evaluation in trainer.evaluate(final=True) for row in _rows(evaluation)]
+        if with_lm_eval:
+            from harness.cli.lm_eval import scores
+
+            return list(map(_beside, rows, scores(run, data.tokenizer, trainer)))
+    return rows
+
+
+@contextmanager
+def _alone(device: str) -> Iterator["DeviceMesh"]:
+    """The mesh of this process, which meets no other."""
+    import torch.distributed as dist
+
+    from impl.mesh import build_mesh
+    from impl.plan import Plan
+
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield build_mesh(Plan(), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _rows(evaluation: "Evaluation") -> list[dict[str, Any]]:
+    """Its measures; words of LAMBADA are the last ones."""
+    found = {"word perplexity": evaluation.word_perplexity}
+    if evaluation.kind == "last_word":
+        found = {"accuracy": evaluation.accuracy, **found}
+    return [{"name": evaluation.name, "measure": measure, "ours": value} for measure, value in found.items()]
+
+
+def _beside(row: Mapping[str, Any], theirs: float) -> dict[str, Any]:
+    difference = theirs - row["ours"] if row["measure"] == "accuracy" else theirs / row["ours"] - 1
+    return {**row, "lm_eval": theirs, "difference": difference}
+
+
+def _table(rows: Sequence[Mapping[str, Any]], step: int, with_lm_eval: bool) -> Table:
+    frame = pd.DataFrame(rows)
+    columns = tuple(column for column in COLUMNS if column.key in frame)
+    notes = ("Difference: of perplexities relative to ours, of accuracies as it is.",) if with_lm_eval else ()
+    return Table("evaluation", f"Checkpoint after {step:,} steps", columns, frame, notes)

@@ -1,0 +1,215 @@
+"""The command line: `lmscale VERB ...`, which `python -m harness VERB ...` is too."""
+
+import atexit
+import contextlib
+import difflib
+import functools
+import gc
+import io
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import tyro
+from pydantic import ValidationError
+
+from harness.analysis.render import printable
+from harness.cli import verbs
+from harness.launch.sweep import LeftRunning
+from harness.records.labels import fields
+from impl.errors import InputError
+from impl.model.sizes import named
+from impl.pipeline.schedules import trust
+from impl.plan import Plan
+from impl.run import Run, to_dict
+
+FAILED, INTERRUPTED = 1, 130
+TRACEBACK = "LMSCALE_TRACEBACK"
+"""Environment variable: anything but empty lets an error of the program's own through, with where it is from."""
+OBJECTS = 1_000_000
+"""Made between two searches for cycles of dead ones: a record is a thousand small objects without cycles."""
+SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel")
+"""Verbs whose `--model` names a size, and that are told which fields of the plan were given."""
+RUN_FIELDS = frozenset(fields(to_dict(Run())))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status: 0, 1 if a point or verb failed, 2 for bad input, 130: interrupted."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    _make_printable()
+    os.environ["MPLBACKEND"] = "agg"  # figures are only written; a name that is none ends matplotlib's import
+    gc.set_threshold(OBJECTS)
+    atexit.register(gc.freeze)  # else all records are searched once more for cycles when all is done
+    try:
+        _find_modules_here()
+        size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
+        call = _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)
+        given = _given(argv, is_sized=size is not None)
+        if argv[0] == "predict":
+            return call(given=given)
+        plan_fields = frozenset(name.removeprefix("plan.") for name in given if name.startswith("plan."))
+        return call(plan_fields=plan_fields) if argv[0] in PLANNED and plan_fields else call()
+    except InputError as error:
+        return _complain(str(error))
+    except ValidationError as error:
+        return _complain(_first_problem(error))
+    except LeftRunning as left:
+        print(f"interrupted; {left}: `watch` shows them, `cancel` ends them", file=sys.stderr)
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        print("interrupted; all ranks stopped, finished records kept: the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0
+    except OSError as error:  # a disk that is full or read-only, a name too long: the machine's, not a bug's
+        return _complain(f"{error.filename or 'a file or standard output'}: {error.strerror or error}")
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        return _complain(_own(error), FAILED)
+
+
+def _find_modules_here() -> None:
+    """Let modules of the working directory be imported, such as a schedule of one's own, after everything installed.
+
+    `python -m` puts the working directory first, a console script not at all; `--plan.schedule module:function` is
+    found by both.
+    """
+    here = os.getcwd()
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
+
+
+def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[..., int]:
+    """The verb and its typed arguments, ready to be called.
+
+    Raises:
+        InputError: the command line is off; tyro's own explanation, in one line.
+        ValidationError: a field's value is not valid.
+    """
+    if not argv:
+        raise InputError(f"no verb; valid: {', '.join(table)} (--help explains them)")
+    if argv[0] not in table and (near := difflib.get_close_matches(argv[0], table, n=1)):
+        raise InputError(f"{argv[0]!r:.80} is no verb; did you mean {near[0]}? valid: {', '.join(table)}")
+    problem = io.StringIO()
+    app = {name: _deferred(verb) for name, verb in table.items()}
+    try:
+        with contextlib.redirect_stderr(problem):
+            return tyro.extras.subcommand_cli_from_dict(app, prog="lmscale", args=argv)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        text = _one_line(problem.getvalue())
+        if (cause := _validation_error(stop)) is not None:
+            part = re.search(r"__\.(?:config\.)?([\w.]+):", text)
+            text = _first_problem(cause, part[1] if part else "")
+        raise InputError(text) from None
+
+
+def _deferred(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+    """A function with the verb's signature that only trusts the schedule that the command line names.
+
+    It does not call the verb, whose errors are not the parser's.
+    """
+
+    @functools.wraps(verb)
+    def hold(*args: object, **kwargs: object) -> Callable[[], int]:
+        for value in (*args, *kwargs.values()):
+            if isinstance(plan := value.plan if isinstance(value, Run) else value, Plan):
+                trust(plan.schedule)
+        return functools.partial(verb, *args, **kwargs)
+
+    return hold
+
+
+def _take(argv: list[str], flag: str) -> str | None:
+    """Remove a flag and its value, `--flag VALUE` or `--flag=VALUE`, from the command line; None: it is not there."""
+    for at, word in enumerate(argv):
+        if word.startswith(f"{flag}="):
+            return argv.pop(at).removeprefix(f"{flag}=")
+        if word == flag:
+            if at + 1 >= len(argv) or argv[at + 1].startswith("--"):
+                raise InputError(f"{flag} needs a value: the name of a model size")
+            del argv[at]
+            return argv.pop(at)
+    return None
+
+
+def _given(argv: list[str], *, is_sized: bool) -> frozenset[str]:
+    """Fields of a run, by dotted name, that the command line sets, to a default too; a named size sets the model's."""
+    names = set[str]()
+    for word in argv:
+        group, dot, name = word.removeprefix("--").partition("=")[0].rpartition(".")
+        if word.startswith("--"):
+            names.add(group + dot + name.replace("_", "-").removeprefix("no-").replace("-", "_"))
+    of_size = {name for name in RUN_FIELDS if is_sized and name.startswith("model.")}
+    return frozenset(names | of_size) & RUN_FIELDS
+
+
+def _one_line(panel: str) -> str:
+    """The message in tyro's frame, with what is valid or was probably meant; its title and pointers are left out."""
+    rows = [row.strip("│ ") for row in panel.splitlines()][1:]
+    parts = [""]
+    for row in rows:
+        if not re.fullmatch("[─-]{8,}|╰─*╯", row):
+            parts[-1] += f"{row} "
+        elif parts[-1]:
+            parts.append("")
+    text = parts[0].strip().removesuffix(".")
+    for part in map(str.strip, parts[1:]):
+        if part.startswith("Available subcommands:"):
+            text += f"; valid:{part.removeprefix('Available subcommands:')}"
+        elif part.startswith("Perhaps you meant:") and "misplaced" not in text:
+            text += f"; did you mean {part.split()[3]}?"
+    return text
+
+
+def _validation_error(error: BaseException) -> ValidationError | None:
+    """The refusal by pydantic that led to an error, if one did."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ValidationError):
+        cause = cause.__context__
+    return cause
+
+
+def _first_problem(error: ValidationError, prefix: str = "") -> str:
+    """Field, value and what would be valid, of the first thing pydantic refuses."""
+    first = error.errors()[0]
+    where = ".".join(filter(None, [prefix, *map(str, first["loc"])]))
+    message = first["msg"].removeprefix("Value error, ")
+    shown = first["loc"] and isinstance(first["input"], str | int | float | bool | None)
+    value = f" (got {first['input']!r})" if shown else ""
+    return f"{where}: {message}{value}" if where else message
+
+
+def _own(error: Exception) -> str:
+    """An error that is not the user's: what it is, where, and how to see all of it."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(at.filename).name}, line {at.lineno}"
+    why = "the memory here is too small for it, or it is" if isinstance(error, MemoryError) else "this is"
+    text = f"{type(error).__name__}: {error}"[:300].rstrip(": ")
+    return f"{text} ({where}); {why} a fault of the program: with {TRACEBACK}=1 it shows where"
+
+
+def _complain(text: str, status: int = 2) -> int:
+    print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
+    return status
+
+
+def _make_printable() -> None:
+    """Let everything be printed: escaped where the terminal's encoding lacks it, nowhere if a stream is closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

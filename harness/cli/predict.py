@@ -1,0 +1,221 @@
+"""The verb `predict`: what an experiment, one run, or a table of configurations would take on a described system."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from harness.experiment.experiment import Experiment, Point, Tier, changed, load, points
+from harness.experiment.folders import OWN
+from harness.predict.fit import EXTRAPOLATES
+from harness.predict.memory import memory_table
+from harness.predict.simulated_record import bounds, record_of, why_no_room
+from harness.predict.simulation import completed, predicted, vocabulary_of
+from harness.predict.systems import load_system
+from harness.records.measures import size_name
+from harness.records.store import Record, Store
+from harness.report.results import as_json, described, made_of, print_tables, write_results
+from harness.terminal import Flag, console, counted, print_json, shown, shown_progress, tell_ignored
+from impl.cost.parameters import count_parameters
+from impl.errors import InputError
+from impl.run import Run, to_dict
+from impl.simulator.step import Prediction
+from impl.simulator.system import Calibration, System
+
+AXES = {"tp": "within layers", "pp": "for other stages", "dp": "gradients", "zero": "parameters"}
+"""What a rank waits for, by the axis that it communicates over."""
+
+
+def predict_from(default: Run) -> Callable[..., int]:
+    """The verb `predict`, with options that start from `default`."""
+
+    def predict(
+        experiment: tyro.conf.Positional[str | None] = None,
+        /,
+        *,
+        system: str,
+        config: Annotated[Run, tyro.conf.arg(name="")] = default,
+        rows: Path | None = None,
+        tier: Tier = "paper",
+        only: str | None = None,
+        slowdown: tuple[float, ...] = (),
+        stack: str | None = None,
+        out: Path = OWN,
+        given: tyro.conf.Suppress[frozenset[str]] = frozenset(),
+        json: Flag = False,
+    ) -> int:
+        """Predict the time and the memory of a training step on a described system; nothing is run.
+
+        Args:
+            experiment: Id of an experiment, or its last word: its points become simulated records, in the tables beside
+                measured ones and the published numbers. Without it, and without --rows, one run is predicted.
+            system: A packaged system, or a YAML file as `calibrate` writes it.
+            config: The run; `--model NAME` starts from a named size. A field that is not given has the system's default
+                where its file has one. With an experiment, the fields of the plan that are given replace those of
+                every point.
+            rows: A CSV file of configurations, which is printed with predictions; a column that is left out is as a
+                field that is not given. Rows whose `split` is `calibrate` have `iteration_time_s`, and the constants
+                are fitted to them first.
+            tier: smoke, small or paper.
+            only: Predict the points of an experiment whose label contains this, or matches it as a pattern, or whose id
+                begins with it.
+            slowdown: How many times as long a rank's computing takes, pipeline rank by pipeline rank.
+            stack: Software that will run, if it is not the system's: the interval is wider then.
+            out: Folder of records.
+            given: Fields of a run that are given, by dotted name.
+            json: Print one JSON document on standard output.
+        """
+        found = load_system(system)
+        if (slowdown or stack) and (rows is not None or experiment is not None):
+            raise InputError("--slowdown and --stack are for one run; valid: without --rows and an experiment")
+        if rows is not None:
+            from harness.predict.csv_rows import predict_rows  # it fits, for which SciPy is loaded
+
+            _only_one(rows=True, experiment=experiment is not None, config=bool(given))
+            return predict_rows(rows, found, json)
+        if experiment is not None:
+            _only_one(experiment=True, config=any(not name.startswith("plan.") for name in given))
+            named, store = load(experiment), Store(out, load(experiment).id, tier, found.name)
+            of_plan = [name.removeprefix("plan.") for name in given if name.startswith("plan.")]
+            runs = changed(named.runs[tier], None, None, config.plan, of_plan)
+            return predict_experiment(named, points(runs, only), store, found, json)
+        run, assumed = completed(config, given, found)
+        return predict_run(run, found, assumed, slowdown, stack, json)
+
+    return predict
+
+
+def _only_one(**given: bool) -> None:
+    """Check that one thing is asked for.
+
+    Raises:
+        InputError: several are.
+    """
+    flags = {"rows": "--rows", "experiment": "an experiment", "config": "fields of a run"}
+    if sum(given.values()) > 1:
+        asked = " and ".join(text for name, text in flags.items() if given.get(name))
+        raise InputError(f"predict is given {asked}; valid: one of them")
+
+
+def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store, system: System, json: bool) -> int:
+    """Write a simulated record of every point, then all tables and figures anew; print those of the points."""
+    store.require_writable()
+    records = [record_of(point.run, store, system) for point in shown_progress(chosen, "predicting")]
+    for record in records:
+        store.write(record)
+    everything = Store(store.out, found.id, store.tier)
+    files, _ = write_results(everything, found)
+    tell_ignored(everything)
+    ids = {record["id"] for record in records}
+    measured = [record for record in everything.records() if record["id"] in ids]
+    made = made_of([*measured, *records], found)
+    if json:
+        head = {**described(found), "tier": store.tier, "system": system.name, "stack": system.stack}
+        return print_json({**head, "records": records, **as_json(made), "files": files})
+    print_tables(made)
+    print(f"\n{counted([record['status'] for record in records])}, predicted for {system.name} ({system.stack})")
+    for warning in _warnings(records, system):
+        print(f"warning: {warning}")
+    print(f"\nwritten:\n  {store.recorded} ({len(store.records())} records)")
+    for file in files:
+        print(f"  {file}")
+    return 0
+
+
+def _warnings(records: Sequence[Record], system: System) -> Iterable[str]:
+    """What makes predictions doubtful, once; of sizes that the system was not calibrated on, only which they are."""
+    found = [(record.get("prediction") or {}).get("warnings", ()) for record in records]
+    beyond = {text.split()[1]: None for texts in found for text in texts if text.startswith(EXTRAPOLATES)}
+    if beyond:
+        count = sum(any(text.startswith(EXTRAPOLATES) for text in texts) for texts in found)
+        there = f"of {len(records)} points extrapolate beyond what {system.name} was calibrated on"
+        yield f"{count} {there}: {', '.join(beyond)}"
+    yield from dict.fromkeys(text for texts in found for text in texts if not text.startswith(EXTRAPOLATES))
+
+
+def predict_run(
+    run: Run, system: System, assumed: Mapping[str, Any], slowdown: Sequence[float], stack: str | None, json: bool
+) -> int:
+    """Print the time of a run's step, where it goes, and the memory of every pipeline rank.
+
+    Args:
+        assumed: fields that were not given, and the values that the run has for them.
+    """
+    if reason := run.why_invalid():
+        raise InputError(reason)
+    if slowdown and (len(slowdown) != run.plan.pp or not all(0 < factor < math.inf for factor in slowdown)):
+        raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {run.plan.pp} pipeline ranks")
+    vocab_size = vocabulary_of(run)
+    found = predicted(run, vocab_size, system, dict(enumerate(slowdown)))
+    document = _document(run, vocab_size, system, found, stack) | {"assumed": assumed}
+    if json:
+        return print_json(document)
+    _print(document, found, system)
+    return 0
+
+
+def _document(run: Run, vocab_size: int, system: System, found: Prediction, stack: str | None) -> dict[str, Any]:
+    """All that is predicted of a run, in SI units."""
+    known = system.calibration
+    names = ("tokens_per_s", "model_flops_per_gpu_s", "hardware_flops_per_gpu_s", "mfu", "hfu", "bubble", "exposed")
+    return {
+        "system": system.name,
+        "stack": system.stack,
+        "hardware": system.hardware,
+        "parameters": count_parameters(run.model, vocab_size).total,
+        "devices": run.plan.world_size,
+        "config": to_dict(run),
+        "seconds": found.seconds,
+        **bounds(run, found.seconds, system, stack),
+        **{name: getattr(found, name) for name in names},
+        "parts": [{"pipeline_rank": i, "seconds": parts} for i, parts in enumerate(found.parts)],
+        "memory": [{"pipeline_rank": i, "bytes": memory.as_dict()} for i, memory in enumerate(found.memory)],
+        "device_memory_bytes": system.device.memory_bytes.value,
+        "fits": found.fits,
+        "calibration": None if known is None else _calibration(known),
+    }
+
+
+def _calibration(known: Calibration) -> dict[str, Any]:
+    """How many rows were fitted and held out, and how far off the others are."""
+    names = ("stack", "mape", "worst", "constant_mfu_mape", "calculon_mape", "interval", "ranges", "features")
+    counts = {"rows": len(known.rows), "held_out": len(known.held_out)}
+    return {name: getattr(known, name) for name in names} | counts
+
+
+def _print(document: Mapping[str, Any], found: Prediction, system: System) -> None:
+    model = size_name(document["parameters"])
+    print(f"{model} parameters on {document['devices']:,} x {system.hardware}, {system.name} ({system.stack})\n")
+    rates = {name: document[f"{name}_flops_per_gpu_s"] / 1e12 for name in ("model", "hardware")}
+    shares = {name: f", {100 * share:.1f}%" if (share := document[name]) is not None else "" for name in ("mfu", "hfu")}
+    lines = {
+        "step": f"{_seconds(found.seconds)} ({_seconds(document['low'])} to {_seconds(document['high'])}: nine of ten)",
+        "throughput": f"{found.tokens_per_s:,.0f} tokens/s",
+        "model FLOPs (MFU)": f"{rates['model']:.1f} TFLOP/s per device{shares['mfu']}",
+        "with recomputation (HFU)": f"{rates['hardware']:.1f} TFLOP/s per device{shares['hfu']}",
+        "bubble": f"{100 * found.bubble:.1f}% of the computing",
+        "exposed communication": _exposed(found) or "none",
+    }
+    width = max(map(len, lines))
+    print("\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()))
+    table = memory_table(found.memory)
+    console(table).print(table)
+    most, there = max(memory.total for memory in found.memory), system.device.memory_bytes.value
+    print(f"{'fits' if found.fits else 'does not fit'}: {shown(most)} of {shown(there)} ({most / there:.0%})")
+    if document["assumed"]:
+        told = ", ".join(f"{name} {value}" for name, value in document["assumed"].items())
+        print(f"not given, and assumed for {system.name}: {told}")
+    for warning in [*filter(None, [why_no_room(found, system)]), *document["warnings"]]:
+        print(f"warning: {warning}")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.4g} s" if seconds >= 0.1 else f"{1e3 * seconds:.4g} ms"
+
+
+def _exposed(found: Prediction) -> str:
+    """`1.2 s within layers (6%)`, for every axis that takes a thousandth of the step."""
+    waits = {AXES.get(axis, axis): s for axis, s in found.exposed.items() if s > 1e-3 * found.seconds}
+    return ", ".join(f"{_seconds(s)} {text} ({s / found.seconds:.1%})" for text, s in waits.items())

@@ -1,0 +1,87 @@
+"""The verb `timeline`: a pipeline schedule, or a run that followed one, drawn."""
+
+import json as json_format
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from harness.figures import timeline
+from harness.records import timelines
+from harness.records.store import read_checked
+from impl.errors import InputError
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import Timeline, simulate, uniform
+from impl.plan import Plan
+
+Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+MOST = 1e9
+"""Times that can be drawn, and one over those."""
+
+
+def draw_timeline(
+    *,
+    plan: Plan = Plan(pp=4),  # noqa: B008 - frozen
+    microbatches: int = 8,
+    forward: float = 1.0,
+    input_gradient: float = 1.0,
+    weight_gradient: float = 1.0,
+    transfer: float = 0.0,
+    record: Path | None = None,
+    out: Path | None = None,
+    json: Json = False,
+) -> int:
+    """Draw a pipeline schedule: who computes what when, the bubble, and the activations in flight.
+
+    Args:
+        plan: The plan; pp, schedule and chunks matter.
+        microbatches: Microbatches of a step.
+        forward: Time of a forward pass of all of a rank's layers.
+        input_gradient: Time of the gradients of inputs.
+        weight_gradient: Time of the gradients of weights.
+        transfer: Time from one rank to the next.
+        record: A record of a run with a pipeline: draws its last step under the prediction from its own times.
+        out: Write the figure as OUT.png and OUT.svg.
+        json: Print the rows of actions, spans, bubble and activations in flight.
+    """
+    if out is not None and not out.name:
+        raise InputError(f"--out {out} names no file; valid: a path to which .png and .svg are added")
+    if record is not None:
+        drawn, unit, schedule = _recorded_timelines(record), "s", None
+    else:
+        for name, seconds in (
+            ("forward", forward),
+            ("input-gradient", input_gradient),
+            ("weight-gradient", weight_gradient),
+        ):
+            if not 1 / MOST <= seconds <= MOST:
+                raise InputError(f"--{name} {seconds}: must be more than 0; valid: {1 / MOST:g} to {MOST:g}")
+        if not 0 <= transfer <= MOST:
+            raise InputError(f"--transfer {transfer}: must not be negative; valid: 0 to {MOST:g}")
+        schedule = build(plan.schedule, plan.pp, microbatches, plan.chunks)
+        costs = (Fraction(str(time)) for time in (forward, input_gradient, weight_gradient))
+        cost = uniform(*costs, chunks=plan.chunks)
+        drawn, unit = {plan.schedule: simulate(schedule, cost, Fraction(str(transfer)))}, "forward passes"
+    files = [str(path) for path in timeline.write(drawn, out, unit)] if out else []
+    if json:
+        rows = {"rows": timeline.actions(schedule)} if schedule else {}
+        shown = {name: timeline.document(one) for name, one in drawn.items()}
+        print(json_format.dumps({**rows, **(shown if record else shown[plan.schedule]), "files": files}, indent=1))
+        return 0
+    for name, one in drawn.items():
+        print(timeline.text(name, one, unit))
+    print("".join(f"{file}\n" for file in files), end="")
+    return 0
+
+
+def _recorded_timelines(path: Path) -> dict[str, Timeline]:
+    try:
+        record = read_checked(path)
+        if measured := timelines.measured(record):
+            return {"predicted": timelines.predicted(record, measured), "measured": measured}
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError):  # a JSON document of another kind, or a torn one
+        pass
+    raise InputError(f"{path} is no record of a run with a pipeline that ended well")

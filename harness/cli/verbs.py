@@ -1,0 +1,347 @@
+"""What each verb of the command line does."""
+
+import contextlib
+import dataclasses
+import json as json_format
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table as ConsoleTable
+
+from harness.analysis import render
+from harness.bench.bench import bench
+from harness.calibrate.calibrate import calibrate
+from harness.cli.claims import claims
+from harness.cli.evaluate import evaluate
+from harness.cli.predict import predict_from
+from harness.cli.status import WHICH, Chosen, cancel, rows_of, status, tell_rows, watch
+from harness.cli.timeline import draw_timeline
+from harness.doctor.doctor import doctor
+from harness.experiment import folders
+from harness.experiment.experiment import TIERS, Point, Tier, experiment_ids, load
+from harness.launch.attempt import why_refused
+from harness.launch.dry_run import Silent, none_can_run, tell_plan, tell_refused
+from harness.launch.options import DeviceChoice, Options, Place, Saving, Trying, require_positive
+from harness.launch.preflight import Datasets
+from harness.launch.progress import LiveDisplay
+from harness.launch.site_file import Cluster
+from harness.launch.slurm import Site, Where
+from harness.launch.sweep import Sweep
+from harness.predict.accuracy import accuracy
+from harness.predict.memory import memory_from
+from harness.rank.devices import gpu_count
+from harness.records.store import FINISHED, Store
+from harness.report import experiments_md
+from harness.report.archive import export
+from harness.report.results import as_json, described, made_of, print_tables, tell_results, write_results
+from harness.report.site import report
+from harness.terminal import Flag, console, counted, print_json, tell_ignored
+from harness.tune.tune import tune_from
+from impl.errors import InputError
+from impl.plan import Plan
+from impl.run import Run
+
+Format = Literal["md", "csv", "tex", "json"]
+
+
+def list_experiments(*, markdown: Flag = False, out: Path = folders.ARCHIVE, json: Flag = False) -> int:
+    """List the experiments: id, question, source, and points and expected time of each tier.
+
+    Args:
+        markdown: Print EXPERIMENTS.md: all of each experiment, and what its committed records say.
+        out: Folder of the records that --markdown shows.
+        json: Print one JSON document instead of a table.
+    """
+    if markdown:
+        print(experiments_md.experiments_markdown(out), end="")
+        return 0
+    found = [load(name) for name in experiment_ids()]
+    if json:
+        return print_json([described(e) for e in found])
+    table = ConsoleTable("experiment", "question", "source", "tier", "points", "expected")
+    table.columns[0].no_wrap = table.columns[3].no_wrap = True
+    for e in found:
+        for i, tier in enumerate(TIERS):
+            head = (e.id, e.question, e.source) if i == 0 else ("", "", "")
+            table.add_row(*head, tier, str(len(e.runs[tier])), e.cost[tier], end_section=tier == TIERS[-1])
+    console().print(table)
+    return 0
+
+
+def run(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    which: Chosen = WHICH,
+    place: Annotated[Place, tyro.conf.arg(name="")] = Place(),  # noqa: B008 - frozen
+    jobs: int | None = None,
+    trying: Annotated[Trying, tyro.conf.arg(name="")] = Trying(),  # noqa: B008 - frozen
+    profile: Flag = False,
+    saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
+    plan: Plan = Plan(),  # noqa: B008 - frozen
+    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
+    detach: Flag = False,
+    dry_run: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Run the points of an experiment that have no finished record yet, then write its tables and figures.
+
+    Args:
+        experiment: Id of an experiment, or its last word; `list` shows them.
+        which: Which points.
+        place: Where they run.
+        jobs: Points that run at the same time: one on this machine, since only that gives good timings, and on a
+            cluster what its site file says.
+        trying: How long a try may take, and when there is another one.
+        profile: Also look where a step's time goes, and what its parts take alone, after what is timed.
+        saving: Checkpoints, if any.
+        plan: Fields of the parallel plan that are given replace those of every point.
+        plan_fields: Which are given.
+        detach: With --on slurm: leave when all is submitted; `watch`, or the same command, comes back to it.
+        dry_run: Say what would be run, with the script that Slurm would be given; nothing is written.
+        json: Print one JSON document on standard output.
+    """
+    require_positive(**{} if jobs is None else {"jobs": jobs})
+    trying.require()
+    saving.require(folders.sweep_folder(which.out))
+    if detach and place.on == "local":
+        raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
+    found, cluster, tier = load(experiment), place.cluster(), which.tier or TIERS[0]
+    chosen = which.points(found, tier, plan, plan_fields)
+    runs = [point.run for point in chosen]
+    site = _site(place.on, place.device, runs, cluster, allow_oom=place.allow_oom, is_there=not dry_run)
+    store = which.store(found, tier)
+    options = _options(site, trying, saving, jobs=jobs, profile=profile or found.profiles, detach=detach)
+    with _nothing_written(store) as datasets:
+        if which.data:
+            datasets.open(which.data)
+        if dry_run:
+            return tell_plan(found, Sweep(store, datasets, options, Silent()), chosen, json)
+        if refused := none_can_run(chosen, store, datasets, options):
+            return tell_refused(found, store, refused, which.words(plan, plan_fields), json)
+    store.require_writable()
+    datasets.keep_in(_synthetic_cache(store))
+    _sweep(chosen, store, datasets, options)
+    if not detach:
+        return tell_results(found, store, chosen, json)
+    if not json:
+        follow = " ".join(["lmscale watch", found.id, "--tier", tier, *which.words(plan, plan_fields, data=True)])
+        print(f"submitted; `{follow}` follows the jobs and keeps their records, as the same command would")
+    return tell_rows(found, store, rows_of(store, chosen), json)
+
+
+def table(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    tier: Tier | None = None,
+    format: Format | None = None,
+    out: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Print the tables of the records that are there, and write them and the figures again; nothing is run.
+
+    The committed records are only printed, unless --out names their folder.
+
+    Args:
+        experiment: Id of an experiment, or its last word.
+        tier: smoke, small or paper; without it the largest with measured records, else with simulated ones.
+        format: Print the tables in this format instead of for the terminal.
+        out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
+        json: The same as --format json.
+    """
+    found = load(experiment)
+    tier = tier or folders.reading_tier(out, found.id) or TIERS[0]
+    stores, store = folders.stores(out, found.id, tier), Store(folders.sweep_folder(out), found.id, tier)
+    read = [(each, each.records()) for each in stores]
+    records = [record for _, of_one in read for record in of_one]
+    if not records:
+        raise InputError(f"{store.folder} has no records; `lmscale run {found.id} --tier {tier}` makes them")
+    own = [record for each, of_one in read if each.out == store.out for record in of_one]
+    is_own = any(each.out == store.out for each in stores)
+    files, made = write_results(store, found, own) if is_own else ([], [])
+    if len(own) < len(records):
+        made = made_of(records, found)
+    for each in stores:
+        tell_ignored(each)
+    if json or format == "json":
+        return print_json({**described(found), "tier": tier, **as_json(made), "files": files})
+    if format is None:
+        print_tables(made)
+        of_tier = f"\n{found.id}, tier {tier}: {counted([record['status'] for record in records])}"
+        print(*filter(None, [of_tier, folders.read_from(out, [found.id])]), sep="\n")
+        return 0
+    write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
+    print("\n".join(map(write, made)))
+    return 0
+
+
+def train_from(default: Run) -> Callable[..., int]:
+    """The verb `train`, with options that start from `default`."""
+
+    def train(
+        config: Annotated[Run, tyro.conf.arg(name="")] = default,
+        *,
+        place: Annotated[Place, tyro.conf.arg(name="")] = Place(),  # noqa: B008 - frozen
+        trying: Annotated[Trying, tyro.conf.arg(name="")] = Trying(),  # noqa: B008 - frozen
+        saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
+        out: Path | None = None,
+        json: Flag = False,
+    ) -> int:
+        """Train one run; every field is an option, and `--model NAME` starts from a named size.
+
+        Args:
+            config: What is trained and how.
+            place: Where it runs.
+            trying: How long a try may take, and when there is another one.
+            saving: Checkpoints, if any.
+            out: Keep the record, tables and figures in this folder; without it they are only printed.
+            json: Print the record.
+        """
+        trying.require()
+        saving.require(out)
+        site = _site(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
+        if place.on == "slurm" and out is None:
+            raise InputError("--on slurm: needs --out, a folder that all nodes of the cluster see")
+        if config.keep_end and out is None:
+            raise InputError("--keep-end: needs --out, where the checkpoint is kept")
+        with tempfile.TemporaryDirectory() as scratch:
+            store = Store(out or Path(scratch), "train", "small")
+            # asked for by name, it runs, whatever came of it before
+            options = _options(site, dataclasses.replace(trying, retry="all"), saving)
+            with _nothing_written(store) as datasets:
+                if reason := why_refused(config, store, datasets, options):
+                    raise InputError(reason)
+            store.require_writable()
+            datasets.keep_in(_synthetic_cache(store))
+            _sweep([Point(config, f"train {config.id}")], store, datasets, options)
+            record = store.read(config.id)
+            assert record is not None
+            if out:
+                write_results(store)
+        if json:
+            print_json(record)
+        else:
+            print_tables(made_of([record]))
+            if config.keep_end:
+                print(f"\ncheckpoint: {store.checkpoints(config.id)}")
+        return 0 if record["status"] in FINISHED else 1
+
+    return train
+
+
+def prepare(
+    *, text: str, tokenizer: str, out: Path, valid: str | None = None, valid_fraction: float = 0.05, json: Flag = False
+) -> int:
+    """Turn text into a token folder that runs can train on.
+
+    Args:
+        text: A text file, a .jsonl file (.gz, .xz) with a `text` field, a folder of such, or hf:NAME from the hub.
+        tokenizer: byte, gpt2:VOCAB,MERGES (files), or bpe:VOCAB_SIZE (trained on the text).
+        out: The folder to write.
+        valid: Text to validate on; without it the tail of the training text is kept apart.
+        valid_fraction: How much of the text that tail is.
+        json: Print the manifest.
+    """
+    from rich.progress import Progress
+
+    from impl.data.prepare import prepare as prepare_text
+    from impl.data.tokens import TokenFolder
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("tokenising", total=None)
+        advance = lambda done, total: progress.update(task, completed=done, total=total or None)
+        prepare_text(text, tokenizer, out, valid=valid, valid_fraction=valid_fraction, progress=advance)
+    manifest = json_format.loads((out / "manifest.json").read_text())
+    if json:
+        return print_json(manifest)
+    for split in ("train", "valid"):
+        counts = manifest[split]
+        print(f"{split}: {counts['tokens']:,} tokens, {counts['words']:,} words, {counts['bytes']:,} bytes")
+    print(f"{out}: dataset {TokenFolder.open(out).sha256[:12]}, vocabulary {manifest['vocab_size']:,}")
+    return 0
+
+
+def table_of(default: Run) -> dict[str, Callable[..., int]]:
+    """The verbs by name; `train` and `memory` start from `default`."""
+    return {
+        "list": list_experiments,
+        "run": run,
+        "status": status,
+        "watch": watch,
+        "cancel": cancel,
+        "table": table,
+        "claims": claims,
+        "export": export,
+        "report": report,
+        "train": train_from(default),
+        "timeline": draw_timeline,
+        "memory": memory_from(default),
+        "predict": predict_from(default),
+        "calibrate": calibrate,
+        "tune": tune_from(default),
+        "accuracy": accuracy,
+        "evaluate": evaluate,
+        "prepare": prepare,
+        "bench": bench,
+        "doctor": doctor,
+    }
+
+
+def _site(
+    on: Where,
+    device: DeviceChoice,
+    runs: Sequence[Run],
+    cluster: Cluster | None = None,
+    *,
+    allow_oom: bool = False,
+    is_there: bool = True,
+) -> Site:
+    """The place to run at; `auto` takes GPUs if they are enough for every run, so that all run on the same device.
+
+    Raises:
+        InputError: it is not there, though it should be.
+    """
+    if device == "auto":
+        enough = on == "local" and gpu_count() >= max(run.plan.world_size for run in runs)
+        device = "cuda" if enough else "cpu"
+    site = Site(on, device, allow_oom, cluster or Cluster())
+    if is_there:
+        site.require()
+    return site
+
+
+def _options(site: Site, trying: Trying, saving: Saving, **others: Any) -> Options:
+    return Options(
+        site,
+        time_limit_seconds=trying.time_limit,
+        hang_seconds=trying.hang_seconds,
+        retries=trying.retries,
+        retry=trying.retry,
+        saving=saving,
+        **others,
+    )
+
+
+def _sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
+    with LiveDisplay(len(chosen)) as display:
+        Sweep(store, datasets, options, display).run(chosen)
+
+
+@contextlib.contextmanager
+def _nothing_written(store: Store) -> Iterator[Datasets]:
+    """Yield token folders for a look at what can run, after which nothing is left, the embedded language neither."""
+    cache = _synthetic_cache(store)
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Datasets(cache if cache.exists() else Path(scratch) / ".synthetic")
+
+
+def _synthetic_cache(store: Store) -> Path:
+    """Where the embedded language lies: beside the experiments, so that all of them read one copy."""
+    up = len(Path(store.experiment).parts) + 1
+    return store.folder.parents[up - 1] / ".synthetic"

@@ -1,0 +1,272 @@
+"""What an experiment is, and how one is found by its name."""
+
+import dataclasses
+import difflib
+import importlib
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeVar, get_args
+
+from harness.analysis.render import Table
+from harness.experiment.claims import Claim, Evidence, Row
+from harness.records.labels import Record, fields, has_trusted_schedule, label_of, telling
+from harness.records.measures import engine_of
+from harness.records.store import require_name
+from impl.data.config import DataConfig
+from impl.errors import InputError
+from impl.pipeline.schedules import is_trusted, trust
+from impl.plan import Plan
+from impl.run import EngineName, Run, to_dict
+
+Tier = Literal["smoke", "small", "paper"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+FIELDS = tuple(fields(to_dict(Run())))
+"""Dotted names of all fields of a run."""
+VALUES = attrgetter(*FIELDS)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One question of a paper and the runs that answer it; its file's docstring opens with the question.
+
+    Raises:
+        InputError: a field holds something else than what it is for.
+    """
+
+    source: str
+    expectation: str
+    cost: dict[Tier, str]
+    """Expected time and the machine it is for, per tier."""
+    runs: dict[Tier, list[Run]]
+    claims: tuple[Claim, ...] = ()
+    """They are judged by the runs of the experiment's own engines; by those of another where there are no others."""
+    table: Callable[[Sequence[Record]], Table] | None = None
+    """A table of the experiment's own, of whatever records of the same engines there are; the stem of its files is its
+    name."""
+    figure: Callable[[Sequence[Record]], Any] | None = None
+    """A figure of the experiment's own: a Matplotlib figure made without pyplot, or None where there is nothing to
+    draw; else its table is drawn, where its columns are known. Of the records that the table is of."""
+    profiles: bool = False
+    """Its runs are asked, after what is timed, where a step's time goes."""
+    deviations: str = ""
+    """What differs from the source, and why."""
+    found: str = ""
+    """What the committed records say, in the words of whoever looked at them; EXPERIMENTS.md shows it."""
+    id: str = ""
+    question: str = ""
+    about: str = ""
+    """The docstring after the question."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, which anybody may have written, and trust the schedules of the runs."""
+        texts = ("source", "expectation", "deviations", "found", "id", "question", "about")
+        is_tiers = lambda value, each: (
+            isinstance(value, dict) and set(value) == set(TIERS) and all(map(each, value.values()))
+        )
+        is_runs = lambda value: isinstance(value, list) and bool(value) and all(isinstance(run, Run) for run in value)
+        is_claims = isinstance(self.claims, tuple) and all(isinstance(claim, Claim) for claim in self.claims)
+        checks = {
+            **{name: (isinstance(getattr(self, name), str), "a text") for name in texts},
+            "cost": (is_tiers(self.cost, lambda text: isinstance(text, str)), f"a text for each of {', '.join(TIERS)}"),
+            "runs": (is_tiers(self.runs, is_runs), f"a list of at least one Run for each of {', '.join(TIERS)}"),
+            "claims": (is_claims, "a tuple of Claim"),
+            "table": (self.table is None or callable(self.table), "a function of records"),
+            "figure": (self.figure is None or callable(self.figure), "a function of records"),
+            "profiles": (isinstance(self.profiles, bool), "True or False"),
+        }
+        for name, (is_valid, what) in checks.items():
+            if not is_valid:
+                raise InputError(f"Experiment.{name} {_shown(getattr(self, name))}: must be {what}")
+        for run in (run for runs in self.runs.values() for run in runs):
+            trust(run.plan.schedule)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep; `label` says what distinguishes it from the others."""
+
+    run: Run
+    label: str
+
+    @cached_property
+    def id(self) -> str:
+        """The run's, which takes a while to be made."""
+        return self.run.id
+
+
+def experiment_ids() -> list[str]:
+    """Ids of all experiments, `quickstart` or `paper/question`: the Python files of the packages of `experiments`."""
+    found = []
+    for root in map(Path, importlib.import_module("experiments").__path__):
+        for path in root.rglob("*.py"):
+            name = path.relative_to(root).with_suffix("")
+            folders = (root.joinpath(*name.parts[:n]) for n in range(1, len(name.parts)))
+            is_named = all(part.isidentifier() for part in name.parts) and path.name != "__init__.py"
+            if is_named and all((folder / "__init__.py").exists() for folder in folders):
+                found.append(name.as_posix())
+    return sorted(found)
+
+
+def load(name: str) -> Experiment:
+    """The experiment with this id, or with this last word where that is unique.
+
+    Raises:
+        InputError: there is none, or several.
+    """
+    ids = experiment_ids()
+    matches = [i for i in ids if i == name] or [i for i in ids if i.rsplit("/", 1)[-1] == name]
+    if len(matches) != 1:
+        what = "names several experiments" if matches else "is not an experiment"
+        near = difflib.get_close_matches(name, ids, n=1)
+        hint = f"did you mean {near[0]}? " if near and not matches else ""
+        raise InputError(f"{name!r} {what}; {hint}valid: {', '.join(matches or ids)}")
+    return _from_module(matches[0], _imported(matches[0]))
+
+
+def _imported(name: str) -> ModuleType:
+    """The module of an experiment; whatever its file does instead of that is told in one line."""
+    try:
+        return importlib.import_module("experiments." + name.replace("/", "."))
+    except (Exception, SystemExit) as error:
+        raise InputError(_told(name, error)) from None
+
+
+def _told(name: str, error: BaseException) -> str:
+    """What is wrong with an experiment's file, and in which line of it."""
+    end = f"experiments/{name}.py"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(end)]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    where = f"{end}, line {line}" if line else end
+    text = " ".join(_text(error).split())[:300]
+    return f"{where}: {text}" if isinstance(error, InputError) else f"{where}: {type(error).__name__}: {text}"
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return "(it cannot be told)"
+
+
+def _shown(value: object) -> str:
+    """A value, shortened; it may be anything."""
+    try:
+        return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else type(value).__name__
+    except Exception:
+        return type(value).__name__
+
+
+def _from_module(name: str, module: ModuleType) -> Experiment:
+    experiment = getattr(module, "EXPERIMENT", None)
+    if not isinstance(experiment, Experiment) or not (module.__doc__ or "").strip():
+        raise InputError(f"experiments/{name}.py: an experiment needs a docstring and an EXPERIMENT = Experiment(...)")
+    question, _, about = (module.__doc__ or "").strip().partition("\n")
+    named = replace(experiment, id=name, question=question, about=about.strip())
+    own = {"table": _table_of_own_engines(named), "figure": _figure_of_own_engines(named)}
+    return replace(named, claims=_claims_of_own_engines(named), **own)
+
+
+def _claims_of_own_engines(experiment: Experiment) -> tuple[Claim, ...]:
+    def checked(claim: Claim) -> Claim:
+        def own(rows: Sequence[Row]) -> Evidence | None:
+            known = [row for row in rows if is_trusted(row["schedule"])]
+            found = claim.check(_of_own_engines(experiment, known, lambda row: row["engine"]))
+            return found and Evidence(bool(found.holds), str(found.numbers), float(found.share))
+
+        return replace(claim, check=_guarded(experiment, own))
+
+    return tuple(map(checked, experiment.claims))
+
+
+def _table_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]], Table] | None:
+    table = experiment.table
+    if table is None:
+        return None
+
+    def named(records: Sequence[Record]) -> Table:
+        made = table(_own(experiment, records))
+        require_name(made.name)  # files are called so
+        return made
+
+    return _guarded(experiment, named)
+
+
+def _figure_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]], Any] | None:
+    figure = experiment.figure
+    if figure is None:
+        return None
+    return _guarded(experiment, lambda records: figure(_own(experiment, records)))
+
+
+def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
+    """The records that the experiment compares, without those whose schedule its functions could not build."""
+    known = [record for record in records if has_trusted_schedule(record["config"])]
+    return _of_own_engines(experiment, known, engine_of)
+
+
+def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """A function of an experiment's file, whose errors are told in one line."""
+
+    def guarded(found: Any) -> _T:
+        try:
+            return function(found)
+        except (Exception, SystemExit) as error:
+            raise InputError(_told(experiment.id, error)) from None
+
+    return guarded
+
+
+def _of_own_engines(experiment: Experiment, found: Sequence[_T], engine: Callable[[_T], str]) -> list[_T]:
+    """What the engines found that the experiment compares; where there is nothing of them, another engine."""
+    own, there = {run.engine for runs in experiment.runs.values() for run in runs}, sorted(set(map(engine, found)))
+    chosen = own.intersection(there) or there[:1]
+    return [one for one in found if engine(one) in chosen]
+
+
+def points(runs: list[Run], only: str | None = None) -> list[Point]:
+    """The sweep's points, labelled by the fields in which they differ; `only` keeps those whose label or id it matches.
+
+    Raises:
+        InputError: two runs are the same, one cannot be named, or nothing matches `only`.
+    """
+    rows = [dict(zip(FIELDS, VALUES(run), strict=True)) for run in runs]
+    names = telling(rows)
+    again = [name for name in ("seed", "repeat") if len({row[name] for row in rows}) > 1]
+    try:
+        labelled = [Point(run, _label(run, row, names, again)) for run, row in zip(runs, rows, strict=True)]
+        ids = {point.id for point in labelled}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"a run of the sweep cannot be named: {' '.join(str(error).split())[:200]}") from None
+    if len(ids) < len(runs):
+        raise InputError("two points of the sweep are the same run; give them different seeds or repeats")
+    kept = [p for p in labelled if only is None or only in p.label or fnmatch(p.label, only) or p.id.startswith(only)]
+    if not kept:
+        raise InputError(f"--only {only!r} matches no point; points: {'; '.join(p.label for p in labelled)}")
+    return kept
+
+
+def _label(run: Run, values: dict[str, Any], names: Sequence[str], again: Sequence[str]) -> str:
+    """What tells a run from the others, as `norm=pre seed=1`; its id where nothing does."""
+    text = label_of(values, names) or label_of(values, names, unsaid={})
+    return " ".join([*filter(None, [text]), *(f"{name}={getattr(run, name)}" for name in again)]) or run.id
+
+
+def changed(
+    runs: list[Run], data: str | None, engine: EngineName | None, plan: Plan, plan_fields: Iterable[str]
+) -> list[Run]:
+    """The runs on another token folder or by another engine if one is given, with these fields of the plan; what
+    becomes equal, once."""
+    given = {name: getattr(plan, name) for name in plan_fields}
+    others: dict[str, Any] = {"data": DataConfig(dataset=data)} if data else {}
+    others |= {"engine": engine} if engine else {}
+    if not given and not others:
+        return runs
+    new = [dataclasses.replace(run, plan=dataclasses.replace(run.plan, **given), **others) for run in runs]
+    return list({run.id: run for run in new}.values()) if given or engine else new

@@ -1,0 +1,86 @@
+"""Which folder of records a verb uses when none is named: the user's own, or the records that came with the checkout.
+
+A sweep (`run`, `status`, `watch`, `cancel`, `predict EXPERIMENT`) works in the user's own folder, so that it never
+changes the committed archive. What reads records (`table`, `claims`, `report`, `export`) takes, for each tier, the
+user's own measured records where there are some, else the committed ones, and the same for each simulated system. A
+folder that is named is used as it is.
+"""
+
+from pathlib import Path
+
+from harness.experiment.experiment import TIERS, Tier
+from harness.records.environment import CODE
+from harness.records.store import SIMULATED, Store
+from impl.errors import InputError
+
+OWN = Path("runs")
+"""Folder of the user's own records, in the working directory; git ignores it in a checkout."""
+ARCHIVE = CODE / "results"
+"""Folder of the committed records; an installed package has none."""
+
+
+def sweep_folder(out: Path | None) -> Path:
+    """Return the folder that a sweep works in."""
+    return OWN if out is None else out
+
+
+def stores(out: Path | None, experiment: str, tier: Tier) -> list[Store]:
+    """Return what the records of a tier are read from: the store of measured ones, then one for each system."""
+    if out is not None:
+        return _of(out, experiment, tier)
+    archived, own = ({store.system: store for store in _of(folder, experiment, tier)} for folder in (ARCHIVE, OWN))
+    chosen = archived | {system: store for system, store in own.items() if _has_records(store)}
+    measured = chosen.pop(None)
+    return [measured, *(chosen[system] for system in sorted(filter(None, chosen)))]
+
+
+def reading_tier(out: Path | None, experiment: str) -> Tier | None:
+    """Return the largest tier with measured records, else the largest with simulated ones, the user's own before the
+    committed ones; None: there are no records."""
+    for folder in (OWN, ARCHIVE) if out is None else (out,):
+        for pattern in ("records/*.json", f"{SIMULATED}/*/*.json"):
+            for tier in TIERS[::-1]:
+                if any((folder / experiment / tier).glob(pattern)):
+                    return tier
+    return None
+
+
+def sweep_tier(out: Path, experiment: str) -> Tier:
+    """Return the tier with jobs under way, else the one that records are read from, else the one that `run` takes.
+
+    Raises:
+        InputError: jobs of several tiers are under way.
+    """
+    busy: list[Tier] = [tier for tier in TIERS if Store(out, experiment, tier).attempts()]
+    if len(busy) > 1:
+        raise InputError(f"{experiment} has jobs under way at several tiers; --tier says which: {', '.join(busy)}")
+    if busy:
+        return busy[0]
+    return reading_tier(out, experiment) or TIERS[0]
+
+
+def of_archive(experiment: str, tier: Tier) -> str | None:
+    """Return a line that names the committed records where the user has none of that tier; None: nothing to say."""
+    if any(map(_has_records, _of(OWN, experiment, tier))) or not any(map(_has_records, _of(ARCHIVE, experiment, tier))):
+        return None
+    return f"{OWN} has no records of this tier; the committed ones are in {ARCHIVE}, which --out reads"
+
+
+def read_from(out: Path | None, experiments: list[str]) -> str:
+    """Return a line that says whose records of these experiments were read; empty where their folder was named."""
+    if out is not None:
+        return ""
+    own = [each for each in experiments if any(_has_records(s) for tier in TIERS for s in _of(OWN, each, tier))]
+    others = f"the committed ones in {ARCHIVE}" if ARCHIVE.exists() else "none, as they come with a checkout only"
+    if len(own) == len(experiments):
+        return f"records: your own in {OWN}, before {others}"
+    return f"records: your own in {OWN} ({', '.join(own)}), else {others}" if own else f"records: {others}"
+
+
+def _of(out: Path, experiment: str, tier: Tier) -> list[Store]:
+    measured = Store(out, experiment, tier)
+    return [measured, *measured.simulated()]
+
+
+def _has_records(store: Store) -> bool:
+    return any(store.recorded.glob("*.json"))

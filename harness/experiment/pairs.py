@@ -1,0 +1,80 @@
+"""Runs that are alike but for one choice, measured in turn: what they take side by side, pair by pair of repeats."""
+
+import json
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.records.statistics import Estimate, estimate
+
+Row = Mapping[Any, Any]
+"""Of `measures.frame`."""
+
+
+@dataclass
+class Cell:
+    """Runs on one device that have all in common but a choice."""
+
+    config: dict[str, Any]
+    """What they have in common, without seed and repeat."""
+    runs: dict[Any, dict[tuple[int, int], Row]] = field(default_factory=dict)
+    """Those that ended well, by choice, then by seed and repeat."""
+    why_not: dict[Any, str] = field(default_factory=dict)
+    """What became of the others, by choice: invalid, oom, failed."""
+
+    @property
+    def first(self) -> Row:
+        """A row, for what describes all of them."""
+        return next(iter(next(iter(self.runs.values())).values()))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether ranks waited for each other's turn on a core: their times say nothing."""
+        return any(row["oversubscribed"] for runs in self.runs.values() for row in runs.values())
+
+    def mean(self, choice: Hashable, measure: str) -> Estimate:
+        """Of a measure over the repeats; NaN where it was not measured."""
+        values = [row[measure] for row in self.runs.get(choice, {}).values() if not math.isnan(row[measure])]
+        return estimate(values) if values else Estimate(math.nan, None, 0)
+
+    def ratio(self, ours: Hashable, theirs: Hashable, measure: str = "step_seconds") -> Estimate:
+        """Mean of a measure's ratio, ours over theirs, over the pairs of equal seed and repeat, with its t-interval.
+
+        What slows a machine down for a while meets both of a pair. NaN where there are no pairs, or ranks were crowded.
+        """
+        a, b = self.runs.get(ours, {}), self.runs.get(theirs, {})
+        ratios = [a[key][measure] / b[key][measure] for key in a if key in b]
+        ratios = [one for one in ratios if not math.isnan(one)]
+        return estimate(ratios) if ratios and not self.is_crowded else Estimate(math.nan, None, 0)
+
+
+def cells(rows: Iterable[Row], choice: Callable[[dict[str, Any]], Hashable]) -> list[Cell]:
+    """The runs in cells, in the order of their first rows.
+
+    Args:
+        choice: takes out of a run's configuration what may differ within a cell, and says what it was.
+    """
+    found: dict[tuple[str, str | None], Cell] = {}
+    why_not: dict[str, dict[Any, str]] = {}
+    for row in rows:
+        config = json.loads(row["point"])
+        chosen = choice(config)
+        common = json.dumps(config, sort_keys=True)
+        others = why_not.setdefault(common, {})
+        if row["status"] == "ok":
+            cell = found.setdefault((common, row["device_name"]), Cell(config, why_not=others))
+            cell.runs.setdefault(chosen, {})[row["seed"], row["repeat"]] = row
+        else:
+            others[chosen] = row["status"]
+    return list(found.values())
+
+
+def reaches_below(ratio: Estimate, limit: float = 1.0) -> bool:
+    """Whether a ratio, or the lower end of its 95% interval, is at most the limit."""
+    return ratio.mean - (ratio.half_width or 0.0) <= limit
+
+
+def in_words(ratio: Estimate) -> str:
+    """`0.87 ± 0.02`; a single pair has no interval."""
+    return f"{ratio.mean:.3g}" if ratio.half_width is None else f"{ratio.mean:.3g} ± {ratio.half_width:.2g}"

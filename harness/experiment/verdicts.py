@@ -1,0 +1,148 @@
+"""Verdicts on the claims of experiments: per tier, measured and simulated, counted and as tables."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pandas as pd
+
+from harness.analysis.render import Column, Table
+from harness.experiment.claims import PARTLY, Claim, Evidence, Verdict, evidence, verdict
+from harness.experiment.experiment import TIERS, Experiment, Tier
+from harness.experiment.folders import stores
+from harness.records.store import Record
+from harness.terminal import tell_ignored
+
+NOT_RUN = "not run here"
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+class Judged(NamedTuple):
+    """A claim and the verdict of the runs of one tier that can tell."""
+
+    claim: Claim
+    tier: Tier | None
+    """None: no run can tell."""
+    systems: str
+    """What the runs were simulated for; empty: they were measured."""
+    verdict: Verdict
+    numbers: str
+
+    @property
+    def runs(self) -> str:
+        """Which runs, as `paper, simulated for selene`; empty where there are none."""
+        kind = f"simulated for {self.systems}" if self.systems else "measured"
+        return f"{self.tier}, {kind}" if self.tier else ""
+
+
+def records_of(
+    experiment: Experiment, out: Path | None, tiers: Iterable[Tier] = TIERS, tracked: set[Path] | None = None
+) -> list[Record]:
+    """All records of an experiment at these tiers, each tier's measured ones before the simulated.
+
+    Args:
+        out: the folder of records; None: as `harness.experiment.folders` chooses.
+        tracked: leaves out the records that are none of these files; None: no record.
+    """
+    found: list[Record] = []
+    for store in (store for tier in tiers for store in stores(out, experiment.id, tier)):
+        records = store.records()
+        found += [one for one in records if tracked is None or store.path(one["id"]).resolve() in tracked]
+        tell_ignored(store)
+    return found
+
+
+def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
+    """For every claim a verdict of what was measured and one for each system that it was simulated for.
+
+    Each is of the largest tier whose runs can tell; a claim that none can tell has one verdict, `not run here`.
+    """
+    known: dict[Tier, dict[str, list[Evidence | None]]] = {}
+    for tier in TIERS[::-1]:
+        if of_one := [record for record in records if record["tier"] == tier]:
+            known[tier] = evidence(experiment.claims, of_one)
+    out: list[Judged] = []
+    for i, claim in enumerate(experiment.claims):
+        found: list[Judged] = []
+        for tier, by_system in known.items():
+            done = {bool(one.systems) for one in found if one.tier != tier}
+            for system, of_claims in by_system.items():
+                said = of_claims[i]
+                if said is not None and bool(system) not in done:
+                    found.append(Judged(claim, tier, system, verdict(said), said.numbers))
+        order = sorted(found, key=lambda one: bool(one.systems))
+        out += order or [Judged(claim, None, "", NOT_RUN, "")]
+    return out
+
+
+def verdicts_table(experiment: str, found: Sequence[Judged]) -> Table:
+    """Claims, what is published, and one row for every verdict."""
+    rows = pd.DataFrame([
+        {
+            **{name: getattr(one.claim, name) for name in ("text", "source", "published")},
+            **{name: getattr(one, name) or None for name in ("runs", "verdict", "numbers")},
+        }
+        for one in found
+    ])  # fmt: skip
+    headers = {"text": "claim", "source": "source", "published": "published", "runs": "runs"}
+    headers |= {"verdict": "verdict", "numbers": "numbers"}
+    if not any(one.claim.published for one in found):
+        headers.pop("published")
+    columns = tuple(Column(key=key, header=header, text=True) for key, header in headers.items())
+    return Table("verdicts", f"Claims: {experiment}", columns if len(rows) else (), rows)
+
+
+def headline_table(experiment: str, found: Sequence[Judged]) -> Table:
+    """What the source prints of the first claim that it prints something of, beside what was simulated and measured."""
+    claims = list(dict.fromkeys(one.claim for one in found))
+    headline = next((claim for claim in claims if claim.published), claims[0] if claims else None)
+    title = f"Headline: {experiment}"
+    if headline is None:
+        return Table("headline", title, (), pd.DataFrame())
+    row: dict[str, Any] = {"text": headline.text, "published": headline.published or None}
+    columns = [Column(key="text", header="headline", text=True), Column(key="published", header="published", text=True)]
+    by_kind: dict[str, Callable[[Judged], bool]] = {
+        "simulated": lambda one: bool(one.systems), "measured": lambda one: not one.systems
+    }  # fmt: skip
+    for kind, is_of in by_kind.items():
+        said = [one for one in found if one.claim is headline and one.tier and is_of(one)]
+        row[kind] = "; ".join(one.numbers for one in said) or None
+        where = "; ".join(", ".join(filter(None, [one.tier, one.systems])) for one in said)
+        columns.append(Column(key=kind, header=f"{kind} ({where})" if where else kind, text=True))
+    return Table("headline", title, tuple(columns), pd.DataFrame([row]))
+
+
+def counts(found: Sequence[Judged]) -> dict[str, Any]:
+    """Count claims, those that no run can tell, and the verdicts on the others, measured and simulated.
+
+    A claim that was simulated for several systems counts once, by the verdict of all systems together.
+    """
+    said: dict[str, Any] = {"claims": len({id(one.claim) for one in found})}
+    for kind, is_simulated in (("measured", False), ("simulated", True)):
+        by_claim: dict[int, list[Verdict]] = {}
+        for one in found:
+            if one.tier and bool(one.systems) == is_simulated:
+                by_claim.setdefault(id(one.claim), []).append(one.verdict)
+        verdicts = [together(each) for each in by_claim.values()]
+        said[kind] = {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}
+    return said | {NOT_RUN: sum(one.tier is None for one in found)}
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the one verdict of several systems on a claim: theirs where they agree; else `partly` where it holds for
+    half of them or more."""
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return "partly" if verdicts.count("reproduced") >= PARTLY * len(verdicts) else "not reproduced"
+
+
+def in_words(said: dict[str, Any]) -> str:
+    """`3 claims; measured: 1 reproduced, 1 partly; simulated: 2 reproduced; not run here: 1`."""
+    parts = [f"{said['claims']} {'claim' if said['claims'] == 1 else 'claims'}"]
+    parts += [f"{kind}: {listed}" for kind in ("measured", "simulated") if (listed := listed_counts(said[kind]))]
+    return "; ".join([*parts, *([f"{NOT_RUN}: {said[NOT_RUN]}"] if said[NOT_RUN] else [])])
+
+
+def listed_counts(verdicts: dict[str, int]) -> str:
+    """`1 reproduced, 1 partly`."""
+    return ", ".join(f"{count} {each}" for each, count in verdicts.items() if count)

@@ -1,0 +1,287 @@
+"""The figures of a sweep, each a pure function of its records; the same records give the same bytes."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.analysis.perplexity import KINDS, comparable, scores, stem, title
+from harness.analysis.render import Column, number
+from harness.analysis.tables import MakesTable, scaled
+from harness.figures import style as drawing
+from harness.figures import timeline
+from harness.figures.of_table import against_ranks, efficiency, lines, of_ideal, with_intervals
+from harness.figures.style import COLOURS, few, legend, line, mark, panels
+from harness.records.labels import SHAPE, Record, labels, point
+from harness.records.measures import about, diverged, float_or_nan, losses_of, model_names, shape, size_name
+from harness.records.measures import tokens_per_step as tokens_of
+from harness.records.source import is_simulated
+from harness.records.statistics import running_mean
+from impl.model.norm_placement import PLACEMENTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MakesFigure = Callable[[Sequence[Record]], "Figure | None"]
+"""How an experiment's own figure is drawn; None: there is nothing to draw."""
+SMOOTHED_SHARE = 0.02
+"""Share of the steps over which training loss is averaged for drawing."""
+MOST_PANELS, MOST_RUNS = 9, 80
+OWN = "own"
+"""Stem of the files of an experiment's own figure where it has no table, whose name they have else."""
+ABOVE_START, DIVERGED = 1.03, 2.0
+"""Times the highest loss of a first step that is still shown: what stands out above it is cut off; a run that diverged
+may stand higher, at most so many times as high as it began."""
+WIDE = 20
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
+
+
+def write(
+    records: Sequence[Record], folder: Path, *, table: MakesTable | None = None, figure: MakesFigure | None = None
+) -> list[Path]:
+    """Write every figure there is data for as SVG and PNG (150 dpi), in place of what an earlier call wrote.
+
+    Raises:
+        InputError: the records are of several tiers.
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with drawing.style():
+        found = drawn(records, table=table, figure=figure)
+        written = [path for name, one in found.items() for path in drawing.save_both(one, folder, name)]
+    stems = ("curves", "scaling", "perplexity_*", "accuracy_*", "timeline_*", table([]).name if table else OWN)
+    for old in {path for s in stems for path in folder.glob(f"{s}.*")} - set(written):
+        old.unlink()
+    return written
+
+
+def drawn(
+    records: Sequence[Record], *, table: MakesTable | None = None, figure: MakesFigure | None = None
+) -> dict[str, "Figure"]:
+    """Every figure there is data for, by the stem of its files; within `style`.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    own = None if figure or not table else table(records)
+    name = table([]).name if table else OWN
+    found = {name: figure(records) if figure else own and (efficiency(own) or lines(own))}
+    found |= {"curves": curves(records), "scaling": scaling(records)}
+    for name, kind, apart, chosen in comparable(records):
+        found[stem(name, kind, apart)] = sizes(chosen, name, kind, apart)
+    return {name: one for name, one in found.items() if one is not None} | timeline.of_records(records)
+
+
+def curves(records: Sequence[Record]) -> "Figure | None":
+    """Training loss (smoothed) and validation loss against tokens: a panel for each model, a colour for each point.
+
+    Runs that were not validated, which are there for their speed, are left out, and those that learn to answer
+    questions: their loss is of another kind.
+    """
+    heading, learns_text = about(records), lambda r: not r["config"]["data"].get("race")
+    trained = [r for r in records if len(r.get("steps") or ()) > 1 and (r.get("evaluations") or diverged(r))]
+    trained = sorted(filter(learns_text, trained), key=_size_and_placement)
+    if not trained:
+        return None
+    chosen, there = set(few(list(dict.fromkeys(point(r["config"]) for r in trained)))[0]), len(trained)
+    trained = few([r for r in trained if point(r["config"]) in chosen], MOST_RUNS, drawing.MOST_LINES)[0]
+    note = drawing.left_out(len(trained), there, "runs")
+    names, configs = model_names(records), [record["config"] for record in trained]
+    texts = labels([point(config) for config in configs], trained, SHAPE)
+    models = [names[shape(config)] for config in configs]
+    if len(set(texts)) == 1 or len(set(models)) > MOST_PANELS:
+        texts = [f"{m} {t}".strip() if len(set(texts)) > 1 else m for m, t in zip(models, texts, strict=True)]
+        models = [""] * len(texts)
+    shown, points = list(dict.fromkeys(models)), list(dict.fromkeys(texts))
+    figure, axes = panels(len(shown))
+    for record, model, text in zip(trained, models, texts, strict=True):
+        _curve(axes[shown.index(model)], record, COLOURS[points.index(text) % len(COLOURS)])
+    for ax, name in zip(axes, shown, strict=True):
+        ax.set(title=name, xlabel="tokens", ylabel="loss (nats per token)", xscale="log")
+        own = {_family(record) for record, model in zip(trained, models, strict=True) if model == name}
+        _from_the_first_loss(ax, [record for record in trained if _family(record) in own])
+    handles = [line(COLOURS[i % len(COLOURS)], text) for i, text in enumerate(points) if text]
+    handles += [line("#888888", f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
+    handles += [line("#888888", "validation", marker="o")]
+    if any(diverged(record) for record in trained):
+        handles += [line("#888888", "diverged", marker="x", linestyle="")]
+    if any(_floor(record) for record in trained):
+        handles += [line("black", "entropy floor", linestyle="--")]
+    legend(figure, handles)
+    figure.suptitle(f"Training and validation loss{heading}{note}")
+    return figure
+
+
+def _family(record: Record) -> str:
+    return record["config"]["model"]["family"]
+
+
+def _from_the_first_loss(ax: "Axes", alike: Sequence[Record]) -> None:
+    """The same range for panels whose losses are alike, from the highest first one down to the lowest of all."""
+    runs = [list(filter(math.isfinite, losses_of(record))) for record in alike]
+    held_out = [e["nats"] / e["tokens"] for record in alike for e in _validations(record)]
+    known = [*(loss for losses in runs for loss in losses), *held_out, *filter(None, map(_floor, alike))]
+    highest = [losses[0] for losses in runs if losses]
+    highest += [min(o[-1], DIVERGED * o[0]) for o, record in zip(runs, alike, strict=True) if o and diverged(record)]
+    if known:
+        top, bottom = ABOVE_START * max(highest or known), min(known)
+        ax.set_ylim(bottom - 0.05 * (top - bottom), top)
+
+
+def _validations(record: Record) -> list[Any]:
+    return [
+        e
+        for e in record.get("evaluations") or ()
+        if e["name"] == "valid" and e.get("tokens") and math.isfinite(float_or_nan(e.get("nats")))
+    ]
+
+
+def _curve(ax: "Axes", record: Record, colour: str) -> None:
+    tokens = tokens_of(record["config"])
+    steps = [step["step"] + 1 for step in record["steps"] if "loss" in step]
+    finite = [(step, loss) for step, loss in zip(steps, losses_of(record), strict=True) if math.isfinite(loss)]
+    smooth = running_mean([loss for _, loss in finite], max(1, round(SMOOTHED_SHARE * len(finite))))
+    shown, _ = few(range(len(finite)), drawing.MOST_POINTS, drawing.MOST_POINTS)
+    ax.plot([finite[i][0] * tokens for i in shown], [smooth[i] for i in shown], color=colour, alpha=0.45, linewidth=1)
+    if diverged(record) and finite:
+        at = finite[-1][0] * tokens, min(smooth[-1], DIVERGED * smooth[0])
+        ax.plot(*at, marker="x", markersize=8, markeredgewidth=2, color=colour)
+    held_out = [(e["step"] * tokens, e["nats"] / e["tokens"]) for e in _validations(record)]
+    ax.plot(*zip(*held_out, strict=True), color=colour, marker="o", markersize=4, linewidth=1.2) if held_out else None
+    if floor := _floor(record):
+        ax.axhline(floor, color="black", linestyle="--", linewidth=1)
+
+
+def _floor(record: Record) -> float | None:
+    """Nats per token that no left-to-right model can be expected to beat; None where not known."""
+    entropy = ((record.get("resolved") or {}).get("data") or {}).get("entropy")
+    if not entropy or record["config"]["model"]["family"] != "gpt":
+        return None
+    return (entropy.get("valid") or entropy)["nats_per_token"]
+
+
+def scaling(records: Sequence[Record]) -> "Figure | None":
+    """Throughput and scaling efficiency against ranks; ideal is the baseline's throughput per device, kept.
+
+    None: nothing was measured, or simulated, on several numbers of ranks.
+    """
+    heading, rows = about(records), scaled(records)
+    found, note = _scaling_lines(rows) if not rows.empty else ([], "")
+    if not found:
+        return None
+    rows = pd.concat([group for _, group in found])
+    has_efficiency = any(group["efficiency"].notna().sum() > 1 for _, group in found)
+    figure, (left, *right) = panels(2 if has_efficiency else 1)
+    for i, (text, group) in enumerate(found):
+        ranks, rate = list(group["ranks"]), list(group["tokens_per_second"])
+        left.plot(ranks, [rate[0] * r / ranks[0] for r in ranks], color=mark(i)["color"], linestyle=":", linewidth=1)
+        with_intervals(left, group, "tokens_per_second", 1.0, label=text, **mark(i))
+        for ax in right:
+            with_intervals(ax, group, "efficiency", 0.01, label=text, **mark(i))
+        for r, value, over in zip(ranks, rate, group["oversubscribed"], strict=True):
+            left.plot(r, value, markerfacecolor="white", zorder=3, **mark(i)) if over else None
+    against_ranks((left, *right), rows["ranks"])
+    _rates(left, list(rows["tokens_per_second"]))
+    left.set(ylabel="throughput (tokens/s)", title="Throughput")
+    for ax in right:
+        of_ideal(ax, title="Scaling efficiency")
+    handles = [*left.get_legend_handles_labels()[0], line("black", "ideal", linestyle=":")]
+    if any(rows["oversubscribed"]):
+        crowded = "oversubscribed: no efficiency"
+        handles.append(line("#888888", crowded, marker="o", markerfacecolor="white", linestyle=""))
+    legend(figure, handles)
+    simulated = ", simulated" if all(map(is_simulated, records)) else ""
+    figure.suptitle(f"Scaling{heading}{simulated}{note}")
+    return figure
+
+
+def _rates(ax: "Axes", rates: Sequence[float]) -> None:
+    """An axis of throughput, logarithmic where the rates are far apart."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    if max(rates) > WIDE * min(rates):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_minor_locator(NullLocator())
+    else:
+        drawing.with_room_above(ax)
+    ax.yaxis.set_major_formatter(lambda value, _: number(value, 3))
+
+
+def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], str]:
+    """Lines of a scaling figure with their names, each from its baseline on to other ranks; and what a title says."""
+    rest = rows[rows["baseline"] != "baseline"]
+    by = ["kind", "model", "curve", "device_name"]
+    several = {name for name in by if len(set(rest[name])) > 1} | {"kind"}
+    found = []
+    groups = rest.groupby([*by, "baseline_point"], sort=False, dropna=False)
+    chosen, of_row = few(range(groups.ngroups))[0], groups.ngroup()
+    for i in chosen:
+        group = rest.loc[of_row == i]
+        row = group.iloc[0]
+        is_first = (rows["point"] == row["baseline_point"]) & (rows["baseline"] == "baseline")
+        is_first &= (rows["kind"] == row["kind"]) & (rows["device_name"] == row["device_name"])
+        text = " ".join(str(row[name]) for name in by if name in several).strip()
+        group = pd.concat([rows[is_first], group])
+        found += [(text, group)] if len(set(group["ranks"])) > 1 else []
+    return found, drawing.left_out(len(found), groups.ngroups - len(chosen) + len(found), "lines")
+
+
+def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "Figure | None":
+    """Perplexity or accuracy against parameters, a line for each norm placement; None: fewer than two sizes.
+
+    Raises:
+        InputError: as `harness.analysis.perplexity.perplexity_table`.
+    """
+    points = scores(records, name, kind)
+    known = pd.DataFrame(points[points["parameters"].notna()])
+    if len(set(known["model"])) < 2:
+        return None
+    known["line"] = labels(list(known["point"]), records, SHAPE)
+    names, note = few(list(dict.fromkeys(known["line"])))
+    main, (figure, (ax,)) = KINDS[kind][2][0], panels(1)
+    for i, name_of_line in enumerate(names):
+        _sizes_line(ax, pd.DataFrame(known[known["line"] == name_of_line]), main, i)
+    handles = [line(mark(i)["color"], text, marker=mark(i)["marker"]) for i, text in enumerate(names) if text]
+    if any(known["diverged_runs"]):
+        handles.append(line("#888888", "diverged (runs)", marker="x", linestyle=""))
+    if any(known["floor"].notna()):
+        floor = known["floor"].dropna().iloc[0]
+        ax.axhline(floor, color="black", linestyle="--", linewidth=1)
+        ax.set_ylim(bottom=floor - 0.05 * (ax.get_ylim()[1] - floor))
+        handles.append(line("black", "entropy floor", linestyle="--"))
+    if main.unit == "%":  # which has no less than none, and a few that are right are few
+        ax.set_ylim(0, max(1.0, 1.05 * ax.get_ylim()[1]))
+    ax.set(xscale="log", xlabel="parameters", ylabel=main.heading)
+    sizes_of = known.sort_values("parameters", ascending=False)  # the smallest of a model, by which it is called, last
+    ticks = sorted(dict(zip(sizes_of["model"], sizes_of["parameters"], strict=True)).values())
+    ax.set_xticks(ticks, [size_name(round(tick)) for tick in ticks])
+    ax.minorticks_off()
+    legend(figure, handles)
+    figure.suptitle(f"{title(records, name, kind, apart)}{note}")
+    return figure
+
+
+def _sizes_line(ax: "Axes", points: pd.DataFrame, main: Column, i: int) -> None:
+    means = pd.DataFrame(points[[isinstance(v, float) and math.isfinite(v) for v in points[main.key]]])
+    values = [value / main.scale for value in means[main.key]]
+    widths = list(means[f"{main.key}_half_width"].fillna(0.0).astype(float) / main.scale)
+    ax.errorbar(list(means["parameters"]), values, widths, capsize=3, **mark(i))
+    top = ax.get_xaxis_transform()  # what diverged has no place on the axis of values
+    for x, runs in zip(points["parameters"], points["diverged_runs"], strict=True):
+        if runs:
+            y = 0.97 - 0.06 * i
+            ax.plot(
+                x, y, marker="x", markersize=7, markeredgewidth=2, color=mark(i)["color"], transform=top, clip_on=False
+            )
+            ax.annotate(
+                runs, (x, y), (-8, 0), xycoords=top, textcoords="offset points", ha="right", va="center", size=8
+            )
+
+
+def _size_and_placement(record: Record) -> tuple[float, int]:
+    count = (record.get("resolved") or {}).get("parameters") or math.inf
+    return count, list(PLACEMENTS).index(record["config"]["model"]["norm_placement"])

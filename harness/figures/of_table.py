@@ -1,0 +1,130 @@
+"""Figures of an experiment's own table: its rows' lines, with what is published dashed."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.analysis.render import Table
+from harness.analysis.simulated_columns import twin
+from harness.figures import style as drawing
+from harness.figures.style import DASHED, few, legend, line, mark, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def efficiency(table: Table) -> "Figure | None":
+    """Efficiency against ranks as a table has it, a line for each `line` of its rows, dashed where published.
+
+    What was simulated stands for what was measured where nothing was, and says so. None: the table has no such columns,
+    or no line with two points.
+    """
+    if not {"line", "ranks", "efficiency", "published"} <= set(table.frame):
+        return None
+    rows, simulated, suffix = table.frame, twin("efficiency"), ""
+    if simulated in rows and not any(rows["efficiency"].notna()):
+        rows, suffix = rows.assign(efficiency=rows[simulated]), ", simulated"
+    rows = pd.DataFrame(rows[rows["efficiency"].notna() | rows["published"].notna()])
+    names, note = few([name for name in dict.fromkeys(rows["line"]) if name])
+    own = [pd.DataFrame(rows[rows["line"].isin(["", name])]) for name in names]
+    if not any(of_line["efficiency"].notna().sum() > 1 for of_line in own):
+        return None
+    figure, (ax,) = panels(1)
+    for i, (name, of_line) in enumerate(zip(names, own, strict=True)):
+        with_intervals(ax, of_line.dropna(subset="efficiency"), "efficiency", 0.01, label=name, **mark(i))
+        printed = of_line.dropna(subset="published")
+        if name in set(printed["line"]):  # the baseline's row alone is no line's
+            ax.plot(list(printed["ranks"]), [100 * value for value in printed["published"]], **mark(i), **DASHED)
+    against_ranks((ax,), rows["ranks"])
+    of_ideal(ax)
+    drawn = [line("#888888", "published", marker="o", **DASHED)] if len(rows["published"].dropna()) else []
+    legend(figure, [*ax.get_legend_handles_labels()[0], *drawn])
+    figure.suptitle(f"{table.title}{suffix}{note}")
+    return figure
+
+
+def lines(table: Table) -> "Figure | None":
+    """The rate of model FLOPs against the `at` of a table's rows, a line for each `line`; the published ones beside it.
+
+    They have a panel of their own, as they count recomputed operations. None: the table has no such columns, or no
+    line with two points.
+    """
+    if not {"line", "at", "model_flops_per_second_per_device", "published_rate"} <= set(table.frame):
+        return None
+    kinds = {
+        "measured, model FLOPs": ("model_flops_per_second_per_device", "solid"),
+        "simulated, model FLOPs": (twin("model_flops_per_second_per_device"), "dotted"),
+        "simulated, recomputation counted": (twin("counted_rate"), "dotted"),
+        "published, recomputation counted": ("published_rate", "dashed"),
+    }
+    names, note = few(list(dict.fromkeys(table.frame["line"])))
+    rows = pd.DataFrame(table.frame[table.frame["line"].isin(names)])
+    known = {text: pd.DataFrame(rows.dropna(subset=key)) for text, (key, _) in kinds.items() if key in rows}
+    known = {text: rows for text, rows in known.items() if rows["line"].duplicated().any()}
+    if "simulated, recomputation counted" in known and "measured, model FLOPs" not in known:
+        known.pop("simulated, model FLOPs", None)  # it has nothing to stand beside
+    if not known:
+        return None
+    figure, axes = panels(len(known))
+    for ax, (heading, rows) in zip(axes, known.items(), strict=True):
+        _rate_lines(ax, rows, *kinds[heading], names)
+        ax.set(title=heading, ylabel="TFLOP/s per device")
+        drawing.with_room_above(ax)
+    highest = max(ax.get_ylim()[1] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(0, highest)
+    there = [name for name in names if name and any(name in set(rows["line"]) for rows in known.values())]
+    handles = [line(mark(names.index(name))["color"], name, marker=mark(names.index(name))["marker"]) for name in there]
+    if any(rows["oversubscribed"].eq(True).any() for rows in known.values()):
+        handles.append(line("#888888", "oversubscribed", marker="o", markerfacecolor="white", linestyle=""))
+    legend(figure, handles)
+    figure.suptitle(f"{table.title}{note}")
+    return figure
+
+
+def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Sequence[str]) -> None:
+    """One panel: what all ticks have in common, as `global batch` of `global batch 12`, is the name of their axis."""
+    ticks = sorted(set(rows["at"]), key=_by_numbers)
+    rows = rows.assign(x=pd.Categorical(rows["at"], ticks).codes).sort_values("x")
+    for name, of_line in rows.groupby("line", sort=False):
+        at, rates = list(of_line["x"]), [rate / 1e12 for rate in of_line[key]]
+        own = mark(names.index(str(name)))
+        ax.plot(at, rates, linestyle=style, label=name, **own)
+        crowded = [(x, y) for x, y, over in zip(at, rates, of_line["oversubscribed"], strict=True) if over]
+        ax.plot(*zip(*crowded, strict=True), linestyle="", markerfacecolor="white", **own) if crowded else None
+    named = [re.fullmatch(r"([^\d,]+) (\d+)", tick) for tick in ticks]
+    shared = {found[1] for found in named if found}
+    if all(named) and len(shared) == 1:
+        ax.set_xlabel(shared.pop())
+        ticks = [found[2] for found in named if found]
+    ax.set_xticks(few(range(len(ticks)))[0], few(ticks)[0], rotation=30 if len(" ".join(ticks)) > 40 else 0)
+
+
+def _by_numbers(text: str) -> list[tuple[int, str]]:
+    """What sorts `ranks 64` before `ranks 128`."""
+    return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", text)]
+
+
+def against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:
+    """An axis of ranks, by factors of two, with a tick at each number there is."""
+    ticks = sorted(set(ranks))
+    for ax in axes:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+        ax.set(xlabel="ranks", xlim=(ticks[0] / 1.2, ticks[-1] * 1.2))
+
+
+def of_ideal(ax: "Axes", **labels: str) -> None:
+    """An axis of efficiency in percent, with a line at 100."""
+    ax.axhline(100, color="black", linestyle=":", linewidth=1)
+    ax.set(ylabel="efficiency (%)", **labels)
+    drawing.with_room_above(ax)
+
+
+def with_intervals(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, **style: Any) -> None:
+    """A line through the means, with 95% intervals where there are any."""
+    values, widths = rows[measure] / scale, rows[f"{measure}_half_width"].fillna(0.0) / scale
+    ax.errorbar(list(rows["ranks"]), list(values), yerr=list(widths), capsize=3, **style)

@@ -1,0 +1,193 @@
+"""A pipeline schedule's timeline, simulated or measured, as rows of actions, as text and as a figure."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.figures.style import COLOURS, save, style
+from harness.records.labels import SHAPE, Record, has_trusted_schedule, labels, point
+from harness.records.measures import microbatches
+from harness.records.timelines import measured, predicted
+from impl.pipeline.schedule import Action, Op, Schedule
+from impl.pipeline.simulate import Number, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input gradient", Op.W: "weight gradient"}
+FILL = {Op.F: COLOURS[0], Op.B: COLOURS[2], Op.I: COLOURS[3], Op.W: COLOURS[4]}
+IDLE, LIGHTEST = "#EDEDED", 0.6
+"""Bubbles; the share of white in the last chunk's colours."""
+CODES = {Op.F: "0123456789", Op.B: "abcdefghij", Op.I: "abcdefghij", Op.W: "ABCDEFGHIJ"}
+"""What a microbatch's last digit is in a drawing with no room for `F3`."""
+MOST_COLUMNS = 20
+"""Widths of the terminal that an exact drawing may have before it is cut; beyond, it is rounded to one."""
+INCHES, RANK_INCHES, DIGIT_INCHES = 12.0, 0.3, 0.075
+MOST_TIMELINES = 6
+
+
+def actions(schedule: Schedule) -> list[list[str]]:
+    """Every rank's row of actions, such as 0F3: stage 0, forward, microbatch 3."""
+    return [[str(action) for action in row] for row in schedule.rows]
+
+
+def document(timeline: Timeline) -> dict[str, Any]:
+    """What the command line prints as JSON; times in seconds, or in whatever unit the costs were given."""
+    return {
+        "spans": timeline.as_rows(),
+        "step_time": float(timeline.step_time),
+        "bubble": float(timeline.bubble),
+        "bubble_per_rank": [float(timeline.bubble_of(rank)) for rank in timeline.rows],
+        "peak_in_flight": [timeline.peak_in_flight(rank) for rank in timeline.rows],
+        "microbatches_in_flight": [float(timeline.microbatches_in_flight(rank)) for rank in timeline.rows],
+    }
+
+
+def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
+    """The measured last step under the prediction from its own times: of every schedule that is trusted the run with
+    least to draw."""
+    texts = labels([point(record["config"]) for record in records], records, SHAPE)
+    first: dict[tuple[str, int], tuple[str, Figure]] = {}
+    for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: microbatches(pair[0]["config"])):
+        plan = record["config"]["plan"]
+        schedule = plan.get("schedule"), plan.get("chunks")
+        if schedule in first or len(first) == MOST_TIMELINES or not has_trusted_schedule(record["config"]):
+            continue
+        if found := measured(record):
+            name = re.sub(r"[^\w.]+", "_", text or plan["schedule"])
+            first[schedule] = f"timeline_{name}", draw({"predicted": predicted(record, found), "measured": found})
+    return dict(first.values())
+
+
+def heading(name: str, timeline: Timeline, unit: str) -> str:
+    """Step time, bubble fraction and, rank by rank, activations in flight."""
+    in_flight = " ".join(f"{float(timeline.microbatches_in_flight(rank)):.3g}" for rank in timeline.rows)
+    step, bubble = float(timeline.step_time), float(timeline.bubble)
+    return f"{name}: step {step:.4g} {unit}, bubble {bubble:.4g}, microbatches in flight {in_flight}"
+
+
+def text(name: str, timeline: Timeline, unit: str = "s", width: int = 120) -> str:
+    """One line a rank; F3 is the forward pass of microbatch 3, and where that has no room each action is a character.
+
+    Exact times get one column, or a few, for each of their units and are cut at the width; others are rounded to it.
+    """
+    label = len(f"r{max(timeline.rows)} ")
+    room = width - label - 2
+    digits = len(str(max(span.action.microbatch for span in timeline.spans)))
+    column = _unit(timeline, at_least=timeline.step_time / (MOST_COLUMNS * room)) or timeline.step_time / room
+    units = round(timeline.step_time / column)
+    shortest = int(min(span.end - span.start for span in timeline.spans) / column)
+    each = next((n for n in (digits + 2, digits + 1) if n * units <= room), 1)
+    whole = each * shortest > digits
+    gap = each > digits + 1
+    lines = [heading(name, timeline, unit)]
+    for rank, row in timeline.rows.items():
+        cells, chunks = ["."] * (units * each), sorted({span.action.stage for span in row})
+        for span in row:
+            first, last = (round((time - timeline.start) / column) * each for time in (span.start, span.end))
+            last = max(last, first + 1)
+            mark = _mark(span.action, chunks.index(span.action.stage)) if whole else _code(span.action) * (last - first)
+            cells[first:last] = mark.ljust(last - first - gap, "-") + " " * gap
+        lines.append(f"{f'r{rank}':<{label}}|{''.join(cells)[:room]}{'|' if len(cells) <= room else '>'}")
+    return "\n".join([*lines, *_notes(timeline, whole, float(column) / each, unit, units * each, room)])
+
+
+def _mark(action: Action, chunk: int) -> str:
+    return f"{action.op.lower() if chunk % 2 else action.op}{action.microbatch}"
+
+
+def _code(action: Action) -> str:
+    return CODES[action.op][action.microbatch % 10]
+
+
+def _notes(timeline: Timeline, whole: bool, column: float, unit: str, columns: int, room: int) -> list[str]:
+    ops = [op for op in NAMES if any(span.action.op is op for span in timeline.spans)]
+    chunks = len({span.action.stage for span in timeline.spans}) > len(timeline.rows)
+    marks = [f"{op if whole else f'{CODES[op][0]}-{CODES[op][-1]}'} {NAMES[op]}" for op in ops]
+    more = (" (lower case: chunks 1, 3, ...)" if chunks else "") if whole else " (last digit of the microbatch)"
+    notes = [f"{', '.join(marks)}{more}, . idle; a column is {column:.4g} {unit}"]
+    return [*notes, f"cut: {room} of {columns} columns are shown, the figure shows all"] if columns > room else notes
+
+
+def _unit(timeline: Timeline, at_least: Number) -> Fraction | None:
+    """The greatest time that all starts and ends are multiples of; None: times are not exact, or it is too small."""
+    times = [time - timeline.start for span in timeline.spans for time in (span.start, span.end)]
+    exact = [Fraction(time) for time in times if not isinstance(time, float)]
+    if len(exact) < len(times):
+        return None
+    scale = math.lcm(*(time.denominator for time in exact))
+    unit = Fraction(math.gcd(*(int(time * scale) for time in exact)), scale)
+    return unit if unit >= at_least else None
+
+
+def draw(panels: Mapping[str, Timeline], unit: str = "s") -> "Figure":
+    """Timelines by name, one under the other on the same time axis: what was predicted, then what was measured."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    heights = [len(timeline.rows) * RANK_INCHES + 0.45 for timeline in panels.values()]
+    figure = Figure(figsize=(INCHES, sum(heights) + 0.9), layout="constrained")
+    grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
+    longest = max(timeline.step_time for timeline in panels.values())
+    legend: dict[str, str] = {}
+    for axes, (name, timeline) in zip(grid.flat, panels.items(), strict=True):
+        legend |= _bars(axes, timeline, float(longest))
+        axes.set_title(heading(name, timeline, unit), loc="left")
+    grid.flat[-1].set_xlabel(f"time ({unit})")
+    order = [*NAMES.values(), "idle"]
+    labels = sorted(legend, key=lambda label: (order.index(label.split(",")[0]), label))
+    handles = [Patch(color=legend[label], label=label) for label in labels]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
+    return figure
+
+
+def _bars(axes: "Axes", timeline: Timeline, longest: float) -> dict[str, str]:
+    """One bar an action; returns the colour of each kind."""
+    legend: dict[str, str] = {"idle": IDLE}
+    step = float(timeline.step_time)
+    for rank, row in timeline.rows.items():
+        axes.broken_barh([(0, step)], (rank - 0.42, 0.84), facecolors=IDLE)
+        chunks = sorted({span.action.stage for span in row})
+        kinds: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for span in row:
+            op, stage, microbatch = span.action
+            start, seconds = float(span.start - timeline.start), float(span.end - span.start)
+            chunk = chunks.index(stage)
+            label = NAMES[op] + (f", chunk {chunk}" if chunk else "")
+            colour, ink = _shade(FILL[op], LIGHTEST * chunk / max(len(chunks) - 1, 1))
+            kinds.setdefault((label, colour), []).append((start, seconds))
+            if seconds / longest * (INCHES - 1) > DIGIT_INCHES * len(str(microbatch)):
+                axes.text(start + seconds / 2, rank, str(microbatch), size=7, color=ink, ha="center", va="center")
+        for (label, colour), bars in kinds.items():
+            widths = [min(0.5, 10 * seconds / longest * INCHES) for _, seconds in bars]  # edges leave room for the bar
+            axes.broken_barh(bars, (rank - 0.42, 0.84), facecolors=colour, edgecolor="white", linewidth=widths)
+            legend[label] = colour
+    axes.set(
+        xlim=(0, longest), ylim=(max(timeline.rows) + 0.5, -0.5), yticks=list(timeline.rows), ylabel="pipeline rank"
+    )
+    axes.grid(False)
+    return legend
+
+
+def _shade(colour: str, lighter: float) -> tuple[str, str]:
+    """A colour mixed with white, and the ink that is read on it."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    mixed = [round(c + (255 - c) * lighter) for c in (red, green, blue)]
+    light = 0.299 * mixed[0] + 0.587 * mixed[1] + 0.114 * mixed[2]
+    return "#" + "".join(f"{c:02X}" for c in mixed), "black" if light > 140 else "white"
+
+
+def write(panels: Mapping[str, Timeline], stem: Path, unit: str = "s") -> list[Path]:
+    """The figure of `draw` as PNG (150 dpi) and SVG, beside each other.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with style():
+        figure = draw(panels, unit)
+        return [save(figure, stem.with_name(f"{stem.name}.{suffix}")) for suffix in ("png", "svg")]

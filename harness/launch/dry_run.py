@@ -1,0 +1,111 @@
+"""What `run` would do, printed without doing it; and why it does nothing where no point can run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.experiment.experiment import Experiment, Point
+from harness.launch.attempt import shape, why_refused
+from harness.launch.options import Options
+from harness.launch.preflight import Datasets
+from harness.launch.sweep import Sweep
+from harness.predict.systems import names
+from harness.records.store import Store
+from harness.terminal import columns, print_json, tell_ignored
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def message(self, text: str) -> None: ...
+    def started(self, point: Point) -> None: ...
+    def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None: ...
+    def finished(self, point: Point, record: dict[str, Any]) -> None: ...
+    def skipped(self, point: Point) -> None: ...
+    def waiting(self, pending: int, running: int, why: str = "") -> None: ...
+
+
+def tell_plan(found: Experiment, sweep: Sweep, chosen: list[Point], json: bool) -> int:
+    """Print the points that would be started, and for a cluster the scripts that would be submitted."""
+    store, options = sweep.store, sweep.options
+    todo = sweep.missing(chosen)
+    ids = {point.id for point in chosen}
+    rows = [
+        {
+            "id": p.id,
+            "point": p.label,
+            "ranks": p.run.plan.world_size,
+            # a point that starts from the end of another one waits for it
+            "why_invalid": why_refused(p.run, store, sweep.datasets, options, ends_to_come=ids),
+        }
+        for p in todo
+    ]
+    scripts = _scripts([p for p, row in zip(todo, rows, strict=True) if not row["why_invalid"]], store, options)
+    tell_ignored(store)
+    if json:
+        document = {"experiment": found.id, "tier": store.tier, "points": rows, "scripts": scripts}
+        return print_json(document)
+    if rows:
+        print(columns([(r["id"], r["point"], f"{r['ranks']} ranks", r["why_invalid"] or "") for r in rows]))
+    for script in scripts:
+        print(f"\n{script.rstrip()}")
+    count = sum(not row["why_invalid"] for row in rows)
+    print(f"\n{count} of {len(chosen)} points would be run; nothing was written")
+    return 0
+
+
+def none_can_run(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> dict[Point, str]:
+    """Return why each point cannot run here, where that is so for all of them; else nothing.
+
+    A point that runs, or has a record of more than that it could not, counts as one that can.
+    """
+    attempts, found = store.attempts(), dict[Point, str]()
+    for point in chosen:
+        head = store.head(point.id)
+        if point.id in attempts or (head is not None and head["status"] != "invalid"):
+            return {}
+    for point in chosen:
+        if (reason := why_refused(point.run, store, datasets, options)) is None:
+            return {}
+        found[point] = reason
+    return found
+
+
+def tell_refused(
+    found: Experiment, store: Store, refused: Mapping[Point, str], words: Sequence[str], json: bool
+) -> int:
+    """Print why no point can run here, each reason once with the number of its points; returns the exit status 1.
+
+    Args:
+        words: the options that choose these points, for the prediction that is offered where it is of the same runs.
+    """
+    rows = [{"id": point.id, "point": point.label, "why_invalid": reason} for point, reason in refused.items()]
+    are_predicted = all(run.engine == "native" and not run.why_invalid() for run in (point.run for point in refused))
+    command = " ".join(["lmscale predict", found.id, "--tier", store.tier, "--system NAME", *words])
+    predict = command if are_predicted else None
+    if json:
+        print_json(
+            {"experiment": found.id, "tier": store.tier, "points": rows, "predict": predict if are_predicted else None}
+        )
+        return 1
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        reasons.setdefault(row["why_invalid"], []).append(row["point"])
+    for reason, labels in reasons.items():
+        print(f"{labels[0] if len(labels) == 1 else f'{len(labels)} points'}: {reason}")
+    print(f"\nnone of {len(rows)} points can run here; nothing was written")
+    if predict:
+        print(f"`{predict}` predicts their time and memory; systems: {', '.join(names())}")
+    return 1
+
+
+def _scripts(todo: list[Point], store: Store, options: Options) -> list[str]:
+    if options.is_local:
+        return []
+    shapes: dict[tuple[int, int], int] = {}
+    for point in todo:
+        shapes[shape(point)] = shapes.get(shape(point), 0) + 1
+    folder = (store.folder / "attempts").resolve()
+    return [
+        options.site.script(ranks, options.time_limit_seconds, count, options.at_once, folder, threads)
+        for (ranks, threads), count in shapes.items()
+    ]

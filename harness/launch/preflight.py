@@ -1,0 +1,170 @@
+"""Whether a run can be carried out here, before anything is launched."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.launch import texts
+from harness.launch.slurm import Site
+from harness.predict.memory import gpu_memory, in_one_line, predicted
+from harness.terminal import shown
+from impl.data.config import SYNTHETIC
+from impl.data.race import why_no_race
+from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
+from impl.data.tokens import SPLITS, Entropy, TokenFolder
+from impl.errors import InputError
+from impl.model.config import SPECIAL_TOKENS
+from impl.peers import validity
+from impl.run import Run
+
+RANK_BYTES = 400 * 2**20
+"""Resident memory of a rank that has imported PyTorch and holds nothing yet, measured on Linux."""
+ANYWAY = "--allow-oom starts it all the same"
+SEGMENTS = {"gpt": 1, "bert": 2}
+"""Stretches of text that a training sequence can be made of."""
+
+
+class Datasets:
+    """Token folders by the name a run gives them; each is checked, hashes too, once."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self._opened: dict[str, TokenFolder] = {}
+
+    def open(self, dataset: str) -> TokenFolder:
+        """The folder's tokens; the embedded synthetic language is written on first use.
+
+        Raises:
+            InputError: missing, damaged, or not a token folder.
+        """
+        if dataset not in self._opened:
+            path = self._synthetic() if dataset == SYNTHETIC else Path(dataset)
+            self._opened[dataset] = TokenFolder.open(path, verify=True)
+        return self._opened[dataset]
+
+    def keep_in(self, cache: Path) -> None:
+        """Keep the embedded language in another folder from now on; other folders that are open stay open."""
+        if cache != self.cache:
+            self.cache = cache
+            self._opened.pop(SYNTHETIC, None)
+
+    def _synthetic(self) -> Path:
+        config = SyntheticConfig()
+        folder = (self.cache / f"seed-{config.seed}").resolve()
+        try:
+            written = TokenFolder.open(folder, verify=True).manifest.entropy
+        except InputError:
+            written = None
+        # a language whose constants have changed since is another one, under the same seed
+        if written is None or abs(written.nats_per_token - make_source(config).nats_per_letter) > 1e-9:
+            write_synthetic(folder, config)
+        return folder
+
+
+def summary(data: TokenFolder, dataset: str) -> dict[str, Any]:
+    """What a record says about its data: identity, tokenizer, counts and, if known, entropy."""
+    manifest = data.manifest
+    return {
+        "name": dataset if dataset == SYNTHETIC else Path(dataset).name,
+        "sha256": data.sha256,
+        "tokenizer": manifest.tokenizer,
+        "tokenizer_sha256": manifest.tokenizer_sha256,
+        "split_rule": manifest.split_rule,
+        "train_tokens": manifest.train.tokens,
+        "valid_tokens": manifest.valid.tokens,
+        "entropy": _entropy(manifest.entropy),
+    }
+
+
+def _entropy(entropy: Entropy | None) -> dict[str, Any] | None:
+    """The language's exact rates, and the code length of the very text that is validated on."""
+    if entropy is None:
+        return None
+    rates = {name: getattr(entropy, name) for name in ("nats_per_token", "nats_per_word", "nats_per_byte")}
+    sample = {"nats_per_token": entropy.valid_nats_per_token, "standard_error": entropy.valid_standard_error}
+    return {**rates, "valid": sample}
+
+
+def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
+    """The first reason why the run cannot be carried out, in one line; None: it can."""
+    if reason := run.why_invalid() or _engine(run):
+        return reason
+    try:
+        data = datasets.open(run.data.dataset)
+    except InputError as error:
+        if run.data.dataset in texts.KNOWN and not Path(run.data.dataset).exists():
+            return f"no token folder {run.data.dataset}{texts.where_from(run.data.dataset)}; {texts.substitute(run)}"
+        return str(error)
+    reason = _vocabulary(run, data) or _files(run) or site.why_invalid(run.plan.world_size)
+    return reason or _memory(run, data.manifest.vocab_size, site)
+
+
+def warnings(run: Run, site: Site) -> list[str]:
+    """What makes a run's timing on this machine doubtful."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    wanted = run.plan.world_size * run.threads
+    if (site.on, site.device) == ("local", "cpu") and wanted > cores:
+        return [
+            f"{run.plan.world_size} ranks x {run.threads} threads share {cores} cores: no scaling can be read from this"
+        ]
+    return []
+
+
+def _engine(run: Run) -> str | None:
+    """What the run's engine cannot do of it, or that it is not here; nothing is imported to find out."""
+    if reason := validity.why_invalid(run):
+        return reason
+    if run.engine == "deepspeed" and find_spec("deepspeed") is None:
+        return "the deepspeed engine is not installed; `pip install deepspeed`, or valid here: native, torch"
+    return None
+
+
+def _vocabulary(run: Run, data: TokenFolder) -> str | None:
+    needed = data.manifest.vocab_size + SPECIAL_TOKENS[run.model.family]
+    if run.model.vocab_size is not None and run.model.vocab_size < needed:
+        return f"model.vocab_size {run.model.vocab_size} is below the {needed} tokens of {run.data.dataset}"
+    for split in SPLITS:
+        # BERT draws its second segment from elsewhere in the text
+        tokens, least = data.manifest.split(split).tokens, SEGMENTS[run.model.family] * run.model.seq_len + 1
+        if tokens < least:
+            return f"{run.data.dataset}: {split} has {tokens} tokens, model.seq_len {run.model.seq_len} needs {least}"
+    return None
+
+
+def _files(run: Run) -> str | None:
+    """What RACE or the texts to be evaluated on lack; only a run that has any texts pays for PyTorch's import."""
+    if run.data.race is not None and (reason := why_no_race(run.data.race)):
+        return reason
+    if not (run.evaluation.texts or run.evaluation.lambada):
+        return None
+    from impl.evaluate import missing_inputs
+
+    missing = (path for path in texts.read_by(run) if path != run.data.dataset and not Path(path).exists())
+    if (path := next(missing, None)) is not None:
+        return f"no file {path}{texts.where_from(path)}"
+    return missing_inputs(run)
+
+
+def _memory(run: Run, tokenizer_size: int, site: Site) -> str | None:
+    """Why the memory of this machine or its GPUs is predicted not to be enough; a cluster's is not known."""
+    if site.on != "local" or site.allow_oom:
+        return None
+    ranks = predicted(run, tokenizer_size, site.device)
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
+    parts = f"pipeline rank {fullest} ({in_one_line(ranks[fullest])})"
+    if site.device == "cuda":
+        most, there = ranks[fullest].total, gpu_memory()
+        if there is None or most <= there:
+            return None
+        return f"{parts} needs {shown(most)}, a GPU here has {shown(there)}; {ANYWAY}"
+    copies = run.plan.dp * run.plan.tp
+    needed = sum(copies * (RANK_BYTES + memory.total) for memory in ranks)
+    there = psutil.virtual_memory().total
+    if needed <= there:
+        return None
+    count = f"{run.plan.world_size} ranks need {shown(needed)}"
+    return f"{count}, this machine has {shown(there)}; the most has {parts}; {ANYWAY}"

@@ -1,0 +1,268 @@
+"""A table of configurations, with predictions beside them: `predict --rows`."""
+
+import csv
+import dataclasses
+import io
+import math
+import sys
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import Progress, track
+
+from harness.predict.fit import Measured, constant_mfu, fit, percent_off
+from harness.predict.simulated_record import bounds
+from harness.predict.simulation import as_simulated, completed, predicted, vocabulary_of
+from harness.terminal import print_json
+from impl.errors import InputError
+from impl.files import read_text
+from impl.plan import Plan
+from impl.run import Run, with_fields
+from impl.simulator.system import System
+
+REQUIRED = {
+    **{"global_batch": "train.global_batch", "micro_batch": "train.microbatch"},
+    **{"hidden": "model.hidden_size", "heads": "model.num_heads", "layers": "model.num_layers"},
+    **{"seq_len": "model.seq_len", "tp": "plan.tp", "dp": "plan.dp", "pp": "plan.pp"},
+}
+"""Columns that every table has, of positive integers, and the fields of a run that they give."""
+COUNTS = ("gpus", *REQUIRED)
+OPTIONAL = {
+    **{"vocab": "model.vocab_size", "family": "model.family", "norm_placement": "model.norm_placement"},
+    **{"dropout": "model.dropout", "precision": "precision", "fp32_gradients": "fp32_gradients"},
+    **{name: f"plan.{name}" for name in vars(Plan()) if name not in REQUIRED},
+}
+"""Columns that a table may have. A cell that is left out is as a field that is not given to `predict`."""
+SECONDS, SPLIT, CALIBRATE = "iteration_time_s", "split", "calibrate"
+TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+EVALUATIONS = 200
+"""Of all fitted rows, in a fit: what its progress is shown against."""
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    cells: dict[str, Any]
+    run: Run
+    vocab_size: int
+    seconds: float | None
+    problem: str | None
+    """Why it cannot be predicted."""
+    left_out: dict[str, Any]
+    """Optional columns that the row does not give, and what they stand for."""
+
+    @property
+    def split(self) -> str:
+        return str(self.cells.get(SPLIT, ""))
+
+    @property
+    def is_measured(self) -> bool:
+        return self.seconds is not None and not self.problem
+
+    @property
+    def measured(self) -> Measured:
+        assert self.seconds is not None
+        name = self.cells.get("name") or " ".join(str(self.cells[name]) for name in COUNTS)
+        return Measured(name, self.run, self.vocab_size, self.seconds)
+
+
+def predict_rows(path: Path, system: System, json: bool) -> int:
+    """Print the table with predictions, from constants fitted to its rows of split `calibrate` where there are some.
+
+    Raises:
+        InputError: what is wrong with the table, or that no row of it can be predicted.
+    """
+    rows = read_rows(path, system)
+    if all(row.problem for row in rows):
+        raise InputError(f"--rows {path}: no row can be predicted; the first: {rows[0].problem}")
+    fitted = [row.measured for row in rows if row.is_measured and row.split == CALIBRATE]
+    system = fitted_to(fitted, system)
+    console = Console(stderr=True)
+    answers = [answer(row, system) for row in track(rows, "predicting", console=console, transient=True)]
+    splits = dict.fromkeys(row.split for row in rows)
+    errors = {split: found for split in splits if (found := errors_of(rows, answers, split, fitted))}
+    known, left_out = system.calibration, _left_out(rows)
+    not_read = [name for name in rows[0].cells if name not in {*COUNTS, *OPTIONAL, SECONDS, SPLIT, "name"}]
+    if json:
+        shown = known and {name: value for name, value in dataclasses.asdict(known).items() if name != "residuals"}
+        constants = {name: one.value for name, one in system.all_constants.items()}
+        head = {"system": system.name, "stack": system.stack, "calibration": shown, "constants": constants}
+        head |= {"errors": errors, "left_out": left_out, "ignored": not_read}
+        return print_json({**head, "rows": answers})
+    table = csv.DictWriter(sys.stdout, list(answers[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(answers)
+    if not_read:
+        print(f"columns that predictions ignore: {', '.join(not_read)}", file=sys.stderr)
+    if left_out:
+        told = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in left_out.items())
+        print(f"columns or cells left out, and what they stand for: {told}", file=sys.stderr)
+    if known is not None:
+        told = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
+        print(f"{system.name} ({known.stack}), fitted on {len(known.rows)} rows: {told}", file=sys.stderr)
+    for split, found in errors.items():
+        said = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "rows")
+        print(f"{split or 'measured'}: {found['rows']:.0f} rows; in percent: {said}", file=sys.stderr)
+    return 0
+
+
+def read_rows(path: Path, system: System) -> list[Row]:
+    """The rows of a CSV file.
+
+    Raises:
+        InputError: the file, the line, the column, its value and what would be valid.
+    """
+    try:
+        text = read_text(path, encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not text"
+        raise InputError(f"--rows {path}: {reason}; valid: a CSV file with columns {', '.join(COUNTS)}") from None
+    reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
+    try:
+        lines = list(reader)
+    except csv.Error as error:  # a cell that is too long for any value, a character that ends none
+        raise InputError(f"--rows {path} line {reader.line_num + 1}: {error}; valid: a CSV file of values") from None
+    if not lines:
+        raise InputError(f"--rows {path}: has no rows; valid: a CSV file with columns {', '.join(COUNTS)}")
+    if missing := [name for name in COUNTS if name not in lines[0]]:
+        raise InputError(f"--rows {path}: has no column {', '.join(missing)}; optional are {', '.join(OPTIONAL)}")
+    rows = []
+    for number, line in enumerate(lines, 2):
+        cells = {name: "" if value.strip().lower() == "nan" else value.strip() for name, value in line.items() if name}
+        try:
+            rows.append(row_of(cells, system))
+        except InputError as error:
+            raise InputError(f"--rows {path} line {number}: {error}") from None
+    return rows
+
+
+def row_of(cells: dict[str, str], system: System) -> Row:
+    """Return the run that a line of the table describes.
+
+    Raises:
+        InputError: a cell is not what its column has.
+    """
+    count = {name: _count(name, cells[name]) for name in COUNTS}
+    given: dict[str, Any] = {field: count[name] for name, field in REQUIRED.items()}
+    given |= {field: _typed(name, field, cells[name]) for name, field in OPTIONAL.items() if cells.get(name)}
+    try:
+        run, _ = completed(with_fields(Run(), given), given.keys(), system)
+    except ValidationError as error:
+        raise InputError(_first_problem(error)) from None
+    problem = run.why_invalid()
+    try:
+        as_simulated(run, system)
+    except InputError as error:
+        problem = str(error)
+    if run.plan.world_size != count["gpus"]:
+        problem = f"gpus {count['gpus']} is not tp x dp x pp, {run.plan.world_size}"
+    left_out = {name: attrgetter(field)(run) for name, field in OPTIONAL.items() if field not in given}
+    typed = {name: _number(cell) for name, cell in cells.items()}
+    return Row(typed, run, vocabulary_of(run), _seconds(cells), problem, left_out)
+
+
+def _typed(name: str, field: str, cell: str) -> Any:
+    """A cell of an optional column as its field has it; the field checks its range."""
+    if isinstance(attrgetter(field)(Run()), bool):
+        return _truth(name, cell)
+    return _count(name, cell) if name in ("chunks", "vocab", "bucket_bytes") else _number(cell)
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The column, its value and what would be valid."""
+    first = error.errors()[0]
+    field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    column = next((name for name, own in (REQUIRED | OPTIONAL).items() if own == field), field)
+    return f"{column}: {reason}" if isinstance(first["input"], dict) else f"{column} {first['input']!r:.40}: {reason}"
+
+
+def _left_out(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """What left-out cells stand for, by column."""
+    found: dict[str, dict[Any, None]] = {}
+    for row in rows:
+        for name, value in row.left_out.items():
+            if name == "vocab" and value is None:
+                value = row.vocab_size
+            found.setdefault(name, {})[value] = None
+    return {name: list(values) for name, values in found.items()}
+
+
+def fitted_to(rows: Sequence[Measured], system: System) -> System:
+    """The system with constants fitted to these rows, with progress; itself where there are none."""
+    if not rows:
+        return system
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"fitting {len(rows)} rows", total=EVALUATIONS)
+        return fit(rows, system, progress=lambda tried: progress.update(task, completed=min(tried, EVALUATIONS)))
+
+
+def answer(row: Row, system: System) -> dict[str, Any]:
+    """The row, with what is predicted."""
+    names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "doubts")
+    if row.problem:
+        return {**row.cells, **dict.fromkeys(names), "problem": row.problem}
+    found = predicted(row.run, row.vocab_size, system)
+    around = bounds(row.run, found.seconds, system)
+    needed = max(one.total for one in found.memory)
+    rate = found.hardware_flops_per_gpu_s / 1e12
+    values = (found.seconds, around["low"], around["high"], rate, needed, found.fits, "; ".join(around["warnings"]))
+    return {**row.cells, **dict(zip(names, values, strict=True)), "problem": None}
+
+
+def errors_of(
+    rows: Sequence[Row], answers: Sequence[dict[str, Any]], split: str, fitted: Sequence[Measured]
+) -> dict[str, float]:
+    """Of the rows of a split that have been measured, in percent; empty where none has."""
+    known = [(row, one) for row, one in zip(rows, answers, strict=True) if row.split == split and row.is_measured]
+    if not known:
+        return {}
+    measured = np.array([row.seconds for row, _ in known], dtype=float)
+    off = abs(percent_off(np.array([one["predicted_s"] for _, one in known]), measured))
+    inside = [one["low_s"] <= row.seconds <= one["high_s"] for row, one in known]
+    errors = {"rows": len(known), "mape": off.mean(), "median": np.median(off), "max": off.max()}
+    errors["inside_interval"] = 100 * np.mean(inside)
+    if fitted:
+        base = constant_mfu(fitted, [row.measured for row, _ in known])
+        errors["constant_mfu_mape"] = abs(percent_off(base, measured)).mean()
+    return {name: float(value) for name, value in errors.items()}
+
+
+def _count(name: str, cell: str) -> int:
+    count = _number(cell)
+    if not isinstance(count, int) or count < 1:
+        raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
+    return count
+
+
+def _truth(name: str, cell: str) -> bool:
+    if (said := str(_number(cell)).lower()) not in TRUTH:
+        raise InputError(f"{name} {cell!r:.40}; valid: true, false")
+    return TRUTH[said]
+
+
+def _seconds(cells: dict[str, str]) -> float | None:
+    cell = cells.get(SECONDS, "")
+    if not cell:
+        if cells.get(SPLIT) == CALIBRATE:
+            raise InputError(f"{SECONDS} is empty; rows of {SPLIT} {CALIBRATE} need the seconds measured")
+        return None
+    seconds = _number(cell)
+    if not isinstance(seconds, int | float) or seconds <= 0:
+        raise InputError(f"{SECONDS} {cell!r:.40}; valid: positive seconds")
+    return seconds
+
+
+def _number(cell: str) -> Any:
+    """A cell as JSON has it; 8.0, as some programs write integers beside empty cells, is 8."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return cell
+    if not math.isfinite(number):
+        return cell
+    return int(number) if number.is_integer() else number

@@ -1,0 +1,136 @@
+"""The verb `memory`: what a run needs on every pipeline rank, before anything is launched; and what devices have."""
+
+import json as json_format
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from harness.rank.devices import visible_gpus
+from harness.terminal import UNITS, Flag, parse_bytes, shown
+from impl.cost.memory import Memory, memory_of_ranks
+from impl.cost.parameters import count_parameters
+from impl.data.batches import head_positions
+from impl.data.config import SYNTHETIC
+from impl.data.tokenizer import ByteTokenizer
+from impl.data.tokens import TokenFolder
+from impl.errors import InputError
+from impl.run import Run
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "rest", "total", "host")
+
+
+def memory_from(default: Run) -> Callable[..., int]:
+    """The verb `memory`, with options that start from `default`."""
+
+    def memory(
+        config: Annotated[Run, tyro.conf.arg(name="")] = default,
+        *,
+        device: Literal["cuda", "cpu"] = "cuda",
+        device_memory: str | None = None,
+        json: Flag = False,
+    ) -> int:
+        """Predict the memory that every pipeline rank of a run needs, by category; nothing is launched.
+
+        Args:
+            config: The run; `--model NAME` starts from a named size.
+            device: What it would run on.
+            device_memory: What one device has, as 80GB or 40GiB: says what fits.
+            json: Print one JSON document on standard output.
+        """
+        limit = None if device_memory is None else parse_bytes(device_memory)
+        if reason := config.why_invalid():
+            raise InputError(reason)
+        if config.engine != "native":
+            raise InputError(f"the memory of the {config.engine} engine is not known; valid: --engine native")
+        ranks = predicted(config, tokenizer_size(config), device)
+        if json:
+            print(json_format.dumps(_document(config, ranks, limit), indent=1))
+        else:
+            _print(ranks, limit, device_memory or "")
+        return 0
+
+    return memory
+
+
+def predicted(run: Run, tokenizer_tokens: int, device: str) -> list[Memory]:
+    """Of every pipeline rank."""
+    return memory_of_ranks(run, run.model.vocabulary(tokenizer_tokens), head_positions(run.model), device)
+
+
+def tokenizer_size(run: Run) -> int:
+    """Tokens of the run's data."""
+    if run.data.dataset == SYNTHETIC:
+        return ByteTokenizer.vocab_size
+    return TokenFolder.open(Path(run.data.dataset)).manifest.vocab_size
+
+
+def in_one_line(memory: Memory) -> str:
+    """A rank's memory by category."""
+    sizes = {name: size for name, size in memory.as_dict().items() if size and name != "total"}
+    return ", ".join(f"{name} {shown(size)}" for name, size in sizes.items())
+
+
+@cache
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU that ranks here may use, without a context on it; None: not known, as of MIG."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    mine = visible_gpus()
+    # CUDA numbers GPUs as nvidia-smi does only where it is told to
+    is_numbered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        rows = [line.split(", ") for line in said.splitlines()]
+        sizes = {
+            int(mib)
+            for index, uuid, mib in rows
+            for name in mine
+            if (name == index or not is_numbered if name.isdecimal() else uuid.startswith(name))
+        }
+        return min(sizes) * 2**20
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _document(run: Run, ranks: Sequence[Memory], limit: float | None) -> dict[str, Any]:
+    fits = lambda memory: None if limit is None else memory.total <= limit
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
+    return {
+        "parameters": count_parameters(run.model, run.model.vocabulary(tokenizer_size(run))).total,
+        "ranks": [
+            {"pipeline_rank": i, "bytes": memory.as_dict(), "fits": fits(memory)} for i, memory in enumerate(ranks)
+        ],
+        "fullest": fullest,
+        "device_memory_bytes": limit,
+        "fits": fits(ranks[fullest]),
+    }
+
+
+def memory_table(ranks: Sequence[Memory]) -> Table:
+    """The memory of every pipeline rank by category, for a terminal."""
+    most = max(memory.total for memory in ranks)
+    unit = next(unit for unit, scale in UNITS.items() if most >= scale or unit == "KiB")
+    names = [name for name in CATEGORIES if name != "host" or any(memory.host for memory in ranks)]
+    table = Table("pipeline rank", *(f"{name} ({unit})" for name in names))
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    for i, memory in enumerate(ranks):
+        sizes = memory.as_dict()
+        table.add_row(str(i), *(f"{sizes[name] / UNITS[unit]:,.2f}" for name in names))
+    return table
+
+
+def _print(ranks: Sequence[Memory], limit: float | None, said: str) -> None:
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
+    most, table = ranks[fullest].total, memory_table(ranks)
+    width = Console(width=1000).measure(table).maximum
+    Console(width=max(width, 80)).print(table)
+    print(f"predicted; fullest: pipeline rank {fullest}, {shown(most)}")
+    if limit is not None:
+        print(f"{'fits' if most <= limit else 'does not fit'} {said} ({most / limit:.0%} of it)")

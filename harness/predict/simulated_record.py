@@ -1,0 +1,112 @@
+"""The record that stands for a run on a described system: nothing is run, the simulator says what it would take."""
+
+from dataclasses import asdict
+from typing import Any
+
+from harness.predict.fit import interval
+from harness.predict.memory import in_one_line
+from harness.predict.simulation import ignored, predicted, vocabulary_of
+from harness.records.store import SCHEMA, SIMULATED, Record, Store
+from harness.terminal import shown
+from impl.cost.parameters import count_parameters
+from impl.cost.traffic import Place, step_traffic
+from impl.data.batches import head_positions
+from impl.errors import InputError
+from impl.model.config import padded_vocabulary
+from impl.pipeline.schedule import peak_in_flight
+from impl.run import Run, to_dict
+from impl.simulator.step import Prediction
+from impl.simulator.system import System
+
+BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+def record_of(run: Run, store: Store, system: System) -> Record:
+    """The record of a point, of the form that a measured one has; why there is no prediction, where there is none."""
+    head = {
+        "schema": SCHEMA,
+        "id": run.id,
+        "experiment": store.experiment,
+        "tier": store.tier,
+        "source": SIMULATED,
+        "config": to_dict(run),
+    }
+    environment = {
+        "system": system.name,
+        "stack": system.stack,
+        "device": system.device.kind,
+        "device_name": system.hardware,
+        "backend": BACKENDS[system.device.kind],
+    }
+    try:
+        vocab_size = vocabulary_of(run)
+        found = predicted(run, vocab_size, system)
+    except InputError as error:
+        return head | {"status": "invalid", "reason": str(error), "cause": "", "environment": environment}
+    full = head | {
+        "status": "ok",
+        "reason": None,
+        "cause": "",
+        "resolved": {
+            "vocab_size": vocab_size,
+            "padded_vocab_size": padded_vocabulary(vocab_size, run.plan.tp),
+            "parameters": count_parameters(run.model, vocab_size).total,
+            "head_positions": head_positions(run.model),
+        },
+        "environment": environment,
+        "prediction": summary(run, found, system),
+        "ranks": _ranks(run, vocab_size, found),
+    }
+    if reason := why_no_room(found, system):
+        return full | {"status": "oom", "reason": reason}
+    return full | {"steps": [{"step": 0, "seconds": [found.seconds]}]}
+
+
+def why_no_room(found: Prediction, system: System) -> str | None:
+    """The rank whose memory is predicted to be too small, and what of; None: there is room."""
+    if found.fits is not False:
+        return None
+    fullest = max(range(len(found.memory)), key=lambda rank: found.memory[rank].total)
+    memory = found.memory[fullest]
+    there = shown(system.device.memory_bytes.value)
+    return f"pipeline rank {fullest} ({in_one_line(memory)}) needs {shown(memory.total)}, a device has {there}"
+
+
+def summary(run: Run, found: Prediction, system: System) -> dict[str, Any]:
+    """What is predicted besides seconds and bytes, for a record."""
+    names = ("bubble", "exposed", "mfu", "hfu")
+    rows = Place(run, run.model.vocab_size or 2).schedule.rows
+    in_flight = [peak_in_flight(row) / len({action.stage for action in row}) for row in rows]
+    return {
+        "seconds": found.seconds,
+        **bounds(run, found.seconds, system),
+        **{name: getattr(found, name) for name in names},
+        "microbatches_in_flight": max(in_flight),
+    }
+
+
+def bounds(run: Run, seconds: float, system: System, stack: str | None = None) -> dict[str, Any]:
+    """Seconds between which nine of ten such steps should be, and what makes that doubtful."""
+    low, high, doubts = interval(system, run, seconds, stack)
+    if run.precision == "bf16" and system.peak("bf16") is None:
+        doubts = [*doubts, f"{system.name} has no bf16: predicted as fp16"]
+    if done := system.habits.changes(run):
+        doubts = [*doubts, f"as {system.stack} does it: {', '.join(done)}"]
+    return {"low": low, "high": high, "warnings": [*doubts, *ignored(run)]}
+
+
+def _ranks(run: Run, vocab_size: int, found: Prediction) -> list[dict[str, Any]]:
+    """A rank of every pipeline stage: its memory, and of the ends and one between, which are like the others, what it
+    sends."""
+    pp = run.plan.pp
+    size = run.plan.world_size // pp
+    ranks: list[dict[str, Any]] = [
+        {"rank": i * size, "peak_memory_bytes": memory.total, "memory_kind": "predicted bytes"}
+        for i, memory in enumerate(found.memory)
+    ]
+    for i in sorted({0, pp // 2, pp - 1}):
+        traffic = step_traffic(Place(run, vocab_size, i), head_positions(run.model))
+        ranks[i]["traffic"] = {
+            axes: {op: asdict(count) for op, count in counts.items()} for axes, counts in traffic.items()
+        }
+    return ranks

@@ -1,0 +1,93 @@
+"""What is simulated for a run on a system: the one way to a prediction for fields, rows, experiments and plans."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from harness.predict.memory import tokenizer_size
+from impl.data.batches import head_positions
+from impl.errors import InputError
+from impl.run import Run, with_fields
+from impl.simulator.habits import Habits
+from impl.simulator.step import Prediction, Stages, predict, step_seconds
+from impl.simulator.system import System
+
+
+class Simulated(NamedTuple):
+    """A run as a system's software carries it out."""
+
+    run: Run
+    stages: Stages
+    head_positions: int
+
+
+def completed(run: Run, given: Collection[str], system: System) -> tuple[Run, dict[str, Any]]:
+    """Return the run with values for fields that are not given, and these values.
+
+    They are the system's defaults and, where there are chunks, the interleaved schedule.
+
+    Args:
+        given: dotted names of the fields that a command line or a row sets, to a default too.
+    """
+    assumed = {name: value for name, value in system.defaults.items() if name not in given}
+    if run.plan.chunks > 1 and "plan.schedule" not in given:
+        assumed["plan.schedule"] = "interleaved"
+    return with_fields(run, assumed) if assumed else run, assumed
+
+
+def as_simulated(run: Run, system: System) -> Simulated:
+    """Return what is simulated for a run: in a precision that the device has, with the habits of the system's software.
+
+    Raises:
+        InputError: the engine or the precision is not simulated there.
+    """
+    done = _with_habits(run, system.name, system.habits, tuple(system.device.peak_flops))
+    return Simulated(done, system.habits.stages_of(done), head_positions(done.model))
+
+
+@lru_cache(maxsize=4096)
+def _with_habits(run: Run, name: str, habits: Habits, precisions: tuple[str, ...]) -> Run:
+    if run.engine != "native":
+        raise InputError(f"the {run.engine} engine is not simulated; valid: --engine native")
+    if run.precision == "bf16" and "bf16" not in precisions and "fp16" in precisions:
+        run = replace(run, precision="fp16")  # which moves and computes as much
+    if run.precision not in precisions:
+        raise InputError(f"precision {run.precision} is not known of {name}; valid there: {', '.join(precisions)}")
+    return habits.of(run)
+
+
+def vocabulary_of(run: Run) -> int:
+    """Return the size of the model's vocabulary; it is looked up in the data only if the run does not give it."""
+    return run.model.vocab_size or run.model.vocabulary(tokenizer_size(run))
+
+
+def predicted(run: Run, vocab_size: int, system: System, slowdown: Mapping[int, float] | None = None) -> Prediction:
+    """Return time and memory of one step of a run.
+
+    Args:
+        slowdown: seconds of a pipeline rank's computing over what the system says, where they differ.
+
+    Raises:
+        InputError: the run is impossible, or is not simulated.
+    """
+    done, stages, positions = as_simulated(run, system)
+    asked: dict[str, Any] = {"head_positions": positions, "slowdown": slowdown, "with_timeline": False}
+    return predict(done, vocab_size, system, stages=stages, **asked)
+
+
+def predicted_seconds(run: Run, vocab_size: int, system: System) -> float:
+    """Return the seconds of one step of a valid run: those of `predicted`, without its memory."""
+    done, stages, positions = as_simulated(run, system)
+    return step_seconds(done, vocab_size, system, stages=stages, head_positions=positions)
+
+
+def ignored(run: Run) -> list[str]:
+    """Return a line for each field of a run that may change a real step and does not change its prediction."""
+    reasons = {
+        f"compile {run.compile}": run.compile and "layers are predicted as they are without torch.compile",
+        f"threads {run.threads}": run.threads > 1 and "rates hold for the threads that the system was measured with",
+        "train.clip_norm 0": run.train.clip_norm == 0 and "every predicted step has the time of clipping",
+        f"data.race {run.data.race}": run.data.race and "steps are predicted for text, not for questions",
+    }
+    return [f"ignored: {field}: {reason}" for field, reason in reasons.items() if reason]

@@ -1,0 +1,137 @@
+"""The stamp of where and with what a record was measured."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from harness.records import privacy
+from harness.records.privacy import CODE
+from harness.records.store import write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "submitit", "tokenizers", "pydantic")
+
+
+def host_environment(command: list[str]) -> dict[str, Any]:
+    """Code version, packages, processor and relevant variables of the machine that starts a sweep."""
+    return {
+        "command": privacy.command(command),
+        "git": git_state(CODE),
+        "lock_sha256": _sha256(CODE / "requirements.lock"),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:12],  # tells machines apart, and nobody's name
+        "os": f"{platform.system()} {platform.release()}",
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "network": network(),
+        "variables": privacy.variables(os.environ),
+    }
+
+
+def device_environment(device: "torch.device") -> dict[str, Any]:
+    """What computes, by which backend it communicates, and the build that drives it."""
+    import torch
+    from torch.cuda import nccl
+
+    if device.type == "cuda":
+        name, backend = torch.cuda.get_device_name(device), "nccl"
+        extra = {"cuda": torch.version.cuda, "driver": _driver(), "nccl": ".".join(map(str, nccl.version()))}
+    else:
+        name, backend = processor(), "gloo"
+        extra = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    return {
+        "device": device.type,
+        "device_name": name,
+        "backend": backend,
+        "torch_threads": torch.get_num_threads(),
+        **extra,
+    }
+
+
+def network() -> dict[str, str]:
+    """Interfaces that are up, with their speed where it is known, and InfiniBand's ports with their rate."""
+    up = {name: stats for name, stats in psutil.net_if_stats().items() if stats.isup and name != "lo"}
+    speeds = {name: f"{stats.speed} Mb/s" if stats.speed else "speed unknown" for name, stats in up.items()}
+    rates = {path: path.read_text().strip() for path in Path("/sys/class/infiniband").glob("*/ports/*/rate")}
+    return speeds | {f"{path.parts[4]} port {path.parts[6]}": rate for path, rate in rates.items()}
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    """Version of the GPU's driver, as its kernel module tells it."""
+    try:
+        found = re.search(r"\s(\d{3,}\.[\d.]+)\s", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return found and found[1]
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return the commit and whether files differ from it, with the difference's hash; None: this is no checkout."""
+    if not (folder / ".git").exists():  # an installed package may lie within the repository of something else
+        return None
+    try:
+        changes = _changes(folder)
+        return {
+            "commit": _git(folder, "rev-parse", "HEAD").strip(),
+            "dirty": bool(changes),
+            "diff_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None,
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def keep_changes(folder: Path, environment: dict[str, Any]) -> None:
+    """How the code that measures differs from its commit, in a file that the difference's hash names; untracked files
+    by name only. Nothing is written where it does not differ, or has changed since the environment was stamped."""
+    stamped = (environment.get("git") or {}).get("diff_sha256")
+    path = folder / f"{stamped}.diff"
+    if stamped and not path.exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            changes = _changes(CODE)
+            if hashlib.sha256(changes.encode()).hexdigest() == stamped:
+                write_atomically(path, changes)
+
+
+def _changes(folder: Path) -> str:
+    """Names of what differs from the commit, results left out, and the differences; empty: nothing does."""
+    code = ("--", ".", ":(exclude)results")
+    names = _git(folder, "status", "--porcelain", *code)
+    return names + _git(folder, "diff", "HEAD", *code) if names.strip() else ""
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=10).stdout
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _sha256(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None

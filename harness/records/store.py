@@ -1,0 +1,372 @@
+"""Where records lie, and how they are written so that none is ever half there."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.records.cache import Kept
+from harness.records.privacy import cleaned
+from impl.errors import InputError
+from impl.files import naming, open_regular, rename
+
+SCHEMA = 2
+"""Of records that are written now; those of 1, which have no digest, are read too."""
+SIMULATED = "simulated"
+"""Source of a record that nothing was run for, and the folder of such records, a folder for each system."""
+FINISHED = ("ok", "nan")
+"""Statuses that a new run of the sweep leaves alone: training again would give the same."""
+
+RESUMED = "resumed.json"
+"""In an attempt's folder: the step that it went on from, if it did not begin anew."""
+JOB = "job.json"
+"""In an attempt's folder: what it was submitted as; harness.rank.jobs reads and writes it."""
+HARVESTED = "harvested"
+"""In an attempt's folder: its record is written."""
+HEAD = (
+    *("schema", "id", "experiment", "tier", "source", "config"),
+    *("status", "reason", "cause", "attempt", "tries", "times"),
+)
+"""The fields that a record begins with, so that they can be read without the rest; the configuration is skipped."""
+HEAD_NAMES = frozenset(name.encode() for name in HEAD)
+HEAD_BYTES = 2**13
+FIELD = re.compile(rb'^ "(\w+)":', re.MULTILINE)
+DIGEST = re.compile(rb'\{\n "sha256": "([0-9a-f]{64})",\n')
+"""Beginning of a document that holds the SHA-256 of all bytes behind this."""
+CONFIG = re.compile(rb'^( "config": )\{.*\},$', re.MULTILINE)
+END = b"\n}\n"
+NAME = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
+
+DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+
+Record = dict[str, Any]
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """The file holds all of `content` or what it held before, whenever the writer stops.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with naming(path), os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        rename(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def loads(text: str) -> Any:
+    """The document in a text. What JSON has no word for and Python writes all the same, NaN and infinity, is None."""
+    return DECODER.decode(text)
+
+
+def read_json(path: Path) -> Any | None:
+    """The document in a file; None if the file is missing or not a whole JSON document."""
+    try:
+        with open_regular(path) as file:
+            return loads(file.read().decode())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def with_digest(document: str) -> str:
+    """Put the SHA-256 of a JSON object's text in front of its fields."""
+    rest = document.removeprefix("{").removeprefix("\n")
+    return f'{{\n "sha256": "{hashlib.sha256(rest.encode()).hexdigest()}",\n{rest}'
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """Return the object in a file without its digest, which is checked; only documents of schema 1 may have none.
+
+    Raises:
+        ValueError: the file is missing, holds something else, or was changed after it was written.
+    """
+    return _read_with_text(path)[0]
+
+
+def _read_with_text(path: Path) -> tuple[dict[str, Any], bytes]:
+    """As `read_checked`, with the object's text, in which there is no NaN or infinity."""
+    try:
+        with open_regular(path) as file:
+            content = file.read()
+    except OSError:
+        content = b""
+    text = _checked(content)
+    try:
+        found = _parsed(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("not a whole JSON document of a record") from error
+    if not isinstance(found, dict):
+        raise ValueError("not a whole JSON document of a record")
+    if found.get("schema") == SCHEMA and not DIGEST.match(content):
+        raise ValueError("it has no SHA-256")
+    return found, json.dumps(found).encode() if _has_no_json(text) else text
+
+
+def _parsed(text: bytes) -> Any:
+    """The document in a text, several times as fast as `loads`."""
+    from pydantic_core import from_json  # ranks and what watches over them read no record: they start faster
+
+    return loads(text.decode()) if _has_no_json(text) else from_json(text)
+
+
+def _has_no_json(text: bytes) -> bool:
+    """Whether numbers may be there that JSON has no word for."""
+    return b"NaN" in text or b"Infinity" in text
+
+
+def _checked(content: bytes) -> bytes:
+    """A document without its digest, which has to be that of the rest."""
+    if (digest := DIGEST.match(content)) is None:
+        return content
+    rest = content[digest.end() :]
+    if hashlib.sha256(rest).hexdigest().encode() != digest[1]:
+        raise ValueError("it was changed after it was written: its SHA-256 differs")
+    return b"{\n" + rest
+
+
+class Store:
+    """The records, tables, figures and attempts of one experiment at one tier.
+
+    Args:
+        system: whose simulated records these are, which lie in a folder of their own; None: the measured ones.
+
+    Raises:
+        InputError: the name of the experiment, tier or system leads out of the folder.
+    """
+
+    def __init__(self, out: Path, experiment: str, tier: str, system: str | None = None) -> None:
+        for name in (*experiment.split("/"), tier, *([] if system is None else [system])):
+            require_name(name)
+        self.out, self.experiment, self.tier, self.system = out, experiment, tier, system
+        self.folder = out / experiment / tier
+        self.recorded = self.folder / "records" if system is None else self.folder / SIMULATED / system
+        self.tables, self.figures = self.folder / "tables", self.folder / "figures"
+        self.changes = self.folder / "changes"
+        """How the code differed from its commit, by the difference's hash."""
+        self.ignored: dict[Path, str] = {}
+        """Files among the records that were read and are none, tries that are left out, and why."""
+
+    def require_writable(self) -> None:
+        """Make the folder.
+
+        Raises:
+            InputError: it cannot be made or written.
+        """
+        try:
+            self.recorded.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"--out: {self.folder} cannot be written ({error.strerror}); give a folder that can"
+            ) from error
+
+    def path(self, run_id: str) -> Path:
+        require_name(run_id)
+        return self.recorded / f"{run_id}.json"
+
+    def read(self, run_id: str) -> Record | None:
+        """The record of a run; None if there is none, or what is there is no whole record of it."""
+        from harness.records.check import (
+            why_not_whole,  # ranks and what watches over them read no record: they start faster
+        )
+
+        path = self.path(run_id)
+        try:
+            record, text = _read_with_text(path)
+            why = self._why_foreign(record, run_id) or why_not_whole(record, text)
+        except ValueError as error:
+            record, why = {}, str(error)
+        if why is None:
+            self.ignored.pop(path, None)
+            return Kept({**record, "config": Kept(record["config"])})
+        if path.exists():
+            self.ignored[path] = why
+        return None
+
+    def head(self, run_id: str) -> Record | None:
+        """The first fields of a run's record, HEAD: what became of it, without configuration, steps and ranks.
+
+        None if there is no record, or one that is cut short or of something else.
+        """
+        found = _head(self.path(run_id))
+        if found is None:
+            record = self.read(run_id)
+            return record and {key: record[key] for key in HEAD if key in record} | {"config": {}}
+        return found if self._why_foreign(found, run_id) is None else None
+
+    def records(self) -> list[Record]:
+        """All whole records, in the order of their ids."""
+        files = os.listdir(self.recorded) if self.recorded.is_dir() else []
+        names = sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
+        found = (self.read(name) for name in names if NAME.fullmatch(name))
+        return [record for record in found if record is not None]
+
+    def simulated(self) -> list["Store"]:
+        """The stores of this experiment and tier that hold a system's simulated records, by its name."""
+        names = sorted(path.name for path in (self.folder / SIMULATED).glob("*") if path.is_dir())
+        return [Store(self.out, self.experiment, self.tier, name) for name in names if NAME.fullmatch(name)]
+
+    def with_simulated(self) -> list[Record]:
+        """All whole records, those of every system after the measured ones."""
+        found = self.records()
+        for store in self.simulated():
+            found += store.records()
+            self.ignored |= store.ignored
+        return found
+
+    def write(self, record: Record, put: Callable[[Path, str], Any] = write_atomically) -> Path:
+        """Keep a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file."""
+        path = self.path(record["id"])
+        put(path, with_digest(_one_line_per_item(cleaned(record)) + "\n"))
+        return path
+
+    def _why_foreign(self, record: Record, run_id: str) -> str | None:
+        """Why this is no record of the run, in a few words; None: it is one."""
+        expected = {"id": run_id, "experiment": self.experiment, "tier": self.tier}
+        if record.get("schema") not in (1, SCHEMA):
+            return f"its schema is {record.get('schema')!r:.60}, not 1 or {SCHEMA}"
+        for key, value in expected.items():
+            if record.get(key) != value:
+                return f"its {key} is {record.get(key)!r:.60}, not {value!r}"
+        if (record.get("source") == SIMULATED) != (self.system is not None):
+            return f"its source is {record.get('source')!r:.60}, which lies elsewhere"
+        environment = record.get("environment")
+        if self.system is not None and not (isinstance(environment, dict) and environment.get("system") == self.system):
+            return f"it is not about the system {self.system}"
+        is_whole = isinstance(record.get("status"), str) and isinstance(record.get("config"), dict)
+        return None if is_whole else "it has no status or no config"
+
+    def new_attempt(self, run_id: str) -> Path:
+        """An empty folder for one try at a run."""
+        require_name(run_id)
+        root = self.folder / "attempts"
+        root.mkdir(parents=True, exist_ok=True)
+        attempt = root.resolve() / f"{run_id}-{secrets.token_hex(4)}"
+        attempt.mkdir()  # by mkdtemp nobody else could look into it
+        return attempt
+
+    def attempts(self) -> dict[str, list[Path]]:
+        """The tries that were submitted and whose record is not written yet, by the id of their run."""
+        found: dict[str, list[Path]] = {}
+        for attempt in self._attempts():
+            if self._is_open(attempt):
+                found.setdefault(attempt.name.rpartition("-")[0], []).append(attempt)
+        return found
+
+    def attempts_of(self, run_id: str) -> list[Path]:
+        """The tries at one run that were submitted and whose record is not written yet."""
+        return [attempt for attempt in self._attempts(run_id) if self._is_open(attempt)]
+
+    def _is_open(self, attempt: Path) -> bool:
+        """Whether a try was submitted and has no record yet; one that this user cannot look into is left out."""
+        if attempt in self.ignored:
+            return False
+        try:
+            return (attempt / JOB).exists() and not (attempt / HARVESTED).exists()
+        except PermissionError as error:
+            self.ignored[attempt] = f"another user's try, which cannot be read ({error.strerror})"
+            return False
+        except OSError:
+            return True  # a file system that fails for a moment has ended nothing
+
+    def close(self, attempt: Path) -> None:
+        """Mark a try as one that nothing more is to be read from; where that cannot be written, leave it out here."""
+        try:
+            (attempt / HARVESTED).touch()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.ignored[attempt] = f"it is over, which could not be marked there ({error.strerror})"
+
+    def _attempts(self, run_id: str = "") -> list[Path]:
+        root = (self.folder / "attempts").resolve()
+        try:
+            names = sorted(os.listdir(root))
+        except OSError:
+            return []
+        return [root / name for name in names if name.startswith(f"{run_id}-" if run_id else "") and name[0] != "."]
+
+    def forget_attempt(self, attempt: Path) -> None:
+        """Remove a try that nothing is to be read from any more."""
+        shutil.rmtree(attempt, ignore_errors=True)
+
+    def dead_starts(self, run_id: str) -> list[Path]:
+        """Tries at a run that were never submitted: whoever made them was stopped."""
+        return [attempt for attempt in self._attempts(run_id) if _is_missing(attempt / JOB)]
+
+    def all_attempts(self, run_id: str) -> list[Path]:
+        """All tries at a run."""
+        return self._attempts(run_id)
+
+    def checkpoints(self, run_id: str) -> Path:
+        """Where the checkpoints of a run lie, whichever of its tries wrote them."""
+        return (self.folder / "checkpoints" / run_id).resolve()
+
+    def forget_checkpoints(self, run_id: str) -> None:
+        """Remove those of a run that has a finished record."""
+        shutil.rmtree(self.checkpoints(run_id), ignore_errors=True)
+
+
+def require_name(name: str) -> None:
+    """Check that this names a file or folder right below another one, and nothing else.
+
+    Raises:
+        InputError: it does not.
+    """
+    if not NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r:.80} cannot name a folder of results; valid: letters, digits, '_', '-' and inner '.'"
+        )
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether there is no such file, for certain."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return False
+
+
+def _head(path: Path) -> Record | None:
+    """The fields of HEAD at the beginning of a record that this module wrote; None: read all of it to know."""
+    try:
+        with open_regular(path) as file:
+            content = file.read()
+        checked = _checked(content)
+        text, is_whole = checked[:HEAD_BYTES], checked.endswith(END)
+        end = next((field.start() for field in FIELD.finditer(text) if field[1] not in HEAD_NAMES), None)
+        if not is_whole or end is None:
+            return None
+        found = loads(CONFIG.sub(b"\\1{},", text[:end], count=1).decode().rstrip().rstrip(",") + "}")
+        return found if DIGEST.match(content) or found.get("schema") != SCHEMA else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _one_line_per_item(record: Record) -> str:
+    """JSON, HEAD first, in which a list's items, such as steps, take a line each: small, and readable in a diff."""
+    fields = []
+    for key, value in {**{key: record[key] for key in HEAD if key in record}, **record}.items():
+        if isinstance(value, list) and value:
+            items = ",\n".join(f"  {json.dumps(item, allow_nan=False)}" for item in value)
+            fields.append(f" {json.dumps(key)}: [\n{items}\n ]")
+        else:
+            fields.append(f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}")
+    return "{\n" + ",\n".join(fields) + "\n}"

@@ -1,0 +1,207 @@
+"""The verb `export`: an experiment as one archive that can go with a paper: what was asked, run and found."""
+
+import hashlib
+import importlib
+import io
+import json as json_format
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from harness.analysis import render
+from harness.analysis.render import printable
+from harness.experiment import folders, published, references
+from harness.experiment.experiment import TIERS, Experiment, Tier, load, points
+from harness.experiment.verdicts import judged, verdicts_table
+from harness.figures import figures
+from harness.predict.systems import FOLDER as SYSTEMS
+from harness.records.environment import CODE, git_state
+from harness.records.source import is_simulated
+from harness.records.store import Record, Store, write_atomically
+from harness.report import results
+from harness.report.results import described
+from harness.terminal import Flag, print_json, shown, shown_progress
+from impl.errors import InputError
+from impl.run import to_dict
+
+BEGINNING = (1980, 1, 1, 0, 0, 0)
+"""The first time that a zip can say; a later one would tell equal archives apart."""
+WHOLE = ("LICENSE", "CITATION.cff", "requirements.lock")
+"""Files of the code that go with everything."""
+SUMS = "SHA256SUMS"
+
+
+def export(
+    experiment: tyro.conf.Positional[str],
+    /,
+    *,
+    tier: Tier | None = None,
+    out: Path | None = None,
+    results: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Write an experiment as one zip: every run's configuration, records, tables, figures, environments, published
+    numbers, verdicts, licence, citation and checksums. The same records give the same bytes.
+
+    Args:
+        experiment: Id of an experiment, or its last word.
+        tier: Only this one; all that have records where it is left out.
+        out: The file to write; the experiment's name with .zip, in this folder, where it is left out.
+        results: Folder of records; without it your own in `runs` where there are some, else the committed ones.
+        json: Print one JSON document.
+    """
+    found = load(experiment)
+    tiers = TIERS if tier is None else (tier,)
+    name = found.id.replace("/", "-")
+    file = out or Path(f"{name}.zip")
+    if file.suffix != ".zip" or file.is_dir():
+        raise InputError(f"--out {file}: valid: a file that ends in .zip")
+    inside = contents(found, results, tiers)
+    packed = pack(name, inside)
+    write_atomically(file, packed)
+    digest = hashlib.sha256(packed).hexdigest()
+    if json:
+        head = {"id": found.id, "file": str(file), "bytes": len(packed), "sha256": digest}
+        return print_json({**head, "files": sorted([*inside, SUMS])})
+    print(f"written: {file} ({len(inside) + 1} files, {shown(len(packed))}, sha256 {digest})")
+    return 0
+
+
+def pack(name: str, inside: Mapping[str, bytes]) -> bytes:
+    """A zip of the files below one folder, with their checksums as `sha256sum --check` reads them."""
+    sums = "".join(f"{hashlib.sha256(inside[path]).hexdigest()}  {path}\n" for path in sorted(inside))
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for path, data in sorted({**inside, SUMS: sums.encode()}.items()):
+            info = zipfile.ZipInfo(f"{name}/{path}", BEGINNING)
+            info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
+            archive.writestr(info, data)
+    return content.getvalue()
+
+
+def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> dict[str, bytes]:
+    """All files of the archive, by their paths in it.
+
+    Raises:
+        InputError: there are no records of these tiers.
+    """
+    inside, records = dict[str, bytes](), dict[Tier, list[Record]]()
+    for tier in tiers:
+        for store in folders.stores(results, found.id, tier):
+            for record in store.records():
+                if packed := _packed(store, store.path(record["id"])):
+                    inside |= packed
+                    records.setdefault(tier, []).append(record)
+            for path in sorted(store.changes.glob("*.diff")) if store.system is None else ():
+                inside |= _packed(store, path)
+    if not records:
+        raise InputError(
+            f"{folders.sweep_folder(results) / found.id} has no records; `lmscale run {found.id}` makes them"
+        )
+    everything = [record for of_tier in records.values() for record in of_tier]
+    for tier in shown_progress(list(records), "drawing"):
+        inside |= {f"results/{path}": data for path, data in _made(found, tier, records[tier])}
+    verdicts = verdicts_table(found.id, judged(found, everything))
+    texts = {
+        "README.md": _readme(found, tuple(records), verdicts),
+        "specification.json": _as_text(_specification(found, tiers)),
+        "environment.json": _as_text(_environment(everything)),
+        "verdicts.md": render.markdown(verdicts),
+        "verdicts.csv": render.csv(verdicts),
+    }
+    return {**inside, **{path: text.encode() for path, text in texts.items()}, **dict(_with_it(found, everything))}
+
+
+def _packed(store: Store, path: Path) -> dict[str, bytes]:
+    """A file of the store as it is, by its path in the archive; nothing where a link leads out of the store."""
+    if not path.resolve().is_relative_to(store.out.resolve()):
+        print(f"left out: {printable(str(path))}: a link leads out of {store.out}", file=sys.stderr)
+        return {}
+    return {f"results/{path.relative_to(store.out).as_posix()}": path.read_bytes()}
+
+
+def _made(found: Experiment, tier: Tier, records: Sequence[Record]) -> Iterator[tuple[str, bytes]]:
+    """Tables and figures of a tier, made anew: those that lie beside the records may be older."""
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store(Path(scratch), found.id, tier)
+        written = results.write(records, store.tables, found.claims, table=found.table)
+        written += figures.write(records, store.figures, table=found.table, figure=found.figure)
+        for path in written:
+            yield path.relative_to(scratch).as_posix(), path.read_bytes()
+
+
+def _with_it(found: Experiment, records: Sequence[Record]) -> Iterator[tuple[str, bytes]]:
+    """The experiment's file, described systems, published numbers, and what goes with everything."""
+    module = importlib.import_module("experiments." + found.id.replace("/", "."))
+    yield f"experiments/{found.id}.py", Path(str(module.__file__)).read_bytes()
+    for system in sorted({record["environment"]["system"] for record in records if is_simulated(record)}):
+        if (path := SYSTEMS / f"{system}.yaml").exists():
+            yield f"systems/{path.name}", path.read_bytes()
+    papers = {found.id.partition("/")[0], *(place.paper for place in references.of_experiment(found))}
+    for paper in sorted(papers & set(published.papers())):
+        yield f"published/{paper}.csv", (published.FOLDER / f"{paper}.csv").read_bytes()
+    for name in WHOLE:
+        if (CODE / name).exists():  # an installed package has not all of them
+            yield name, (CODE / name).read_bytes()
+
+
+def _specification(found: Experiment, tiers: Sequence[Tier]) -> dict[str, Any]:
+    """What is asked, and every run with all of its fields."""
+    runs = {
+        tier: [{"id": p.id, "label": p.label, "config": to_dict(p.run)} for p in points(found.runs[tier])]
+        for tier in tiers
+    }
+    texts = {"expected": found.expectation, "deviations": found.deviations, "found": found.found}
+    return {**described(found), **texts, "runs": runs}
+
+
+def _environment(records: Sequence[Record]) -> dict[str, Any]:
+    """Where records are from, each environment once with the ids of its records, and the code that wrote the archive.
+
+    The commands that started the runs are told apart from where they ran.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        environment = dict(record.get("environment") or {})
+        command = environment.pop("command", None)
+        key = json_format.dumps(environment, sort_keys=True)
+        one = found.setdefault(key, {"environment": environment, "commands": [], "records": []})
+        if command is not None and command not in one["commands"]:
+            one["commands"].append(command)
+        one["records"].append(record["id"])
+    return {"archive_written_by": git_state(CODE), "of_the_records": list(found.values())}
+
+
+def _as_text(document: Any) -> str:
+    return json_format.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _readme(found: Experiment, tiers: Sequence[Tier], verdicts: render.Table) -> str:
+    again = [f"lmscale {verb} {found.id} --tier {tier}" for tier in tiers for verb in ("run", "table")]
+    told = {"Source": found.source, "Expected": found.expectation, "Deviations": found.deviations, "Found": found.found}
+    return "\n\n".join([
+        f"# {found.id}",
+        f"**{found.question}**",
+        *filter(None, [found.about]),
+        "\n".join(f"- {name}: {' '.join(text.split())}" for name, text in told.items() if text),
+        HERE,
+        "In the code at the commit that `environment.json` names:",
+        "```\n" + "\n".join(again) + "\n```",
+        render.markdown(verdicts).replace("### ", "## ", 1).strip(),
+    ]) + "\n"  # fmt: skip
+
+
+HERE = """\
+- `specification.json`: every run of every tier, all fields; `experiments/` has the file that they are made in.
+- `results/`: a record for every run, measured in `records/`, simulated in `simulated/`; `tables/` and `figures/` are
+  made of them alone.
+- `verdicts.md`, `verdicts.csv`: the claims and what became of them.
+- `environment.json`, `requirements.lock`: where it ran, by which code, with which packages; `systems/` describes what
+  was simulated.
+- `published/`: the papers' numbers. `CITATION.cff` says how to cite this, and them; `LICENSE` is the code's.
+- `SHA256SUMS`: `sha256sum --check SHA256SUMS`."""

@@ -1,0 +1,128 @@
+"""All tables and figures of a sweep: made from its records, written to its folder, and printed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.analysis import render
+from harness.analysis.breakdown import breakdown_table, limit_table
+from harness.analysis.perplexity import perplexity_tables
+from harness.analysis.render import Table
+from harness.analysis.tables import MakesTable, failures_table, scaling_table, throughput_table
+from harness.experiment.claims import Claim, claims_table
+from harness.experiment.experiment import TIERS, Experiment, Point
+from harness.figures import figures
+from harness.records.source import is_simulated
+from harness.records.store import FINISHED, Record, Store, write_atomically
+from harness.terminal import TABLE_ROWS, columns, console, counted, print_json, tell_ignored
+
+
+def all_tables(
+    records: Sequence[Record], claims: Sequence[Claim] = (), *, table: MakesTable | None = None
+) -> list[Table]:
+    """Every table that has rows, an experiment's own too, and the verdicts on the claims.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    tables = [throughput_table(records), limit_table(records), breakdown_table(records), scaling_table(records)]
+    tables += perplexity_tables(records)
+    tables += [table(records)] if table else []
+    tables += [failures_table(records), *([claims_table(claims, records)] if claims else [])]
+    return [table for table in tables if len(table.frame)]
+
+
+def write(
+    records: Sequence[Record], folder: Path, claims: Sequence[Claim] = (), *, table: MakesTable | None = None
+) -> list[Path]:
+    """Every table that has rows as Markdown, CSV and LaTeX, in place of what an earlier call wrote to the folder.
+
+    Raises:
+        InputError: the records are of several tiers.
+        OSError: the folder cannot be written.
+    """
+    return write_made(all_tables(records, claims, table=table), folder, table=table)
+
+
+def write_made(tables: Sequence[Table], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
+    """The same of tables that were made before."""
+    written = []
+    for made in tables:
+        for suffix, text in WRITERS.items():
+            written.append(folder / f"{made.name}.{suffix}")
+            write_atomically(written[-1], text(made))
+    stems = [*STEMS, *([table([]).name] if table else [])]
+    for old in {path for stem in stems for path in folder.glob(f"{stem}.*")} - set(written):
+        old.unlink()
+    return written
+
+
+STEMS = ("throughput", "limit", "breakdown", "scaling", "failures", "claims", "perplexity_*", "accuracy_*")
+
+
+WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": render.latex}
+
+
+def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool) -> int:
+    """Write the tables and figures of all records, print those of the chosen points; the exit status."""
+    everything = store.with_simulated()
+    ids, measured = dict.fromkeys(point.id for point in chosen), {r["id"]: r for r in everything if not is_simulated(r)}
+    records = [measured[id] for id in ids if id in measured]
+    shown = records + [record for record in everything if is_simulated(record) and record["id"] in ids]
+    files, made = write_results(store, found, everything)
+    if len(shown) < len(everything):
+        made = made_of(shown, found)
+    tell_ignored(store)
+    if json:
+        print_json({**described(found), "tier": store.tier, "records": records, **as_json(made), "files": files})
+    else:
+        print_tables(made)
+        print(f"\n{counted([measured[id]['status'] if id in measured else 'missing' for id in ids])}")
+        print("\nwritten:")
+        print(f"  {store.folder}/records ({len(measured)} records)")
+        for file in files:
+            print(f"  {file}")
+    return 1 if any(r["status"] not in (*FINISHED, "invalid") for r in records) else 0
+
+
+def write_results(
+    store: Store, experiment: Experiment | None = None, records: list[Record] | None = None
+) -> tuple[list[str], list[Table]]:
+    """Write the tables and figures of all records; the files, and the tables.
+
+    Args:
+        records: of the store, where they have been read.
+    """
+    records = store.with_simulated() if records is None else records
+    own, figure = (experiment.table, experiment.figure) if experiment else (None, None)
+    made = made_of(records, experiment)
+    written = write_made(made, store.tables, table=own)
+    written += figures.write(records, store.figures, table=own, figure=figure)
+    return [str(path) for path in written], made
+
+
+def made_of(records: list[Record], experiment: Experiment | None = None) -> list[Table]:
+    """The tables of records."""
+    claims, own = (experiment.claims, experiment.table) if experiment else ((), None)
+    return all_tables(records, claims, table=own)
+
+
+def as_json(made: list[Table]) -> dict[str, Any]:
+    return {"tables": [render.as_json(t) for t in made]}
+
+
+def print_tables(made: list[Table]) -> None:
+    """Tables for the terminal; those with more than TABLE_ROWS rows as bare columns."""
+    for t in made:
+        if len(t.frame) > TABLE_ROWS:
+            cells = [[c.heading for c in t.columns], *t.cells()]
+            print("", t.title, columns(cells), *t.notes, sep="\n")
+        else:
+            shown = render.console(t)
+            console(shown).print(shown)
+
+
+def described(e: Experiment) -> dict[str, Any]:
+    """An experiment's question, source and cost."""
+    tiers = {tier: {"points": len(e.runs[tier]), "expected": e.cost[tier]} for tier in TIERS}
+    return {"id": e.id, "question": e.question, "source": e.source, "tiers": tiers}

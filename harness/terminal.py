@@ -1,0 +1,90 @@
+"""What verbs say about experiments and records: tables for people, one document for programs, files for both."""
+
+import json as json_format
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from rich.console import Console, RenderableType
+
+from harness.analysis import render
+from harness.records.store import FINISHED, Store
+from impl.errors import InputError
+
+_T = TypeVar("_T")
+WIDEST = 1000
+"""Columns of a terminal on which any table has room."""
+TABLE_ROWS = 200
+"""Beyond these there are bare columns: a table that is fitted to so many takes its time."""
+
+
+def tell_ignored(store: Store) -> None:
+    """Say on standard error which files among the records are none."""
+    for path, why in store.ignored.items():
+        print(f"ignored: {path}: {render.printable(why)}", file=sys.stderr)
+
+
+def console(table: RenderableType = "") -> Console:
+    """Standard output, wide enough for the table: a narrow terminal wraps its lines, nothing is cut off."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    return Console(width=max(console.width, Console(width=WIDEST).measure(table).maximum))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text under each other, as many as there may be; the last column is not filled up."""
+    widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def shown_progress(items: Sequence[_T], what: str) -> Iterator[_T]:
+    """The items, one after another, with a bar on a terminal's standard error."""
+    from rich.progress import Progress
+
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        yield from progress.track(items, description=what)
+
+
+def print_json(document: Any) -> int:
+    """The one document of a verb."""
+    print(json_format.dumps(document, indent=1, allow_nan=False, default=str))
+    return 0
+
+
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+
+
+SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "TiB": 2**40, **UNITS}
+
+
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+
+def parse_bytes(text: str) -> float:
+    """A number of bytes, as it is written: 80GB, 40 GiB, 3.2e10.
+
+    Raises:
+        InputError: it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+\.?\d*(?:e\+?\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not found or (found[2] or "B") not in SIZES or not float(found[1]):
+        raise InputError(f"--device-memory {text!r} is no amount of memory; valid: 80GB, 40GiB, 3.2e10 and the like")
+    return float(found[1]) * SIZES[found[2] or "B"]
+
+
+def shown(size: float) -> str:
+    """`51.2 GiB`."""
+    unit = next((unit for unit, scale in UNITS.items() if size >= scale), "KiB")
+    return f"{size / UNITS[unit]:.3g} {unit}" if size < 1000 * UNITS[unit] else f"{size / UNITS[unit]:,.0f} {unit}"
+
+
+def counted(words: Sequence[str]) -> str:
+    """How many of all points came to an end and how, with the denominator."""
+    order = ("ok", "nan", "invalid", "oom", "failed", "timeout", "running", "pending", "unknown", "ended", "missing")
+    counts = {word: words.count(word) for word in (*order, *sorted(set(words) - set(order)))}
+    done = sum(counts[status] for status in FINISHED)
+    return f"{done} of {len(words)} points finished: " + ", ".join(f"{n} {word}" for word, n in counts.items() if n)

@@ -1,0 +1,90 @@
+"""Plans that are run for real on this machine, and how far their predicted order is the measured one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from harness.experiment.experiment import Point
+from harness.launch.options import Options
+from harness.launch.preflight import Datasets
+from harness.launch.progress import LiveDisplay
+from harness.launch.slurm import Site
+from harness.launch.sweep import Sweep
+from harness.records.measures import step_seconds
+from harness.records.statistics import quartiles
+from harness.records.store import Store
+from harness.terminal import console
+from harness.tune.search import Judged
+from impl.run import Run
+from impl.simulator.plans import KNOBS, run_of
+from impl.simulator.system import System
+
+
+class Real:
+    """This machine as a judge of runs; records are kept, and what has one that is finished is not run again."""
+
+    def __init__(self, system: System, out: Path) -> None:
+        self.store = Store(out, "tune", "small")
+        self.store.require_writable()
+        self.datasets = Datasets(out / ".synthetic")
+        self.options = Options(Site(device=system.device.kind))
+
+    def run(self, points: Sequence[Point]) -> None:
+        with LiveDisplay(len(points)) as display:
+            Sweep(self.store, self.datasets, self.options, display).run(list(points))
+
+    def judged(self, run: Run) -> Judged:
+        """What the record of a run says: the median of its timed steps, or why there is none."""
+        record = self.store.read(run.id)
+        if record is None or record["status"] != "ok":
+            return {"reason": "no record" if record is None else f"{record['status']}: {record['reason']}"}
+        return {"seconds": quartiles(step_seconds(record))[1]}
+
+    def __call__(self, run: Run) -> Judged:
+        self.run([Point(run, _label(run))])
+        return self.judged(run)
+
+
+def compared(rows: Sequence[Judged], base: Run, real: Real) -> dict[str, Any]:
+    """Predicted and measured seconds of plans that are run here, and Kendall's tau of their order, from -1 to 1."""
+    from scipy.stats import kendalltau
+
+    runs = [run_of({knob: row[knob] for knob in KNOBS}, base) for row in rows]
+    real.run([Point(run, _label(run)) for run in runs])
+    told = [
+        {"id": run.id, "point": _label(run), "predicted_seconds": row["seconds"], **_renamed(real.judged(run))}
+        for row, run in zip(rows, runs, strict=True)
+    ]
+    good = [one for one in told if "reason" not in one]
+    pairs = [(one["predicted_seconds"], one["measured_seconds"]) for one in good]
+    tau = float(kendalltau(*zip(*pairs, strict=True))[0]) if len(pairs) > 1 else None  # type: ignore[arg-type]
+    off = [abs(predicted / measured - 1) for predicted, measured in pairs]
+    return {"runs": told, "kendall_tau": tau, "mape": sum(off) / len(off) if off else None}
+
+
+def print_compared(document: dict[str, Any]) -> None:
+    table = Table("plan", "predicted (s)", "measured (s)", "off", title="measured here", title_justify="left")
+    for one in sorted(document["runs"], key=lambda one: one.get("measured_seconds", float("inf"))):
+        measured = one.get("measured_seconds")
+        off = one["reason"] if measured is None else f"{one['predicted_seconds'] / measured - 1:+.1%}"
+        table.add_row(
+            one["point"], f"{one['predicted_seconds']:.4f}", "" if measured is None else f"{measured:.4f}", off
+        )
+    console(table).print(table)
+    if document["kendall_tau"] is not None:
+        print(f"order: Kendall's tau {document['kendall_tau']:.2f}; off by {document['mape']:.1%} on average")
+
+
+def _renamed(judged: Judged) -> Judged:
+    return {"measured_seconds" if name == "seconds" else name: value for name, value in judged.items()}
+
+
+def _label(run: Run) -> str:
+    plan = run.plan
+    text = f"tp={plan.tp} pp={plan.pp} dp={plan.dp} b={run.train.microbatch}"
+    if plan.pp > 1:
+        text += f" {plan.schedule}" + (f" v={plan.chunks}" if plan.chunks > 1 else "")
+    text += f" zero={plan.zero_stage}" * (plan.zero_stage > 0) + f" {plan.recompute}" * (plan.recompute != "none")
+    return text + " sequence_parallel" * plan.sequence_parallel

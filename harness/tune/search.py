@@ -1,0 +1,266 @@
+"""The best of all plans: by the closed form, then judged by events or for real; and Optuna's search for them.
+
+What has been judged is kept in a journal, failures with their reasons, and is not judged again.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.predict.simulation import predicted
+from impl.errors import InputError
+from impl.run import Run
+from impl.simulator.closed_form import ClosedForm, Estimate
+from impl.simulator.plans import KNOBS, Plans, run_of
+from impl.simulator.system import System
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+CHUNK = 50_000
+"""Plans that are estimated at once: their columns stay in a core's cache, and progress is seen."""
+SHAPE = (
+    *("tp", "pp", "dp", "microbatch", "schedule", "chunks"),
+    *("recompute", "zero_stage", "sequence_parallel"),
+)
+"""Knobs by which plans are different plans; of those that differ in the others only, the best is meant."""
+SAMPLE = 4000
+"""Plans that the importance of knobs is told from."""
+LEAST_SAVED, SLOWEST = 0.1, 2.0
+"""Share of memory that a slower plan has to save to be on the front; how many times as long it may take at most."""
+
+TRIES = 50
+"""Proposals for each trial that is wanted; most of those that fail are no valid plan, which costs nothing to see."""
+
+Judged = dict[str, Any]
+"""A plan by knob, its `seconds` and `bytes`, and why it fails, `reason`, where it does."""
+Judge = Callable[[Run], Judged]
+
+
+def estimates(form: ClosedForm, plans: Plans, progress: Callable[[int], None]) -> Estimate:
+    """All plans by the closed form, piece by piece."""
+    found = []
+    for first in range(0, len(plans), CHUNK):
+        found.append(form.estimate(plans.take(slice(first, first + CHUNK))))
+        progress(min(first + CHUNK, len(plans)))
+    return Estimate(*(np.concatenate(part) for part in zip(*found, strict=True)))
+
+
+def ranked(plans: Plans, seconds: np.ndarray, top: int) -> list[int]:
+    """Places of the fastest plans that differ in SHAPE; the plainest of equals."""
+    order = np.lexsort((plans.oddity, seconds))
+    shapes = np.stack([plans[knob] for knob in SHAPE], axis=-1)
+    chosen: dict[tuple[int, ...], int] = {}
+    for i in order.tolist():
+        chosen.setdefault(tuple(shapes[i].tolist()), i)
+        if len(chosen) == top:
+            break
+    return list(chosen.values())
+
+
+def front(plans: Plans, found: Estimate) -> list[int]:
+    """Places of the plans than which no other is both faster and smaller, fastest first; each saves something."""
+    order = np.lexsort((plans.oddity, found.bytes, found.seconds))
+    smallest = np.minimum.accumulate(found.bytes[order])
+    chosen, least = [], np.inf
+    for i in order[np.flatnonzero(np.r_[True, smallest[1:] < smallest[:-1]])].tolist():
+        if found.seconds[i] > SLOWEST * found.seconds[order[0]]:
+            break
+        if found.bytes[i] < (1 - LEAST_SAVED) * least:
+            chosen.append(i)
+            least = found.bytes[i]
+    return chosen
+
+
+def unbeaten(rows: Iterable[Judged]) -> list[Judged]:
+    """Those of judged plans than which no other is both faster and smaller, fastest first; each saves something."""
+    chosen: list[Judged] = []
+    for row in sorted(rows, key=lambda row: (row["seconds"], row["bytes"])):
+        if not chosen or row["bytes"] < (1 - LEAST_SAVED) * chosen[-1]["bytes"]:
+            chosen.append(row)
+    return chosen
+
+
+def best_by_value(plans: Plans, seconds: np.ndarray) -> dict[str, dict[str, float]]:
+    """The fastest plan's seconds for each value of each knob that has several."""
+    found: dict[str, dict[str, float]] = {}
+    for knob in KNOBS:
+        column = plans[knob]
+        least = np.full(int(column.max()) + 1, np.inf)
+        np.minimum.at(least, column, seconds)
+        values, places = plans.values(knob), np.unique(column, return_index=True)[1]
+        if len(places) > 1:
+            found[knob] = {str(values[i]): float(least[column[i]]) for i in places.tolist()}
+    return found
+
+
+def importance(plans: Plans, seconds: np.ndarray) -> dict[str, float]:
+    """How much each knob decides whether a plan is among the fastest tenth; shares of 1.
+
+    Source: PED-ANOVA, Watanabe et al. 2023 (2304.10255), as Optuna has it; of a random sample where there are many.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    generator = np.random.default_rng(0)
+    some = generator.choice(len(plans), min(SAMPLE, len(plans)), replace=False)
+    sample = plans.take(some)
+    knobs = [knob for knob in KNOBS if len(np.unique(sample[knob])) > 1]
+    if len(some) < 2 or not knobs:
+        return {}
+    values = {knob: sample.values(knob) for knob in knobs}
+    kind = optuna.distributions.CategoricalDistribution
+    choices: dict[str, optuna.distributions.BaseDistribution] = {k: kind(sorted(set(of))) for k, of in values.items()}
+    study = optuna.create_study()
+    study.add_trials(
+        [
+            optuna.create_trial(params=dict(zip(knobs, row, strict=True)), distributions=choices, value=value)
+            for *row, value in zip(*values.values(), seconds[some].tolist(), strict=True)
+        ]
+    )
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    return optuna.importance.get_param_importances(study, evaluator=evaluator)
+
+
+def shapley(values: np.ndarray) -> np.ndarray:
+    """Mean size of every axis's Shapley value, over all points of a grid that are equally likely: exact, by all sets.
+
+    A point's values add up to its difference from the grid's mean.
+
+    Source: Lundberg and Lee 2017 (1705.07874), equation 8, with means over the grid as expectations.
+    """
+    axes = frozenset(range(values.ndim))
+    sets = [frozenset(known) for n in range(len(axes) + 1) for known in itertools.combinations(sorted(axes), n)]
+    means = {known: values.mean(axis=tuple(axes - known), keepdims=True) for known in sets}
+    found = []
+    for i in sorted(axes):
+        own = np.zeros_like(values)
+        for known in sets:
+            if i not in known:
+                own += (means[known | {i}] - means[known]) / (len(axes) * math.comb(len(axes) - 1, len(known)))
+        found.append(abs(own).mean())
+    return np.array(found)
+
+
+def by_events(run: Run, vocab_size: int, system: System, limit: float) -> Judged:
+    """A run's step, carried out as events, and its memory to the byte."""
+    found = predicted(run, vocab_size, system)
+    size = max(memory.total for memory in found.memory)
+    told = {"seconds": found.seconds, "bytes": size, "bubble": found.bubble, "mfu": found.mfu, "hfu": found.hfu}
+    told["model_flops_per_gpu_s"] = found.model_flops_per_gpu_s
+    return told | ({"reason": f"needs {size / 2**30:.1f} GiB of {limit / 2**30:.1f}"} if size > limit else {})
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What runs were judged to be, a line each in a file that is only ever added to; of one system and judge."""
+
+    path: Path | None
+    """None: it is not kept."""
+    judge: str
+
+    @classmethod
+    def of(cls, path: Path | None, *judge: object) -> "Journal":
+        """Of a judge that all these things decide."""
+        return cls(path, hashlib.sha256(repr(judge).encode()).hexdigest()[:12])
+
+    def read(self) -> dict[str, Judged]:
+        """By the runs' ids; a line that was cut off is none."""
+        if self.path is None or not self.path.exists():
+            return {}
+        found: dict[str, Judged] = {}
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                told = json.loads(line)
+                if told["judge"] == self.judge:
+                    found[told["id"]] = told["judged"]
+            except (ValueError, TypeError, KeyError):
+                continue
+        return found
+
+    def write(self, run_id: str, judged: Judged) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"judge": self.judge, "id": run_id, "judged": judged}) + "\n")
+
+
+def judged(rows: Iterable[Mapping[str, Any]], base: Run, judge: Judge, journal: Journal) -> Iterator[Judged]:
+    """Each plan with what the judge says of it, or said earlier; what cannot be is a failure with its reason."""
+    known = journal.read()
+    for row in rows:
+        run = run_of(row, base)
+        if run.id not in known:
+            try:
+                known[run.id] = judge(run)
+            except InputError as error:
+                known[run.id] = {"reason": str(error)}
+            journal.write(run.id, known[run.id])
+        yield {"id": run.id, **row, **known[run.id]}
+
+
+def study_of(journal: Journal) -> "Study":
+    """Optuna's study of what a journal's judge says; it goes on where the file beside the journal has it."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = None
+    if journal.path is not None:
+        journal.path.parent.mkdir(parents=True, exist_ok=True)
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal.path.with_suffix(".optuna"))))
+    sampler = optuna.samplers.TPESampler(seed=0, multivariate=True)
+    return optuna.create_study(storage=storage, sampler=sampler, study_name=journal.judge, load_if_exists=True)
+
+
+def searched(
+    study: "Study", plans: Plans, first: Iterable[Judged], base: Run, judge: Judge, trials: int
+) -> Iterator[Judged]:
+    """Plans that Optuna proposes, until so many were judged, those of earlier first; what fails is a failed trial.
+
+    Args:
+        plans: all that are valid; knobs take their values, and what they do not make together fails at once.
+        first: plans to begin with.
+    """
+    from optuna.trial import TrialState
+
+    world = int(plans["tp"][0] * plans["pp"][0] * plans["dp"][0])
+    choices = {knob: list(dict.fromkeys(plans.values(knob))) for knob in KNOBS if knob != "dp"}
+    if not study.trials:
+        for row in first:
+            study.enqueue_trial({knob: row[knob] for knob in choices})
+    before = [{**trial.params, **trial.user_attrs} for trial in study.trials if trial.state.is_finished()]
+    yield from before
+    done = sum("id" in told for told in before)
+    for _ in range(TRIES * trials):
+        if done >= trials:
+            return
+        trial = study.ask()
+        row = {knob: trial.suggest_categorical(knob, values) for knob, values in choices.items()}
+        told = _try(row, base, judge, world)
+        for name, value in told.items():
+            trial.set_user_attr(name, value)
+        study.tell(trial, told.get("seconds"), TrialState.FAIL if "reason" in told else TrialState.COMPLETE)
+        done += "id" in told
+        yield row | told
+
+
+def _try(row: Mapping[str, Any], base: Run, judge: Judge, world: int) -> Judged:
+    degrees = row["tp"] * row["pp"]
+    if world % degrees:
+        return {"reason": f"tp {row['tp']} x pp {row['pp']} does not divide {world} devices"}
+    run = run_of({**row, "dp": world // degrees}, base)
+    if reason := run.why_invalid():
+        return {"reason": reason}
+    try:
+        return {"id": run.id, "dp": run.plan.dp} | judge(run)
+    except InputError as error:
+        return {"id": run.id, "dp": run.plan.dp, "reason": str(error)}

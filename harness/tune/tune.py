@@ -1,0 +1,357 @@
+"""The verb `tune`: the best parallel plans for a model on a described system, and what matters most in them."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from harness.launch.options import require_positive
+from harness.predict.fit import EXTRAPOLATES, is_beyond
+from harness.predict.simulated_record import bounds
+from harness.predict.simulation import as_simulated, completed, vocabulary_of
+from harness.predict.systems import load_system
+from harness.records.measures import size_name
+from harness.terminal import Flag, console, parse_bytes, print_json, shown
+from harness.tune.measured import Real, compared, print_compared
+from harness.tune.search import (
+    Journal,
+    Judged,
+    best_by_value,
+    by_events,
+    estimates,
+    front,
+    importance,
+    judged,
+    ranked,
+    searched,
+    study_of,
+    unbeaten,
+)
+from impl.cost.parameters import count_parameters
+from impl.data.batches import head_positions
+from impl.errors import InputError
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Precision, Run, to_dict
+from impl.simulator.closed_form import ClosedForm, Estimate
+from impl.simulator.plans import DEFAULTS, KNOBS, Plans, every, run_of
+from impl.simulator.system import System
+
+BATCH = 1536
+"""Sequences; 3.1 million tokens where they have 2,048, as GPT-3's batches (Brown et al. 2020, table 2.1)."""
+LEFT_FREE = 0.05
+"""Share of a device's memory that the framework and its libraries take, or that is lost between allocations."""
+TOP = 20
+"""Plans of different shape that events decide between."""
+PLAIN_SECONDS = 5.0
+"""How often progress is told where there is no terminal."""
+STEPS = 12
+"""Of a run that is measured."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is searched for, and where."""
+
+    base: Run
+    vocab_size: int
+    system: System
+    gpus: int
+    limit: float
+    """Bytes of a device."""
+
+    def events(self, run: Run) -> Judged:
+        return by_events(run, self.vocab_size, self.system, self.limit)
+
+    def with_warnings(self, row: Judged) -> Judged:
+        """Add what makes a plan's prediction doubtful."""
+        return row | {"warnings": bounds(run_of(row, self.base), row["seconds"], self.system)["warnings"]}
+
+    def journal(self, path: Path | None, judge: str) -> Journal:
+        constants = {name: constant.value for name, constant in sorted(self.system.all_constants.items())}
+        known = self.system.name, self.system.habits, constants
+        return Journal.of(path, judge, self.base, *known, self.limit, self.gpus)
+
+
+def tune_from(default: Run) -> Callable[..., int]:
+    """The verb `tune`, for the model of `default`."""
+
+    def tune(
+        *,
+        system: str,
+        gpus: int,
+        global_batch: int = BATCH,
+        precision: Precision | None = None,
+        fix: tuple[str, ...] = (),
+        top: int = TOP,
+        trials: int = 0,
+        measure: int = 0,
+        steps: int = STEPS,
+        device_memory: str | None = None,
+        out: Path | None = None,
+        json: Flag = False,
+    ) -> int:
+        """Find the fastest parallel plans for a model that fit a system's memory; `--model NAME` says which model.
+
+        All plans are estimated in closed form, the best are carried out as events. With --measure the best are run on
+        this machine, and the predicted order of them is compared with the measured one.
+
+        Args:
+            system: A packaged system, or a YAML file as `calibrate` writes it.
+            gpus: Devices, all of which a plan uses.
+            global_batch: Sequences of a step.
+            precision: By default the first of bf16, fp16, fp32 that the system has a peak rate for.
+            fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved.
+            top: Plans of different shape that are judged by events.
+            trials: Let Optuna search with this many, from the best of the closed form on; judged by events, or with
+                --measure for real.
+            measure: Plans that are run on this machine.
+            steps: Training steps of each of these.
+            device_memory: What a plan may take of a device, as 80GB or 40GiB; by default 95% of what the system has.
+            out: Folder of the journal, which the same command goes on from, and of measured records.
+            json: Print one JSON document on standard output.
+        """
+        require_positive(gpus=gpus, global_batch=global_batch, top=top, steps=steps)
+        found = load_system(system)
+        if default.model == Run().model:
+            raise InputError("tune needs --model: the name of a model size; as gpt-175b")
+        if min(trials, measure) < 0 or (measure and out is None):
+            raise InputError(f"--trials {trials}, --measure {measure}: must be 0 or more; --measure needs --out")
+        limit = parse_bytes(device_memory) if device_memory else (1 - LEFT_FREE) * found.device.memory_bytes.value
+        recipe = Recipe(global_batch=global_batch, microbatch=1, steps=steps)
+        base = replace(default, plan=Plan(), train=recipe, precision=_precision(found, precision))
+        base, _ = completed(base, _searched(base), found)
+        task = _Task(base, vocabulary_of(base), found, gpus, limit)
+        plans = every(base.model, gpus, global_batch, offload=found.device.kind != "cpu")
+        document, inside = _search(task, _fixed(plans, fix), top, out)
+        real = Real(found, out) if measure and out else None
+        if trials:
+            document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
+        if real is not None:
+            chosen = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ()) if "dp" in row]
+            document["measured"] = compared(chosen or document["best"][:measure], base, real)
+        return print_json(document) if json else _print(document, task)
+
+    return tune
+
+
+def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> Judged:
+    """The plan with which so many devices of a system carry out the base's batch fastest, as `tune` finds it.
+
+    Args:
+        base: of its plan only the size of buckets matters, and its microbatch does not.
+        fix: as the verb's.
+    Raises:
+        InputError: no plan is possible, or fits.
+    """
+    base = replace(base, plan=Plan(bucket_bytes=base.plan.bucket_bytes), train=replace(base.train, microbatch=1))
+    task = _Task(base, vocabulary_of(base), system, gpus, (1 - LEFT_FREE) * system.device.memory_bytes.value)
+    plans = every(base.model, gpus, base.train.global_batch, offload=system.device.kind != "cpu")
+    best = _search(task, _fixed(plans, fix), TOP, None)[0]["best"]
+    if not best:
+        raise InputError(f"of the {TOP} fastest plans none is as small as it was estimated; valid: more devices")
+    return best[0]
+
+
+def _searched(base: Run) -> set[str]:
+    """Fields of a run that a search sets, by dotted name: for the others the system's defaults hold."""
+    model = (f"model.{name}" for name in to_dict(base)["model"])
+    return {"precision", "train.microbatch", *(f"plan.{knob}" for knob in KNOBS if knob != "microbatch"), *model}
+
+
+def _precision(system: System, wanted: Precision | None) -> Precision:
+    known: list[Precision] = [each for each in ("bf16", "fp16", "fp32") if system.peak(each) is not None]
+    if wanted is not None and system.peak(wanted) is None:
+        raise InputError(f"--precision {wanted}: {system.name} has no peak rate for it; valid: {', '.join(known)}")
+    return wanted or known[0]
+
+
+def _fixed(plans: Plans, fix: Sequence[str]) -> Plans:
+    """The plans whose knobs have the values that `--fix` gives them.
+
+    Raises:
+        InputError: it names no knob, no value, or there are no such plans.
+    """
+    for text in fix:
+        knob, _, wanted = text.partition("=")
+        if knob not in KNOBS or not wanted:
+            raise InputError(f"--fix {text!r}: must be KNOB=VALUE or KNOB=VALUE,VALUE; knobs: {', '.join(KNOBS)}")
+        shown_values = np.array([str(value).lower() for value in plans.values(knob)])
+        kept = np.isin(shown_values, wanted.lower().split(","))
+        if not kept.any():
+            raise InputError(f"--fix {text!r} leaves no plan; valid: {', '.join(dict.fromkeys(shown_values.tolist()))}")
+        plans = plans.take(kept)
+    return plans
+
+
+def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
+    """What there is to tell, and the plans that fit."""
+    positions = head_positions(task.base.model)
+    known = as_simulated(task.base, task.system).run
+    form = ClosedForm(known, task.vocab_size, task.system, task.gpus, head_positions=positions)
+    begin = time.perf_counter()
+    with _Told("plans", len(plans)) as told:
+        found = estimates(form, plans, told.at)
+    seconds = time.perf_counter() - begin
+    fit = np.flatnonzero(found.bytes <= task.limit)
+    if not len(fit):
+        least = f"the smallest needs {shown(float(found.bytes.min()))} a device"
+        raise InputError(f"none of {len(plans):,} plans fits {shown(task.limit)}: {least}; valid: more --gpus")
+    inside, times = plans.take(fit), found.seconds[fit]
+    fastest, smaller = ranked(inside, times, top), front(inside, Estimate(times, found.bytes[fit]))
+    chosen = list(dict.fromkeys([*fastest, *smaller]))
+    rows = [inside.row(i) | {"closed_form_seconds": float(times[i])} for i in chosen]
+    journal = task.journal(out and out / "tune" / "events.jsonl", "events")
+    by_row: list[Judged] = []
+    with _Told("events", len(rows)) as told:
+        for row in _judge(rows, task, journal):
+            by_row.append(row)
+            told.at(len(by_row))
+    good = [task.with_warnings(row) for row in by_row if "reason" not in row]
+    best = sorted(good, key=lambda row: row["seconds"])[:top]
+    off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in by_row if "seconds" in row]
+    document = {
+        "model": {"parameters": count_parameters(task.base.model, task.vocab_size).total},
+        **{"system": task.system.name, "stack": task.system.stack, "gpus": task.gpus, "memory_limit_bytes": task.limit},
+        **{"global_batch": task.base.train.global_batch, "precision": task.base.precision},
+        "plans": len(plans),
+        "fitting": len(fit),
+        "closed_form": {"seconds": seconds, "plans_per_s": len(plans) / seconds},
+        "agreement": {"mean": float(np.mean(np.abs(off))), "worst": float(max(off, key=abs))} if off else None,
+        "best": best,
+        "interval": bounds(run_of(best[0], task.base), best[0]["seconds"], task.system) if best else None,
+        "pareto": unbeaten(good),
+        "failed": [row for row in by_row if "reason" in row],
+        "importance": importance(inside, times),
+        "best_by_value": best_by_value(inside, times),
+    }
+    return document, inside
+
+
+def _trials(
+    task: _Task, plans: Plans, first: Sequence[Judged], trials: int, real: Real | None, out: Path | None
+) -> list[Judged]:
+    """What Optuna's proposals are judged to take, by events or for real, the fastest first, then those that failed."""
+    judge = "events" if real is None else "runs"
+    journal = task.journal(out and out / "tune" / f"{judge}.jsonl", judge)
+    found = searched(study_of(journal), plans, first, task.base, real or task.events, trials)
+    rows = [row for row in found if "id" in row]
+    if real is not None:
+        rows = [row | {"predicted_seconds": task.events(run_of(row, task.base))["seconds"]} for row in rows]
+    rows = [task.with_warnings(row) if "reason" not in row else row for row in rows]
+    return sorted(rows, key=lambda row: row["seconds"] if "reason" not in row else math.inf)
+
+
+def _judge(rows: list[dict[str, Any]], task: _Task, journal: Journal) -> Iterator[Judged]:
+    knobs = [{knob: row[knob] for knob in KNOBS} for row in rows]
+    for row, one in zip(rows, judged(knobs, task.base, task.events, journal), strict=True):
+        yield row | one
+
+
+class _Told:
+    """Progress on standard error: a bar on a terminal, a line every few seconds elsewhere. Use as a context."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total = what, total
+        screen = Console(stderr=True)
+        self.is_plain = not screen.is_terminal
+        self.bar = Progress(console=screen, transient=True, disable=self.is_plain)
+        self.task = self.bar.add_task(what, total=total)
+        self.begin = self.said = time.perf_counter()
+
+    def __enter__(self) -> "_Told":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def at(self, done: int) -> None:
+        self.bar.update(self.task, completed=done)
+        now = time.perf_counter()
+        if self.is_plain and now - self.said > PLAIN_SECONDS:
+            self.said = now
+            rate = done / max(now - self.begin, 1e-9)
+            print(f"{self.what}: {done:,} of {self.total:,}, {rate:,.0f} a second", file=sys.stderr)
+
+
+def _print(document: Mapping[str, Any], task: _Task) -> int:
+    took, rate = document["closed_form"]["seconds"], document["closed_form"]["plans_per_s"]
+    size = size_name(document["model"]["parameters"])
+    print(
+        f"{size} on {task.gpus:,} x {task.system.hardware} ({task.system.name}, {task.system.stack}), batch "
+        f"{task.base.train.global_batch:,}: {document['plans']:,} plans in closed form in {took:.1f} s ({rate:,.0f} a "
+        f"second), of which {document['fitting']:,} fit {shown(task.limit)}"
+    )
+    if agreement := document["agreement"]:
+        print(
+            f"events say within {agreement['mean']:.2%} of that on average, {abs(agreement['worst']):.2%} at most; "
+            f"{len(document['failed'])} plans failed"
+        )
+    if interval := document["interval"]:
+        print(f"the fastest takes {interval['low']:.4g} to {interval['high']:.4g} s, nine times of ten")
+        for warning in interval["warnings"]:
+            if not is_beyond(warning):
+                print(f"warning: {warning}")
+    for title, rows in (("fastest", document["best"]), ("faster or smaller than all others", document["pareto"])):
+        _print_plans(title, rows)
+        if doubts := _beyond(rows):
+            known = task.system.calibration is not None
+            print(f"warning: * {f'{task.system.name} was not calibrated on ' * known}{doubts}")
+    _print_knobs(document["importance"], document["best_by_value"])
+    if tried := document.get("trials"):
+        failed = sum("reason" in row for row in tried)
+        print(f"Optuna: {len(tried)} plans, {failed} failed; the fastest takes {tried[0]['seconds']:.4g} s")
+    if "measured" in document:
+        print_compared(document["measured"])
+    return 0
+
+
+def _beyond(rows: Sequence[Judged]) -> str:
+    """Say what of plans their system was never calibrated on, each with the numbers of the plans that have it."""
+    numbers: dict[str, list[int]] = {}
+    for number, row in enumerate(rows, 1):
+        for warning in filter(is_beyond, row["warnings"]):
+            what = warning.removeprefix(EXTRAPOLATES).partition(", calibrated on")[0].strip()
+            numbers.setdefault(what, []).append(number)
+    plans = lambda of: "all plans" if len(of) == len(rows) else f"plan{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
+    return "; ".join(f"{what} ({plans(of)})" for what, of in numbers.items())
+
+
+def _print_plans(title: str, rows: Sequence[Judged]) -> None:
+    names = ("tp", "pp", "dp", "microbatch", "schedule", "chunks", "recompute", "zero_stage")
+    table = Table("", "step (s)", "TFLOP/s", "MFU", "GiB", *names, "besides", title=title, title_justify="left")
+    for column in table.columns:
+        column.no_wrap = True
+    for number, row in enumerate(rows, 1):
+        mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
+        odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
+        besides = ", ".join(knob if row[knob] is True else f"no {knob}" for knob in odd)
+        numbers = (
+            f"{number}{'*' * any(map(is_beyond, row['warnings']))}",
+            f"{row['seconds']:.3f}",
+            f"{row['model_flops_per_gpu_s'] / 1e12:.1f}",
+            mfu,
+            f"{row['bytes'] / 2**30:.1f}",
+        )
+        table.add_row(*numbers, *(str(row[name]) for name in names), besides)
+    console(table).print(table)
+
+
+def _print_knobs(shares: Mapping[str, float], by_value: Mapping[str, Mapping[str, float]]) -> None:
+    table = Table(
+        "knob", "importance", "fastest step (s) with each value", title="what matters most", title_justify="left"
+    )
+    for knob in sorted(by_value, key=lambda knob: -shares.get(knob, 0.0)):
+        values = sorted(by_value[knob].items(), key=lambda item: item[1])
+        told = ", ".join(f"{value} {seconds:.4g}" for value, seconds in values[:8])
+        table.add_row(knob, f"{shares.get(knob, 0.0):.0%}", told + (", ..." if len(values) > 8 else ""))
+    console(table).print(table)
