@@ -25,7 +25,15 @@ settings.load_profile("no deadlines")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = ("tests/slurm/", "tests/harness/", "tests/test_quickstart.py", "tests/notebooks/", "tests/test_documents.py")
+ROOMS = (
+    "launch", "rank", "cli", "harness", "tune", "predict", "doctor", "calibrate", "report", "experiment", "records",
+    "analysis", "figures",
+)  # fmt: skip
+"""Folders of the harness's tests."""
+LONG = (
+    "tests/slurm/", *(f"tests/{room}/" for room in ROOMS),
+    "tests/test_quickstart.py", "tests/notebooks/", "tests/test_documents.py",
+)  # fmt: skip
 """Whose tests take long, or wait much: they go first, so that none runs alone at the end."""
 
 

@@ -1,6 +1,6 @@
 """No claim is vacuous: pytest with `--every-claim` fails unless its tests see each reproduced, and see it refuted.
 
-`make test` asks for it. Of some files only: `pytest tests/experiments tests/harness/test_claims.py --every-claim`.
+`make test` asks for it. Of some files only: `pytest tests/experiments tests/experiment/test_claims.py --every-claim`.
 """
 
 import sys

@@ -29,7 +29,7 @@ from impl.train import Trainer
 from tests.harness.calls import call, document, put_record, refused, stop_before_training
 from tests.harness.made_up_records import record, record_of
 from tests.harness.small_runs import small, sweep, write_tokens
-from tests.harness.test_sweep import FakeSite
+from tests.launch.test_sweep import FakeSite
 
 INSIDE = ("state_bytes", "activation_bytes", "memory", "traffic", "timeline")
 """What only our own trainer shows."""

@@ -288,7 +288,7 @@ def test_a_fault_of_the_program_is_one_line_and_shown_when_asked_for(error: Exce
 def test_what_is_around_a_verb_does_not_end_it(arguments: str, variables: dict[str, str], is_closed: bool):
     command = [sys.executable, "-m", "harness", *arguments.split()]
     line = ["sh", "-c", 'exec "$@" >&-', "sh", *command] if is_closed else command
-    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[1]), **variables}
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2]), **variables}
     done = subprocess.run(line, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert bool(done.stdout) != is_closed

@@ -124,8 +124,10 @@ def test_a_variable_of_amd_is_nothing_to_nvidia(machine: Callable[..., None]) ->
 
 
 def test_without_device_files_pytorch_is_not_imported() -> None:
-    program = "import sys\nfrom harness.rank import devices\nfrom pathlib import Path\ndevices.DEV = Path('/nonexistent')\n"
-    program += "assert devices.gpu_count() == 0\nassert 'torch' not in sys.modules\n"
+    program = "import sys\nfrom harness.rank import devices\nfrom pathlib import Path\n"
+    program += (
+        "devices.DEV = Path('/nonexistent')\nassert devices.gpu_count() == 0\nassert 'torch' not in sys.modules\n"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -193,7 +193,7 @@ def test_what_is_no_record_of_a_pipeline_is_told(spoil: Callable[[dict[str, Any]
 
 def test_a_schedule_that_cannot_run_says_where_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "build", lambda name, *_: build(name, 2, 1))
-    message = refused("timeline", "--plan.schedule", "tests.harness.test_draw:backward_first")
+    message = refused("timeline", "--plan.schedule", "tests.cli.test_timeline_verb:backward_first")
     assert "rank 0 is stuck at 0B0, which needs 0F0" in message
 
 
