@@ -1,7 +1,7 @@
-"""What many records cost: `python -m tests.scale --records 10000 --keep results/scale.md`.
+"""What many records cost: `python -m tests.scale --keep results/scale.md`.
 
 A store of made-up records of an experiment with quickstart's claims, then each verb that reads all of it, in a process
-of its own: processor time, wall time and peak memory. `--records 1 --steps 1000000` is one long run.
+of its own: processor time, wall time and peak memory.
 """
 
 import os
@@ -103,22 +103,18 @@ def measured(packages: Path, out: Path, words: tuple[str, ...]) -> Cost:
     return Cost(used.ru_utime + used.ru_stime, wall, used.ru_maxrss * 1024, child.returncode)
 
 
-def main(records: int = 10_000, steps: int = 40, only: str = "", keep: Path | None = None) -> None:
-    """Measure, and print a table.
-
-    Args:
-        records: In the store.
-        steps: Of each.
-        only: The verbs whose name this is a part of.
-        keep: Write the table to this file, too.
-    """
+def table(records: int, steps: int, only: str) -> list[str]:
+    """Measure one store; its section, in Markdown."""
+    lines = []
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         packages, out = Path(folder) / "packages", Path(folder) / "out"
         (packages / "scale").mkdir(parents=True)
         (packages / "scale" / "__init__.py").touch()
         (packages / "scale" / "many.py").write_text(EXPERIMENT.format(count=records, steps=steps))
         size = fill(out, runs(records, steps))
-        lines = []
+        what = "1 record" if records == 1 else f"{records:,} records"
+        lines += [f"## {what} of {steps:,} steps, {size / 2**20:,.0f} MiB", ""]
+        lines += ["| verb | processor (s) | wall (s) | peak memory (MiB) | exit status |", "|---|---|---|---|---|"]
         for name, words in VERBS.items():
             if only in name:
                 cost = measured(packages, out, words)
@@ -127,22 +123,29 @@ def main(records: int = 10_000, steps: int = 40, only: str = "", keep: Path | No
                     f"| {cost.peak_bytes / 2**20:,.0f} | {cost.exit_status} |"
                 )
                 print(lines[-1], flush=True)
+    return [*lines, ""]
+
+
+def main(
+    stores: tuple[tuple[int, int], ...] = ((10_000, 40), (1, 1_000_000)), only: str = "", keep: Path | None = None
+) -> None:
+    """Measure, and print a table for each store.
+
+    Args:
+        stores: Records and steps of each store, as `10000 40 1 1000000`.
+        only: The verbs whose name this is a part of.
+        keep: Write the tables to this file, too.
+    """
     machine = host_environment([])
-    text = "\n".join([
-        "# What many records cost",
+    lines = ["# What many records cost", "", "`python -m tests.scale --keep results/scale.md`", ""]
+    lines += [
+        f"Made-up records, each verb in a process of its own; {machine['processor']}, {machine['cores']} cores.",
         "",
-        f"`python -m tests.scale --records {records} --steps {steps} --keep {keep}`",
-        "",
-        f"{records:,} made-up records of {steps:,} steps, {size / 2**20:,.0f} MiB in all; "
-        f"{machine['processor']}, {machine['cores']} cores.",
-        "",
-        "| verb | processor (s) | wall (s) | peak memory (MiB) | exit status |",
-        "|---|---|---|---|---|",
-        *lines,
-        "",
-    ])  # fmt: skip
+    ]
+    for records, steps in stores:
+        lines += table(records, steps, only)
     if keep is not None:
-        write_atomically(keep, text)
+        write_atomically(keep, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 import torch
 import torch.distributed as dist
-import harness.worker
+import harness.rank.worker
 from harness.rank.instruments import Inside
 from harness.rank.journal import Measured
 from harness.rank.stopwatch import Stopwatch
