@@ -1,4 +1,4 @@
-"""What verbs say about experiments and records: tables for people, one document for programs, files for both."""
+"""What every verb reads and prints with: tables as wide as they are, progress, one JSON document, sizes in bytes."""
 
 import json as json_format
 import re

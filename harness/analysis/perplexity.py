@@ -171,6 +171,7 @@ def scores(records: Sequence[Record], name: str, kind: str) -> pd.DataFrame:
     values = zip(points[main], points["n"], texts, strict=True)
     points[main] = pd.Series([value if n else text for value, n, text in values], dtype=object)
     points["floor_half_width"] = TWO_SIDED * points["floor_standard_error"]
+    points["key"] = found["key"].iloc[0]  # of all; a point's first run may have none
     return points
 
 
@@ -192,7 +193,7 @@ def _notes(points: pd.DataFrame) -> tuple[str, ...]:
         )
     if any(points["diverged_runs"]):
         notes.append("Diverged: a loss was not a number, or the last training loss stands above the first.")
-    if key := json.loads(next(iter(points["key"].dropna()), "{}")):
+    if key := json.loads(points["key"].iloc[0]):
         notes.append("Comparable are values with " + ", ".join(f"{k} {_value(v)}" for k, v in key.items()) + ".")
     return tuple(notes)
 

@@ -30,6 +30,7 @@ MakesFigure = Callable[[Sequence[Record]], "Figure | None"]
 SMOOTHED_SHARE = 0.02
 """Share of the steps over which training loss is averaged for drawing."""
 MOST_PANELS, MOST_RUNS = 9, 80
+"""Models that have a panel each; runs that all have a curve, of more `MOST_LINES` have."""
 OWN = "own"
 """Stem of the files of an experiment's own figure where it has no table, whose name they have else."""
 ABOVE_START, DIVERGED = 1.03, 2.0

@@ -202,6 +202,11 @@ def test_accuracy_and_word_perplexity_have_tables_of_their_own() -> None:
     assert rows(found["perplexity_wikitext2_test"])[0]["word_perplexity"] == pytest.approx(math.exp(4))
 
 
+def test_what_values_are_comparable_is_said_even_if_the_first_run_failed() -> None:
+    (table,) = perplexity.perplexity_tables([record(status="failed", reason="killed"), record(seed=1)])
+    assert [note for note in table.notes if note.startswith("Comparable are values with ")]
+
+
 def test_masked_perplexity_has_no_floor() -> None:
     (table,) = perplexity.perplexity_tables([record(model__family="bert")])
     assert "floor" not in [c.key for c in table.columns]
