@@ -22,8 +22,8 @@ from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
 from harness.predict.published_scaling import on_frontier
 from harness.records.measures import Record, about, frame
-from impl.cost.memory import parameter_bytes
 from impl.cost.parameters import count_parameters
+from impl.cost.place import parameter_bytes
 from impl.model.sizes import named
 from impl.plan import ZeroStage
 from impl.run import Run, from_dict

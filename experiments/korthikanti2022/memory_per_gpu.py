@@ -26,7 +26,7 @@ from harness.records.labels import point
 from harness.records.measures import Record, about, frame
 from harness.records.source import to_draw
 from impl.cost.activations import layer_bytes
-from impl.cost.memory import parameter_bytes
+from impl.cost.place import parameter_bytes
 from impl.evaluation_config import EvaluationConfig
 from impl.plan import Plan
 from impl.recipe import Recipe

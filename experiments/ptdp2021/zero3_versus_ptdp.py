@@ -22,7 +22,8 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import MIB, POINTS, Figure, Printed, as_published, combine
 from harness.experiment.experiment import Experiment
 from harness.records.measures import Record
-from impl.cost.traffic import Counts, Place, pipeline_traffic, state_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import Counts, pipeline_traffic, state_traffic
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.run import Run, from_dict

@@ -9,7 +9,8 @@ from harness.predict.simulation import ignored, predicted, vocabulary_of
 from harness.records.store import SCHEMA, SIMULATED, Record, Store
 from harness.terminal import shown
 from impl.cost.parameters import count_parameters
-from impl.cost.traffic import Place, step_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import step_traffic
 from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.model.config import padded_vocabulary

@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from impl.collectives import all_gather_into_start, all_reduce_start, reduce_scatter_into_start
 from impl.cost.gemms import Core, Product, core, products
-from impl.cost.traffic import Count, Op, Place, step_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import Count, Op, step_traffic
 from impl.data.batches import head_positions
 from impl.mesh import ends_group, joint_group
 from impl.run import Run

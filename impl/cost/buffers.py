@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 
-from impl.cost.buckets import Bucket
 from impl.cost.parameters import named_parameters
-from impl.cost.traffic import Place
+from impl.cost.place import Place
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage
-from impl.zero.partition import REDUCTIONS, TIED, unit_of, units_of_block
+from impl.zero.partition import REDUCTIONS, TIED, BucketLayout, unit_of, units_of_block
 
 BLOCKS = {"mlp": ("down", "up"), "attention": ("projection", "qkv")}
 BACKWARD = [
@@ -39,12 +38,12 @@ def received_at_once(row: Iterable[Action]) -> int:
     return most
 
 
-def gathered_elements(place: Place, buckets: Sequence[Bucket]) -> int:
+def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
     """Most elements of divided parameters that are there as a whole: a block's, and the next one's ahead of it."""
     sizes = Counter[str]()
     for bucket in buckets:
         if bucket.zero_stage == 3:
-            sizes[bucket.unit] += bucket.layout.size
+            sizes[bucket.unit] += bucket.size
     most = 0
     for stage in place.stages:
         units = [set(units_of_block(block)) for block in _blocks(stage)]
@@ -60,16 +59,16 @@ def _blocks(stage: Stage) -> list[str]:
     return ["embedding", "embedding_norm"] * stage.is_first + layers + ["head"] * stage.is_last
 
 
-def gradient_elements(place: Place, buckets: Sequence[Bucket], row: Iterable[Action]) -> int:
+def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterable[Action]) -> int:
     """Elements of the buffers that hold gradients of divided buckets until all ranks' are summed.
 
     A buffer is as large as the largest bucket of several parameters; there are as many as are filled and reduced at a
     time. A parameter that is larger has its own.
     """
     divided = [bucket for bucket in buckets if bucket.zero_stage >= 2]
-    common = max((bucket.layout.size for bucket in divided if len(bucket.names) > 1), default=0)
-    alone = max((bucket.layout.size for bucket in divided if bucket.layout.size > common), default=0)
-    divided = [bucket for bucket in divided if bucket.layout.size <= common]
+    common = max((bucket.size for bucket in divided if len(bucket.names) > 1), default=0)
+    alone = max((bucket.size for bucket in divided if bucket.size > common), default=0)
+    divided = [bucket for bucket in divided if bucket.size <= common]
     bucket_of = {name: i for i, bucket in enumerate(divided) for name in bucket.names}
     stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True))
     arriving = {

@@ -5,35 +5,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from impl.cost.buckets import buckets
 from impl.cost.buffers import STEADY, gathered_elements, gradient_elements, received_at_once
 from impl.cost.moments import fullest, offloaded, update_moment
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, rank_parameters
-from impl.cost.traffic import Place
+from impl.cost.place import Place, parameter_bytes
 from impl.model.config import ModelConfig
 from impl.pipeline.schedule import Action, lower
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage
 from impl.run import Run
-
-
-class ParameterBytes(NamedTuple):
-    """Bytes that one parameter takes where nothing is divided."""
-
-    weight: int
-    gradient: int
-    optimizer: int
-    """Two moments, and the master weight where it is another tensor than the weight: ZeRO's K."""
-
-
-def parameter_bytes(run: Run) -> ParameterBytes:
-    """2 + 2 + 12 in mixed precision, 2 + 4 + 12 with gradients in fp32, 4 + 4 + 8 in fp32.
-
-    Source: ZeRO (1910.02054), section 3.1.
-    """
-    element, master = ELEMENT_BYTES[run.precision], MASTER_BYTES[run.precision]
-    is_apart = element < master or run.plan.offload_optimizer
-    return ParameterBytes(element, master if run.fp32_gradients else element, (2 + is_apart) * master)
 
 
 def model_state_bytes(run: Run, parameters: float) -> float:
@@ -96,7 +76,7 @@ def memory(
     """
     run = _shortened(run)
     place, each, has_host = Place(run, vocab_size, pp_rank, parts), parameter_bytes(run), device != "cpu"
-    divided, row = buckets(place, each.gradient), place.schedule.rows[pp_rank]
+    divided, row = place.buckets, place.schedule.rows[pp_rank]
     optimizer = sum(bucket.updated for bucket in divided) * each.optimizer
     moment = max(fullest(place, row, head_positions, device), update_moment(run, divided), key=sum)
     with_transfers = _lowered(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)[pp_rank]

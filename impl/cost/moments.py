@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from impl.cost.activations import has_products, stage_bytes, working_bytes
-from impl.cost.buckets import Bucket
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
-from impl.cost.traffic import Place
+from impl.cost.place import Place
 from impl.model.config import GELU_CHUNK, LOSS_CHUNK, PRODUCT_ROWS, padded_vocabulary
 from impl.pipeline.schedule import HELD, SENDS_UNDER_WAY, Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
+from impl.zero.partition import BucketLayout
 
 OFFLOADED = "offloaded_layers"
 """What `stage_bytes` calls activations that wait in host memory."""
@@ -62,7 +62,7 @@ def offloaded(place: Place, row: Iterable[Action], head_positions: int) -> int:
     return most
 
 
-def update_moment(run: Run, buckets: Sequence[Bucket]) -> Moment:
+def update_moment(run: Run, buckets: Sequence[BucketLayout]) -> Moment:
     """Of the optimizer's step: gradients that are smaller than the master weights are converted, bucket by bucket."""
     is_small = not run.fp32_gradients and not run.plan.offload_optimizer
     largest = max(bucket.updated for bucket in buckets)

@@ -3,17 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Literal
 
-from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
+from impl.cost.place import Place, parameter_bytes
 from impl.pipeline.schedule import Op as PipelineOp
-from impl.pipeline.schedule import Schedule
-from impl.pipeline.schedules import SCHEDULES, build
-from impl.pipeline.stage import Stage, split
 from impl.plan import Plan
-from impl.run import Run
-from impl.zero.partition import divisions, lay_out, owners, unit_of
+from impl.zero.partition import owners
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "broadcast"]
 
@@ -47,60 +43,6 @@ class Count:
 
 
 Counts = dict[Op, Count]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A pipeline rank of a run."""
-
-    run: Run
-    vocab_size: int
-    pp_rank: int = 0
-    parts: tuple[Stage, ...] | None = None
-    """The model's stages, of all ranks; None: as `impl.pipeline.stage.split` has them."""
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        plan = self.run.plan
-        return _built(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
-
-    @cached_property
-    def stages(self) -> list[Stage]:
-        """Those that the rank owns."""
-        plan = self.run.plan
-        every = self.parts or _split(self.run.model, self.vocab_size, plan.pp * plan.chunks)
-        if plan.schedule in SCHEDULES:  # whose stages go round the ranks; the table may be large
-            return list(every[self.pp_rank :: plan.pp])
-        return [every[i] for i in self.schedule.stages_of(self.pp_rank)]
-
-    @property
-    def is_first(self) -> bool:
-        return any(stage.is_first for stage in self.stages)
-
-    @property
-    def is_last(self) -> bool:
-        return any(stage.is_last for stage in self.stages)
-
-    @property
-    def activations(self) -> int:
-        """Bytes of a microbatch's [b s, h]."""
-        model = self.run.model
-        return self.run.train.microbatch * model.seq_len * model.hidden_size * ELEMENT_BYTES[self.run.precision]
-
-    @property
-    def transferred(self) -> int:
-        """Bytes of them that a tensor-parallel rank sends to the next stage: with sequence parallelism, or scattered,
-        its part."""
-        return self.activations // (self.run.plan.tp if self.run.plan.sequence_parallel or self.run.scatters else 1)
-
-
-_split = lru_cache(maxsize=16)(split)  # once for all ranks
-
-
-@lru_cache(maxsize=16)
-def _built(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """The schedule, built once for all of its ranks."""
-    return build(name, ranks, microbatches, chunks)
 
 
 def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count]:
@@ -159,27 +101,18 @@ def state_traffic(place: Place) -> dict[str, Counts]:
     Source: ZeRO (1910.02054), section 7.
     """
     run, plan = place.run, place.run.plan
-    sizes = {p.name: p for p in named_parameters(run.model, place.vocab_size, plan.tp, place.stages)}
-    is_tied = place.is_first != place.is_last
-    element = ELEMENT_BYTES[run.precision]
-    accumulated = (MASTER_BYTES if run.fp32_gradients else ELEMENT_BYTES)[run.precision]
+    each = parameter_bytes(run)
     traffic: dict[str, Counts] = {}
-    found = divisions([(p.name, p.is_split) for p in sizes.values()], plan, is_tied=is_tied)
-    for (_, kind), names in found.items():
-        ranks = owners(kind, plan)
-        stage = plan.zero_stage if ranks > 1 else 0
-        named = [(name, sizes[name].size) for name in names]
-        buckets = lay_out(named, ranks if stage else 1, plan.bucket_bytes // accumulated)
-        if ranks > 1:
-            counts = traffic.setdefault(_axes(plan, ("dp", "tp") if kind == "partial" else ("dp",)), {})
-            for bucket in buckets:
-                reduce: Op = "reduce_scatter" if stage else "all_reduce"
-                _add(counts, reduce, Count(1, bucket.size * accumulated) * (run.microbatches if stage >= 2 else 1))
-                gathers = _gathers(place, bucket.slots[0].name) * run.microbatches if stage == 3 else int(stage > 0)
-                _add(counts, "all_gather", Count(1, bucket.size * element) * gathers)
-        if kind == "tied":
-            sums = sum(bucket.slice_size for bucket in buckets) * accumulated
-            traffic["ends"] = {"all_reduce": Count(len(buckets), sums)}
+    for bucket in place.buckets:
+        stage = bucket.zero_stage
+        if owners(bucket.kind, plan) > 1:
+            counts = traffic.setdefault(_axes(plan, ("dp", "tp") if bucket.kind == "partial" else ("dp",)), {})
+            reduce: Op = "reduce_scatter" if stage else "all_reduce"
+            _add(counts, reduce, Count(1, bucket.size * each.gradient) * (run.microbatches if stage >= 2 else 1))
+            gathers = _gathers(place, bucket.unit) * run.microbatches if stage == 3 else int(stage > 0)
+            _add(counts, "all_gather", Count(1, bucket.size * each.weight) * gathers)
+        if bucket.kind == "tied":
+            _add(traffic.setdefault("ends", {}), "all_reduce", Count(1, bucket.slice_size * each.gradient))
     if plan.dp > 1:
         _add(traffic.setdefault("dp", {}), "all_reduce", Count(1, 8))  # the loss
     if plan.world_size > 1:
@@ -199,9 +132,8 @@ def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
     return {axes: counts for axes, counts in traffic.items() if counts}
 
 
-def _gathers(place: Place, name: str) -> int:
-    """How often stage 3 gathers a parameter for one microbatch: before the forward pass and the backward pass."""
-    unit = unit_of(name)
+def _gathers(place: Place, unit: str) -> int:
+    """How often stage 3 gathers parameters for one microbatch: before the forward pass and the backward pass."""
     if unit == "embedding":
         return 1
     return place.is_first + 2 * place.is_last if unit == "tokens" else 2

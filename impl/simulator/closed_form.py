@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from impl.cost.buckets import buckets
 from impl.cost.buffers import gathered_elements, gradient_elements
-from impl.cost.memory import parameter_bytes
 from impl.cost.moments import fullest, kept_bytes
 from impl.cost.parameters import MASTER_BYTES
-from impl.cost.traffic import Place
+from impl.cost.place import Place, parameter_bytes
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage, split
 from impl.run import Run
@@ -201,7 +199,7 @@ class ClosedForm:
         tied, buffers = 0.0, dict[str, float]()
         for name, stage in UNITS.items():
             place = Place(alone, self.vocab_size, 0, (stage,))
-            state, divided = states(place), buckets(place, each.gradient)
+            state, divided = states(place), place.buckets
             is_master = (
                 row["zero_stage"] == 3 and not row["offload_optimizer"] and each.weight < MASTER_BYTES[run.precision]
             )

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from impl.cost.buckets import buckets
-from impl.cost.memory import parameter_bytes
 from impl.cost.parameters import MASTER_BYTES, named_parameters
-from impl.cost.traffic import Counts, Place, state_traffic
+from impl.cost.place import Place, parameter_bytes
+from impl.cost.traffic import Counts, state_traffic
 from impl.run import Run
 from impl.simulator.seconds import STATE_BYTES, Group, Size, beside, collective, group, optimizer
 from impl.simulator.system import System
@@ -42,11 +41,10 @@ def states(place: Place) -> States:
         sum(p.size for p in named_parameters(run.model, place.vocab_size, run.plan.tp, [stage]))
         for stage in place.stages
     ]
-    divided = buckets(place, parameter_bytes(run).gradient)
     return States(
         state_traffic(place),
-        sum(bucket.updated for bucket in divided),
-        sum(len(bucket.names) for bucket in divided),
+        sum(bucket.updated for bucket in place.buckets),
+        sum(len(bucket.names) for bucket in place.buckets),
         tuple(size / sum(sizes) for size in sizes),
         tuple(max(1, len(stage.layers)) for stage in place.stages),
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.memory import Memory, memory
-from impl.cost.traffic import Place
+from impl.cost.place import Place
 from impl.errors import InputError
 from impl.pipeline.schedule import Op as Work
 from impl.pipeline.schedules import SCHEDULES, build

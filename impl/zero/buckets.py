@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from impl.collectives import Pending
-from impl.zero import partition
-from impl.zero.partition import Piece
+from impl.zero.partition import BucketLayout, Piece, lay_out
 
 Initial = Callable[[str, int, int], Iterable[Tensor]]
 """Elements of a parameter, by name, start and stop in it flattened, in consecutive slices."""
@@ -40,16 +39,15 @@ class Bucket:
 
     def __init__(
         self,
-        layout: partition.Bucket,
+        layout: BucketLayout,
         kind: Kind,
-        stage: int,
         dtype: torch.dtype,
         kept: torch.dtype,
         device: torch.device,
         initial: Initial,
     ) -> None:
         self.layout, self.kind = layout, kind
-        self.stage = stage if layout.ranks > 1 else 0
+        self.stage = layout.zero_stage
         self.rank = kind.group.rank() if self.stage else 0
         self.own = layout.own(self.rank)
         self.parameters = [kind.named[slot.name] for slot in layout.slots]
@@ -63,8 +61,7 @@ class Bucket:
         else:
             self.own_weights = self.weights[self.own]
         self._fill(initial)
-        size = layout.slice_size if self.stage >= 2 else layout.size
-        self.gradient_kept = torch.zeros(size, dtype=dtype, device=self.device)
+        self.gradient_kept = torch.zeros(layout.gradients, dtype=dtype, device=self.device)
         self.gradient = self.gradient_kept if self.stage >= 2 else self.gradient_kept[self.own]
         """Of what the rank owns."""
         self.flat = None if self.stage >= 2 else self.gradient_kept
@@ -144,11 +141,12 @@ def divide(
         initial: values of the weights.
     """
     return [
-        Bucket(layout, kind, stage, dtype, kept, device, initial)
+        Bucket(layout, kind, dtype, kept, device, initial)
         for kind in kinds
-        for layout in partition.lay_out(
+        for layout in lay_out(
             [(name, p.numel()) for name, p in kind.named.items()],
-            kind.group.size() if stage else 1,
+            kind.group.size(),
             bucket_bytes // dtype.itemsize,
+            stage,
         )
     ]

@@ -28,6 +28,9 @@ class Division(NamedTuple):
     kind: Kind
 
 
+UNDIVIDED = Division("", "whole")
+
+
 def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -> dict[Division, list[str]]:
     """The model's parameters, from the last to the first: the backward pass finishes them in this order.
 
@@ -88,7 +91,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BucketLayout:
     """Parameters one after another, padded so that `ranks` equal slices make it up; rank r owns the r-th.
 
     Source: ZeRO (1910.02054), section 5.
@@ -96,6 +99,11 @@ class Bucket:
 
     slots: tuple[Slot, ...]
     ranks: int = 1
+    zero_stage: int = 0
+    """0 where no other rank shares the bucket."""
+    unit: str = ""
+    kind: Kind = "whole"
+    """As in `Division`."""
 
     @property
     def slice_size(self) -> int:
@@ -104,6 +112,25 @@ class Bucket:
     @property
     def size(self) -> int:
         return self.slice_size * self.ranks
+
+    @property
+    def weights(self) -> int:
+        """Elements of the weights that a rank keeps."""
+        return self.slice_size if self.zero_stage == 3 else self.size
+
+    @property
+    def gradients(self) -> int:
+        """Elements of the gradients that a rank keeps."""
+        return self.slice_size if self.zero_stage >= 2 else self.size
+
+    @property
+    def updated(self) -> int:
+        """Elements of each moment that a rank keeps."""
+        return self.slice_size if self.zero_stage else self.size
+
+    @property
+    def names(self) -> list[str]:
+        return [slot.name for slot in self.slots]
 
     def own(self, rank: int) -> slice:
         """The rank's slice of the bucket."""
@@ -118,9 +145,11 @@ class Bucket:
                 yield Piece(slot.name, start - slot.start, stop - slot.start, start)
 
 
-def lay_out(sizes: Iterable[tuple[str, int]], ranks: int, elements: int) -> list[Bucket]:
+def lay_out(
+    sizes: Iterable[tuple[str, int]], ranks: int, elements: int, zero_stage: int, division: Division = UNDIVIDED
+) -> list[BucketLayout]:
     """Buckets of parameters, given by name and size: neighbours together, each closed by the one that makes it reach
-    `elements`; one of twice as many or more stands alone."""
+    `elements`; one of twice as many or more stands alone. At `zero_stage` 0 no ranks divide them."""
     buckets: list[list[Slot]] = []
     filled = elements
     for name, size in sizes:
@@ -130,7 +159,8 @@ def lay_out(sizes: Iterable[tuple[str, int]], ranks: int, elements: int) -> list
         start = _padded(buckets[-1][-1].stop, ALIGNMENT) if buckets[-1] else 0
         buckets[-1].append(Slot(name, start, size))
         filled += size
-    return [Bucket(tuple(slots), ranks) for slots in buckets]
+    ranks = ranks if zero_stage else 1
+    return [BucketLayout(tuple(slots), ranks, zero_stage if ranks > 1 else 0, *division) for slots in buckets]
 
 
 def rectangles(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from harness.cli import verbs
 from harness.experiment.experiment import TIERS, Experiment, experiment_ids, load
-from impl.cost.traffic import Place, step_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import step_traffic
 from impl.pipeline.schedule import Action, Schedule
 from impl.pipeline.schedules import build
 from impl.run import Run, from_dict

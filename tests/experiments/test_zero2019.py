@@ -17,7 +17,8 @@ from harness.records.measures import flops_per_step
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory
 from impl.cost.parameters import count_parameters
-from impl.cost.traffic import Place, state_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import state_traffic
 from impl.plan import Plan
 from impl.run import Run, to_dict
 from tests.harness.made_up_records import record_of

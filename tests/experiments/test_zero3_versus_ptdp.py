@@ -16,7 +16,8 @@ from harness.experiment.published import published
 from harness.records.measures import flops_per_step
 from impl.cost.flops import hardware_flops
 from impl.cost.parameters import count_parameters
-from impl.cost.traffic import Place, pipeline_traffic, state_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import pipeline_traffic, state_traffic
 from impl.plan import Plan
 from impl.run import Run, to_dict
 from tests.harness.made_up_records import record_of

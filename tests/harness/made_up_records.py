@@ -8,7 +8,8 @@ from typing import Any
 
 from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer, state_bytes
 from impl.cost.parameters import count_parameters
-from impl.cost.traffic import Place, pipeline_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import pipeline_traffic
 from impl.model.config import padded_vocabulary
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform

@@ -30,7 +30,7 @@ from impl.run import Run
 from impl.tensor_parallel.group import Part
 from impl.tensor_parallel.shards import Shard
 from impl.train import Trainer
-from impl.zero.partition import Bucket, Slot
+from impl.zero.partition import BucketLayout, Slot
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_len=16, dropout=0.1)
@@ -61,7 +61,7 @@ class Split(NamedTuple):
         for index in range(self.tp):
             part = Part(index, self.tp)
             own = self.shard.take(self.whole, part) if self.shard else self.whole
-            bucket = Bucket((Slot("weight", 0, own.numel()),), self.dp)
+            bucket = BucketLayout((Slot("weight", 0, own.numel()),), self.dp)
             for rank in range(self.dp):
                 for piece in bucket.pieces(rank):
                     values = own.flatten()[piece.start : piece.stop].clone()

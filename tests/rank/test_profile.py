@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from harness.rank.profile import PARTS, STEP, Event, Span, attribute, part_of, parts_of, profiled
 from harness.rank.roofline import limit
-from impl.cost.traffic import Place, step_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import step_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.engines import make

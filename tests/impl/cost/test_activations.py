@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.experiment.published import published
 from impl.activations import kept_for_backward
 from impl.cost.activations import has_products, layer_bytes, stage_bytes, working_bytes
-from impl.cost.traffic import Place
+from impl.cost.place import Place
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model

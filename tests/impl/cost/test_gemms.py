@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from impl.cost.flops import causal_6, hardware_flops, palm_12
 from impl.cost.gemms import core, products
-from impl.cost.traffic import Place
+from impl.cost.place import Place
 from impl.model.bert import BERT
 from impl.model.config import ModelConfig, padded_vocabulary
 from impl.model.initialise import build_model

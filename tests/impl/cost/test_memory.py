@@ -15,7 +15,7 @@ from impl.cost.memory import (
     model_state_bytes,
     state_bytes,
 )
-from impl.cost.traffic import Place
+from impl.cost.place import Place
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig, padded_vocabulary
 from impl.model.sizes import named

@@ -8,7 +8,8 @@ import pytest
 
 from impl.collectives import counted
 from impl.cost.parameters import count_parameters
-from impl.cost.traffic import Count, Op, Place, pipeline_traffic, state_traffic, step_traffic, tensor_parallel_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import Count, Op, pipeline_traffic, state_traffic, step_traffic, tensor_parallel_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig
 from impl.plan import Plan, ZeroStage

@@ -6,7 +6,8 @@ import pytest
 
 from impl.cost.flops import palm_12
 from impl.cost.parameters import named_parameters
-from impl.cost.traffic import Place, tensor_parallel_traffic
+from impl.cost.place import Place
+from impl.cost.traffic import tensor_parallel_traffic
 from impl.run import Run
 from impl.simulator.operations import Block, BlockName, block, parameters
 from tests.impl.simulator.made_up import MODEL, longer, run_of

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from impl.cost.activations import layer_bytes
 from impl.cost.parameters import count_parameters
-from impl.cost.traffic import Place
+from impl.cost.place import Place
 from impl.errors import InputError
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage

@@ -18,7 +18,7 @@ SIZES = st.lists(st.integers(1, 500), min_size=1, max_size=12)
 @given(SIZES, st.integers(1, 16), st.integers(1, 2000))
 def test_every_element_has_one_owner_and_slices_are_equal(sizes: list[int], ranks: int, elements: int) -> None:
     named = [(str(i), size) for i, size in enumerate(sizes)]
-    buckets = lay_out(named, ranks, elements)
+    buckets = lay_out(named, ranks, elements, 1)
     assert [(slot.name, slot.size) for bucket in buckets for slot in bucket.slots] == named
     owned: dict[str, list[tuple[int, int]]] = {}
     for bucket in buckets:

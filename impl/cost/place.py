@@ -1,0 +1,98 @@
+"""A pipeline rank of a run, and what lies on it: stages, schedule, and the buckets of its parameters."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
+from impl.pipeline.schedule import Schedule
+from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.stage import Stage, split
+from impl.run import Run
+from impl.zero.partition import BucketLayout, divisions, lay_out, owners
+
+
+class ParameterBytes(NamedTuple):
+    """Bytes that one parameter takes where nothing is divided."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+    """Two moments, and the master weight where it is another tensor than the weight: ZeRO's K."""
+
+
+def parameter_bytes(run: Run) -> ParameterBytes:
+    """2 + 2 + 12 in mixed precision, 2 + 4 + 12 with gradients in fp32, 4 + 4 + 8 in fp32.
+
+    Source: ZeRO (1910.02054), section 3.1.
+    """
+    element, master = ELEMENT_BYTES[run.precision], MASTER_BYTES[run.precision]
+    is_apart = element < master or run.plan.offload_optimizer
+    return ParameterBytes(element, master if run.fp32_gradients else element, (2 + is_apart) * master)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A pipeline rank of a run."""
+
+    run: Run
+    vocab_size: int
+    pp_rank: int = 0
+    parts: tuple[Stage, ...] | None = None
+    """The model's stages, of all ranks; None: as `impl.pipeline.stage.split` has them."""
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        plan = self.run.plan
+        return _built(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """Those that the rank owns."""
+        plan = self.run.plan
+        every = self.parts or _split(self.run.model, self.vocab_size, plan.pp * plan.chunks)
+        if plan.schedule in SCHEDULES:  # whose stages go round the ranks; the table may be large
+            return list(every[self.pp_rank :: plan.pp])
+        return [every[i] for i in self.schedule.stages_of(self.pp_rank)]
+
+    @cached_property
+    def buckets(self) -> list[BucketLayout]:
+        """All of the rank's parameters, in the buckets that their gradients are reduced in."""
+        plan, found = self.run.plan, list[BucketLayout]()
+        named = named_parameters(self.run.model, self.vocab_size, plan.tp, self.stages)
+        sizes = {parameter.name: parameter.size for parameter in named}
+        elements = plan.bucket_bytes // parameter_bytes(self.run).gradient
+        is_tied = self.is_first != self.is_last
+        for division, names in divisions([(p.name, p.is_split) for p in named], plan, is_tied=is_tied).items():
+            ranks = owners(division.kind, plan)
+            found += lay_out([(name, sizes[name]) for name in names], ranks, elements, plan.zero_stage, division)
+        return found
+
+    @property
+    def is_first(self) -> bool:
+        return any(stage.is_first for stage in self.stages)
+
+    @property
+    def is_last(self) -> bool:
+        return any(stage.is_last for stage in self.stages)
+
+    @property
+    def activations(self) -> int:
+        """Bytes of a microbatch's [b s, h]."""
+        model = self.run.model
+        return self.run.train.microbatch * model.seq_len * model.hidden_size * ELEMENT_BYTES[self.run.precision]
+
+    @property
+    def transferred(self) -> int:
+        """Bytes of them that a tensor-parallel rank sends to the next stage: with sequence parallelism, or scattered,
+        its part."""
+        return self.activations // (self.run.plan.tp if self.run.plan.sequence_parallel or self.run.scatters else 1)
+
+
+_split = lru_cache(maxsize=16)(split)  # once for all ranks
+
+
+@lru_cache(maxsize=16)
+def _built(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """The schedule, built once for all of its ranks."""
+    return build(name, ranks, microbatches, chunks)
