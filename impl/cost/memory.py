@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from impl.cost.buffers import STEADY, gathered_elements, gradient_elements, received_at_once
 from impl.cost.moments import fullest, offloaded, update_moment
-from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, rank_parameters
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
 from impl.cost.place import Place, parameter_bytes
 from impl.model.config import ModelConfig
 from impl.pipeline.schedule import Action, lower
@@ -133,8 +133,10 @@ def state_bytes(
     """
     element, master = ELEMENT_BYTES[precision], MASTER_BYTES[precision]
     each = element + 3 * master + (master if element < master else 0)
-    rank = rank_parameters(config, vocab_size, tp, stages)
-    return StateBytes(rank.split * each, rank.whole * each)
+    sizes = {True: 0, False: 0}
+    for parameter in named_parameters(config, vocab_size, tp, stages):
+        sizes[parameter.is_split] += parameter.size * each
+    return StateBytes(split=sizes[True], whole=sizes[False])
 
 
 def activation_bytes_per_layer(

@@ -1,9 +1,8 @@
 """Parameters of a model, part by part."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -66,34 +65,6 @@ def _bert_heads(h: int, vocab: int) -> int:
     pooler = h * h + h
     next_sentence = 2 * h + 2
     return mlm + pooler + next_sentence
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankParameters:
-    """Parameters that one rank holds, by part; those of a tied embedding on both of its ends."""
-
-    embedding: int
-    """Split over tensor-parallel ranks, and so are the next two; padding of the vocabulary included."""
-    output_bias: int
-    """BERT's, of every token's score."""
-    layers: int
-    """Matrices of the layers, biases of the column-parallel ones."""
-    positions: int
-    """Whole, and so is all that follows; token types included."""
-    row_biases: int
-    norms: int
-    heads: int
-    """BERT's MLM transform, pooler and next-sentence classifier."""
-
-    @property
-    def split(self) -> int:
-        """Falls as 1/t."""
-        return self.embedding + self.output_bias + self.layers
-
-    @property
-    def whole(self) -> int:
-        """The same on every tensor-parallel rank."""
-        return self.positions + self.row_biases + self.norms + self.heads
 
 
 class Parameter(NamedTuple):
@@ -164,29 +135,6 @@ def _norm(name: str, h: int) -> list[Parameter]:
 
 def _linear(name: str, inputs: int, outputs: int) -> list[Parameter]:
     return [Parameter(f"{name}.weight", (outputs, inputs), False), Parameter(f"{name}.bias", (outputs,), False)]
-
-
-def rank_parameters(
-    config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None
-) -> RankParameters:
-    """How many each of `tp` tensor-parallel ranks holds, by part; arguments as in `named_parameters`."""
-    sizes = Counter[str]()
-    for parameter in named_parameters(config, vocab_size, tp, stages):
-        sizes[_part(parameter)] += parameter.size
-    return RankParameters(**{field.name: sizes[field.name] for field in fields(RankParameters)})
-
-
-def _part(parameter: Parameter) -> str:
-    name = parameter.name
-    if name in (TIED, "token_bias"):
-        return "embedding" if name == TIED else "output_bias"
-    if not name.startswith("trunk."):
-        return "heads"
-    if parameter.is_split:
-        return "layers"
-    if "norm" in name:
-        return "norms"
-    return "row_biases" if name.startswith("trunk.layers.") else "positions"
 
 
 def resolve_vocab(config: ModelConfig, vocab_size: int | None) -> int:
