@@ -1,5 +1,7 @@
 """The loss scale of fp16 training: gradients too small for fp16 are made larger, and made smaller again before use."""
 
+import torch
+
 from impl.recipe import Recipe
 
 
@@ -29,3 +31,8 @@ class LossScale:
         elif self.good_steps == self.window:
             self.good_steps = 0
             self.scale *= 2
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`bfloat16` of `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")

@@ -29,7 +29,7 @@ from impl.pipeline.schedule import forward_only
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage, split
 from impl.plan import AXES
-from impl.precision import LossScale
+from impl.precision import LossScale, name_of
 from impl.recompute import kept_by, recompute
 from impl.run import Run
 from impl.tensor_parallel.group import TensorParallel
@@ -234,11 +234,11 @@ class Trainer:
         tokens = self._tokens(batch.inputs, batch.token_types) if batch and stage.is_first else None
         if batch is None or not stage.is_last:
             return self._blocks(stage, tokens, self.run.model.seq_len, key)
-        targets, model = self._to_device(batch.targets), self.model
+        targets, model = to_device(batch.targets, self.device), self.model
         if not isinstance(model, BERT):
             head = lambda x: model.loss(x, targets)
         else:
-            positions, is_next = self._to_device(batch.positions), self._to_device(batch.is_next)
+            positions, is_next = to_device(batch.positions, self.device), to_device(batch.is_next, self.device)
             head = lambda x: model.loss(x, targets, positions, is_next)
         return self._blocks(stage, tokens, self.run.model.seq_len, key, head)
 
@@ -273,12 +273,11 @@ class Trainer:
 
     def settings(self) -> dict[str, Any]:
         """PyTorch's version, types, the padded vocabulary, and the sizes of this rank's buckets of gradients."""
-        name = lambda dtype: str(dtype).removeprefix("torch.")
         return {
             "torch": torch.__version__,
-            "weights": name(WEIGHTS[self.run.precision]),
-            "accumulates": name(self.buckets[0].dtype),
-            "optimizer": {"name": "AdamW", "weights": name(MASTERS[self.run.precision])},
+            "weights": name_of(WEIGHTS[self.run.precision]),
+            "accumulates": name_of(self.buckets[0].dtype),
+            "optimizer": {"name": "AdamW", "weights": name_of(MASTERS[self.run.precision])},
             "padded_vocab_size": padded_vocabulary(self.vocab_size, self.run.plan.tp),
             "bucket_bytes": [bucket.layout.size * bucket.dtype.itemsize for bucket in self.buckets],
         }
@@ -334,7 +333,7 @@ class Trainer:
         # tokens that are split need a length to split; behind the end they change nothing
         parts = self.tp.degree if self.run.scatters else self.tp.tokens.of
         padding = ((0, 0), (0, -length % parts))
-        inputs, goal = np.pad(inputs, padding), self._to_device(np.pad(targets, padding))
+        inputs, goal = np.pad(inputs, padding), to_device(np.pad(targets, padding), self.device)
         nats, is_likeliest = self._score(inputs, None, goal.shape, 2, lambda x: model.score(x, goal))
         return nats[:, :length], is_likeliest[:, :length] > 0
 
@@ -342,7 +341,7 @@ class Trainer:
         """-log p of every masked token. Shapes: [b, k]."""
         model = self.model
         assert isinstance(model, BERT)
-        goal, positions = self._to_device(batch.targets), self._to_device(batch.positions)
+        goal, positions = to_device(batch.targets, self.device), to_device(batch.positions, self.device)
         score = lambda x: (model.score(x, goal, positions),)
         return self._score(batch.inputs, batch.token_types, goal.shape, 1, score)[0]
 
@@ -387,9 +386,11 @@ class Trainer:
         return masked_batch(self.tokens, samples, seq_len=seq_len, seed=seed, vocab_size=vocab_size)
 
     def _tokens(self, inputs: np.ndarray, types: np.ndarray | None) -> tuple[Tensor, Tensor | None]:
-        return self._to_device(inputs), None if types is None else self._to_device(types)
+        return to_device(inputs, self.device), None if types is None else to_device(types, self.device)
 
-    def _to_device(self, array: np.ndarray | None) -> Tensor:
-        assert array is not None
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+def to_device(array: np.ndarray | None, device: torch.device) -> Tensor:
+    """Return the array as a tensor; its copy to a GPU is queued behind the GPU's other work."""
+    assert array is not None
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

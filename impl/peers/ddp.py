@@ -40,10 +40,6 @@ class PlainTrainer(PeerTrainer):
     def norm(self, squares: Tensor) -> Tensor:
         return squares.sum().sqrt()
 
-    def weights(self) -> dict[str, Tensor]:
-        """All weights, by name."""
-        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
-
 
 class DDPTrainer(PlainTrainer):
     """`PeerTrainer` over the ranks of a mesh's data-parallel axis; a step's last microbatch reduces its gradient.

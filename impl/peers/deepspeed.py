@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
-from impl.optim import learning_rate
 from impl.peers.gpt import whole_model
 from impl.peers.training import Peer, adamw
 from impl.pipeline.engine import Watch
@@ -142,9 +141,7 @@ class DeepSpeedTrainer(Peer):
         return super().settings() | {"torch": torch.__version__} | resolved(self.engine)
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
-        lr = learning_rate(self.run.train, i)
-        for group in self.adam.param_groups:
-            group["lr"] = lr
+        lr = self.set_learning_rate(i)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         norm: Tensor | None = None
         for inputs, targets in self.share(i, self.dp_group.rank()):
@@ -167,9 +164,3 @@ class DeepSpeedTrainer(Peer):
         norm = squares(grads).sum().sqrt()
         torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), limit or torch.inf, norm)
         return norm
-
-    def weights(self) -> dict[str, Tensor]:
-        """All weights whole, by name. Communication: at stage 3 an all-gather."""
-        named = dict(self.model.named_parameters())
-        with deepspeed.zero.GatheredParameters(list(named.values()), enabled=self.run.plan.zero_stage == 3):
-            return {name: parameter.detach().clone() for name, parameter in named.items()}

@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
-from impl.optim import learning_rate
 from impl.peers import relay
 from impl.peers.deepspeed import configuration, initialize, is_reduced, prepare, resolved, zero_stage
 from impl.peers.gpt import Trunk, initial_weights, places
@@ -99,9 +98,7 @@ class DeepSpeedPipelineTrainer(Peer):
         return super().settings() | {"torch": torch.__version__} | told | resolved(self.engine)
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
-        lr = learning_rate(self.run.train, i)
-        for group in self.adam.param_groups:
-            group["lr"] = lr
+        lr = self.set_learning_rate(i)
         loss = self.engine.train_batch(self.share(i, self.dp_group.rank()))
         norm = self.norm if self.stage == 0 else self.engine.get_global_grad_norm()
         return Step(loss.double(), torch.as_tensor(norm), lr)

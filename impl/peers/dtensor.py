@@ -6,9 +6,7 @@ dim: sequence parallelism then gathers and scatters neighbouring rows without a 
 
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
@@ -28,7 +26,7 @@ from impl.peers.gpt import GPT, initial_weights, places
 from impl.peers.training import PeerTrainer, own
 from impl.pipeline.stage import split
 from impl.run import Run
-from impl.train import MASTERS, WEIGHTS
+from impl.train import WEIGHTS
 
 
 def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
@@ -88,18 +86,14 @@ class DTensorTrainer(PeerTrainer):
         return super().settings() | {"styles": {name: repr(style) for name, style in self.styles.items()}}
 
     def backward(self, i: int) -> Tensor:
-        count, size = self.run.microbatches, self.run.train.microbatch
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self.forget()
-        for k in range(count):
-            first = i * self.run.train.global_batch + k * size
-            inputs, targets = self.batch(np.arange(first, first + size))
+        for k, (inputs, targets) in enumerate(self.share(i, 0), 1):
             with loss_parallel():
-                logits = self.model(inputs).to(MASTERS[self.run.precision])
-                part = F.cross_entropy(logits, targets.flatten()) / count
+                part = self.mean(self.model(inputs), targets)
                 part.backward()
             loss += own(part.detach())
-            if k == count - 1 or self.widens:
+            if k == self.run.microbatches or self.widens:
                 self._hand_all_over()
         self._sum_partial()
         return loss

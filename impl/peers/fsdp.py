@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
 from impl.evaluate import Evaluation
 from impl.peers.gpt import GPT, whole_model
-from impl.peers.training import PeerTrainer, name_of
+from impl.peers.training import PeerTrainer
+from impl.precision import name_of
 from impl.run import Run
 from impl.train import MASTERS, WEIGHTS
 
@@ -95,8 +95,3 @@ class FSDPTrainer(PeerTrainer):
 
     def norm(self, squares: Tensor) -> Tensor:
         return all_reduce_sum(squares.sum(), self.dp_group).sqrt()
-
-    def weights(self) -> dict[str, Tensor]:
-        """All weights whole, by name. Communication: one all-gather of each."""
-        parts = dict(self.model.named_parameters())
-        return {name: part.full_tensor().detach() for name, part in parts.items() if isinstance(part, DTensor)}

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
@@ -28,7 +27,7 @@ from impl.peers.gpt import GPT, initial_weights, places
 from impl.peers.training import PeerTrainer
 from impl.pipeline.stage import Stage, split
 from impl.run import Run
-from impl.train import MASTERS, WEIGHTS
+from impl.train import WEIGHTS
 
 ONE_STAGE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B}
 """By our names: torch's schedules with one stage a rank."""
@@ -92,12 +91,8 @@ class PipeliningTrainer(PeerTrainer):
         name, count = self.run.plan.schedule, self.run.microbatches
         if name in ONE_STAGE:
             (stage,) = stages
-            return ONE_STAGE[name](stage, count, loss_fn=self._loss, scale_grads=False)
-        return STAGES[name](list(stages), count, loss_fn=self._loss, scale_grads=False)
-
-    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        wide = logits.to(MASTERS[self.run.precision])
-        return F.cross_entropy(wide, targets.flatten()) / self.run.microbatches
+            return ONE_STAGE[name](stage, count, loss_fn=self.mean, scale_grads=False)
+        return STAGES[name](list(stages), count, loss_fn=self.mean, scale_grads=False)
 
     def backward(self, i: int) -> Tensor:
         recipe, losses = self.run.train, []

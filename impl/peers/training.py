@@ -17,10 +17,11 @@ from impl.evaluate import Evaluation, evaluate
 from impl.optim import learning_rate
 from impl.peers.validity import part_of
 from impl.pipeline.engine import Watch
+from impl.precision import name_of
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.squares import squares
-from impl.train import MASTERS, WEIGHTS, Step
+from impl.train import MASTERS, WEIGHTS, Step, to_device
 
 
 class Peer(ABC):
@@ -28,6 +29,7 @@ class Peer(ABC):
 
     model: nn.Module
     """What of the model is on this rank, as the engine calls it."""
+    adam: torch.optim.AdamW
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
         self.run, self.data, self.device, self.tokens = run, data, device, data.tokens("train")
@@ -76,7 +78,7 @@ class Peer(ABC):
         """
         count, length = inputs.shape
         padding = ((0, self.run.train.microbatch - count), (0, self.run.model.seq_len - length))
-        whole = [self.place(np.pad(part, padding)) for part in (inputs, targets)]
+        whole = [to_device(np.pad(part, padding), self.device) for part in (inputs, targets)]
         nats, is_likeliest = self.score(*whole)[:, :count, :length].cpu()
         return nats, is_likeliest > 0
 
@@ -93,11 +95,14 @@ class Peer(ABC):
     def batch(self, samples: np.ndarray) -> tuple[Tensor, Tensor]:
         """Inputs and targets. Shapes: [b, s] both."""
         batch = causal_batch(self.tokens, samples, seq_len=self.run.model.seq_len, seed=self.run.seed)
-        return self.place(batch.inputs), self.place(batch.targets)
+        return to_device(batch.inputs, self.device), to_device(batch.targets, self.device)
 
-    def place(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+    def set_learning_rate(self, i: int) -> float:
+        """Give AdamW the learning rate of the i-th step."""
+        lr = learning_rate(self.run.train, i)
+        for group in self.adam.param_groups:
+            group["lr"] = lr
+        return lr
 
     def share(self, i: int, rank: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The microbatches of a data-parallel rank in the i-th global batch. Shapes: [b, s] both."""
@@ -140,9 +145,7 @@ class PeerTrainer(Peer):
     def step(self, i: int, watch: Watch | None = None) -> Step:
         loss = self.backward(i)
         norm = self._clip(self.run.train.clip_norm)
-        lr = learning_rate(self.run.train, i)
-        for group in self.adam.param_groups:
-            group["lr"] = lr
+        lr = self.set_learning_rate(i)
         self.adam.step()
         rounded = [(own(p), m) for p, m in self.masters.items() if p.dtype != m.dtype]
         if rounded:
@@ -200,7 +203,3 @@ def adamw(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Ada
 def own(tensor: Tensor) -> Tensor:
     """This rank's part, the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

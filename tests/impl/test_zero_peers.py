@@ -1,11 +1,13 @@
 """Data parallelism and ZeRO by DeepSpeed and by PyTorch's DDP and FSDP2: an outside oracle for our stages."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from impl.model.config import ModelConfig
 from impl.peers.gpt import rearranged
@@ -51,7 +53,16 @@ def weights_of(trainer: Any) -> dict[str, np.ndarray]:
     """A peer's whole, by name; of ours what this rank owns, by name and first element."""
     if isinstance(trainer, Trainer):
         return {f"{o.name} {o.start}": o.tensors["weight"].numpy() for o in trainer.optimizer.owned() if o.is_writer}
-    return {name: weight.float().numpy() for name, weight in trainer.weights().items()}
+    named = dict(trainer.model.named_parameters())
+    with ExitStack() as gathered:
+        if trainer.run.engine == "deepspeed":
+            from deepspeed import zero
+
+            gathered.enter_context(
+                zero.GatheredParameters(list(named.values()), enabled=trainer.run.plan.zero_stage == 3)
+            )
+        whole = {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in named.items()}
+        return {name: weight.detach().float().numpy().copy() for name, weight in whole.items()}
 
 
 def whole(ranks: list[dict[str, np.ndarray]], shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
