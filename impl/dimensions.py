@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from impl.data.batches import masked_batch, num_windows
-from impl.evaluate import MASK_SEED
+from impl.data.batches import num_windows
+from impl.evaluate import Work
 from impl.train import Trainer
 from impl.windows import Windows
 
@@ -107,21 +107,12 @@ def removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
 @torch.no_grad()
 def _nats(trainer: Trainer) -> float:
     """Per token, of the first SEQUENCES of the validation text, masked ones for BERT."""
-    run, data, total, tokens = trainer.run, trainer.data, 0.0, 0
-    ids, seq_len, batch = data.tokens("valid"), run.model.seq_len, run.train.microbatch
+    ids, manifest, seq_len = trainer.data.tokens("valid"), trainer.data.manifest, trainer.run.model.seq_len
+    work = Work(trainer, trainer.run.train.microbatch, rank=0, ranks=1)
     trainer.model.eval()
-    if run.model.family == "gpt":
-        windows = Windows(ids, data.manifest.eot, seq_len, limit=SEQUENCES)
-        count = windows.count
+    if trainer.run.model.family == "gpt":
+        nats, tokens = work.score(Windows(ids, manifest.eot, seq_len, limit=SEQUENCES))
     else:
-        windows, count = None, min(SEQUENCES, num_windows(ids, seq_len))
-    for start in range(0, count, batch):
-        picks = np.arange(start, min(start + batch, count))
-        if windows is not None:
-            inputs, targets, is_scored = windows.cut(picks)
-            losses = trainer.next_token(inputs, targets)[0][torch.from_numpy(is_scored)]
-        else:
-            vocab_size = data.manifest.vocab_size
-            losses = trainer.masked(masked_batch(ids, picks, seq_len=seq_len, seed=MASK_SEED, vocab_size=vocab_size))
-        total, tokens = total + losses.double().sum().item(), tokens + losses.numel()
-    return total / tokens
+        count = min(SEQUENCES, num_windows(ids, seq_len))
+        nats, tokens = work.score_masked(ids, count, seq_len=seq_len, vocab_size=manifest.vocab_size)
+    return nats / tokens

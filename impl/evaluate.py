@@ -110,7 +110,7 @@ def evaluate(
     Raises:
         InputError: see `missing_inputs`; or the validation split is shorter than two of BERT's sequences.
     """
-    work = _Work(scorer, batch, group.rank(), group.size())
+    work = Work(scorer, batch, group.rank(), group.size())
     parts: list[Evaluation] = []
     validate = _masked if run.model.family == "bert" else _validation
     if run.evaluation.sequences is not None:
@@ -151,7 +151,7 @@ class _Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """This rank's share: every `ranks`-th piece, `batch` at once."""
 
     scorer: Scorer
@@ -177,8 +177,19 @@ class _Work:
                 tokens += int(is_scored.sum())
         return nats, tokens
 
+    def score_masked(self, ids: np.ndarray, count: int, *, seq_len: int, vocab_size: int) -> tuple[float, int]:
+        """Nats and number of the masked tokens in this rank's part of the first `count` sequences."""
+        assert isinstance(self.scorer, MaskedScorer)
+        nats, tokens = 0.0, 0
+        for picks, counts in self.batches(count):
+            batch = masked_batch(ids, picks, seq_len=seq_len, seed=MASK_SEED, vocab_size=vocab_size)
+            losses = self.scorer.masked(batch)
+            if counts:
+                nats, tokens = nats + losses.double().sum().item(), tokens + losses.numel()
+        return nats, tokens
 
-def _validation(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+
+def _validation(run: Run, data: TokenFolder, work: Work) -> Evaluation:
     split, overlap = data.manifest.valid, run.evaluation.overlap
     windows = Windows(
         data.tokens("valid"), data.manifest.eot, run.model.seq_len, overlap, run.evaluation.sequences or 0
@@ -190,22 +201,16 @@ def _validation(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
     return Evaluation(name="valid", kind="causal", nats=nats, tokens=tokens, words=words, bytes=size, key=key)
 
 
-def _masked(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+def _masked(run: Run, data: TokenFolder, work: Work) -> Evaluation:
     ids, seq_len, sequences = data.tokens("valid"), run.model.seq_len, run.evaluation.sequences
     every = num_windows(ids, seq_len)
     count = min(sequences or every, every)
-    nats, tokens = 0.0, 0
-    assert isinstance(work.scorer, MaskedScorer)
-    for picks, counts in work.batches(count):
-        batch = masked_batch(ids, picks, seq_len=seq_len, seed=MASK_SEED, vocab_size=data.manifest.vocab_size)
-        losses = work.scorer.masked(batch)
-        if counts:
-            nats, tokens = nats + losses.double().sum().item(), tokens + losses.numel()
+    nats, tokens = work.score_masked(ids, count, seq_len=seq_len, vocab_size=data.manifest.vocab_size)
     key = _key(run, data, data.sha256, 0) | {"sequences": "all" if count == every else count, "mask_seed": MASK_SEED}
     return Evaluation(name="valid", kind="masked", nats=nats, tokens=tokens, key=key)
 
 
-def _words(path: Path, run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+def _words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluation:
     """Word perplexity of a file: exp(nats / T_o), T_o counted before the text is detokenised."""
     text, overlap = _read_text(path), run.evaluation.overlap
     is_tokenised = is_word_tokenised(text)
@@ -228,7 +233,7 @@ def original_tokens(text: str) -> int:
     return len(text.split()) + text.count("\n") + (not text.endswith("\n"))
 
 
-def _last_words(path: Path, run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+def _last_words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluation:
     """Last words of passages; correct if all tokens of a word are the likeliest, those before it given.
 
     Source: Megatron-LM 2019, appendix E.2.
@@ -267,12 +272,12 @@ def _last_words(path: Path, run: Run, data: TokenFolder, work: _Work) -> Evaluat
     )
 
 
-def _dev_answers(run: Run, data: TokenFolder, work: _Work) -> Evaluation:
+def _dev_answers(run: Run, data: TokenFolder, work: Work) -> Evaluation:
     sequences = run.evaluation.sequences
     return _answers(run, data, work, "dev", most=max(1, sequences // OPTIONS) if sequences else None)
 
 
-def _test_answers(run: Run, data: TokenFolder, work: _Work) -> list[Evaluation]:
+def _test_answers(run: Run, data: TokenFolder, work: Work) -> list[Evaluation]:
     """Of both schools together, and of each."""
     levels = [_answers(run, data, work, "test", level) for level in LEVELS]
     sums = {name: sum(getattr(one, name) for one in levels) for name in ("nats", "tokens", "correct", "total")}
@@ -280,7 +285,7 @@ def _test_answers(run: Run, data: TokenFolder, work: _Work) -> list[Evaluation]:
 
 
 def _answers(
-    run: Run, data: TokenFolder, work: _Work, part: Part, level: str | None = None, most: int | None = None
+    run: Run, data: TokenFolder, work: Work, part: Part, level: str | None = None, most: int | None = None
 ) -> Evaluation:
     """Questions of RACE, right where the right option is the likeliest. What is counted as tokens are the questions.
 

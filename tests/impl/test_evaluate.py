@@ -21,7 +21,7 @@ from torch import Tensor
 from impl.data.batches import Batch, num_windows
 from impl.data.prepare import prepare
 from impl.data.tokens import TokenFolder
-from impl.evaluate import Evaluation, Scorer, _Work, evaluate, missing_inputs, original_tokens
+from impl.evaluate import Evaluation, Scorer, Work, evaluate, missing_inputs, original_tokens
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.run import Run
@@ -276,7 +276,7 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
 
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 5))
 def test_all_ranks_make_equally_many_passes_and_count_every_piece_once(count: int, ranks: int, batch: int) -> None:
-    of_ranks = [list(_Work(Uniform(), batch, rank, ranks).batches(count)) for rank in range(ranks)]
+    of_ranks = [list(Work(Uniform(), batch, rank, ranks).batches(count)) for rank in range(ranks)]
     assert len({len(passes) for passes in of_ranks}) == 1
     assert all(0 < len(picks) <= batch and max(picks) < count for passes in of_ranks for picks, _ in passes)
     counted = [pick for passes in of_ranks for picks, counts in passes if counts for pick in picks.tolist()]
