@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -118,8 +118,6 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
         self._copies: list[Tensor] = []
-        self._shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
-        self._shards = shards_of(trainer.model)
 
     def save(self, step: int) -> None:
         """Begin to write a checkpoint after `step` steps; waits for the one before.
@@ -128,8 +126,7 @@ class Checkpoints:
             RuntimeError: the one before was not written, and why.
         """
         self.wait()
-        own = [chunk for owned in self._to_host() for chunk in self._chunks(owned)]
-        planner = SaveChunks(own, self._state(step))
+        planner = SaveChunks(_chunks(self.trainer, self._to_host()), self._state(step))
         self._under_way = self._thread.submit(self._write, step, planner)
 
     def wait(self) -> None:
@@ -165,11 +162,7 @@ class Checkpoints:
             return None
         if why := _why_another(saved.state["identity"], _identity(self.trainer)):
             raise InputError(f"{saved.path} is a checkpoint of another run: {why}")
-        own = [chunk for owned in self.trainer.optimizer.owned() for chunk in self._chunks(owned)]
-        try:
-            dcp.load({}, storage_reader=CheckpointReader(saved.path), planner=LoadChunks(own), process_group=self.group)
-        except CheckpointException as error:
-            raise InputError(f"{saved.path} cannot be loaded: {_reason(error)}") from None
+        _read(CheckpointReader(saved.path), _chunks(self.trainer, self.trainer.optimizer.owned()), self.group)
         self._restore(saved.state)
         return Loaded(saved.step, damaged)
 
@@ -189,10 +182,6 @@ class Checkpoints:
             "loss_scale": {name: getattr(scale, name) for name in SCALE},
             "identity": _identity(self.trainer),
         }
-
-    def _chunks(self, owned: Owned) -> Iterator[Chunk]:
-        shape = self._shapes[owned.name]
-        return chunks(owned, shape, self._shards.get(owned.name), self.trainer.tp.part)
 
     def _to_host(self) -> list[Owned]:
         """Copies of what this rank is to write, in memory that is the same at every save."""
@@ -262,20 +251,35 @@ def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
     own = {name: value for name, value in _identity(trainer).items() if name not in ("seed", "model.dropout")}
     if why := _why_another(saved.state["identity"], own):
         raise InputError(f"start: {saved.path} is a checkpoint of another model: {why}")
-    reader, shards = CheckpointReader(saved.path), shards_of(trainer.model)
+    reader = CheckpointReader(saved.path)
     there = reader.read_metadata().state_dict_metadata
-    shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
-    wanted: list[Chunk] = []
-    for owned in trainer.optimizer.owned():
-        if f"{WEIGHT}.{owned.name}" in there or owned.name.startswith("trunk."):
-            weight = owned._replace(tensors={WEIGHT: owned.tensors[WEIGHT]})
-            wanted += chunks(weight, shapes[owned.name], shards.get(owned.name), trainer.tp.part)
-    try:
-        dcp.load({}, storage_reader=reader, planner=LoadChunks(wanted), process_group=group)
-    except CheckpointException as error:
-        raise InputError(f"start: {saved.path} cannot be loaded: {_reason(error)}") from None
+    wanted = [
+        owned._replace(tensors={WEIGHT: owned.tensors[WEIGHT]})
+        for owned in trainer.optimizer.owned()
+        if f"{WEIGHT}.{owned.name}" in there or owned.name.startswith("trunk.")
+    ]
+    _read(reader, _chunks(trainer, wanted), group, "start: ")
     trainer.optimizer.publish()
     return saved.step
+
+
+def _chunks(trainer: Trainer, owned: Iterable[Owned]) -> list[Chunk]:
+    """Training state of this rank as boxes of whole tensors."""
+    shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
+    shards, part = shards_of(trainer.model), trainer.tp.part
+    return [chunk for one in owned for chunk in chunks(one, shapes[one.name], shards.get(one.name), part)]
+
+
+def _read(reader: CheckpointReader, own: Sequence[Chunk], group: dist.ProcessGroup, prefix: str = "") -> None:
+    """Fill the chunks from a checkpoint.
+
+    Raises:
+        InputError: it cannot be read; begins with `prefix`.
+    """
+    try:
+        dcp.load({}, storage_reader=reader, planner=LoadChunks(own), process_group=group)
+    except CheckpointException as error:
+        raise InputError(f"{prefix}{reader.path} cannot be loaded: {_reason(error)}") from None
 
 
 def _identity(trainer: Trainer) -> State:
