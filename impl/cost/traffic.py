@@ -1,31 +1,20 @@
 """What ranks send each other in one training step, by formula: calls and bytes of every kind of collective."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from impl.cost.gemms import HEAD, Product
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
 from impl.cost.place import Place, parameter_bytes
 from impl.pipeline.schedule import Op as PipelineOp
 from impl.plan import Plan
+from impl.run import Run
 from impl.zero.partition import owners
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "broadcast"]
-
-LAYER: dict[bool, dict[Op, int]] = {
-    False: {"all_reduce": 4},
-    # f forward, again for the weight gradient, and g backward are gathers; g forward and f backward are scatters
-    True: {"all_gather": 6, "reduce_scatter": 4},
-}
-"""Collectives of a layer's two blocks, forward and backward, without and with sequence parallelism; each moves the
-activations [b s, h] of a microbatch (Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2)."""
-LAYER_FORWARD: dict[bool, dict[Op, int]] = {False: {"all_reduce": 2}, True: {"all_gather": 2, "reduce_scatter": 2}}
-"""Those of them in the forward pass, which happens twice with full recomputation."""
-EMBEDDING: dict[bool, dict[Op, int]] = {False: {"all_reduce": 1}, True: {"all_gather": 1, "reduce_scatter": 1}}
-GPT_HEAD: dict[bool, dict[Op, int]] = {False: {"all_reduce": 1}, True: {"all_gather": 2, "reduce_scatter": 1}}
-BERT_HEADS: dict[bool, dict[Op, int]] = {False: {}, True: {"all_gather": 1}}
-"""BERT's heads work on whole activations; the masked positions' input gradient is reduced besides."""
+When = Literal["forward", "backward"]
+BlockName = Literal["embedding", "layer", "head"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +34,16 @@ class Count:
 Counts = dict[Op, Count]
 
 
+class Collective(NamedTuple):
+    """Over the tensor-parallel group; bytes of the whole tensor."""
+
+    op: Op
+    bytes: int
+    when: When
+    behind: Product | None = None
+    """What is computed meanwhile; None: nothing is."""
+
+
 def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count]:
     """What one rank takes part in over its tensor-parallel group in a step; empty at degree 1.
 
@@ -54,24 +53,57 @@ def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count
     run, plan = place.run, place.run.plan
     if plan.tp == 1:
         return {}
-    is_split, element = plan.sequence_parallel, ELEMENT_BYTES[run.precision]
     layers = sum(len(stage.layers) for stage in place.stages)
-    calls: Counter[Op] = Counter({op: layers * n for op, n in LAYER[is_split].items()})
-    if plan.recompute == "full":
-        calls.update({op: layers * n for op, n in LAYER_FORWARD[is_split].items()})
-        calls.update({"all_gather": layers} if plan.partition_activations else {})  # their inputs
-    calls.update(EMBEDDING[is_split] if place.is_first else {})
-    calls.update((GPT_HEAD if run.model.family == "gpt" else BERT_HEADS)[is_split] if place.is_last else {})
-    counts: Counts = {op: Count(n, n * place.activations) * run.microbatches for op, n in calls.items()}
-    scored = run.train.microbatch * head_positions
-    if place.is_last:
-        _add(counts, "all_gather", Count(1, plan.tp * 2 * scored * max(element, 4)) * run.microbatches)  # the loss
-        if run.model.family == "bert":
-            _add(counts, "all_reduce", Count(1, scored * run.model.hidden_size * element) * run.microbatches)
+    blocks: dict[BlockName, int] = {"layer": layers, "embedding": place.is_first, "head": place.is_last}
+    counts: Counts = {}
+    for name, count in blocks.items():
+        for one in collectives(run, name, head_positions) if count else ():
+            again = 2 if name == "layer" and plan.recompute == "full" and one.when == "forward" else 1
+            _add(counts, one.op, Count(1, one.bytes) * (again * count * run.microbatches))
     if run.scatters:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
         _add(counts, "all_gather", Count(received, received * place.activations))
     return counts
+
+
+def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[Product] = ()) -> Iterator[Collective]:
+    """The collectives of one block and microbatch over the tensor-parallel group, nothing counted for recomputation.
+
+    The heads of BERT work on whole activations, of which the masked positions' input gradient is reduced.
+
+    Args:
+        once: the block's products, to say what is computed meanwhile.
+    Source: Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2.
+    """
+    plan, size = run.plan, Place(run, 0).activations
+    product = {(p.name, p.pass_): p for p in once} if plan.overlap_input_grad_reduce else {}
+    columns = {"embedding": (), "layer": ("attention.qkv", "mlp.up"), "head": (HEAD,)}[name]
+    rows = {"embedding": 1, "layer": 2, "head": 0}[name]  # products, or look-ups, whose results are summed
+    if name == "head" and run.model.family == "bert":
+        columns = ()
+        scored = run.train.microbatch * head_positions * run.model.hidden_size * ELEMENT_BYTES[run.precision]
+        yield Collective("all_reduce", scored, "backward")
+        if plan.sequence_parallel:
+            yield Collective("all_gather", size, "forward")
+    for column in columns:
+        behind_input, behind_weight = product.get((column, "input gradient")), product.get((column, "weight gradient"))
+        if plan.sequence_parallel:
+            yield Collective("all_gather", size, "forward")
+            yield Collective("all_gather", size, "backward", behind_input)
+            yield Collective("reduce_scatter", size, "backward", behind_weight)
+        else:
+            yield Collective("all_reduce", size, "backward", behind_weight)
+    for _ in range(rows):
+        if plan.sequence_parallel:
+            yield Collective("reduce_scatter", size, "forward")
+            yield Collective("all_gather", size, "backward")
+        else:
+            yield Collective("all_reduce", size, "forward")
+    if name == "head":
+        statistics = plan.tp * 2 * run.train.microbatch * head_positions * max(ELEMENT_BYTES[run.precision], 4)
+        yield Collective("all_gather", statistics, "forward")
+    if name == "layer" and plan.partition_activations:
+        yield Collective("all_gather", size, "backward")
 
 
 def pipeline_traffic(place: Place) -> dict[Op, Count]:

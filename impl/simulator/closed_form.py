@@ -10,6 +10,7 @@ fullest of them) and the last.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,9 +224,7 @@ class ClosedForm:
         """Bytes of activations that a microbatch leaves in a rank, of what comes and goes, both as a _Law; of what a
         layer keeps for its weights' gradients; and of what is received."""
         run = self._run(row, dp=1)
-        run = replace(run, train=replace(run.train, global_batch=row["microbatch"]))
-        if not self.system.device.fused_attention and run.model.dropout == 0:  # the core keeps its scores all the same
-            run = replace(run, model=replace(run.model, dropout=0.1))
+        run = self.system.with_scores(replace(run, train=replace(run.train, global_batch=row["microbatch"])))
         positions, device = self.positions, self.system.device.kind
         kept, passing, owed = {}, {}, 0.0
         for name, stage in UNITS.items():
@@ -269,6 +268,7 @@ class ClosedForm:
         """Seconds of a microbatch in all of a rank's stages, by operation and kind of rank."""
         p, v, zero = ranks.p, ranks.v, plans["zero_stage"]
         wait, blocking = (self.system.constant(name) for name in ("send_wait", "send_blocks"))
+        waited = partial(sharded, self.system, ahead=plans["overlap_param_gather"], behind=plans["overlap_grad_reduce"])
         work: dict[str, Array] = {}
         for i, op in enumerate(OPS):
             layer, stage, embedding, head = blocks[4 * i : 4 * i + 4]
@@ -280,16 +280,11 @@ class ClosedForm:
             ends = {"forward": ranks.is_last[kind], "backward": ranks.is_first[kind]}
             waits = wait * (2 * v - ends["forward"] - ends["backward"])
             for op, way in (("forward", "forward"), ("backward", "backward"), ("input_gradient", "backward")):
-                moved = gathers / v, reduces[way] / v
-                beside = self._beside(plans, moved, work[op][kind] / v, np.maximum(layers / v, 1)) * v
+                chunk = work[op][kind] / v, np.maximum(layers / v, 1)
+                beside = waited(gathers / v, reduces[way] / v, *chunk) * v
                 sends = np.where(p > 1, waits + blocking * (v - ends[way]) * hops[1], 0.0)
                 work[op][kind] += beside + sends
         return work
-
-    def _beside(self, plans: Plans, moved: tuple[Array, Array], computing: Array, layers: Array) -> Array:
-        """What a pass through a stage waits for parameters and gradients that move beside it."""
-        hidden = moved[0] * plans["overlap_param_gather"] + moved[1] * plans["overlap_grad_reduce"]
-        return moved[0] + moved[1] - hidden + sharded(self.system, hidden, computing, layers)
 
     def _exposed(self, plans: Plans, ranks: _Ranks, seconds: Array, backward: Array, layers: Array) -> Array:
         """What a rank's reduction of gradients takes after its last backward pass, of a chunk first of all."""

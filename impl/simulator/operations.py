@@ -2,21 +2,20 @@
 
 Letters are those of Korthikanti et al. 2022: b sequences of s tokens, n = b s, hidden size h, a heads, t ranks that
 share a layer; e is an element's size. Matrix products and attention are those of `impl.cost.gemms`, so that FLOPs agree
-with `impl.cost.flops`; collectives add up to `impl.cost.traffic`.
+with `impl.cost.flops`; collectives are those of `impl.cost.traffic`.
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from impl.cost.gemms import HEAD, Core, Product, core, products
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
-from impl.cost.traffic import Op
+from impl.cost.traffic import BlockName, Collective, collectives
 from impl.model.config import padded_vocabulary
 from impl.pipeline.stage import Stage
 from impl.run import Run
 
-When = Literal["forward", "backward"]
-BlockName = Literal["embedding", "layer", "head"]
 STAGE: dict[BlockName, Stage] = {
     "embedding": Stage(range(0), is_first=True, is_last=False),
     "layer": Stage(range(1), is_first=False, is_last=False),
@@ -35,16 +34,6 @@ class Moved(NamedTuple):
     """With the weights' gradients."""
 
 
-class Collective(NamedTuple):
-    """Over the tensor-parallel group; bytes of the whole tensor."""
-
-    op: Op
-    bytes: float
-    when: When
-    behind: Product | None = None
-    """What is computed meanwhile; None: nothing is."""
-
-
 class Block(NamedTuple):
     """A part of the model on one rank, for one microbatch; nothing is counted twice for recomputation."""
 
@@ -59,21 +48,16 @@ class Block(NamedTuple):
 def block(run: Run, vocab_size: int, name: BlockName, head_positions: int) -> Block:
     """One block of this kind."""
     stage = STAGE[name]
-    once = [
-        p._replace(count=p.count // 2 if _is_twice(run, p) else p.count)
-        for p in products(run, vocab_size, [stage], head_positions)
-    ]
-    if name != "head":
-        once = [p for p in once if p.name != HEAD]
+    plain = replace(run, plan=replace(run.plan, recompute="none"))
+    once = [p for p in products(plain, vocab_size, [stage], head_positions) if name == "head" or p.name != HEAD]
     is_layer = name == "layer"
-    one_core = core(run, [stage])._replace(forwards=1, backwards=1) if is_layer else None
     moved = {"embedding": _embedding, "layer": _layer, "head": _head}[name](run, vocab_size, head_positions)
     return Block(
         tuple(once),
-        one_core,
+        core(plain, [stage]) if is_layer else None,
         tuple(moved),
         tuple(_scores(run)) if is_layer else (),
-        tuple(_collectives(run, name, head_positions, once)) if run.plan.tp > 1 else (),
+        tuple(collectives(run, name, head_positions, once)) if run.plan.tp > 1 else (),
     )
 
 
@@ -81,12 +65,6 @@ def parameters(run: Run, vocab_size: int, name: BlockName) -> int:
     """That a rank has in a block."""
     named = named_parameters(run.model, vocab_size, run.plan.tp, [STAGE[name]])
     return sum(p.size for p in named)
-
-
-def _is_twice(run: Run, product: Product) -> bool:
-    """Whether `products` counts the recomputed pass as well."""
-    outside = (HEAD, "token_dense", "pooler", "next_sentence")
-    return run.plan.recompute == "full" and product.pass_ == "forward" and product.name not in outside
 
 
 class _Sizes(NamedTuple):
@@ -151,36 +129,3 @@ def _head(run: Run, vocab_size: int, head_positions: int) -> Iterator[Moved]:
     yield Moved("norm", 2 * own, 3 * own)
     yield Moved("loss", logits * (e + 5 * 4), logits * (2 * 4 + e))
     yield Moved("gradients", 0.0, 0.0, _gradient(run, rows * run.model.hidden_size))
-
-
-def _collectives(run: Run, name: BlockName, head_positions: int, once: list[Product]) -> Iterator[Collective]:
-    """Where in a pass each collective of `impl.cost.traffic` comes, and what hides it."""
-    plan, size = run.plan, _sizes(run).tokens
-    product = {(p.name, p.pass_): p for p in once} if plan.overlap_input_grad_reduce else {}
-    columns = {"embedding": (), "layer": ("attention.qkv", "mlp.up"), "head": (HEAD,)}[name]
-    rows = {"embedding": 1, "layer": 2, "head": 0}[name]  # products, or look-ups, whose results are summed
-    if name == "head" and run.model.family == "bert":
-        columns = ()
-        scored = run.train.microbatch * head_positions * run.model.hidden_size * ELEMENT_BYTES[run.precision]
-        yield Collective("all_reduce", scored, "backward")
-        if plan.sequence_parallel:
-            yield Collective("all_gather", size, "forward")
-    for column in columns:
-        behind_input, behind_weight = product.get((column, "input gradient")), product.get((column, "weight gradient"))
-        if plan.sequence_parallel:
-            yield Collective("all_gather", size, "forward")
-            yield Collective("all_gather", size, "backward", behind_input)
-            yield Collective("reduce_scatter", size, "backward", behind_weight)
-        else:
-            yield Collective("all_reduce", size, "backward", behind_weight)
-    for _ in range(rows):
-        if plan.sequence_parallel:
-            yield Collective("reduce_scatter", size, "forward")
-            yield Collective("all_gather", size, "backward")
-        else:
-            yield Collective("all_reduce", size, "forward")
-    if name == "head":
-        statistics = plan.tp * 2 * run.train.microbatch * head_positions * max(ELEMENT_BYTES[run.precision], 4)
-        yield Collective("all_gather", statistics, "forward")
-    if name == "layer" and plan.partition_activations:
-        yield Collective("all_gather", size, "backward")

@@ -63,11 +63,21 @@ def seconds_of(system: System, run: Run, state: States, *, reducing: bool) -> fl
     return total
 
 
-def sharded(system: System, seconds: Size, computing: Size, layers: Size) -> Size:
-    """What a pass through a stage waits for parameters or gradients that move block by block beside it: the first
-    block's hide behind nothing, the others behind the blocks before."""
-    first = seconds / layers
-    return first + beside(system, seconds - first, computing)
+def sharded(
+    system: System, gathering: Size, reducing: Size, computing: Size, layers: Size, *, ahead: Size, behind: Size
+) -> Size:
+    """What a pass through a stage waits for parameters that are gathered for it and gradients that are divided.
+
+    Those that move beside it do so block by block: the first block's hide behind nothing, the others behind the blocks
+    before.
+
+    Args:
+        ahead: whether parameters are gathered beside the pass.
+        behind: whether gradients are divided beside it.
+    """
+    hidden = gathering * ahead + reducing * behind
+    first = hidden / layers
+    return gathering + reducing - hidden + (first + beside(system, hidden - first, computing))
 
 
 def reduced(system: System, run: Run, state: States, seconds: float, last: Sequence[Last], end: float) -> float:

@@ -1,9 +1,8 @@
 """Time and memory of one training step of a run on a system: its schedule table, carried out with predicted seconds."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 from impl.cost.flops import hardware_flops, model_flops
@@ -14,7 +13,6 @@ from impl.pipeline.schedule import Op as Work
 from impl.pipeline.schedules import SCHEDULES, build
 from impl.pipeline.simulate import Timeline, simulate
 from impl.pipeline.stage import Stage, partition, split
-from impl.plan import Plan
 from impl.run import Run
 from impl.simulator.operations import STAGE, Block, BlockName, block
 from impl.simulator.passes import Passes, passes, stage_passes
@@ -229,6 +227,7 @@ def _through(
     """Every stage's passes, with what moves beside them at ZeRO's stages 2 and 3, and the waits for neighbours."""
     plan, wait, blocks = run.plan, system.constant("send_wait"), system.constant("send_blocks")
     found = [stage_passes(system, each, stage) for stage in prepared.parts]
+    waited = partial(sharded, system, ahead=plan.overlap_param_gather, behind=plan.overlap_grad_reduce)
     rank_of = dict(enumerate(prepared.rank_of))
     for rank, state in enumerate(prepared.states):
         reducing, gathering = 0.0, 0.0
@@ -238,9 +237,9 @@ def _through(
             gathering = seconds_of(system, run, state, reducing=False) / run.microbatches / 2
         for i, share, layers in zip(prepared.stages_of(rank), state.shares, state.layers, strict=True):
             one = found[i]
-            forward = _beside(system, plan, (share * gathering, 0.0), one.forward, layers)
             moved = share * gathering, share * reducing
-            backward, inputs = (_beside(system, plan, moved, c, layers) for c in (one.backward, one.input_gradient))
+            forward = waited(moved[0], 0.0, one.forward, layers)
+            backward, inputs = (waited(*moved, c, layers) for c in (one.backward, one.input_gradient))
             others = [rank_of.get(i + way, rank) for way in (1, -1)]
             waits = wait * sum(other != rank for other in others)
             ahead, back = (waits + (blocks * transfer(rank, one) if one != rank else 0.0) for one in others)
@@ -252,13 +251,6 @@ def _through(
                 gather=forward + backward,
             )
     return found
-
-
-def _beside(system: System, plan: Plan, moved: tuple[float, float], computing: float, layers: int) -> float:
-    """What a pass waits for the parameters gathered for it, and for the gradients divided behind it."""
-    gathering, reducing = moved
-    hidden = gathering * plan.overlap_param_gather + reducing * plan.overlap_grad_reduce
-    return gathering + reducing - hidden + sharded(system, hidden, computing, layers)
 
 
 def transfer_seconds(run: Run, system: System) -> Transfer:
@@ -287,7 +279,5 @@ def _last(ran: Ran, prepared: _Prepared) -> list[list[Last]]:
 
 
 def _memory(run: Run, vocab_size: int, parts: tuple[Stage, ...], positions: int, system: System) -> list[Memory]:
-    if not system.device.fused_attention and run.model.dropout == 0:  # the core keeps its scores all the same
-        run = dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.1))
-    device = system.device.kind
+    run, device = system.with_scores(run), system.device.kind
     return [memory(run, vocab_size, rank, positions, device, parts) for rank in range(run.plan.pp)]

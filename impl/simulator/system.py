@@ -211,20 +211,14 @@ class System:
     def all_constants(self) -> dict[str, Constant]:
         return CONSTANTS | self.constants
 
-    def with_constants(self, source: str = "set", **values: float) -> "System":
-        """This system with other values for some constants.
-
-        Raises:
-            InputError: there is no such constant.
-        """
-        if unknown := values.keys() - CONSTANTS.keys():
-            raise InputError(f"{', '.join(sorted(unknown))} is no constant; valid: {', '.join(CONSTANTS)}")
-        known = self.all_constants
-        changed = {name: dataclasses.replace(known[name], value=v, source=source) for name, v in values.items()}
-        return dataclasses.replace(self, constants=self.constants | changed)
-
     def with_calibration(self, calibration: Calibration) -> "System":
         return dataclasses.replace(self, calibration=calibration)
+
+    def with_scores(self, run: Run) -> Run:
+        """The run whose memory formulas count what attention keeps here: not fused, its scores without dropout too."""
+        if self.device.fused_attention or run.model.dropout > 0:
+            return run
+        return dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.1))
 
     def peak(self, precision: str) -> float | None:
         """FLOP/s; None: not known."""

@@ -20,6 +20,7 @@ from impl.run import Run, to_dict
 from impl.simulator.step import step_seconds
 from impl.simulator.system import System
 from tests.harness.calls import refused
+from tests.impl.simulator.made_up import with_constants
 from tests.ranks import run_ranks
 
 FLOPS, BANDWIDTH, LINK = 1e11, 1e10, 2e9
@@ -63,7 +64,7 @@ def test_runs_use_every_axis_and_are_possible() -> None:
 
 def test_constants_are_found_again() -> None:
     plain = described(measured(2), ABOUT, ["fp32"], "made up")
-    true = plain.with_constants(host_forward=1e-3, host_backward=2e-3, host_collective=4e-4, step_seconds=8e-3)
+    true = with_constants(plain, host_forward=1e-3, host_backward=2e-3, host_collective=4e-4, step_seconds=8e-3)
     found = system_of(measured(2, true), ABOUT, ["fp32"], "made up")
     assert found.calibration is not None
     assert found.calibration.mape < 5

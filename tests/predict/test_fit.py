@@ -11,7 +11,7 @@ from harness.predict.fit import SURFACE_ROWS, Measured, constant_mfu, fit, inter
 from impl.errors import InputError
 from impl.simulator.constants import Constant
 from impl.simulator.system import System
-from tests.impl.simulator.made_up import SYSTEM, run_of
+from tests.impl.simulator.made_up import SYSTEM, run_of, with_constants
 
 TRUE: dict[str, Any] = {"gemm_efficiency": 0.6, "memory_efficiency": 0.9, "step_seconds": 0.05}
 FREE = {"gemm_efficiency": Constant(0.8, 0.5), "memory_efficiency": Constant(0.75, 0.5)}
@@ -26,7 +26,7 @@ def only(free: dict[str, Constant]) -> System:
 
 def rows(count: int, off: float = 0.0) -> list[Measured]:
     """Steps of different sizes as the true constants make them, by turns longer and shorter."""
-    truth, made = SYSTEM.with_constants(**TRUE), []
+    truth, made = with_constants(SYSTEM, **TRUE), []
     for i in range(count):
         run = run_of(global_batch=16 * (1 + i % 3), microbatch=2 ** (i % 4), tp=2 ** (i % 2), dp=1 + i // 4 % 2)
         made.append(Measured(f"row {i}", run, 51200, 1.0))
@@ -128,7 +128,7 @@ def test_slopes_say_what_constants_change():
     made = rows(3)
     logs, slopes = linear(made, only(FREE))
     assert slopes.shape == (3, 3)
-    faster = only(FREE).with_constants(gemm_efficiency=0.8 * math.exp(0.05 * 0.5))
+    faster = with_constants(only(FREE), gemm_efficiency=0.8 * math.exp(0.05 * 0.5))
     change = np.log([row.seconds for row in made]) - np.log(seconds_of(made, faster)) - logs
     assert change == pytest.approx(0.05 * slopes[:, 0], rel=1e-6)
 

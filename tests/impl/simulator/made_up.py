@@ -32,6 +32,12 @@ SYSTEM = System.from_dict(DOCUMENT)
 MODEL = ModelConfig(num_layers=8, hidden_size=2048, num_heads=16, seq_len=1024, vocab_size=51200, dropout=0.1)
 
 
+def with_constants(system: System, source: str = "set", **values: float) -> System:
+    known = system.all_constants
+    changed = {name: replace(known[name], value=value, source=source) for name, value in values.items()}
+    return replace(system, constants=system.constants | changed)
+
+
 def faster(**rates: float) -> System:
     """The system with device or node rates times a factor."""
     document = {**DOCUMENT, "device": dict(DOCUMENT["device"]), "node": dict(DOCUMENT["node"])}

@@ -21,7 +21,7 @@ from impl.simulator.reduction import seconds_of, states
 from impl.simulator.step import predict, step_seconds
 from impl.simulator.system import Calibration
 from tests.impl.pipeline import own_schedule
-from tests.impl.simulator.made_up import MODEL, SYSTEM, faster, longer, run_of
+from tests.impl.simulator.made_up import MODEL, SYSTEM, faster, longer, run_of, with_constants
 
 VOCAB = 51200
 LATENCIES = ("kernel_seconds", "host_forward", "host_backward", "host_collective", "link_latency", "nic_latency")
@@ -87,7 +87,7 @@ def test_a_machine_twice_as_fast_takes_half_the_time(run: Run):
     """Units are consistent: what is no rate is a number of seconds, and all of these are named."""
     none = dict.fromkeys(LATENCIES, 0.0)
     rates = ("peak_flops", "memory_bandwidth", "link_bandwidth", "nic_bandwidth")
-    slow, fast = SYSTEM.with_constants(**none), faster(**dict.fromkeys(rates, 2.0)).with_constants(**none)
+    slow, fast = with_constants(SYSTEM, **none), with_constants(faster(**dict.fromkeys(rates, 2.0)), **none)
     assert seconds(run, fast) == pytest.approx(seconds(run, slow) / 2)
 
 
@@ -141,7 +141,7 @@ def test_the_engines_table_is_what_is_carried_out():
 def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
     """Layers only, alike on all ranks, and nothing between them."""
     none = dict.fromkeys(LATENCIES, 0.0) | {"send_efficiency": 1e9}
-    system = SYSTEM.with_constants("made up", **none)
+    system = with_constants(SYSTEM, "made up", **none)
     run = longer(run_of(pp=4, recompute="full"), vocab_size=None)
     stages = [Stage(range(2 * i, 2 * i + 2), is_first=False, is_last=False) for i in range(4)]
     found = predict(run, 128, system, stages=stages, with_memory=False)

@@ -10,7 +10,7 @@ from impl.errors import InputError
 from impl.simulator.constants import CONSTANTS
 from impl.simulator.system import Calibration, System
 from impl.simulator.tables import Surface
-from tests.impl.simulator.made_up import DOCUMENT, SYSTEM, number
+from tests.impl.simulator.made_up import DOCUMENT, SYSTEM, number, with_constants
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_system_is_written_and_read_back():
-    system = SYSTEM.with_constants(gemm_efficiency=0.7).with_calibration(
+    system = with_constants(SYSTEM, gemm_efficiency=0.7).with_calibration(
         Calibration(stack="made up", rows=["a"], held_out=[], mape=1.0, worst=2.0, interval=(0.9, 1.1))
     )
     again = System.from_dict(system.as_dict())
@@ -55,11 +55,6 @@ def test_a_wrong_file_is_told_in_one_line(path: str, value: Any, told: str):
 def test_a_missing_field_is_named():
     with pytest.raises(InputError, match=r"system field node: Field required"):
         System.from_dict({name: value for name, value in DOCUMENT.items() if name != "node"})
-
-
-def test_an_unknown_constant_cannot_be_set():
-    with pytest.raises(InputError, match="speed is no constant"):
-        SYSTEM.with_constants(speed=1.0)
 
 
 def test_constants_that_a_file_does_not_name_have_their_prior():
