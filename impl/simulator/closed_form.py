@@ -30,8 +30,12 @@ from impl.simulator.step import transfer_seconds
 from impl.simulator.system import System
 
 Array = np.ndarray
+Table = dict[str, Array]
+Sizes = Mapping[str, float | tuple[float, ...]]
+"""What a law says of one plan, by name."""
 GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
 OPS = ("forward", "backward", "input_gradient", "weight_gradient")
+STATES = ("reducing", "gathering", "updating", "bytes")
 UNITS = {
     "one": Stage(range(1), is_first=False, is_last=False),
     "more": Stage(range(3), is_first=False, is_last=False),
@@ -80,8 +84,8 @@ class _Ranks:
     v: Array
     m: Array
     schedule: Array
-    layers: list[Array]
-    """All of a rank's."""
+    layers: Array
+    """All of a rank's, by kind."""
     missing: Array
     """Layers that the ranks between have less than if all were the fullest."""
     holding: Array
@@ -117,31 +121,32 @@ class ClosedForm:
         """
         self.positions = head_positions or base.model.seq_len
         self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base), vocab_size, system, gpus
-        self._known: dict[tuple[Any, ...], tuple[float, ...]] = {}
+        self._known: dict[tuple[Any, ...], Sizes] = {}
 
     def estimate(self, plans: Plans) -> Estimate:
         """Step time and memory of each plan, as the system's software would carry it out."""
         habits = {knob: getattr(self.system.habits, knob, None) for knob in FLAGS}
         fixed = {knob: np.full(len(plans), int(way)) for knob, way in habits.items() if way is not None}
         plans = Plans({**plans.columns, **fixed})
-        first, between, last, missing, holding = self._gather(plans, self._layers, "pp", "chunks")
+        layers = self._gather(plans, self._layers, "pp", "chunks")
         m = self.base.train.global_batch // (plans["dp"] * plans["microbatch"])
-        ranks = _Ranks(plans["pp"], plans["chunks"], m, plans["schedule"], [first, between, last], missing, holding)
+        ranks = _Ranks(plans["pp"], plans["chunks"], m, plans["schedule"], **layers)
         held = self._gather(
             plans, self._states, "tp", "pp", "dp", "zero_stage", "sequence_parallel", "offload_optimizer"
         )
         return Estimate(self._seconds(plans, ranks, held), self._bytes(plans, ranks, held))
 
-    def _gather(self, plans: Plans, law: Callable[..., tuple[float, ...]], *knobs: str) -> Array:
+    def _gather(self, plans: Plans, law: Callable[..., Sizes], *knobs: str) -> Table:
         """What a law says of each plan, by some knobs; it is asked once for those that have them in common."""
         code = np.zeros(len(plans), dtype=np.int64)
         for knob in knobs:
             code = code * (int(plans[knob].max()) + 1) + plans[knob]
         _, at, which = np.unique(code, return_index=True, return_inverse=True)
         rows = zip(*(plans[knob][at].tolist() for knob in knobs), strict=True)
-        return np.array([self._asked(law, dict(zip(knobs, row, strict=True))) for row in rows]).T[:, which]
+        found = [self._asked(law, dict(zip(knobs, row, strict=True))) for row in rows]
+        return {name: np.array([one[name] for one in found]).T[..., which] for name in found[0]}
 
-    def _asked(self, law: Callable[..., tuple[float, ...]], numbers: dict[str, int]) -> tuple[float, ...]:
+    def _asked(self, law: Callable[..., Sizes], numbers: dict[str, int]) -> Sizes:
         key = (law.__name__, *numbers.values())
         if key not in self._known:
             self._known[key] = law({name: value_of(name, number) for name, number in numbers.items()})
@@ -151,8 +156,8 @@ class ClosedForm:
         """A run with these knobs, all else as it is by default."""
         return run_of({**DEFAULTS, "microbatch": 1, **row, **others}, self.base)
 
-    def _layers(self, row: Mapping[str, Any]) -> tuple[float, ...]:
-        """Layers of the first rank, the fullest of those between and the last; what those lack; and `holding`."""
+    def _layers(self, row: Mapping[str, Any]) -> Sizes:
+        """Fields of `_Ranks`: layers of the first rank, the fullest of those between and the last; and what follows."""
         p, model = row["pp"], self.base.model
         count = p * row["chunks"]
         if self.system.habits.stages == "even" and model.num_layers % count == 0:
@@ -161,13 +166,14 @@ class ClosedForm:
             sizes = [len(part.layers) for part in split(model, self.vocab_size, count)]
         ranks = [sum(sizes[rank::p]) for rank in range(p)]
         if p <= 2:
-            return ranks[0], ranks[0], ranks[-1], 0, ranks[0]
+            return {"layers": (ranks[0], ranks[0], ranks[-1]), "missing": 0, "holding": ranks[0]}
         between, more = max(ranks[1:-1]), 1 if row["chunks"] == 1 else 2
         in_flight = [(row["chunks"] - 1) * p + more * (p - rank - 1) + 1 for rank in range(p)]
         holding = max(in_flight[rank] * ranks[rank] for rank in range(1, p - 1)) / in_flight[1]
-        return ranks[0], between, ranks[-1], between * (p - 2) - sum(ranks[1:-1]), holding
+        missing = between * (p - 2) - sum(ranks[1:-1])
+        return {"layers": (ranks[0], between, ranks[-1]), "missing": missing, "holding": holding}
 
-    def _blocks(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+    def _blocks(self, row: Mapping[str, Any]) -> Sizes:
         """Seconds of a microbatch through a layer, a stage without any, the embedding and the head; of each of OPS."""
         run = self._run(row, dp=self.gpus // row["tp"])
         each: dict[BlockName, Passes] = {
@@ -177,26 +183,30 @@ class ClosedForm:
         one, more, first, last = (
             stage_passes(self.system, each, UNITS[name]) for name in ("one", "more", "first", "last")
         )
-        found: list[float] = []
+        found: dict[str, tuple[float, ...]] = {}
         for op in OPS:
             of_one = getattr(one, op)
             layer = (getattr(more, op) - of_one) / 2
-            found += [layer, of_one - layer, getattr(first, op) - of_one, getattr(last, op) - of_one]
-        return tuple(found)
+            found[op] = layer, of_one - layer, getattr(first, op) - of_one, getattr(last, op) - of_one
+        return found
 
-    def _hops(self, row: Mapping[str, Any]) -> tuple[float, ...]:
-        """Seconds of a microbatch's transfers from each rank to the next, of the longest, and from the last back."""
+    def _hops(self, row: Mapping[str, Any]) -> Sizes:
+        """Seconds of a microbatch's transfers through all ranks, of the longest, and from the last rank back."""
         p, seconds = row["pp"], transfer_seconds(self._run(row), self.system)
         each = [seconds(rank, rank + 1) for rank in range(p - 1)]
-        return (sum(each), max(each), seconds(p - 1, 0)) if p > 1 else (0.0, 0.0, 0.0)
+        return {
+            "one_way": sum(each, 0.0),
+            "longest": max(each, default=0.0),
+            "back": seconds(p - 1, 0) if p > 1 else 0.0,
+        }
 
-    def _states(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+    def _states(self, row: Mapping[str, Any]) -> Sizes:
         """Seconds to reduce gradients, to gather parameters and to update them, and bytes of all that, each as a _Law;
-        seconds for tied gradients; bytes of buffers between, on the first and on the last rank."""
+        seconds for tied gradients; bytes of buffers on each kind of rank."""
         run = self._run(row)
         alone = self._run(row, pp=1)
         alone = replace(alone, train=replace(alone.train, global_batch=row["dp"]))
-        each, laws = parameter_bytes(run), [dict[str, float]() for _ in range(4)]
+        each, laws = parameter_bytes(run), {name: dict[str, float]() for name in STATES}
         tied, buffers = 0.0, dict[str, float]()
         for name, stage in UNITS.items():
             place = Place(alone, self.vocab_size, 0, (stage,))
@@ -208,19 +218,19 @@ class ClosedForm:
             is_elsewhere = row["offload_optimizer"] and self.system.device.kind != "cpu"
             moments = 0 if is_elsewhere else sum(bucket.updated for bucket in divided)
             sizes = weights, sum(bucket.gradients for bucket in divided), moments
-            laws[0][name] = seconds_of(self.system, run, state, reducing=True)
-            laws[1][name] = seconds_of(self.system, run, state, reducing=False)
-            laws[2][name] = update(self.system, run, state)
-            laws[3][name] = sum(a * b for a, b in zip(sizes, each, strict=True))
+            laws["reducing"][name] = seconds_of(self.system, run, state, reducing=True)
+            laws["gathering"][name] = seconds_of(self.system, run, state, reducing=False)
+            laws["updating"][name] = update(self.system, run, state)
+            laws["bytes"][name] = sum(a * b for a, b in zip(sizes, each, strict=True))
             if name in ("first", "last") and row["pp"] > 1:
                 tied = ends_seconds(self.system, run, state)
             filled = gradient_elements(place, divided, [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]) * each.gradient
             buffers[name] = gathered_elements(place, divided) * each.weight + filled
         between = buffers["more"]
-        ends = (max(between, buffers["whole" if row["pp"] == 1 else end]) for end in ("first", "last"))
-        return (*(size for law in laws for size in _Law.of(law)), tied, between, *ends)
+        first, last = (max(between, buffers["whole" if row["pp"] == 1 else end]) for end in ("first", "last"))
+        return {name: _Law.of(law) for name, law in laws.items()} | {"tied": tied, "buffers": (first, between, last)}
 
-    def _kept(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+    def _kept(self, row: Mapping[str, Any]) -> Sizes:
         """Bytes of activations that a microbatch leaves in a rank, of what comes and goes, both as a _Law; of what a
         layer keeps for its weights' gradients; and of what is received."""
         run = self._run(row, dp=1)
@@ -235,43 +245,42 @@ class ClosedForm:
             if name == "more":
                 owed = (moment(Op.F, Op.I, Op.F, Op.I) - moment(Op.F, Op.I)) / 3
         received = Place(run, self.vocab_size).transferred if row["pp"] > 1 else 0
-        return (*_Law.of(kept), *_Law.of(passing), owed, received)
+        return {"kept": _Law.of(kept), "passing": _Law.of(passing), "owed": owed, "received": received}
 
-    def _seconds(self, plans: Plans, ranks: _Ranks, held: Array) -> Array:
+    def _seconds(self, plans: Plans, ranks: _Ranks, held: Table) -> Array:
         knobs = ("tp", "microbatch", "sequence_parallel", "recompute")
         more = "partition_activations", "offload_activations", "overlap_input_grad_reduce"
         blocks = self._gather(plans, self._blocks, *knobs, *more)
         hops = self._gather(plans, self._hops, "tp", "pp", "dp", *knobs[1:3], "scatter_gather")
-        reducing, gathering, updating = (_Law(*held[i : i + 5]).at(ranks) for i in (0, 5, 10))
+        reducing, gathering, updating = (_Law(*held[name]).at(ranks) for name in STATES[:3])
         zero, is_split = plans["zero_stage"], ranks.schedule == SPLIT
         work = self._work(plans, ranks, blocks, hops, reducing, gathering)
-        hops = (1 - self.system.constant("send_blocks")) * hops
+        hops = {name: (1 - self.system.constant("send_blocks")) * seconds for name, seconds in hops.items()}
         pipeline = _pipeline(ranks, work, blocks, hops)
         backward = np.where(is_split, work["weight_gradient"], work["backward"])
-        drained = (ranks.p - 1) * (work["backward"][1] / ranks.v + hops[1]) * ~is_split
+        drained = (ranks.p - 1) * (work["backward"][1] / ranks.v + hops["longest"]) * ~is_split
         exposed = [
             np.where(zero < 2, self._exposed(plans, ranks, *of), 0.0)
             for of in zip(reducing, backward, ranks.layers, strict=True)
         ]
-        ends = np.maximum(pipeline + exposed[0], pipeline - drained + exposed[2]) + held[20]
+        ends = np.maximum(pipeline + exposed[0], pipeline - drained + exposed[2]) + held["tied"]
         after = [u + np.where((zero == 1) | (zero == 2), g, 0.0) for u, g in zip(updating, gathering, strict=True)]
         total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[1])
         total = total + np.maximum.reduce(after) + self.system.constant("step_seconds")
-        return total * self._gather(plans, self._correction, "tp", "microbatch")[0]
+        return total * self._gather(plans, self._correction, "tp", "microbatch")["factor"]
 
-    def _correction(self, row: Mapping[str, Any]) -> tuple[float]:
-        return (self.system.correction(self._run(row, dp=self.gpus // row["tp"])),)
+    def _correction(self, row: Mapping[str, Any]) -> Sizes:
+        return {"factor": self.system.correction(self._run(row, dp=self.gpus // row["tp"]))}
 
     def _work(
-        self, plans: Plans, ranks: _Ranks, blocks: Array, hops: Array, reducing: list[Array], gathering: list[Array]
-    ) -> dict[str, Array]:
+        self, plans: Plans, ranks: _Ranks, blocks: Table, hops: Table, reducing: list[Array], gathering: list[Array]
+    ) -> Table:
         """Seconds of a microbatch in all of a rank's stages, by operation and kind of rank."""
         p, v, zero = ranks.p, ranks.v, plans["zero_stage"]
         wait, blocking = (self.system.constant(name) for name in ("send_wait", "send_blocks"))
         waited = partial(sharded, self.system, ahead=plans["overlap_param_gather"], behind=plans["overlap_grad_reduce"])
         work: dict[str, Array] = {}
-        for i, op in enumerate(OPS):
-            layer, stage, embedding, head = blocks[4 * i : 4 * i + 4]
+        for op, (layer, stage, embedding, head) in blocks.items():
             of_ranks = zip(ranks.layers, ranks.is_first, ranks.is_last, strict=True)
             work[op] = np.array([v * stage + n * layer + f * embedding + h * head for n, f, h in of_ranks])
         for kind, layers in enumerate(ranks.layers):
@@ -282,7 +291,7 @@ class ClosedForm:
             for op, way in (("forward", "forward"), ("backward", "backward"), ("input_gradient", "backward")):
                 chunk = work[op][kind] / v, np.maximum(layers / v, 1)
                 beside = waited(gathers / v, reduces[way] / v, *chunk) * v
-                sends = np.where(p > 1, waits + blocking * (v - ends[way]) * hops[1], 0.0)
+                sends = np.where(p > 1, waits + blocking * (v - ends[way]) * hops["longest"], 0.0)
                 work[op][kind] += beside + sends
         return work
 
@@ -296,13 +305,13 @@ class ClosedForm:
         overlapped = share * behind + (1 - share) * seconds
         return np.where(plans["overlap_grad_reduce"] == 1, overlapped, seconds)
 
-    def _bytes(self, plans: Plans, ranks: _Ranks, held: Array) -> Array:
+    def _bytes(self, plans: Plans, ranks: _Ranks, held: Table) -> Array:
         knobs = ("tp", "microbatch", "sequence_parallel", "recompute", "partition_activations", "offload_activations")
         two = Plans({**plans.columns, "pp": np.minimum(ranks.p, 2)})
         found = self._gather(two, self._kept, *knobs, "scatter_gather", "pp")
-        law, owed, received = _Law(*found[:5]), found[10], found[11]
+        law, owed, received = _Law(*found["kept"]), found["owed"], found["received"]
         p, v, m = ranks.p, ranks.v, ranks.m
-        states, kept, passing = (_Law(*sizes).at(ranks) for sizes in (held[15:20], found[:5], found[5:10]))
+        states, passing, kept = (one.at(ranks) for one in (_Law(*held["bytes"]), _Law(*found["passing"]), law))
         most = []
         for kind, ahead in ((0, p - 1), (1, np.maximum(p - 2, 0)), (1, np.minimum(p - 1, 1)), (2, 0 * p)):
             is_held_less = (kind == 1) & ((ranks.schedule == PLAIN) | (ranks.schedule == INTERLEAVED))
@@ -319,12 +328,11 @@ class ClosedForm:
             activations = in_flight * chunk + with_ends * ends + passing[kind]
             owing = np.maximum(activations + put_off * owed * layers, (put_off + 1) * owed * layers)
             activations = np.where(ranks.schedule == SPLIT, owing, activations)
-            buffers = held[(22, 21, 23)[kind]]
-            most.append(states[kind] + activations + receiving * received + buffers)
+            most.append(states[kind] + activations + receiving * received + held["buffers"][kind])
         return np.maximum.reduce(most)
 
 
-def _pipeline(ranks: _Ranks, work: Mapping[str, Array], blocks: Array, hops: Array) -> Array:
+def _pipeline(ranks: _Ranks, work: Table, blocks: Table, hops: Table) -> Array:
     """Seconds from the first forward pass to the last backward pass.
 
     1F1B: what fills the pipeline, and m - 1 times what a microbatch takes then; interleaved p - 1 of these are of a
@@ -335,16 +343,16 @@ def _pipeline(ranks: _Ranks, work: Mapping[str, Array], blocks: Array, hops: Arr
     forward, backward = work["forward"], np.where(is_split, work["input_gradient"], work["backward"])
     put_off = np.where(is_split, work["weight_gradient"], 0.0)
     through = forward + backward
-    layer = blocks[0] + np.where(is_split, blocks[8], blocks[4])
+    layer = blocks["forward"][0] + np.where(is_split, blocks["input_gradient"][0], blocks["backward"][0])
     lacking = ranks.missing * layer
-    one_way = v * hops[0] + (v - 1) * hops[2]
+    one_way = v * hops["one_way"] + (v - 1) * hops["back"]
     fill = through[0] + (p > 1) * (through[2] + (p - 2) * through[1] - lacking) + 2 * one_way
     load = np.max(through + put_off, axis=0)
     plain = np.where(p > 2, through[1], np.minimum(through[0], through[2]))
     chunk = plain / v + np.max(through, axis=0) - plain
-    links = np.where(p == 2, 2 * v - 1, v) * hops[1]
+    links = np.where(p == 2, 2 * v - 1, v) * hops["longest"]
     turn = np.maximum(np.maximum(load, links), fill / np.where(v > 1, 2 * p - 1, p))
-    longest = [np.maximum(np.max(of, axis=0), hops[1]) for of in (forward, backward)]
+    longest = [np.maximum(np.max(of, axis=0), hops["longest"]) for of in (forward, backward)]
     turn = np.where(ranks.schedule == GPIPE, longest[0] + longest[1], turn)
     steady = fill + (m - 1) * turn
     chunked = fill + (m - p) * turn + (p - 1) * chunk
