@@ -103,9 +103,11 @@ def _shortened(run: Run) -> Run:
     return replace(run, train=replace(run.train, global_batch=batch))
 
 
-def memory_of_ranks(run: Run, vocab_size: int, head_positions: int, device: str = "cuda") -> list[Memory]:
+def memory_of_ranks(
+    run: Run, vocab_size: int, head_positions: int, device: str = "cuda", parts: tuple[Stage, ...] | None = None
+) -> list[Memory]:
     """`memory` of every pipeline rank, in order."""
-    return [memory(run, vocab_size, rank, head_positions, device) for rank in range(run.plan.pp)]
+    return [memory(run, vocab_size, rank, head_positions, device, parts) for rank in range(run.plan.pp)]
 
 
 @lru_cache(maxsize=16)

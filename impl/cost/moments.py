@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from impl.cost.activations import has_products, stage_bytes, working_bytes
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
-from impl.cost.place import Place
-from impl.model.config import GELU_CHUNK, LOSS_CHUNK, PRODUCT_ROWS, padded_vocabulary
+from impl.cost.place import Place, parameter_bytes
+from impl.model.config import GELU_CHUNK, LOSS_CHUNK, PRODUCT_ROWS
 from impl.pipeline.schedule import HELD, SENDS_UNDER_WAY, Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
@@ -81,15 +81,13 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
 
 def _handed_over(place: Place) -> int:
     """What the pipeline's ranks send, which is not freed before it has left, and a tensor to take its shape from."""
-    return _own(place) + (SENDS_UNDER_WAY * place.transferred if place.run.plan.pp > 1 else 0)
+    return place.own + (SENDS_UNDER_WAY * place.transferred if place.run.plan.pp > 1 else 0)
 
 
 def _owed(place: Place, stage: Stage) -> Moment:
     """What matrices' gradients are computed from later, where the schedule puts them off: inputs, and gradients."""
-    own, features = _own(place), place.activations // place.run.plan.tp
-    return Moment(
-        len(stage.layers) * (2 * own + 5 * features), len(stage.layers) * (2 * place.activations + 7 * features)
-    )
+    kept, computed = 2 * place.own + 5 * place.features, 2 * place.activations + 7 * place.features
+    return Moment(len(stage.layers) * kept, len(stage.layers) * computed)
 
 
 def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device: str) -> Moment:
@@ -112,7 +110,7 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     """Of the last layer's MLP and attention."""
     run, plan, model = place.run, place.run.plan, place.run.model
     e, h, t = ELEMENT_BYTES[run.precision], model.hidden_size, plan.tp
-    own, features, again = _own(place), place.activations // t, working_bytes(run)
+    own, features, again = place.own, place.features, working_bytes(run)
     arrives = stage.is_last or (run.scatters and t > 1)  # else it is in the buffer it was received in
     gradients = own * (1 if model.norms.sum else arrives + model.norms.output)
     gradients += own * (model.dropout > 0) + place.activations * (plan.sequence_parallel and t > 1)
@@ -150,18 +148,13 @@ def _gelu(run: Run) -> int:
     return 3 * 4 * min(GELU_CHUNK, elements)
 
 
-def _own(place: Place) -> int:
-    """[n, h], sequence parallel [n / t, h]."""
-    return place.activations // (place.run.plan.tp if place.run.plan.sequence_parallel else 1)
-
-
 def _head_computed(place: Place, head_positions: int, device: str, reduced: int) -> int:
     """The gradients of the logits' two factors, the matrix's unless it is summed at once, and where tokens are split
     the other whole and gathered anew, and what its reduction takes; or a part of the logits in fp32; they are
     overwritten by their own.
     """
     run = place.run
-    e, rows = ELEMENT_BYTES[run.precision], _rows(place)
+    e, rows = ELEMENT_BYTES[run.precision], place.rows
     scored = run.train.microbatch * head_positions
     chunk = min(scored, max(1, LOSS_CHUNK[device] // rows)) * min(rows, place.vocab_size)
     wholes = 3 if run.plan.sequence_parallel and run.plan.tp > 1 else 1
@@ -176,8 +169,7 @@ def _head_reduced(place: Place, device: str) -> int:
     run, plan = place.run, place.run.plan
     if plan.zero_stage == 0 or plan.dp == 1:
         return 0
-    size = (MASTER_BYTES if run.fp32_gradients else ELEMENT_BYTES)[run.precision]
-    whole = _rows(place) * run.model.hidden_size * size
+    whole = place.rows * run.model.hidden_size * parameter_bytes(run).gradient
     return (whole if device == "cpu" else 0) + (whole // plan.dp if plan.zero_stage >= 2 else 0)
 
 
@@ -204,8 +196,4 @@ def _are_summed_at_once(place: Place) -> bool:
 
 def _embedding_rows(place: Place) -> int:
     """Bytes of a tensor like the rank's part of the embedding."""
-    return _rows(place) * place.run.model.hidden_size * ELEMENT_BYTES[place.run.precision]
-
-
-def _rows(place: Place) -> int:
-    return padded_vocabulary(place.vocab_size, place.run.plan.tp) // place.run.plan.tp
+    return place.rows * place.run.model.hidden_size * ELEMENT_BYTES[place.run.precision]

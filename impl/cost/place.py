@@ -5,6 +5,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
+from impl.model.config import padded_vocabulary
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import SCHEDULES, build
 from impl.pipeline.stage import Stage, split
@@ -81,6 +82,21 @@ class Place:
         """Bytes of a microbatch's [b s, h]."""
         model = self.run.model
         return self.run.train.microbatch * model.seq_len * model.hidden_size * ELEMENT_BYTES[self.run.precision]
+
+    @property
+    def own(self) -> int:
+        """Bytes of the rank's activations between split blocks: [n, h], sequence parallel [n / t, h]."""
+        return self.activations // (self.run.plan.tp if self.run.plan.sequence_parallel else 1)
+
+    @property
+    def features(self) -> int:
+        """Bytes of [n, h / t]."""
+        return self.activations // self.run.plan.tp
+
+    @property
+    def rows(self) -> int:
+        """Rows of the rank's part of the embedding, padding included."""
+        return padded_vocabulary(self.vocab_size, self.run.plan.tp) // self.run.plan.tp
 
     @property
     def transferred(self) -> int:

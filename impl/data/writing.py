@@ -38,11 +38,9 @@ class SplitWriter:
 
     def count_text(self, *, bytes: int, words: int, documents: int) -> None:
         """Counts the original text that the tokens stand for."""
-        self._bytes, self._words, self._documents = (
-            self._bytes + bytes,
-            self._words + words,
-            self._documents + documents,
-        )
+        self._bytes += bytes
+        self._words += words
+        self._documents += documents
 
     def close(self) -> Split:
         self._file.close()

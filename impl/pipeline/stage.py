@@ -30,7 +30,7 @@ def split(config: ModelConfig, vocab_size: int, count: int) -> tuple[Stage, ...]
 
 
 @lru_cache(maxsize=256)
-def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra: float = 0.0) -> tuple[range, ...]:
+def partition(num_layers: int, stages: int, last_extra: float = 0.0) -> tuple[range, ...]:
     """Layers of each stage, in order, such that the slowest stage is as fast as can be, then counts as equal.
 
     What is still free goes to later stages: in 1F1B they hold fewer microbatches.
@@ -38,7 +38,6 @@ def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra
     Args:
         num_layers: layers that are to be shared out, every stage getting at least one.
         stages: p ranks x v chunks.
-        first_extra: work of the first stage beside its layers (the embedding), in units of a layer's.
         last_extra: work of the last stage beside its layers (the output head), in units of a layer's.
     Raises:
         InputError: there are more stages than layers.
@@ -49,7 +48,6 @@ def partition(num_layers: int, stages: int, first_extra: float = 0.0, last_extra
             f"valid: 1 to {num_layers}"
         )
     extra = [Fraction(0)] * stages
-    extra[0] += Fraction(first_extra)
     extra[-1] += Fraction(last_extra)
     most = _most_layers(num_layers, extra)
     counts, free = [1] * stages, num_layers - stages

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from impl.cost.gemms import HEAD, Core, Product, core, products
-from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
+from impl.cost.parameters import ELEMENT_BYTES, named_parameters
+from impl.cost.place import Place, parameter_bytes
 from impl.cost.traffic import BlockName, Collective, collectives
-from impl.model.config import padded_vocabulary
 from impl.pipeline.stage import Stage
 from impl.run import Run
 
@@ -67,30 +67,15 @@ def parameters(run: Run, vocab_size: int, name: BlockName) -> int:
     return sum(p.size for p in named)
 
 
-class _Sizes(NamedTuple):
-    e: int
-    tokens: float
-    """n h elements' bytes: a microbatch's activations."""
-    own: float
-    """Those of the rank between split blocks: n h / t with sequence parallelism."""
-    features: float
-    """n h / t elements' bytes."""
-
-
-def _sizes(run: Run) -> _Sizes:
-    e, t = ELEMENT_BYTES[run.precision], run.plan.tp
-    tokens = float(run.train.microbatch * run.model.seq_len * run.model.hidden_size * e)
-    return _Sizes(e, tokens, tokens / t if run.plan.sequence_parallel else tokens, tokens / t)
-
-
 def _gradient(run: Run, elements: float) -> float:
     """Bytes of adding a microbatch's gradient to the sum: read, and the sum read and written."""
-    e = ELEMENT_BYTES[run.precision]
-    return elements * (e + 2 * (MASTER_BYTES[run.precision] if run.fp32_gradients else e))
+    each = parameter_bytes(run)
+    return elements * (each.weight + 2 * each.gradient)
 
 
 def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
-    e, _tokens, own, features = _sizes(run)
+    place, e = Place(run, vocab_size), ELEMENT_BYTES[run.precision]
+    own, features = place.own, place.features
     for _ in range(2 * run.model.norms.norms_per_block):
         yield Moved("norm", 2 * own, 3 * own)
     yield Moved("heads", 4 * features, 8 * features)  # laid out for the core and back
@@ -112,20 +97,19 @@ def _scores(run: Run) -> Iterator[Moved]:
 
 
 def _embedding(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
-    e, tokens, own, _features = _sizes(run)
+    place, e = Place(run, vocab_size), ELEMENT_BYTES[run.precision]
+    tokens, own = place.activations, place.own
     yield Moved("look-up", 2 * tokens, 2 * tokens)
     yield Moved("positions", 3 * own, own)
     yield Moved("norm", 2 * own, 3 * own) if run.model.norms.embedding else Moved("norm")
     yield Moved("dropout", 2 * own + own / e, 2 * own + own / e) if run.model.dropout > 0 else Moved("dropout")
-    rows = padded_vocabulary(vocab_size, run.plan.tp) // run.plan.tp
-    yield Moved("gradients", 0.0, 0.0, _gradient(run, rows * run.model.hidden_size))
+    yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size))
 
 
 def _head(run: Run, vocab_size: int, head_positions: int) -> Iterator[Moved]:
     """The loss takes logits in fp32: converted, their largest found, exponentials summed; divided for the gradient."""
-    e, _tokens, own, _features = _sizes(run)
-    rows = padded_vocabulary(vocab_size, run.plan.tp) // run.plan.tp
-    logits = run.train.microbatch * head_positions * rows
-    yield Moved("norm", 2 * own, 3 * own)
+    place, e = Place(run, vocab_size), ELEMENT_BYTES[run.precision]
+    logits = run.train.microbatch * head_positions * place.rows
+    yield Moved("norm", 2 * place.own, 3 * place.own)
     yield Moved("loss", logits * (e + 5 * 4), logits * (2 * 4 + e))
-    yield Moved("gradients", 0.0, 0.0, _gradient(run, rows * run.model.hidden_size))
+    yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size))

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 from impl.cost.flops import hardware_flops, model_flops
-from impl.cost.memory import Memory, memory
+from impl.cost.memory import Memory, memory_of_ranks
 from impl.cost.place import Place
 from impl.errors import InputError
 from impl.pipeline.schedule import Op as Work
@@ -122,7 +122,10 @@ def predict(
     model = model_flops("ptdp", run.model, run.train.global_batch, vocab_size)
     hardware = hardware_flops("ptdp", run.model, run.train.global_batch, vocab_size, recompute=run.plan.recompute)
     devices, peak = run.plan.world_size, system.peak(run.precision)
-    kept = _memory(run, vocab_size, prepared.parts, positions, system) if with_memory else []
+    kept = list[Memory]()
+    if with_memory:
+        counted = system.with_scores(run)
+        kept = memory_of_ranks(counted, vocab_size, positions, system.device.kind, prepared.parts)
     critical = min(carried.ranks, key=lambda parts: parts["wait"])
     return Prediction(
         seconds=seconds,
@@ -256,14 +259,12 @@ def _through(
 def transfer_seconds(run: Run, system: System) -> Transfer:
     """Seconds of a microbatch's activations from a pipeline rank to another."""
     plan, node = run.plan, system.node.size.value
-    size = Place(run, 0).activations
-    ranks = plan.tp * plan.dp
-    is_part = plan.sequence_parallel or run.scatters
+    place, ranks = Place(run, 0), plan.tp * plan.dp
     gathered = 0.0
     if run.scatters and plan.tp > 1:
-        gathered = float(collective(system, "all_gather", size, group(("tp",), plan, node)))
+        gathered = float(collective(system, "all_gather", place.activations, group(("tp",), plan, node)))
     sent = {
-        is_inter: send(system, size / (plan.tp if is_part else 1), is_inter=is_inter, senders=min(ranks, node))
+        is_inter: send(system, place.transferred, is_inter=is_inter, senders=min(ranks, node))
         for is_inter in (False, True)
     }
     return lambda sender, receiver: gathered + sent[sender * ranks // node != receiver * ranks // node]
@@ -276,8 +277,3 @@ def _last(ran: Ran, prepared: _Prepared) -> list[list[Last]]:
         if op in (Work.B, Work.W):
             spans[stage] = max(spans.get(stage, Last(0.0, 0.0)), Last(float(start), float(end)))
     return [[spans[stage] for stage in prepared.stages_of(rank)] for rank in range(len(prepared.states))]
-
-
-def _memory(run: Run, vocab_size: int, parts: tuple[Stage, ...], positions: int, system: System) -> list[Memory]:
-    run, device = system.with_scores(run), system.device.kind
-    return [memory(run, vocab_size, rank, positions, device, parts) for rank in range(run.plan.pp)]
