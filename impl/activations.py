@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Kept:
+class SavedBytes:
     """Storages that autograd holds on to, each counted once, whatever views of it are kept."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -51,11 +51,11 @@ def _storage(tensor: Tensor) -> int:
 
 
 @contextmanager
-def kept_for_backward(parameters: Iterable[Tensor]) -> Iterator[Kept]:
+def kept_for_backward(parameters: Iterable[Tensor]) -> Iterator[SavedBytes]:
     """Count what operations inside save for the backward pass, the parameters left out.
 
     The graph must stay alive inside, or a freed storage's name may be taken for one that was counted.
     """
-    kept = Kept(parameters)
+    kept = SavedBytes(parameters)
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         yield kept

@@ -9,12 +9,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from impl.data.tokens import TokenFolder
 from impl.errors import InputError
 from impl.evaluate import Evaluation
-from impl.peers.validity import Part, part_of, why_invalid
+from impl.peers.validity import EnginePart, part_of, why_invalid
 from impl.pipeline.engine import Watch
 from impl.run import Run
 from impl.train import Step
 
-TRAINERS: dict[Part, tuple[str, str]] = {
+TRAINERS: dict[EnginePart, tuple[str, str]] = {
     "native": ("impl.train", "Trainer"),
     "plain": ("impl.peers.ddp", "PlainTrainer"),
     "ddp": ("impl.peers.ddp", "DDPTrainer"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from impl.collectives import all_reduce_sum
 from impl.data.batches import Batch, choice_batch, masked_batch, num_windows
 from impl.data.config import OPTIONS
-from impl.data.race import Part, Questions, Race
+from impl.data.race import Questions, Race, RacePart
 from impl.data.synthetic_race import LEVELS
 from impl.data.text import TextFile
 from impl.data.tokens import TokenFolder
@@ -26,7 +26,7 @@ from impl.windows import Windows, text_counts
 MASK_SEED = 0
 """Chooses the validation sequences and masked positions of BERT, the same for every run."""
 
-Kind = Literal["causal", "masked", "words", "last_word", "choice"]
+EvaluationKind = Literal["causal", "masked", "words", "last_word", "choice"]
 
 
 class Scorer(Protocol):
@@ -65,7 +65,7 @@ class Evaluation:
     """Sums over everything that was predicted; None where a count has no meaning."""
 
     name: str
-    kind: Kind
+    kind: EvaluationKind
     nats: float
     tokens: int
     """Predicted tokens."""
@@ -285,7 +285,7 @@ def _test_answers(run: Run, data: TokenFolder, work: Work) -> list[Evaluation]:
 
 
 def _answers(
-    run: Run, data: TokenFolder, work: Work, part: Part, level: str | None = None, most: int | None = None
+    run: Run, data: TokenFolder, work: Work, part: RacePart, level: str | None = None, most: int | None = None
 ) -> Evaluation:
     """Questions of RACE, right where the right option is the likeliest. What is counted as tokens are the questions.
 

@@ -37,7 +37,7 @@ from impl.tensor_parallel.shards import shards_of
 from impl.tensor_parallel.vocabulary import added_weights
 from impl.tensor_parallel.weight_gradients import WeightGradients
 from impl.untraced import compile_in_place
-from impl.zero.buckets import Bucket, Kind, divide
+from impl.zero.buckets import Bucket, ReductionGroup, divide
 from impl.zero.gradients import Gradients
 from impl.zero.parameters import Parameters
 from impl.zero.partition import divisions, unit_of, units_of_block
@@ -95,7 +95,7 @@ class Trainer:
             for layer in self.model.trunk.layers.values():
                 compile_in_place(layer)
         self.buckets = divide(
-            self._kinds(mesh),
+            self._reduction_groups(mesh),
             stage=run.plan.zero_stage,
             dtype=MASTERS[run.precision] if run.fp32_gradients else WEIGHTS[run.precision],
             bucket_bytes=run.plan.bucket_bytes,
@@ -139,7 +139,7 @@ class Trainer:
             answers_choices=self.race is not None,
         )
 
-    def _kinds(self, mesh: DeviceMesh) -> list[Kind]:
+    def _reduction_groups(self, mesh: DeviceMesh) -> list[ReductionGroup]:
         """Split parameters, whole ones, those whole ones that met only this rank's tokens, and the tied embedding.
 
         The tied embedding is apart where its two ends are on different pipeline ranks. What stage 3 gathers together is
@@ -149,11 +149,11 @@ class Trainer:
         ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1]}
         both_ends = ends_group(mesh, ends) if len(ends) > 1 else None
         every_token = joint_group(mesh, "dp", "tp")
-        make: dict[str, Callable[[dict[str, nn.Parameter]], Kind]] = {
-            "split": lambda of: Kind(of, self.group),
-            "whole": lambda of: Kind(of, self.group, copies=(self.tp.group,)),
-            "partial": lambda of: Kind(of, every_token),
-            "tied": lambda of: Kind(of, self.group, copies=() if both_ends is None else (both_ends,), ends=both_ends),
+        make: dict[str, Callable[[dict[str, nn.Parameter]], ReductionGroup]] = {
+            "split": lambda of: ReductionGroup(of, self.group),
+            "whole": lambda of: ReductionGroup(of, self.group, copies=(self.tp.group,)),
+            "partial": lambda of: ReductionGroup(of, every_token),
+            "tied": lambda of: ReductionGroup(of, self.group, () if both_ends is None else (both_ends,), both_ends),
         }
         found = divisions([(name, name in shards) for name in named], plan, is_tied=both_ends is not None)
         return [make[division.kind]({name: named[name] for name in names}) for division, names in found.items()]

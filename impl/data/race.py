@@ -18,8 +18,8 @@ from impl.data.tokenizer import Tokenizer
 from impl.errors import InputError
 from impl.files import from_json, read_text
 
-Part = Literal["train", "dev", "test"]
-PARTS: tuple[Part, ...] = get_args(Part)
+RacePart = Literal["train", "dev", "test"]
+PARTS: tuple[RacePart, ...] = get_args(RacePart)
 BLANK = "_"
 LETTERS = "ABCD"
 LAYOUT = "valid: a folder with {train,dev,test}/{middle,high}/*.txt as RACE has them, hf:NAME[:CONFIG], or synthetic"
@@ -43,7 +43,7 @@ class Question(NamedTuple):
         return [f"{self.question} {option}".strip() for option in self.options]
 
 
-def read_race(spec: str, part: Part) -> list[Question]:
+def read_race(spec: str, part: RacePart) -> list[Question]:
     """A part of RACE from a folder in its own layout (Lai et al. 2017), from the hub, or made up (`synthetic`).
 
     Raises:
@@ -71,7 +71,7 @@ def why_no_race(spec: str) -> str | None:
     return None
 
 
-def _files(folder: Path, part: Part) -> list[tuple[Path, str]]:
+def _files(folder: Path, part: RacePart) -> list[tuple[Path, str]]:
     found = [(path, level) for level in LEVELS for path in sorted((folder / part / level).glob("*.txt"))]
     if not found:
         raise InputError(f"data.race {folder}: no {part}/{'|'.join(LEVELS)}/*.txt; {LAYOUT}")
@@ -166,5 +166,5 @@ class Race:
             digest.update("\n".join(lines).encode())
         return digest.hexdigest()
 
-    def _encoded(self, part: Part) -> Questions:
+    def _encoded(self, part: RacePart) -> Questions:
         return Questions.encoded(read_race(self.spec, part), self.tokenizer)

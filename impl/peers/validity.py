@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 from impl.plan import AXES
 from impl.run import Run
 
-Part = Literal["native", "plain", "ddp", "fsdp", "dtensor", "pipelining", "deepspeed", "deepspeed_pipeline"]
+EnginePart = Literal["native", "plain", "ddp", "fsdp", "dtensor", "pipelining", "deepspeed", "deepspeed_pipeline"]
 
 
 class _Has(NamedTuple):
@@ -17,7 +17,7 @@ class _Has(NamedTuple):
     schedules: tuple[str, ...] = ()
 
 
-PARTS: dict[Part, _Has] = {
+PARTS: dict[EnginePart, _Has] = {
     "plain": _Has(),
     "ddp": _Has(("dp",)),
     "fsdp": _Has(("dp",), zero_stages=(1, 2, 3)),
@@ -30,7 +30,7 @@ PARTS: dict[Part, _Has] = {
 }
 
 
-def part_of(run: Run) -> Part:
+def part_of(run: Run) -> EnginePart:
     """Whose part of its engine trains the run."""
     plan = run.plan
     if run.engine == "native":
@@ -81,7 +81,7 @@ def _lacks(run: Run, has: _Has) -> list[str]:
     return [name for name, is_missing in missing.items() if is_missing]
 
 
-def _special(run: Run, part: Part) -> list[str]:
+def _special(run: Run, part: EnginePart) -> list[str]:
     """What a part lacks of some combinations only."""
     plan, lacks = run.plan, []
     if run.engine == "deepspeed" and run.precision == "bf16" and plan.zero_stage == 0 and plan.dp > 1:
@@ -95,7 +95,7 @@ def _special(run: Run, part: Part) -> list[str]:
     return lacks
 
 
-def _not_compiled(run: Run, part: Part) -> list[str]:
+def _not_compiled(run: Run, part: EnginePart) -> list[str]:
     plan = run.plan
     whys = {
         "plan.recompute 'full': torch.compile cannot keep a mesh for the backward pass": part == "dtensor"

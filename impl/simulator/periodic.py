@@ -50,7 +50,7 @@ class Ran(NamedTuple):
         return max(self.ends)
 
 
-class _Kind(NamedTuple):
+class _StageOp(NamedTuple):
     """What all actions of one operation on one stage have in common."""
 
     cost: Time
@@ -90,8 +90,8 @@ class _Pipeline:
         costs = [cost for of_stages in seconds.values() for cost in of_stages]
         self.is_exact = not any(isinstance(cost, float) for cost in costs)
         self._links: dict[tuple[int, int], tuple[int, Time]] = {}
-        self.kinds: dict[Op, list[_Kind]] = {
-            op: [_Kind(self._time(cost), None, None, -1, 0, -1) for cost in of_stages]
+        self.kinds: dict[Op, list[_StageOp]] = {
+            op: [_StageOp(self._time(cost), None, None, -1, 0, -1) for cost in of_stages]
             for op, of_stages in seconds.items()
         }
         for op in self.kinds.keys() & {Op.F, Op.B, Op.I}:

@@ -18,11 +18,11 @@ OUTLIER = 3.0
 """Standard deviations from its neighbours beyond which a row is not learned from."""
 IGNORED = 10.0
 """Standard deviation of the noise of such a row."""
-Place = list[PositiveFloat]
+Coordinates = list[PositiveFloat]
 """A run's sizes, in the order of OCTAVES."""
 
 
-def place(run: Run) -> Place:
+def place(run: Run) -> Coordinates:
     return [run.model.hidden_size, run.plan.tp, run.train.microbatch]
 
 
@@ -32,7 +32,7 @@ class Residuals:
 
     sd: PositiveFloat
     """Of the surface, before anything is measured."""
-    places: list[Place]
+    places: list[Coordinates]
     logs: list[float]
     noises: list[PositiveFloat]
     """Standard deviation of what a measurement of each adds."""
@@ -40,7 +40,7 @@ class Residuals:
     """Half of an interval that holds nine tenths of such rows, in standard deviations."""
 
     @classmethod
-    def of(cls, sd: float, places: list[Place], logs: list[float]) -> "Residuals":
+    def of(cls, sd: float, places: list[Coordinates], logs: list[float]) -> "Residuals":
         """Without what no neighbour bears out, the worst first."""
         noises = [NOISE * sd] * len(logs)
         while True:

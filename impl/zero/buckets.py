@@ -16,7 +16,7 @@ Initial = Callable[[str, int, int], Iterable[Tensor]]
 """Elements of a parameter, by name, start and stop in it flattened, in consecutive slices."""
 
 
-class Kind(NamedTuple):
+class ReductionGroup(NamedTuple):
     """Parameters by name whose gradients are summed over the same ranks, which divide them among themselves."""
 
     named: Mapping[str, nn.Parameter]
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
 
 
 class Bucket:
-    """Some parameters of a kind in one flat tensor, of which this rank owns a slice.
+    """Some parameters of a reduction group in one flat tensor, of which this rank owns a slice.
 
     From ZeRO's stage 1 on the rank updates its slice only, from 2 on it keeps the gradient of no more, from 3 on it
     keeps the weights of no more (`weights` then has memory only while they are gathered). At stage 0, and where no
@@ -40,17 +40,17 @@ class Bucket:
     def __init__(
         self,
         layout: BucketLayout,
-        kind: Kind,
+        reduction: ReductionGroup,
         dtype: torch.dtype,
         kept: torch.dtype,
         device: torch.device,
         initial: Initial,
     ) -> None:
-        self.layout, self.kind = layout, kind
+        self.layout, self.reduction = layout, reduction
         self.stage = layout.zero_stage
-        self.rank = kind.group.rank() if self.stage else 0
+        self.rank = reduction.group.rank() if self.stage else 0
         self.own = layout.own(self.rank)
-        self.parameters = [kind.named[slot.name] for slot in layout.slots]
+        self.parameters = [reduction.named[slot.name] for slot in layout.slots]
         self.dtype, self.device = dtype, device
         self.weights_dtype = self.parameters[0].dtype
         element = torch.empty(1, dtype=self.weights_dtype, device=device)
@@ -104,7 +104,7 @@ class Bucket:
     @property
     def is_first_copy(self) -> bool:
         """Whether this rank is the first of those that own the same slice of the same parameters."""
-        owners = [*self.kind.copies, *([] if self.stage else [self.kind.group])]
+        owners = [*self.reduction.copies, *([] if self.stage else [self.reduction.group])]
         return all(group.rank() == 0 for group in owners)
 
     def views(self, flat: Tensor) -> list[Tensor]:
@@ -122,7 +122,7 @@ class Bucket:
 
 
 def divide(
-    kinds: Iterable[Kind],
+    groups: Iterable[ReductionGroup],
     *,
     stage: int,
     dtype: torch.dtype,
@@ -131,7 +131,7 @@ def divide(
     device: torch.device,
     initial: Initial,
 ) -> list[Bucket]:
-    """Return buckets of every kind's parameters, in order; the parameters become views of them.
+    """Return buckets of every group's parameters, in order; the parameters become views of them.
 
     Args:
         stage: ZeRO's.
@@ -141,11 +141,11 @@ def divide(
         initial: values of the weights.
     """
     return [
-        Bucket(layout, kind, dtype, kept, device, initial)
-        for kind in kinds
+        Bucket(layout, reduction, dtype, kept, device, initial)
+        for reduction in groups
         for layout in lay_out(
-            [(name, p.numel()) for name, p in kind.named.items()],
-            kind.group.size(),
+            [(name, p.numel()) for name, p in reduction.named.items()],
+            reduction.group.size(),
             bucket_bytes // dtype.itemsize,
             stage,
         )

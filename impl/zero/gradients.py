@@ -173,9 +173,9 @@ class Gradients:
         assert bucket.flat is not None
         if bucket.stage:
             self._make_room()
-            pending = reduce_scatter_into_start(bucket.gradient, bucket.flat, bucket.kind.group)
+            pending = reduce_scatter_into_start(bucket.gradient, bucket.flat, bucket.reduction.group)
         else:
-            pending = all_reduce_start(bucket.flat, bucket.kind.group)
+            pending = all_reduce_start(bucket.flat, bucket.reduction.group)
         self._reducing.append(_Reduction(bucket, pending))
 
     def _reduce_scatter(self, bucket: Bucket) -> None:
@@ -188,7 +188,7 @@ class Gradients:
             del self.of[parameter]
         own = bucket.gradient if bucket in self._untouched else torch.empty_like(bucket.gradient)
         self._untouched.discard(bucket)
-        pending = reduce_scatter_into_start(own, bucket.flat, bucket.kind.group)
+        pending = reduce_scatter_into_start(own, bucket.flat, bucket.reduction.group)
         self._reducing.append(_Reduction(bucket, pending, bucket.flat, self._lent.pop(bucket, None)))
         bucket.flat = None
         if not self.overlap:
@@ -238,7 +238,7 @@ class Gradients:
             if bucket.stage < 2 and not self.overlap:
                 self._reduce(bucket)
         self.settle()
-        tied = [all_reduce_start(b.gradient, b.kind.ends) for b in self.buckets if b.kind.ends is not None]
+        tied = [all_reduce_start(b.gradient, b.reduction.ends) for b in self.buckets if b.reduction.ends is not None]
         for pending in tied:
             pending.wait()
 

@@ -37,7 +37,7 @@ class Parameters:
     def publish(self, bucket: Bucket) -> None:
         """After an update of what the rank owns: begin to tell the others."""
         if bucket.stage in (1, 2):
-            bucket.gathering = all_gather_into_start(bucket.weights, bucket.own_weights, bucket.kind.group)
+            bucket.gathering = all_gather_into_start(bucket.weights, bucket.own_weights, bucket.reduction.group)
             if not self.overlap:
                 self.settle(bucket)
 
@@ -84,7 +84,7 @@ class Parameters:
         if bucket.stage == 3 and not self._users[bucket] and bucket.gathering is None:
             bucket.weights.untyped_storage().resize_(bucket.weights.numel() * bucket.weights.itemsize)
             own = bucket.weights[bucket.own].copy_(bucket.own_weights)
-            bucket.gathering = all_gather_into_start(bucket.weights, own, bucket.kind.group)
+            bucket.gathering = all_gather_into_start(bucket.weights, own, bucket.reduction.group)
 
 
 class _Enter(torch.autograd.Function):

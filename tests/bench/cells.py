@@ -17,7 +17,7 @@ from impl import engines
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
-from impl.peers.validity import Part, part_of, why_invalid
+from impl.peers.validity import EnginePart, part_of, why_invalid
 from impl.pipeline.engine import Watch
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -53,7 +53,7 @@ PLANS = {
     "1f1b": Plan(pp=2, schedule="one_f_one_b"),
     "interleaved": Plan(pp=2, schedule="interleaved", chunks=2),
 }
-NAMES: dict[Part, str] = {
+NAMES: dict[EnginePart, str] = {
     "native": OURS,
     "plain": "PyTorch",
     "ddp": "DDP",

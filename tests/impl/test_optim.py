@@ -12,7 +12,7 @@ from torch import nn
 
 from impl.optim import MasterAdamW, Share, learning_rate
 from impl.recipe import Recipe
-from impl.zero.buckets import Bucket, Kind, divide
+from impl.zero.buckets import Bucket, ReductionGroup, divide
 from impl.zero.gradients import Gradients
 
 
@@ -39,17 +39,17 @@ def model(dtype: torch.dtype) -> Any:
 
 
 def gradients_of(
-    kinds: list[Kind], dtype: torch.dtype = torch.float32, bucket_bytes: int = 100, **options: Any
+    groups: list[ReductionGroup], dtype: torch.dtype = torch.float32, bucket_bytes: int = 100, **options: Any
 ) -> Gradients:
-    values = {name: p.detach().flatten() for kind in kinds for name, p in kind.named.items()}
+    values = {name: p.detach().flatten() for one in groups for name, p in one.named.items()}
     initial = lambda name, start, stop: [values[name][start:stop]]
     where = {"device": torch.device("cpu"), "initial": initial}
-    buckets = divide(kinds, stage=0, dtype=dtype, bucket_bytes=bucket_bytes, kept=dtype, **where)
-    return Gradients(buckets, kinds[0].group, **{"overlap": True, **options})
+    buckets = divide(groups, stage=0, dtype=dtype, bucket_bytes=bucket_bytes, kept=dtype, **where)
+    return Gradients(buckets, groups[0].group, **{"overlap": True, **options})
 
 
-def whole(net: nn.Module, group: dist.ProcessGroup) -> list[Kind]:
-    return [Kind(dict(reversed(list(net.named_parameters()))), group)]
+def whole(net: nn.Module, group: dist.ProcessGroup) -> list[ReductionGroup]:
+    return [ReductionGroup(dict(reversed(list(net.named_parameters()))), group)]
 
 
 def optimizer_of(net: nn.Module, gradients: Gradients, recipe: Recipe) -> MasterAdamW:
@@ -165,8 +165,8 @@ def test_a_bucket_holds_parameters_of_one_kind(
     net = model(torch.float32)
     kind_of = dict(zip(net.parameters(), which, strict=True))
     named = lambda its: {name: p for name, p in net.named_parameters() if kind_of[p] is its}
-    kinds = [Kind(named(its), one_rank) for its in (True, False)]
-    gradients = gradients_of(kinds, bucket_bytes=bucket_bytes)
+    groups = [ReductionGroup(named(its), one_rank) for its in (True, False)]
+    gradients = gradients_of(groups, bucket_bytes=bucket_bytes)
     assert all(len({kind_of[p] for p in bucket.parameters}) == 1 for bucket in gradients.buckets)
     assert {p for bucket in gradients.buckets for p in bucket.parameters} == set(kind_of)
     with gradients.accumulated(1):
@@ -197,8 +197,8 @@ class Tied(nn.Module):
 
 
 def of_tied(net: Tied, group: dist.ProcessGroup, arrivals: int, overlap: bool = True) -> Gradients:
-    kinds = [Kind({"embedding": net.weight}, group), *whole(net.between, group)]
-    return gradients_of(kinds, bucket_bytes=1, overlap=overlap, arrivals={net.weight: arrivals})
+    groups = [ReductionGroup({"embedding": net.weight}, group), *whole(net.between, group)]
+    return gradients_of(groups, bucket_bytes=1, overlap=overlap, arrivals={net.weight: arrivals})
 
 
 def reductions(gradients: Gradients, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
@@ -275,8 +275,8 @@ def test_products_and_rows_add_up_to_what_autograd_would(
     dtype: torch.dtype, sums: torch.dtype, one_rank: dist.ProcessGroup
 ) -> None:
     net: Any = nn.Embedding(6, 4).to(dtype)
-    kinds = whole(net, one_rank)
-    gradients = gradients_of(kinds, sums, arrivals={net.weight: 2}, added=[net.weight])
+    groups = whole(net, one_rank)
+    gradients = gradients_of(groups, sums, arrivals={net.weight: 2}, added=[net.weight])
     grads, inputs, of_rows = (torch.arange(n, dtype=dtype).view(5, -1).sin() for n in (30, 20, 20))
     rows = torch.tensor([0, 5, 5, 2, 5])
     one = grads.t() @ inputs

@@ -14,7 +14,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
-from impl.zero.buckets import Kind, divide
+from impl.zero.buckets import ReductionGroup, divide
 
 SIZES = ("gpt-0.5m", "gpt-2m")
 RECIPE = Recipe(global_batch=8, microbatch=4)
@@ -63,9 +63,9 @@ def test_gradient_clipping(data: TokenFolder, mesh: DeviceMesh, benchmark: Bench
 def test_gradient_buckets_are_laid_out(data: TokenFolder, mesh: DeviceMesh, benchmark: BenchmarkFixture) -> None:
     shapes = {name: p.shape for name, p in trainer("gpt-2m", "fp32", data, mesh).model.named_parameters()}
     dp = mesh.get_group("dp")
-    kind = lambda: Kind({name: torch.nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}, dp)
+    group = lambda: ReductionGroup({name: torch.nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}, dp)
     new = lambda: (
-        ([kind()],),
+        ([group()],),
         {
             "stage": 0,
             "dtype": torch.float32,

@@ -42,8 +42,8 @@ class Moved(NamedTuple):
 def step(one: Trainer) -> Moved:
     plan = one.run.plan
     joined = lambda *axes: "_".join(axis for axis in axes if getattr(plan, axis) > 1)
-    groups = [(bucket.kind.ends, "ends") for bucket in one.buckets if bucket.kind.ends is not None]
-    groups += [(bucket.kind.group, joined("dp", "tp")) for bucket in one.buckets]
+    groups = [(bucket.reduction.ends, "ends") for bucket in one.buckets if bucket.reduction.ends is not None]
+    groups += [(bucket.reduction.group, joined("dp", "tp")) for bucket in one.buckets]
     groups += [(one.gradients.every_rank, joined("pp", "dp", "tp"))]
     names = {str(one.group.group_name): "dp", str(one.tp.group.group_name): "tp", str(one.pp_group.group_name): "pp"}
     for group, axes in groups:
