@@ -1,7 +1,5 @@
 """BERT: recovers masked tokens and tells whether the second segment follows the first; or answers questions."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -10,10 +8,7 @@ from impl.data.config import OPTIONS
 from impl.model.config import ModelConfig
 from impl.model.gelu import gelu
 from impl.model.layers import Trunk
-from impl.pipeline.stage import Stage
 from impl.tensor_parallel.conjugates import F
-from impl.tensor_parallel.group import TensorParallel
-from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
 
 
 class BERT(nn.Module):
@@ -23,30 +18,16 @@ class BERT(nn.Module):
     [n / t, h].
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        vocab_size: int,
-        tp: TensorParallel,
-        stages: Sequence[Stage],
-        *,
-        recompute_core: bool = False,
-    ) -> None:
+    def __init__(self, trunk: Trunk, config: ModelConfig, *, has_heads: bool) -> None:
         super().__init__()
-        h = config.hidden_size
-        self.trunk = Trunk(config, vocab_size, tp, stages, causal=False, token_types=2, recompute_core=recompute_core)
-        if any(stage.is_last for stage in stages):
+        h, self.trunk = config.hidden_size, trunk
+        if has_heads:
             self.token_dense = nn.Linear(h, h)
             self.token_norm = nn.LayerNorm(h)
-            self.token_bias = nn.Parameter(torch.zeros(len(self.tokens.weight)))
+            self.token_bias = nn.Parameter(torch.zeros(len(self.trunk.head.weight)))
             self.pooler = nn.Linear(h, h)
             self.next_sentence = nn.Linear(h, 2)
-            self.shards = {"token_bias": self.tokens.shard}
-
-    @property
-    def tokens(self) -> VocabParallelEmbedding:
-        assert self.trunk.tokens is not None, "only the last stage predicts tokens"
-        return self.trunk.tokens
+            self.shards = {"token_bias": self.trunk.head.shard}
 
     def heads(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of this rank's part of the vocabulary at the masked positions, and of (not next, next).
@@ -57,19 +38,19 @@ class BERT(nn.Module):
         x = tp.gather(self.trunk.final_norm(x), tp.group).view(len(positions), -1, x.shape[-1])
         masked = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1])).flatten(0, 1)
         masked = self.token_norm(gelu(self.token_dense(masked)))
-        tokens = self.tokens.logits(masked, F, self.token_bias)
+        tokens = self.trunk.head.logits(masked, F, self.token_bias)
         return tokens, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 
     def loss(self, x: Tensor, targets: Tensor, positions: Tensor, is_next: Tensor) -> Tensor:
         """Mean masked-token loss plus mean next-sentence loss, in nats. Shapes: x, targets [b, k], is_next [b]."""
         tokens, sentence = self.heads(x, positions)
         sentence = sentence if sentence.element_size() >= 4 else sentence.float()
-        return self.tokens.nats(tokens, targets.flatten()).mean() + functional.cross_entropy(sentence, is_next)
+        return self.trunk.head.nats(tokens, targets.flatten()).mean() + functional.cross_entropy(sentence, is_next)
 
     def score(self, x: Tensor, targets: Tensor, positions: Tensor) -> Tensor:
         """-log p of every masked token, in nats. Shapes: x, targets, positions [b, k] -> [b, k]."""
         tokens, _ = self.heads(x, positions)
-        return self.tokens.nats(tokens, targets.flatten()).view(targets.shape)
+        return self.trunk.head.nats(tokens, targets.flatten()).view(targets.shape)
 
 
 class MultipleChoice(nn.Module):
@@ -78,18 +59,9 @@ class MultipleChoice(nn.Module):
     Trunk and pooler have the names that they have in BERT. All is in one pipeline stage. x as in BERT.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        vocab_size: int,
-        tp: TensorParallel,
-        stages: Sequence[Stage],
-        *,
-        recompute_core: bool = False,
-    ) -> None:
+    def __init__(self, trunk: Trunk, config: ModelConfig) -> None:
         super().__init__()
-        h, self.seq_len = config.hidden_size, config.seq_len
-        self.trunk = Trunk(config, vocab_size, tp, stages, causal=False, token_types=2, recompute_core=recompute_core)
+        h, self.seq_len, self.trunk = config.hidden_size, config.seq_len, trunk
         self.pooler = nn.Linear(h, h)
         self.choice = nn.Linear(h, 1)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
+from impl.model.layers import Trunk
 from impl.pipeline.stage import Stage, split
 from impl.seeding import derive
 from impl.tensor_parallel.group import TensorParallel
@@ -38,9 +39,15 @@ def build_structure(
         recompute_core: compute attention's scores and their product with v again in the backward pass.
         answers_choices: BERT with a multiple-choice head in place of its usual heads.
     """
-    family = MultipleChoice if answers_choices else GPT if config.family == "gpt" else BERT
+    is_bert = config.family == "bert"
+    kind = {"causal": not is_bert, "token_types": 2 if is_bert else 0, "recompute_core": recompute_core}
     with torch.device("meta"):
-        return family(config, vocab_size, tp, stages, recompute_core=recompute_core).to(dtype)
+        trunk = Trunk(config, vocab_size, tp, stages, **kind)
+        if answers_choices:
+            return MultipleChoice(trunk, config).to(dtype)
+        if is_bert:
+            return BERT(trunk, config, has_heads=any(stage.is_last for stage in stages)).to(dtype)
+        return GPT(trunk).to(dtype)
 
 
 class InitialWeights:

@@ -181,8 +181,8 @@ class Trunk(nn.Module):
         stages: Sequence[Stage],
         *,
         causal: bool,
-        token_types: int = 0,
-        recompute_core: bool = False,
+        token_types: int,
+        recompute_core: bool,
     ) -> None:
         super().__init__()
         h, norm = config.hidden_size, lambda exists: nn.LayerNorm(config.hidden_size) if exists else nn.Identity()
@@ -198,6 +198,12 @@ class Trunk(nn.Module):
         layer = partial(Layer, config, tp, causal=causal, recompute_core=recompute_core)
         self.layers = nn.ModuleDict({str(i): layer(i) for stage in stages for i in stage.layers})
         self.final_norm = norm(last and config.norms.final)
+
+    @property
+    def head(self) -> VocabParallelEmbedding:
+        """The token embedding, whose matrix is the output head's."""
+        assert self.tokens is not None, "only the last stage predicts tokens"
+        return self.tokens
 
     def blocks(
         self,

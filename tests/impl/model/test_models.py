@@ -182,4 +182,4 @@ def test_a_stage_in_the_middle_predicts_nothing(serial: TensorParallel) -> None:
         model = build_model(config, VOCAB, 0, torch.float64, serial, [split(config, VOCAB, 3)[1]])
         assert {name.split(".")[1] for name, _ in model.named_parameters()} == {"layers"}
         with pytest.raises(AssertionError, match="only the last stage"):
-            _ = model.tokens
+            _ = model.trunk.head
