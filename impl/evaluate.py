@@ -14,7 +14,7 @@ from torch import Tensor
 from impl.collectives import all_reduce_sum
 from impl.data.batches import Batch, choice_batch, masked_batch, num_windows
 from impl.data.config import OPTIONS
-from impl.data.race import Questions, Race, RacePart
+from impl.data.race import Race, RacePart
 from impl.data.synthetic_race import LEVELS
 from impl.data.text import TextFile
 from impl.data.tokens import TokenFolder
@@ -296,7 +296,7 @@ def _answers(
     scorer, nats, count, correct = work.scorer, 0.0, 0, 0
     assert isinstance(scorer, ChoiceScorer)
     assert scorer.race is not None
-    questions: Questions = getattr(scorer.race, part)
+    questions = scorer.race.part(part)
     chosen = np.array([i for i, one in enumerate(questions.levels) if level in (None, one)], np.int64)[:most]
     shape = {"seq_len": run.model.seq_len, "vocab_size": data.manifest.vocab_size}
     for picks, counts in replace(work, batch=max(1, work.batch // OPTIONS)).batches(len(chosen)):

@@ -381,7 +381,7 @@ class Trainer:
             return causal_batch(self.tokens, samples, seq_len=seq_len, seed=seed)
         vocab_size = self.data.manifest.vocab_size
         if self.race:
-            questions, picks = self.race.train, samples[::OPTIONS] // OPTIONS
+            questions, picks = self.race.part("train"), samples[::OPTIONS] // OPTIONS
             return choice_batch(questions, picks, seq_len=seq_len, seed=seed, vocab_size=vocab_size)
         return masked_batch(self.tokens, samples, seq_len=seq_len, seed=seed, vocab_size=vocab_size)
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,18 +144,12 @@ class Race:
 
     spec: str
     tokenizer: Tokenizer
+    _known: dict[RacePart, Questions] = field(default_factory=dict, repr=False, compare=False)
 
-    @cached_property
-    def train(self) -> Questions:
-        return self._encoded("train")
-
-    @cached_property
-    def dev(self) -> Questions:
-        return self._encoded("dev")
-
-    @cached_property
-    def test(self) -> Questions:
-        return self._encoded("test")
+    def part(self, name: RacePart) -> Questions:
+        if name not in self._known:
+            self._known[name] = Questions.encoded(read_race(self.spec, name), self.tokenizer)
+        return self._known[name]
 
     @cached_property
     def sha256(self) -> str:
@@ -165,6 +159,3 @@ class Race:
             lines = sorted(json.dumps([part, *question]) for question in read_race(self.spec, part))
             digest.update("\n".join(lines).encode())
         return digest.hexdigest()
-
-    def _encoded(self, part: RacePart) -> Questions:
-        return Questions.encoded(read_race(self.spec, part), self.tokenizer)
