@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -73,9 +73,7 @@ def recompute(function: Function, *inputs: Tensor, kept: Kept = WHOLE) -> Tensor
         return function(*inputs)
     # an operation whose inputs need no gradient has no backward pass, though parameters inside may need one
     anchor = torch.empty(0, requires_grad=True)
-    out = _Recompute.apply(anchor, function, kept, *inputs)
-    assert isinstance(out, Tensor)
-    return out
+    return cast(Tensor, _Recompute.apply(anchor, function, kept, *inputs))
 
 
 class _Recompute(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Attention that keeps no probabilities: PyTorch's fused kernel, with a faster backward pass for bf16 on CPUs."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,7 @@ def attend(qkv: Tensor, seq_len: int, heads: int, *, causal: bool) -> Tensor:
     """
     by_products = qkv.dtype == torch.bfloat16 and qkv.device.type == "cpu" and seq_len <= LONGEST_PRODUCTS
     if by_products and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        out = _Attend.apply(qkv, seq_len, heads, causal)
-        assert isinstance(out, Tensor)
-        return out
+        return cast(Tensor, _Attend.apply(qkv, seq_len, heads, causal))
     return _attend(qkv, seq_len, heads, causal)
 
 

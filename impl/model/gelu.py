@@ -1,7 +1,7 @@
 """GELU in its tanh form (Megatron-LM 2019, section 3), which on CPUs keeps its derivative for the backward pass."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,7 @@ def gelu(x: Tensor) -> Tensor:
     """
     if x.device.type != "cpu" or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
-    out = _Gelu.apply(x)
-    assert isinstance(out, Tensor)
-    return out
+    return cast(Tensor, _Gelu.apply(x))
 
 
 class _Gelu(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -175,6 +175,4 @@ class _Enter(torch.autograd.Function):
 
 
 def _enter(received: Tensor, arriving: list[Tensor]) -> Tensor:
-    x = _Enter.apply(torch.empty(0, requires_grad=True), received.detach(), arriving)
-    assert isinstance(x, Tensor)
-    return x
+    return cast(Tensor, _Enter.apply(torch.empty(0, requires_grad=True), received.detach(), arriving))

@@ -1,6 +1,6 @@
 """Linear layers whose matrix is split over ranks, by columns or by rows."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as functional
@@ -74,9 +74,7 @@ def parallel_linear(
 
 @untraced  # collectives that are started and awaited are not traced
 def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, *how: Any) -> Tensor:
-    out = _Linear.apply(x, weight, bias, tp, *how)
-    assert isinstance(out, Tensor)
-    return out
+    return cast(Tensor, _Linear.apply(x, weight, bias, tp, *how))
 
 
 class _Linear(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """The token embedding split over the vocabulary, the output head tied to it, and losses over split logits."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as functional
@@ -48,9 +48,7 @@ class VocabParallelEmbedding(nn.Module):
     def _look_up(self, tokens: Tensor) -> Tensor:
         if self.tp.weight_gradients is None:
             return functional.embedding(tokens, self.weight)
-        found = _LookUp.apply(self.weight, tokens, self.tp.weight_gradients)
-        assert isinstance(found, Tensor)
-        return found
+        return cast(Tensor, _LookUp.apply(self.weight, tokens, self.tp.weight_gradients))
 
     def logits(self, x: Tensor, before: Pair, bias: Tensor | None = None) -> Tensor:
         """Scores of this rank's rows, padding included, for all tokens.
