@@ -4,14 +4,16 @@ import json as json_format
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
-from rich.console import Console, RenderableType
 
-from harness.analysis import render
+from harness.records.printable import printable
 from harness.records.store import FINISHED, Store
 from impl.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 _T = TypeVar("_T")
 WIDEST = 1000
@@ -23,11 +25,13 @@ TABLE_ROWS = 200
 def tell_ignored(store: Store) -> None:
     """Say on standard error which files among the records are none."""
     for path, why in store.ignored.items():
-        print(f"ignored: {path}: {render.printable(why)}", file=sys.stderr)
+        print(f"ignored: {path}: {printable(why)}", file=sys.stderr)
 
 
-def console(table: RenderableType = "") -> Console:
+def console(table: "RenderableType" = "") -> "Console":
     """Standard output, wide enough for the table: a narrow terminal wraps its lines, nothing is cut off."""
+    from rich.console import Console
+
     console = Console(width=None if sys.stdout.isatty() else 120)
     return Console(width=max(console.width, Console(width=WIDEST).measure(table).maximum))
 
@@ -42,6 +46,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def shown_progress(items: Sequence[_T], what: str) -> Iterator[_T]:
     """The items, one after another, with a bar on a terminal's standard error."""
+    from rich.console import Console
     from rich.progress import Progress
 
     screen = Console(stderr=True)

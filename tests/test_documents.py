@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 from tokenizers import pre_tokenizers
 
-from harness.cli import main, verbs
+from harness.cli import main, verb_table
 from harness.experiment.experiment import TIERS, Experiment, experiment_ids, load, points
 from harness.experiment.published import FOLDER
 from harness.launch.texts import KNOWN
@@ -31,7 +31,6 @@ from impl.model.norm_placement import PLACEMENTS, NormPlacement
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
-from impl.run import Run
 from tests.documents import EXPERIMENTS, README, ROOT, alike, readme, verdicts_by_paper
 from tests.harness.made_up_records import record
 
@@ -73,8 +72,8 @@ def idle_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     def idle(verb: Callable[..., int]) -> Callable[..., int]:
         return functools.wraps(verb)(lambda *_, **__: 0)
 
-    table_of = verbs.table_of
-    monkeypatch.setattr(verbs, "table_of", lambda default: {n: idle(v) for n, v in table_of(default).items()})
+    function_of = verb_table.function_of
+    monkeypatch.setattr(verb_table, "function_of", lambda name, default: idle(function_of(name, default)))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
@@ -171,7 +170,7 @@ def test_files_that_the_documents_name_exist() -> None:
 
 
 def test_every_verb_has_an_example() -> None:
-    assert {command[0] for command in COMMANDS} == set(verbs.table_of(Run()))
+    assert {command[0] for command in COMMANDS} == set(verb_table.VERBS)
     assert {command[0] for command in [*COMMANDS, *OF_EXPERIMENTS]} <= {*EXECUTED, *DRY, *PARSED}
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from harness.records.printable import printable
 from harness.records.statistics import is_missing, rows_of
 
 if TYPE_CHECKING:
     import rich.console
 
 MISSING = "–"
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that change how a terminal shows what follows: escape sequences, and the direction of text."""
 EMBEDS = re.compile(r"!(?=\[)|<(?=[a-zA-Z/!])")
 """Where Markdown begins an image or HTML."""
 HEADING_CHARS, CELL_CHARS, NOTE_CHARS = 8, 36, 110
@@ -89,11 +88,6 @@ def shown(columns: Iterable[Column], frame: pd.DataFrame) -> tuple[Column, ...]:
     """The columns that say something: those of the frame with a value in some row."""
     said = [c for c in columns if c.key in frame and any(not is_missing(v) and v != "" for v in frame[c.key])]
     return tuple(said)
-
-
-def printable(text: str) -> str:
-    """A text of a record, a rank or another program in one line, with ? for what would control a terminal."""
-    return CONTROL.sub(lambda found: " " if found[0].isspace() else "?", text)
 
 
 def cell(value: Any, half_width: Any, column: Column) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 import tyro
 
 from harness.analysis.render import console as on_console
-from harness.experiment.experiment import TIERS, Experiment, Tier, experiment_ids, load
+from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.experiment.folders import read_from
+from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import Judged, counts, in_words, judged, records_of, verdicts_table
 from harness.terminal import Flag, console, print_json, shown_progress
 

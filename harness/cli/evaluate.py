@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.analysis.render import Column, Table, as_json
 from harness.analysis.render import console as for_console
-from harness.launch.options import DeviceChoice, require_positive
+from harness.launch.flags import DeviceChoice, require_positive
 from harness.rank.devices import gpu_count
 from harness.terminal import Flag, console, print_json
 from impl.data.config import DataConfig

@@ -17,10 +17,11 @@ from pathlib import Path
 import tyro
 from pydantic import ValidationError
 
-from harness.analysis.render import printable
-from harness.cli import verbs
-from harness.launch.sweep import LeftRunning
+from harness.cli import verb_table
+from harness.cli.verb_table import SIZED, VERBS
+from harness.launch.interruption import LeftRunning
 from harness.records.labels import fields
+from harness.records.printable import printable
 from impl.errors import InputError
 from impl.model.sizes import named
 from impl.pipeline.schedules import trust
@@ -34,8 +35,8 @@ OBJECTS = 1_000_000
 """Made between two searches for cycles of dead ones: a record is a thousand small objects without cycles."""
 READERS = ("table", "claims", "report", "export")
 """Verbs that read all records and end: they search a tenth as often."""
-SIZED, PLANNED = ("train", "memory", "predict", "tune"), ("run", "status", "watch", "cancel")
-"""Verbs whose `--model` names a size, and that are told which fields of the plan were given."""
+PLANNED = ("run", "status", "watch", "cancel")
+"""Verbs that are told which fields of the plan were given."""
 RUN_FIELDS = frozenset(fields(to_dict(Run())))
 
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
-        call = _parse(verbs.table_of(Run(model=named(size)) if size is not None else Run()), argv)
+        call = _parse(argv, Run(model=named(size)) if size is not None else Run())
         given = _given(argv, is_sized=size is not None)
         if argv[0] == "predict":
             return call(given=given)
@@ -87,19 +88,19 @@ def _find_modules_here() -> None:
         sys.path.append(here)
 
 
-def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[..., int]:
-    """The verb and its typed arguments, ready to be called.
+def _parse(argv: list[str], default: Run) -> Callable[..., int]:
+    """The verb and its typed arguments, ready to be called; only verbs that are named are imported.
 
     Raises:
         InputError: the command line is off; tyro's own explanation, in one line.
         ValidationError: a field's value is not valid.
     """
     if not argv:
-        raise InputError(f"no verb; valid: {', '.join(table)} (--help explains them)")
-    if argv[0] not in table and (near := difflib.get_close_matches(argv[0], table, n=1)):
-        raise InputError(f"{argv[0]!r:.80} is no verb; did you mean {near[0]}? valid: {', '.join(table)}")
+        raise InputError(f"no verb; valid: {', '.join(VERBS)} (--help explains them)")
+    if argv[0] not in VERBS and (near := difflib.get_close_matches(argv[0], VERBS, n=1)):
+        raise InputError(f"{argv[0]!r:.80} is no verb; did you mean {near[0]}? valid: {', '.join(VERBS)}")
     problem = io.StringIO()
-    app = {name: _deferred(verb) for name, verb in table.items()}
+    app = {name: _deferred(name, default) if name in argv else _described(name) for name in VERBS}
     try:
         with contextlib.redirect_stderr(problem):
             return tyro.extras.subcommand_cli_from_dict(app, prog="lmscale", args=argv)
@@ -113,11 +114,21 @@ def _parse(table: dict[str, Callable[..., int]], argv: list[str]) -> Callable[..
         raise InputError(text) from None
 
 
-def _deferred(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+def _described(name: str) -> Callable[[], None]:
+    """A function in the place of a verb that is not called, for its line of --help."""
+
+    def nothing() -> None: ...
+
+    nothing.__doc__ = VERBS[name].summary
+    return nothing
+
+
+def _deferred(name: str, default: Run) -> Callable[..., Callable[[], int]]:
     """A function with the verb's signature that only trusts the schedule that the command line names.
 
     It does not call the verb, whose errors are not the parser's.
     """
+    verb = verb_table.function_of(name, default)
 
     @functools.wraps(verb)
     def hold(*args: object, **kwargs: object) -> Callable[[], int]:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from harness.experiment.experiment import Experiment, Point, Tier, changed, load, points
+from harness.experiment.experiment import Experiment, Point, changed, load, points
 from harness.experiment.folders import OWN
+from harness.experiment.tiers import Tier
 from harness.predict.fit import EXTRAPOLATES
 from harness.predict.memory import memory_table
 from harness.predict.simulated_record import bounds, record_of, why_no_room

@@ -1,46 +1,20 @@
 """What each verb of the command line does."""
 
-import contextlib
 import dataclasses
 import json as json_format
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table as ConsoleTable
 
-from harness.analysis import render
-from harness.bench.bench import bench
-from harness.calibrate.calibrate import calibrate
-from harness.cli.claims import claims
-from harness.cli.evaluate import evaluate
-from harness.cli.predict import predict_from
-from harness.cli.status import WHICH, Chosen, cancel, rows_of, status, tell_rows, watch
-from harness.cli.timeline import draw_timeline
-from harness.doctor.doctor import doctor
+from harness.cli.which import WHICH, Chosen
 from harness.experiment import folders
-from harness.experiment.experiment import TIERS, Point, Tier, experiment_ids, load
-from harness.launch.attempt import why_refused
-from harness.launch.dry_run import Silent, none_can_run, tell_plan, tell_refused
-from harness.launch.options import DeviceChoice, Options, Place, Saving, Trying, require_positive
-from harness.launch.preflight import Datasets
-from harness.launch.progress import LiveDisplay
-from harness.launch.site_file import Cluster
-from harness.launch.slurm import Site, Where
-from harness.launch.sweep import Sweep
-from harness.predict.accuracy import accuracy
-from harness.predict.memory import memory_from
-from harness.rank.devices import gpu_count
+from harness.experiment.tiers import TIERS, Tier
+from harness.launch.flags import Place, Saving, Trying, require_positive
 from harness.records.store import FINISHED, Store
-from harness.report import experiments_md
-from harness.report.archive import export
-from harness.report.results import as_json, described, made_of, print_tables, tell_results, write_results
-from harness.report.site import report
 from harness.terminal import Flag, console, counted, print_json, tell_ignored
-from harness.tune.tune import tune_from
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.run import Run
@@ -48,21 +22,28 @@ from impl.run import Run
 Format = Literal["md", "csv", "tex", "json"]
 
 
-def list_experiments(*, markdown: Flag = False, out: Path = folders.ARCHIVE, json: Flag = False) -> int:
+def list_experiments(*, markdown: Flag = False, out: Path | None = None, json: Flag = False) -> int:
     """List the experiments: id, question, source, and points and expected time of each tier.
 
     Args:
         markdown: Print EXPERIMENTS.md: all of each experiment, and what its committed records say.
-        out: Folder of the records that --markdown shows.
+        out: Folder of the records that --markdown shows; without it the committed ones.
         json: Print one JSON document instead of a table.
     """
+    from rich.table import Table
+
+    from harness.experiment.experiment import experiment_ids, load
+    from harness.report.results import described
+
     if markdown:
-        print(experiments_md.experiments_markdown(out), end="")
+        from harness.report.experiments_md import experiments_markdown
+
+        print(experiments_markdown(out or folders.ARCHIVE), end="")
         return 0
     found = [load(name) for name in experiment_ids()]
     if json:
         return print_json([described(e) for e in found])
-    table = ConsoleTable("experiment", "question", "source", "tier", "points", "expected")
+    table = Table("experiment", "question", "source", "tier", "points", "expected")
     table.columns[0].no_wrap = table.columns[3].no_wrap = True
     for e in found:
         for i, tier in enumerate(TIERS):
@@ -105,6 +86,13 @@ def run(
         dry_run: Say what would be run, with the script that Slurm would be given; nothing is written.
         json: Print one JSON document on standard output.
     """
+    from harness.cli.status import tell_submitted
+    from harness.cli.sweeps import carry_out, nothing_written, options_of, site_of
+    from harness.experiment.experiment import load
+    from harness.launch.dry_run import Silent, none_can_run, tell_plan, tell_refused
+    from harness.launch.sweep import Sweep
+    from harness.report.results import tell_results
+
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
     saving.require(folders.sweep_folder(which.out))
@@ -113,25 +101,18 @@ def run(
     found, cluster, tier = load(experiment), place.cluster(), which.tier or TIERS[0]
     chosen = which.points(found, tier, plan, plan_fields)
     runs = [point.run for point in chosen]
-    site = _site(place.on, place.device, runs, cluster, allow_oom=place.allow_oom, is_there=not dry_run)
+    site = site_of(place.on, place.device, runs, cluster, allow_oom=place.allow_oom, is_there=not dry_run)
     store = which.store(found, tier)
-    options = _options(site, trying, saving, jobs=jobs, profile=profile or found.profiles, detach=detach)
-    with _nothing_written(store) as datasets:
-        if which.data:
-            datasets.open(which.data)
+    options = options_of(site, trying, saving, jobs=jobs, profile=profile or found.profiles, detach=detach)
+    with nothing_written(store, which.data) as datasets:
         if dry_run:
             return tell_plan(found, Sweep(store, datasets, options, Silent()), chosen, json)
         if refused := none_can_run(chosen, store, datasets, options):
             return tell_refused(found, store, refused, which.words(plan, plan_fields), json)
-    store.require_writable()
-    datasets.keep_in(_synthetic_cache(store))
-    _sweep(chosen, store, datasets, options)
+    carry_out(chosen, store, datasets, options)
     if not detach:
         return tell_results(found, store, chosen, json)
-    if not json:
-        follow = " ".join(["lmscale watch", found.id, "--tier", tier, *which.words(plan, plan_fields, data=True)])
-        print(f"submitted; `{follow}` follows the jobs and keeps their records, as the same command would")
-    return tell_rows(found, store, rows_of(store, chosen), json)
+    return tell_submitted(found, store, chosen, which.words(plan, plan_fields, data=True), json)
 
 
 def table(
@@ -154,6 +135,10 @@ def table(
         out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         json: The same as --format json.
     """
+    from harness.analysis import render
+    from harness.experiment.experiment import load
+    from harness.report.results import as_json, described, made_of, print_tables, write_results
+
     found = load(experiment)
     tier = tier or folders.reading_tier(out, found.id) or TIERS[0]
     stores, store = folders.stores(out, found.id, tier), Store(folders.sweep_folder(out), found.id, tier)
@@ -202,9 +187,14 @@ def train_from(default: Run) -> Callable[..., int]:
             out: Keep the record, tables and figures in this folder; without it they are only printed.
             json: Print the record.
         """
+        from harness.cli.sweeps import carry_out, nothing_written, options_of, site_of
+        from harness.experiment.experiment import Point
+        from harness.launch.attempt import why_refused
+        from harness.report.results import made_of, print_tables, write_results
+
         trying.require()
         saving.require(out)
-        site = _site(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
+        site = site_of(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
         if place.on == "slurm" and out is None:
             raise InputError("--on slurm: needs --out, a folder that all nodes of the cluster see")
         if config.keep_end and out is None:
@@ -212,13 +202,11 @@ def train_from(default: Run) -> Callable[..., int]:
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(out or Path(scratch), "train", "small")
             # asked for by name, it runs, whatever came of it before
-            options = _options(site, dataclasses.replace(trying, retry="all"), saving)
-            with _nothing_written(store) as datasets:
+            options = options_of(site, dataclasses.replace(trying, retry="all"), saving)
+            with nothing_written(store) as datasets:
                 if reason := why_refused(config, store, datasets, options):
                     raise InputError(reason)
-            store.require_writable()
-            datasets.keep_in(_synthetic_cache(store))
-            _sweep([Point(config, f"train {config.id}")], store, datasets, options)
+            carry_out([Point(config, f"train {config.id}")], store, datasets, options)
             record = store.read(config.id)
             assert record is not None
             if out:
@@ -247,6 +235,7 @@ def prepare(
         valid_fraction: How much of the text that tail is.
         json: Print the manifest.
     """
+    from rich.console import Console
     from rich.progress import Progress
 
     from impl.data.prepare import prepare as prepare_text
@@ -265,83 +254,3 @@ def prepare(
         print(f"{split}: {counts['tokens']:,} tokens, {counts['words']:,} words, {counts['bytes']:,} bytes")
     print(f"{out}: dataset {TokenFolder.open(out).sha256[:12]}, vocabulary {manifest['vocab_size']:,}")
     return 0
-
-
-def table_of(default: Run) -> dict[str, Callable[..., int]]:
-    """The verbs by name; `train` and `memory` start from `default`."""
-    return {
-        "list": list_experiments,
-        "run": run,
-        "status": status,
-        "watch": watch,
-        "cancel": cancel,
-        "table": table,
-        "claims": claims,
-        "export": export,
-        "report": report,
-        "train": train_from(default),
-        "timeline": draw_timeline,
-        "memory": memory_from(default),
-        "predict": predict_from(default),
-        "calibrate": calibrate,
-        "tune": tune_from(default),
-        "accuracy": accuracy,
-        "evaluate": evaluate,
-        "prepare": prepare,
-        "bench": bench,
-        "doctor": doctor,
-    }
-
-
-def _site(
-    on: Where,
-    device: DeviceChoice,
-    runs: Sequence[Run],
-    cluster: Cluster | None = None,
-    *,
-    allow_oom: bool = False,
-    is_there: bool = True,
-) -> Site:
-    """The place to run at; `auto` takes GPUs if they are enough for every run, so that all run on the same device.
-
-    Raises:
-        InputError: it is not there, though it should be.
-    """
-    if device == "auto":
-        enough = on == "local" and gpu_count() >= max(run.plan.world_size for run in runs)
-        device = "cuda" if enough else "cpu"
-    site = Site(on, device, allow_oom, cluster or Cluster())
-    if is_there:
-        site.require()
-    return site
-
-
-def _options(site: Site, trying: Trying, saving: Saving, **others: Any) -> Options:
-    return Options(
-        site,
-        time_limit_seconds=trying.time_limit,
-        hang_seconds=trying.hang_seconds,
-        retries=trying.retries,
-        retry=trying.retry,
-        saving=saving,
-        **others,
-    )
-
-
-def _sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
-    with LiveDisplay(len(chosen)) as display:
-        Sweep(store, datasets, options, display).run(chosen)
-
-
-@contextlib.contextmanager
-def _nothing_written(store: Store) -> Iterator[Datasets]:
-    """Yield token folders for a look at what can run, after which nothing is left, the embedded language neither."""
-    cache = _synthetic_cache(store)
-    with tempfile.TemporaryDirectory() as scratch:
-        yield Datasets(cache if cache.exists() else Path(scratch) / ".synthetic")
-
-
-def _synthetic_cache(store: Store) -> Path:
-    """Where the embedded language lies: beside the experiments, so that all of them read one copy."""
-    up = len(Path(store.experiment).parts) + 1
-    return store.folder.parents[up - 1] / ".synthetic"

@@ -11,10 +11,11 @@ from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 from harness.analysis.render import Table
 from harness.experiment.claims import Claim, Evidence, Row
+from harness.experiment.tiers import TIERS, Tier
 from harness.records.labels import Record, fields, has_trusted_schedule, label_of, telling
 from harness.records.measures import engine_of
 from harness.records.store import require_name
@@ -24,8 +25,6 @@ from impl.pipeline.schedules import is_trusted, trust
 from impl.plan import Plan
 from impl.run import EngineName, Run, to_dict
 
-Tier = Literal["smoke", "small", "paper"]
-TIERS: tuple[Tier, ...] = get_args(Tier)
 FIELDS = tuple(fields(to_dict(Run())))
 """Dotted names of all fields of a run."""
 VALUES = attrgetter(*FIELDS)

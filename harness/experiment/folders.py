@@ -8,7 +8,7 @@ folder that is named is used as it is.
 
 from pathlib import Path
 
-from harness.experiment.experiment import TIERS, Tier
+from harness.experiment.tiers import TIERS, Tier
 from harness.records.environment import CODE
 from harness.records.store import SIMULATED, Store
 from impl.errors import InputError

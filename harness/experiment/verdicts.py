@@ -8,8 +8,9 @@ import pandas as pd
 
 from harness.analysis.render import Column, Table
 from harness.experiment.claims import PARTLY, Claim, Evidence, Verdict, evidence, verdict
-from harness.experiment.experiment import TIERS, Experiment, Tier
+from harness.experiment.experiment import Experiment
 from harness.experiment.folders import stores
+from harness.experiment.tiers import TIERS, Tier
 from harness.records.store import Record
 from harness.terminal import tell_ignored
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.launch.flags import Retry
 from harness.rank.collect import UnreadableError, has_results, record_of
 from harness.rank.failure import AGAIN, RETRIED
 from harness.rank.heartbeat import has_told
@@ -13,7 +14,6 @@ from harness.records.store import FINISHED, Record
 
 Todo = Literal["leave", "wait", "harvest", "tidy", "start"]
 """Nothing; wait for its job; write the record of a job that has ended; remove what a finished run left; run it."""
-Retry = Literal["again", "all"]
 AttemptState = Literal["live", "ended"]
 
 

@@ -14,8 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from harness.analysis.render import printable
 from harness.experiment.experiment import Point
+from harness.records.printable import printable
 from harness.records.store import Record
 
 REFRESHES = 2

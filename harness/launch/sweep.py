@@ -25,9 +25,10 @@ from harness.launch.attempt import (
 )
 from harness.launch.claim_lock import ClaimLost, Claims
 from harness.launch.decide import Todo, attempt_state, attempts_state, decide, is_local, record_of_try, waits_for
+from harness.launch.flags import Saving
 from harness.launch.follow import Display, Follower, again, left_alone
 from harness.launch.interruption import LeftRunning, go_on, undisturbed
-from harness.launch.options import Options, Saving
+from harness.launch.options import Options
 from harness.launch.preflight import Datasets, warnings
 from harness.rank import jobs as jobs_of_this_machine
 from harness.rank.collect import UnreadableError

@@ -14,13 +14,14 @@ from typing import Any
 import tyro
 
 from harness.analysis import render
-from harness.analysis.render import printable
 from harness.experiment import folders, published, references
-from harness.experiment.experiment import TIERS, Experiment, Tier, load, points
+from harness.experiment.experiment import Experiment, load, points
+from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import judged, verdicts_table
 from harness.figures import figures
 from harness.predict.systems import FOLDER as SYSTEMS
 from harness.records.environment import CODE, git_state
+from harness.records.printable import printable
 from harness.records.source import is_simulated
 from harness.records.store import Record, Store, write_atomically
 from harness.report import results

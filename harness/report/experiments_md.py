@@ -13,9 +13,10 @@ from harness.analysis import render
 from harness.analysis.perplexity import comparable, perplexity_table, placement_table
 from harness.analysis.render import Table
 from harness.analysis.tables import denominators, scaling_table
-from harness.experiment.experiment import TIERS, Experiment, Tier, experiment_ids, load
+from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.experiment.published import papers
 from harness.experiment.references import answered, title
+from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import (
     Judged,
     counts,

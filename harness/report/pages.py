@@ -12,9 +12,10 @@ import pandas as pd
 from harness.analysis import render, tables
 from harness.analysis.render import Column, Table, shown
 from harness.experiment import references
-from harness.experiment.experiment import TIERS, Experiment, Tier
+from harness.experiment.experiment import Experiment
 from harness.experiment.published import FOLDER, papers, published
 from harness.experiment.references import Place
+from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import Judged, counts, in_words, judged, verdicts_table
 from harness.figures import figures, style
 from harness.records.source import is_simulated

@@ -10,7 +10,8 @@ from harness.analysis.perplexity import perplexity_tables
 from harness.analysis.render import Table
 from harness.analysis.tables import MakesTable, failures_table, scaling_table, throughput_table
 from harness.experiment.claims import Claim, claims_table
-from harness.experiment.experiment import TIERS, Experiment, Point
+from harness.experiment.experiment import Experiment, Point
+from harness.experiment.tiers import TIERS
 from harness.figures import figures
 from harness.records.source import is_simulated
 from harness.records.store import FINISHED, Record, Store, write_atomically

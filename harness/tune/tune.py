@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from harness.launch.options import require_positive
+from harness.launch.flags import require_positive
 from harness.predict.fit import EXTRAPOLATES, is_beyond
 from harness.predict.simulated_record import bounds
 from harness.predict.simulation import as_simulated, completed, vocabulary_of

@@ -9,10 +9,10 @@ import pytest
 
 from harness.analysis import render
 from harness.analysis.breakdown import PARTS, breakdown_table, limit_table
-from harness.cli import verbs
+from harness.cli import sweeps
 from harness.experiment.experiment import load
 from harness.report.results import all_tables
-from tests.harness.calls import call
+from tests.harness.calls import answer_every_name, call
 from tests.harness.made_up_records import record
 
 SECONDS = {
@@ -76,8 +76,8 @@ def test_an_experiment_or_the_command_line_asks_for_it(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     asked: list[bool] = []
     found = replace(load("quickstart"), profiles=asks)
-    monkeypatch.setattr(verbs, "load", lambda name: found)
-    monkeypatch.setattr(verbs, "_sweep", lambda chosen, store, datasets, options: asked.append(options.profile))
+    answer_every_name(monkeypatch, found)
+    monkeypatch.setattr(sweeps, "sweep", lambda chosen, store, datasets, options: asked.append(options.profile))
     call("run", "quickstart", "--device", "cpu", "--out", tmp_path, *flags)
     assert asked == [expected]
 

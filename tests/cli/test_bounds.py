@@ -264,10 +264,10 @@ def test_layers_are_shared_out_as_before_and_divisors_are_all():
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("too deep"), KeyError("x"), TypeError("a\nb")])
 def test_a_fault_of_the_program_is_one_line_and_shown_when_asked_for(error: Exception, monkeypatch: pytest.MonkeyPatch):
-    def fail(_: object) -> object:
+    def fail(*_: object) -> object:
         raise error
 
-    monkeypatch.setattr(main.verbs, "table_of", fail)
+    monkeypatch.setattr(main.verb_table, "function_of", fail)
     answer = call("list")
     assert (answer.status, answer.errors.count("\n")) == (1, 1)
     assert answer.errors.startswith(f"error: {type(error).__name__}")

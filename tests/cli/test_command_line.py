@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from harness.cli import verb_table
 from harness.experiment.experiment import load
+from impl.run import Run
 from tests.harness.calls import Started, call, put_record, refused, stop_before_training, the_error
 from tests.harness.small_runs import write_tokens
 
@@ -291,6 +293,25 @@ def test_help_is_no_error(arguments: str):
     answer = call(*arguments.split())
     assert (answer.status, answer.errors) == (0, "")
     assert "usage" in answer.output.lower()
+
+
+def test_the_list_of_verbs_says_how_the_text_of_each_begins():
+    for name, verb in verb_table.VERBS.items():
+        text = verb_table.function_of(name, Run()).__doc__ or ""
+        assert " ".join(text.split()).startswith(verb.summary)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["clams"]])
+def test_what_runs_nothing_loads_nothing_large(arguments: list[str]):
+    program = (
+        "import sys; from harness.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True)
+    loaded = set(done.stderr.split())
+    assert "harness.cli.main" in loaded
+    assert not loaded & {"torch", "pandas", "numpy", "matplotlib", "scipy", "submitit"}
 
 
 # Anything at all ----------------------------------------------------------------------------------------------------

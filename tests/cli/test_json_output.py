@@ -14,14 +14,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.cli import verbs
+from harness.cli import sweeps
 from harness.experiment.experiment import TIERS, Experiment, experiment_ids, load
 from impl.cost.place import Place
 from impl.cost.traffic import step_traffic
 from impl.pipeline.schedule import Action, Schedule
 from impl.pipeline.schedules import build
 from impl.run import Run, from_dict
-from tests.harness.calls import Answer, Started, call, document, put_record, refused, stop_before_training
+from tests.harness.calls import (
+    Answer,
+    Started,
+    answer_every_name,
+    call,
+    document,
+    put_record,
+    refused,
+    stop_before_training,
+)
 from tests.harness.small_runs import small, write_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,9 +168,8 @@ def ran(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     )
     out = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verbs, "load", lambda name: made_up)
-        patch.setattr("harness.cli.status.load", lambda name: made_up)
-        patch.setattr(verbs, "gpu_count", lambda: 0)
+        answer_every_name(patch, made_up)
+        patch.setattr(sweeps, "gpu_count", lambda: 0)
         patch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
         yield out, call("run", "made_up", "--jobs", "3", "--json", "--out", out)
 
@@ -249,14 +257,14 @@ def trained(tokens: Path, plan: str, out: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "gpu_count", lambda: 0)
+    monkeypatch.setattr(sweeps, "gpu_count", lambda: 0)
     monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
 
 
 @pytest.fixture(scope="module")
 def serial_record(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verbs, "gpu_count", lambda: 0)
+        patch.setattr(sweeps, "gpu_count", lambda: 0)
         return trained(tokens, "", tmp_path_factory.mktemp("serial"))
 
 

@@ -14,7 +14,7 @@ from harness.rank import jobs
 from harness.rank.jobs import JobState
 from harness.records.store import Store
 from impl.run import Run, to_dict
-from tests.harness.calls import call, document, refused
+from tests.harness.calls import answer_every_name, call, document, refused
 from tests.harness.fake_site import CODE, FakeSite
 from tests.harness.small_runs import small, write_tokens
 
@@ -35,7 +35,7 @@ def runs(tokens: Path) -> list[Run]:
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.cli.verbs.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.cli.sweeps.gpu_count", lambda: 0)
     monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _: dict(CODE))
     monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.001)
     monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
@@ -52,9 +52,8 @@ def cluster(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> FakeSite:
         id="made_up", question="?", source="none", expectation="", cost=tiers, runs=dict.fromkeys(TIERS, runs)
     )
     site = FakeSite(looks=10**9, on="slurm")
-    monkeypatch.setattr("harness.cli.verbs.load", lambda _: one)
-    monkeypatch.setattr("harness.cli.status.load", lambda _: one)
-    monkeypatch.setattr("harness.cli.verbs._site", lambda *_, **__: site)
+    answer_every_name(monkeypatch, one)
+    monkeypatch.setattr("harness.cli.sweeps.site_of", lambda *_, **__: site)
     for name in ("states", "cancel", "forget"):
         monkeypatch.setattr(jobs, name, getattr(site, name))
     return site

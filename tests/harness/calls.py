@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from harness.cli import verbs
+from harness.cli import status, sweeps
 from harness.cli.main import main
+from harness.experiment import experiment
+from harness.experiment.experiment import Experiment
 from harness.records.store import SCHEMA, with_digest
 from impl.run import Run
 
@@ -31,8 +33,14 @@ def stop_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object) -> None:
         raise Started
 
-    monkeypatch.setattr(verbs, "_sweep", start)
+    monkeypatch.setattr(sweeps, "sweep", start)
     monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
+
+
+def answer_every_name(monkeypatch: pytest.MonkeyPatch, found: Experiment) -> None:
+    """Makes `run`, `table`, `status` and their like find this experiment, whatever it is called."""
+    for module in (experiment, status):
+        monkeypatch.setattr(module, "load", lambda _: found)
 
 
 def call(*arguments: str | Path) -> Answer:

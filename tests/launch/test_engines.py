@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from harness.analysis import tables
 from harness.analysis.scaling import against
-from harness.cli import verbs
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.launch import preflight
@@ -26,7 +25,7 @@ from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.run import EngineName, Run
 from impl.train import Trainer
-from tests.harness.calls import call, document, put_record, refused, stop_before_training
+from tests.harness.calls import answer_every_name, call, document, put_record, refused, stop_before_training
 from tests.harness.made_up_records import record, record_of
 from tests.harness.small_runs import small, sweep, write_tokens
 from tests.launch.test_sweep import FakeSite
@@ -70,8 +69,8 @@ def points(tokens: Path) -> list[Run]:
 def made_up(points: list[Run], monkeypatch: pytest.MonkeyPatch) -> Experiment:
     runs, cost = dict.fromkeys(TIERS, points), dict.fromkeys(TIERS, "a moment")
     one = Experiment(id="made_up", question="Do they agree?", source="none", expectation="none", cost=cost, runs=runs)
-    monkeypatch.setattr(verbs, "load", lambda name: one)
-    monkeypatch.setattr(verbs, "gpu_count", lambda: 0)
+    answer_every_name(monkeypatch, one)
+    monkeypatch.setattr("harness.cli.sweeps.gpu_count", lambda: 0)
     monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
     return one
 
@@ -136,8 +135,7 @@ def test_an_engine_that_is_given_replaces_that_of_every_point(tmp_path: Path) ->
 def test_what_differs_in_the_engine_alone_is_one_point_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engines: tuple[EngineName, ...] = ("native", "torch", "deepspeed")
     several = replace(load("quickstart"), runs={tier: [Run(engine=engine) for engine in engines] for tier in TIERS})
-    monkeypatch.setattr(verbs, "load", lambda name: several)
-    monkeypatch.setattr("harness.cli.status.load", lambda name: several)
+    answer_every_name(monkeypatch, several)
     status = lambda *given: document(call("status", "quickstart", "--json", "--out", tmp_path, *given).output)
     assert status()["counts"] == {"missing": 3}
     assert status("--engine", "native")["counts"] == {"missing": 1}

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.experiment.experiment import Point
-from harness.launch.options import Saving
+from harness.launch.flags import Saving
 from harness.records.store import Record, Store
 from impl.checkpoint import Checkpoints
 from impl.evaluation_config import EvaluationConfig

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.cli.verbs import _site
+from harness.cli.sweeps import site_of
 from harness.doctor import rank as doctor_rank
 from harness.doctor.doctor import write_spec
 from harness.launch.slurm import Site
@@ -78,7 +78,7 @@ def test_gpus_are_those_that_the_variable_leaves(
     machine(**{} if cuda is None else {"CUDA": cuda})
     assert list(visible_gpus()) == seen
     assert gpu_count() == len(seen)
-    assert _site("local", "auto", [Run()]).device == ("cuda" if seen else "cpu")
+    assert site_of("local", "auto", [Run()]).device == ("cuda" if seen else "cpu")
 
 
 def test_a_change_of_the_variable_is_seen(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

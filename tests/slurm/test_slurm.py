@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.launch.options import Saving
+from harness.launch.flags import Saving
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site
 from harness.rank import jobs

@@ -1,0 +1,87 @@
+"""What `run` and `train` do alike: choose a place, look at what can run there, and run it."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.experiment.experiment import Point
+from harness.launch.flags import DeviceChoice, Saving, Trying
+from harness.launch.options import Options
+from harness.launch.preflight import Datasets
+from harness.launch.progress import LiveDisplay
+from harness.launch.site_file import Cluster
+from harness.launch.slurm import Site, Where
+from harness.launch.sweep import Sweep
+from harness.rank.devices import gpu_count
+from harness.records.store import Store
+from impl.run import Run
+
+
+def site_of(
+    on: Where,
+    device: DeviceChoice,
+    runs: Sequence[Run],
+    cluster: Cluster | None = None,
+    *,
+    allow_oom: bool = False,
+    is_there: bool = True,
+) -> Site:
+    """The place to run at; `auto` takes GPUs if they are enough for every run, so that all run on the same device.
+
+    Raises:
+        InputError: it is not there, though it should be.
+    """
+    if device == "auto":
+        enough = on == "local" and gpu_count() >= max(run.plan.world_size for run in runs)
+        device = "cuda" if enough else "cpu"
+    site = Site(on, device, allow_oom, cluster or Cluster())
+    if is_there:
+        site.require()
+    return site
+
+
+def options_of(site: Site, trying: Trying, saving: Saving, **others: Any) -> Options:
+    return Options(
+        site,
+        time_limit_seconds=trying.time_limit,
+        hang_seconds=trying.hang_seconds,
+        retries=trying.retries,
+        retry=trying.retry,
+        saving=saving,
+        **others,
+    )
+
+
+def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
+    """Run points into a folder that can be written, which the embedded language is kept beside."""
+    store.require_writable()
+    datasets.keep_in(synthetic_cache(store))
+    sweep(chosen, store, datasets, options)
+
+
+def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
+    with LiveDisplay(len(chosen)) as display:
+        Sweep(store, datasets, options, display).run(chosen)
+
+
+@contextlib.contextmanager
+def nothing_written(store: Store, data: str | None = None) -> Iterator[Datasets]:
+    """Yield token folders for a look at what can run, after which nothing is left, the embedded language neither.
+
+    Args:
+        data: one that must be there.
+    """
+    cache = synthetic_cache(store)
+    with tempfile.TemporaryDirectory() as scratch:
+        datasets = Datasets(cache if cache.exists() else Path(scratch) / ".synthetic")
+        if data:
+            datasets.open(data)
+        yield datasets
+
+
+def synthetic_cache(store: Store) -> Path:
+    """Where the embedded language lies: beside the experiments, so that all of them read one copy."""
+    up = len(Path(store.experiment).parts) + 1
+    return store.folder.parents[up - 1] / ".synthetic"

@@ -1,0 +1,52 @@
+"""The verbs: what each does, in the first words of its function's own text, and where that function is."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+from impl.run import Run
+
+
+class Verb(NamedTuple):
+    where: str
+    """module:function; only the verb that is called is imported."""
+    summary: str
+
+
+SIZED = ("train", "memory", "predict", "tune")
+"""Verbs whose `--model` names a size: their functions make the verb, with options that start from a default run."""
+VERBS = {
+    "list": Verb("harness.cli.verbs:list_experiments", "List the experiments"),
+    "run": Verb("harness.cli.verbs:run", "Run the points of an experiment that have no finished record yet"),
+    "status": Verb(
+        "harness.cli.status:status", "Say which points of an experiment are done, failed, running, pending or missing"
+    ),
+    "watch": Verb("harness.cli.status:watch", "Show how the points of an experiment get on that run elsewhere"),
+    "cancel": Verb("harness.cli.status:cancel", "End the jobs of an experiment's points"),
+    "table": Verb("harness.cli.verbs:table", "Print the tables of the records that are there"),
+    "claims": Verb("harness.cli.claims:claims", "Hold the claims of experiments against the records that are there"),
+    "export": Verb("harness.report.archive:export", "Write an experiment as one zip"),
+    "report": Verb("harness.report.site:report", "Write a report of all records"),
+    "train": Verb("harness.cli.verbs:train_from", "Train one run"),
+    "timeline": Verb("harness.cli.timeline:draw_timeline", "Draw a pipeline schedule"),
+    "memory": Verb("harness.predict.memory:memory_from", "Predict the memory that every pipeline rank of a run needs"),
+    "predict": Verb("harness.cli.predict:predict_from", "Predict the time and the memory of a training step"),
+    "calibrate": Verb("harness.calibrate.calibrate:calibrate", "Measure this machine"),
+    "tune": Verb("harness.tune.tune:tune_from", "Find the fastest parallel plans for a model"),
+    "accuracy": Verb("harness.predict.accuracy:accuracy", "Predict published and measured steps"),
+    "evaluate": Verb("harness.cli.evaluate:evaluate", "Evaluate a checkpoint of a GPT on texts and LAMBADA"),
+    "prepare": Verb("harness.cli.verbs:prepare", "Turn text into a token folder that runs can train on"),
+    "bench": Verb("harness.bench.bench:bench", "Time the parts, and other engines beside ours"),
+    "doctor": Verb("harness.doctor.doctor:doctor", "Check this environment before a sweep"),
+}
+
+
+def function_of(name: str, default: Run) -> Callable[..., int]:
+    """Import a verb's function.
+
+    Args:
+        default: Where the options of a verb that is SIZED start from.
+    """
+    module, _, function = VERBS[name].where.partition(":")
+    found = getattr(import_module(module), function)
+    return found(default) if name in SIZED else found
