@@ -348,17 +348,17 @@ def test_a_job_that_cannot_be_read_is_waited_for_as_long_as_a_submission_takes(
     run = small(tokens)
     attempt = left_behind(store, run, "vanished", on="slurm")
     (attempt / jobs.JOB).write_text(content)
-    site, told, looks = FakeSite(), Told(), [0]
+    site, told, looks = FakeSite(), Told(), []
 
-    def a_minute_passes(_: float) -> None:
-        looks[0] += 1
-        if looks[0] == 5:
+    def a_minute_passes(_: int, __: int, why: str) -> None:
+        looks.append(why)
+        if len(looks) == 5:
             assert site.submitted == []
-            assert told.reasons[-1] == f"job.json says of no job: {attempt}"
             os.utime(attempt / jobs.JOB, (0, 0))
 
-    monkeypatch.setattr("harness.launch.sweep.time.sleep", a_minute_passes)
+    monkeypatch.setattr(told, "waiting", a_minute_passes)
     sweep(store, [run], site=site, told=told)
+    assert looks == [f"job.json says of no job: {attempt}"] * 5
     assert site.submitted == [run.id]
     assert f"job.json says of no job: {attempt}; this try is given up" in told.messages[0]
 
