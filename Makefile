@@ -18,7 +18,7 @@ quickstart: $(VENV)/.core
 	    '  lmscale predict interleaving --tier paper --system selene   # figure 12 of PTD-P, simulated beside the published'
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --every-claim
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --no-loadscope-reorder --every-claim
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -43,11 +43,21 @@ APART = "tests/test_results.py"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(item.name if file == APART else file))
     order = [*LONG, ""]
     items.sort(key=lambda item: next(i for i, folder in enumerate(order) if item.nodeid.startswith(folder)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What pytest-xdist's `loadgroup` is for; pytest 9.2 does without the names by which it knows its groups."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if file == APART else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)
