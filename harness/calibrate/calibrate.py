@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +17,9 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from harness.calibrate.runs import CalibrationOrders
 from harness.calibrate.system import system_of
-from harness.doctor.doctor import write_spec
+from harness.doctor.doctor import orders
 from harness.launch.slurm import Device, Site
 from harness.predict.memory import gpu_memory
 from harness.predict.systems import SUFFIXES
@@ -110,13 +112,16 @@ def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threa
         raise InputError(f"--ranks {ranks}: {reason}")
 
 
-def _measured(site: Site, run: Run, precisions: Sequence[str], wait: float, *, quiet: bool) -> list[dict[str, Any]]:
+def _measured(
+    site: Site, run: Run, precisions: tuple[Precision, ...], wait: float, *, quiet: bool
+) -> list[dict[str, Any]]:
     """What every rank has found; none: one has failed, which is told."""
     ranks, folder = run.plan.world_size, Path(tempfile.mkdtemp(prefix="calibrate-")).resolve()
     attempt = folder / "calibrate"
     attempt.mkdir()
     try:
-        write_spec(attempt, run, site, wait, "harness.calibrate.rank", precisions=list(precisions))
+        common = asdict(orders(run, site, wait, "harness.calibrate.rank"))
+        CalibrationOrders(**common, precisions=precisions).write(attempt)
         site.submit([attempt], ranks, wait, 1)
         _follow(attempt, wait, quiet=quiet)
         found = [read_json(attempt / f"rank-{rank}.json") or {} for rank in range(ranks)]

@@ -5,7 +5,6 @@ that they share are measured as they will be used.
 """
 
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.calibrate.runs import runs_to_train
+from harness.calibrate.runs import CalibrationOrders, runs_to_train
 from harness.doctor.rank import Told
 from harness.rank.rendezvous import meet
 from harness.rank.roofline import product, seconds
@@ -72,15 +71,14 @@ def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous:
     """Measure with the other ranks; returns the exit status, and leaves a failure for whoever reads."""
     told = Told(attempt, rank)
     with told.failure():
-        spec = json.loads((attempt / "spec.json").read_text())
-        threads = spec["run"]["threads"]
-        torch.set_num_threads(threads)
+        orders = CalibrationOrders.read(attempt)
+        torch.set_num_threads(orders.threads)
         told.now("meeting the other ranks", torch=str(torch.__version__).partition("+")[0])
-        device = meet(spec, rank, local_rank, world_size, rendezvous).device
+        device = meet(orders, rank, local_rank, world_size, rendezvous).device
         if device.type == "cuda":
             known = torch.cuda.get_device_properties(device)
             told.found |= {"device_name": known.name, "processors": known.multi_processor_count}
-        Calibrating(device, told, spec["precisions"], threads).run_to_end()
+        Calibrating(device, told, orders.precisions, orders.threads).run_to_end()
         dist.destroy_process_group()
     return told.status
 

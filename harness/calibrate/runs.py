@@ -1,8 +1,9 @@
 """The runs that a calibration trains for a few steps, to know what software takes beside what is measured alone."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from harness.rank.orders import Orders
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -20,6 +21,14 @@ MODELS = {
 }
 """A wide one and a long one; heads follow from the ranks that share them."""
 HEAD_SIZE = {"cpu": 64, "cuda": 128}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationOrders(Orders):
+    """What the ranks of a calibration are told besides."""
+
+    precisions: tuple[Precision, ...]
+    """What the runs to be predicted compute in."""
 
 
 def runs_to_train(ranks: int, device: str, precisions: Sequence[Precision], threads: int) -> dict[str, Run]:

@@ -3,13 +3,14 @@
 import contextlib
 import json as json_format
 import os
+import secrets
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 
@@ -21,8 +22,9 @@ from harness.launch.site_file import read_cluster
 from harness.launch.slurm import Device, Site, Where
 from harness.rank import jobs
 from harness.rank.devices import gpu_count
+from harness.rank.orders import Orders
 from harness.records.environment import CODE
-from harness.records.store import read_json, write_atomically
+from harness.records.store import read_json
 from harness.terminal import Flag
 from impl.errors import InputError
 from impl.plan import Plan
@@ -163,7 +165,7 @@ def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Report) 
         attempt = Path(tempfile.mkdtemp(prefix=".doctor-", dir=out)).resolve() / "doctor"
         attempt.mkdir()
         try:
-            write_spec(attempt, run, site, wait, "harness.doctor.rank")
+            orders(run, site, wait, "harness.doctor.rank").write(attempt)
             try:
                 site.submit([attempt], ranks, wait, 1)
             except InputError as error:
@@ -194,32 +196,26 @@ def layout(ranks: int) -> Plan:
     return Plan(dp=degrees["dp"], tp=degrees["tp"], pp=degrees["pp"])
 
 
-def write_spec(attempt: Path, run: Run, site: Site, wait: float, module: str, **more: Any) -> None:
+def orders(run: Run, site: Site, wait: float, module: str) -> Orders:
     """What the launcher has to know of any run, and of the program of its ranks, which is no worker."""
-    spec = {
-        "id": module.rpartition(".")[2],
-        "experiment": module.rpartition(".")[2],
-        "tier": "smoke",
-        "run": to_dict(run),
-        "module": module,
-        "ranks": run.plan.world_size,
-        "on": site.on,
-        "device": site.device,
-        "interface": site.cluster.interface,
-        "container": list(site.cluster.container),
-        "code": str(CODE),
-        "folder": str(Path.cwd()),
-        "submitted": time.time(),
-        "token": os.urandom(16).hex(),
-        "time_limit_seconds": wait,
-        "collective_timeout_seconds": COLLECTIVE_SECONDS,
-        "hang_seconds": 0,  # ranks that check themselves give no sign of life
-        "requeues": 0,
-        "checkpoint_every": 0,
-        "driver_pid": os.getpid() if site.on == "local" else None,
-        **more,
-    }
-    write_atomically(attempt / "spec.json", json_format.dumps(spec))
+    return Orders(
+        config=to_dict(run),
+        module=module,
+        ranks=run.plan.world_size,
+        on=site.on,
+        device=site.device,
+        interface=site.cluster.interface,
+        container=tuple(site.cluster.container),
+        code=CODE,
+        folder=Path.cwd(),
+        submitted=time.time(),
+        token=secrets.token_hex(16),
+        time_limit_seconds=wait,
+        collective_timeout_seconds=COLLECTIVE_SECONDS,
+        hang_seconds=0,  # ranks that check themselves give no sign of life
+        requeues=0,
+        driver_pid=os.getpid() if site.on == "local" else None,
+    )
 
 
 def _wait(attempt: Path, seconds: float, pause: float) -> str:

@@ -24,12 +24,12 @@ import torch.distributed as dist
 
 from harness.rank import supervisor
 from harness.rank.devices import rank_device
+from harness.rank.orders import Orders
 from harness.rank.rendezvous import meet
 from harness.records.store import write_atomically
 from impl.collectives import all_gather, all_reduce_sum, receive_start, send_start
 from impl.mesh import build_mesh
 from impl.plan import AXES
-from impl.run import from_dict
 
 SIZES = (2**16, 2**20, 2**24)
 """Bytes of the messages that are timed."""
@@ -78,11 +78,11 @@ class Examined:
     """The rank's part of every check, in an order that all ranks share."""
 
     def __init__(self, attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str, told: Told) -> None:
-        spec = json.loads((attempt / "spec.json").read_text())
-        self.run, self.told, self.rank = from_dict(spec["run"]), told, rank
-        told.now("meeting the other ranks", local_rank=local_rank, **_host(spec["device"], local_rank))
-        self.device = meet(spec, rank, local_rank, world_size, rendezvous).device
-        told.now("making the mesh", met_seconds=time.time() - spec["submitted"])
+        orders = Orders.read(attempt)
+        self.run, self.told, self.rank = orders.run, told, rank
+        told.now("meeting the other ranks", local_rank=local_rank, **_host(orders.device, local_rank))
+        self.device = meet(orders, rank, local_rank, world_size, rendezvous).device
+        told.now("making the mesh", met_seconds=time.time() - orders.submitted)
         self.mesh = build_mesh(self.run.plan, self.device.type)
         assert dist.group.WORLD is not None
         self.world: dist.ProcessGroup = dist.group.WORLD

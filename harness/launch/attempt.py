@@ -17,6 +17,7 @@ from harness.launch.options import Options
 from harness.launch.preflight import Datasets, summary, why_invalid
 from harness.rank.collect import base_record
 from harness.rank.jobs import JobState
+from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
 from harness.records.environment import CODE
 from harness.records.store import FINISHED, Record, Store
@@ -60,11 +61,6 @@ class Case:
         return self.point.id
 
 
-def identity(point: Point, store: Store) -> dict[str, Any]:
-    """What a try and its record say about which run it is."""
-    return {"id": point.id, "experiment": store.experiment, "tier": store.tier, "run": to_dict(point.run)}
-
-
 def facts_of(case: Case, record: Record | None, attempt: AttemptState | None, environment: Mapping[str, Any]) -> Facts:
     """What is known of a point from its record and its tries; `environment` has the code that would run now."""
     if record is None:
@@ -83,41 +79,46 @@ def facts_of(case: Case, record: Record | None, attempt: AttemptState | None, en
 def refused_record(case: Case, store: Store, reason: str, environment: dict[str, Any]) -> Record:
     """The record of a point that cannot run here."""
     outcome = {"status": "invalid", "reason": reason, "cause": "", "environment": environment}
-    return base_record(identity(case.point, store)) | outcome
+    return base_record(case.id, store.experiment, store.tier, to_dict(case.point.run)) | outcome
 
 
-def spec(case: Case, store: Store, datasets: Datasets, options: Options) -> dict[str, Any]:
-    """What the ranks of the next try at a point are to do."""
-    run, cluster = case.point.run, options.site.cluster
+def orders(
+    case: Case, store: Store, datasets: Datasets, options: Options, environment: dict[str, Any]
+) -> TrainingOrders:
+    """What the ranks of the next try at a point are to do; `environment` is what its record says of this host."""
+    run, cluster, saving = case.point.run, options.site.cluster, options.saving
     data = datasets.open(run.data.dataset)
-    return {
-        **identity(case.point, store),
-        "ranks": run.plan.world_size,
-        "on": options.site.on,
-        "device": options.site.device,
-        "data": str(data.path.resolve()),
-        "data_summary": summary(data, run.data.dataset),
-        "code": str(CODE),
-        "folder": str(Path.cwd()),
-        "submitted": time.time(),
-        "time_limit_seconds": options.time_limit_seconds,
-        "hang_seconds": options.hang_seconds,
-        "collective_timeout_seconds": options.collective_timeout_seconds
-        or 2 * max(options.hang_seconds, START_SECONDS),
-        "profile": options.profile,
-        "checkpoint_every": options.saving.checkpoint_every,
-        "checkpoints": str(store.checkpoints(case.id)),
-        "keep_checkpoints": options.saving.keep_checkpoints,
-        "start": None if run.start is None else str(start_folder(run.start, store)),
+    return TrainingOrders(
+        id=case.id,
+        experiment=store.experiment,
+        tier=store.tier,
+        config=to_dict(run),
+        ranks=run.plan.world_size,
+        on=options.site.on,
+        device=options.site.device,
+        data=data.path.resolve(),
+        data_summary=summary(data, run.data.dataset),
+        environment=environment,
+        code=CODE,
+        folder=Path.cwd(),
+        submitted=time.time(),
+        time_limit_seconds=options.time_limit_seconds,
+        hang_seconds=options.hang_seconds,
+        collective_timeout_seconds=options.collective_timeout_seconds or 2 * max(options.hang_seconds, START_SECONDS),
+        profile=options.profile,
+        checkpoint_every=saving.checkpoint_every,
+        checkpoints=store.checkpoints(case.id),
+        keep_checkpoints=saving.keep_checkpoints,
+        start=None if run.start is None else start_folder(run.start, store),
         # ranks of this machine end with the harness that reads what they write, and with its claim
-        "driver_pid": os.getpid() if options.is_local else None,
-        "claim": str(case.claim.folder) if options.is_local and case.claim else None,
-        "token": secrets.token_hex(16),
-        "interface": cluster.interface,
-        "container": list(cluster.container),
-        "signal_seconds": cluster.signal_seconds,
-        "tries": case.tries,
-    }
+        driver_pid=os.getpid() if options.is_local else None,
+        claim=case.claim.folder if options.is_local and case.claim else None,
+        token=secrets.token_hex(16),
+        interface=cluster.interface,
+        container=tuple(cluster.container),
+        signal_seconds=cluster.signal_seconds,
+        tries=case.tries,
+    )
 
 
 def start_folder(start: str, store: Store) -> Path:

@@ -14,21 +14,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import submitit
 from submitit.core.utils import FailedSubmissionError, UncompletedJobError
 
 from harness.launch.site_file import Cluster
 from harness.rank import jobs
-from harness.rank.devices import gpu_count, visible_gpus
+from harness.rank.devices import Device, gpu_count, visible_gpus
 from harness.rank.jobs import Where
+from harness.rank.orders import Orders
 from harness.rank.supervisor import supervise
 from harness.records.environment import CODE
-from harness.records.store import read_json
 from impl.errors import InputError
-
-Device = Literal["cpu", "cuda"]
 
 ARRAY = 1000
 """Jobs in one array; Slurm refuses more unless it was told otherwise (MaxArraySize 1001)."""
@@ -212,8 +210,8 @@ def _accepted(executor: SlurmExecutor, attempts: Sequence[Path]) -> list[submiti
 
 def _threads(attempt: Path) -> int:
     """Of each rank of the run in an attempt."""
-    spec = read_json(attempt / "spec.json") or {}
-    return spec.get("run", {}).get("threads", 1)
+    orders = Orders.found(attempt)
+    return orders.threads if orders is not None else 1
 
 
 def _minutes(seconds: float) -> int:

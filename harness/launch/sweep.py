@@ -5,7 +5,6 @@ it (`claim_lock`), after another look. So several sweeps may work on one folder,
 one that comes back goes on with what it finds: jobs that live are waited for, those that have ended are harvested.
 """
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,9 @@ from harness.launch.attempt import (
     as_try,
     facts_of,
     first_to_start,
+    orders,
     refused_record,
     shape,
-    spec,
     why_refused,
 )
 from harness.launch.claim_lock import ClaimLost, Claims
@@ -33,8 +32,9 @@ from harness.launch.preflight import Datasets, warnings
 from harness.rank import jobs as jobs_of_this_machine
 from harness.rank.collect import UnreadableError
 from harness.rank.jobs import ABSENT, SILENT, JobState, stop
+from harness.rank.orders import TrainingOrders
 from harness.records.environment import host_environment, keep_changes
-from harness.records.store import FINISHED, JOB, Record, Store, read_json, write_atomically
+from harness.records.store import FINISHED, JOB, Record, Store
 
 __all__ = ["Display", "LeftRunning", "Options", "Saving", "Sweep"]
 
@@ -256,8 +256,8 @@ class Sweep:
     def _record(self, case: Case, attempt: Path, state: JobState | None) -> Record | None:
         """Write the record of one try; None: it leaves none, since it was stopped with its harness, or damaged."""
         assert case.claim is not None
-        told = read_json(attempt / "spec.json")
-        case.keeps_checkpoints = isinstance(told, dict) and bool(told.get("keep_checkpoints"))
+        told = TrainingOrders.found(attempt)
+        case.keeps_checkpoints = told is not None and told.keep_checkpoints
         if (self.store.read(case.id) or {}).get("status") in FINISHED:
             return None
         if case.follower is not None:
@@ -376,8 +376,7 @@ class Sweep:
         case.starts += 1
         self.mine |= {attempt} if case.is_local else set()
         try:
-            what = {**spec(case, self.store, self.datasets, self.options), "environment": self.environment}
-            write_atomically(attempt / "spec.json", json.dumps(what))
+            orders(case, self.store, self.datasets, self.options, self.environment).write(attempt)
         except BaseException:
             self._forget(attempt)
             raise

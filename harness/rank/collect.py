@@ -8,22 +8,14 @@ from typing import Any
 from harness.rank import jobs
 from harness.rank.failure import Facts, Failure, Outcome, decide
 from harness.rank.heartbeat import Alive, alive
+from harness.rank.orders import ORDERS, Orders, TrainingOrders, UnreadableError
 from harness.records.store import SCHEMA, Record, loads, read_json
 
 PARTS = {"status": str, "seconds": dict, "evaluations": list, "rank": dict}
 """What a rank's result has in any case."""
 MAY_HAVE = {"device": dict, "resolved": dict, "engine": dict, "resumed": list}
-SPEC = {
-    **{"id": str, "experiment": str, "tier": str, "run": dict, "ranks": int, "data_summary": dict, "environment": dict},
-    "submitted": (int, float),
-}
-"""What the collector reads of what the ranks of an attempt were to do."""
 LATEST = 1e11
 """No clock is right that is later: seconds of the year 5138."""
-
-
-class UnreadableError(Exception):
-    """A file of an attempt does not hold what it has to; the text names it."""
 
 
 def record_of(attempt: Path, state: jobs.JobState | None = None, run_id: str | None = None) -> Record:
@@ -38,12 +30,10 @@ def record_of(attempt: Path, state: jobs.JobState | None = None, run_id: str | N
     """
     from harness.records.check import why_not_whole  # what watches over ranks imports this module, and starts faster
 
-    found = read_json(attempt / "spec.json")
-    spec: dict[str, Any] = found if isinstance(found, dict) else {}
-    is_whole = all(isinstance(spec.get(name), kind) for name, kind in SPEC.items())
-    if not is_whole or (run_id or spec["id"]) != spec["id"]:
-        raise UnreadableError(f"{attempt / 'spec.json'} does not say what was run")
-    ranks = range(spec["ranks"])
+    orders = TrainingOrders.read(attempt)
+    if run_id not in (None, orders.id):
+        raise UnreadableError(f"{attempt / ORDERS} is about another run: {orders.id}")
+    ranks = range(orders.ranks)
     results = {rank: found for rank in ranks if (found := result_of(attempt, rank)) is not None}
     for path in (attempt / f"rank-{rank}.json" for rank in ranks if rank not in results):
         if path.exists():
@@ -51,49 +41,48 @@ def record_of(attempt: Path, state: jobs.JobState | None = None, run_id: str | N
     outcome = decide(_facts(attempt, results, ranks, state))
     whole = list(results.values())
     first = whole[0] if whole else {}
-    latest = min(max(_end(attempt, ranks), spec["submitted"], 0), LATEST)  # by other hosts' clocks
-    begun, ended = (datetime.fromtimestamp(time, UTC) for time in (min(max(spec["submitted"], 0), LATEST), latest))
+    latest = min(max(_end(attempt, ranks), orders.submitted, 0), LATEST)  # by other hosts' clocks
+    begun, ended = (datetime.fromtimestamp(time, UTC) for time in (min(max(orders.submitted, 0), LATEST), latest))
     seconds = {f"{k}_seconds": max(r["seconds"].get(k, 0.0) for r in whole) for k in first.get("seconds", {})}
     record = {
-        **base_record(spec),
+        **base_record(orders.id, orders.experiment, orders.tier, orders.config),
         "attempt": attempt.name,
-        "tries": spec.get("tries") or [],
+        "tries": orders.tries,
         "status": outcome.status,
         "reason": outcome.reason,
         "cause": outcome.cause,
-        "engine": first.get("engine", {"name": spec["run"].get("engine", "native")}),
-        "resolved": {**first.get("resolved", {}), "data": spec["data_summary"]},
-        "environment": {**spec["environment"], **first.get("device", {})},
+        "engine": first.get("engine", {"name": orders.engine}),
+        "resolved": {**first.get("resolved", {}), "data": orders.data_summary},
+        "environment": {**orders.environment, **first.get("device", {})},
         "times": {
             "started": begun.isoformat(timespec="seconds"),
             "ended": ended.isoformat(timespec="seconds"),
             **seconds,
             **({"resumed_at": first["resumed"]} if first.get("resumed") else {}),
-            "total_seconds": latest - spec["submitted"],
+            "total_seconds": latest - orders.submitted,
         },
         "ranks": [r["rank"] for r in whole],
-        "steps": _steps(attempt, spec["ranks"]),
+        "steps": _steps(attempt, orders.ranks),
         "evaluations": first.get("evaluations", []),
         "log": [] if outcome.status in ("ok", "nan") else _log(attempt, ranks, outcome),
     }
     if (why := why_not_whole(record)) is not None:
         raise UnreadableError(f"{attempt}: {why}")
-    logged, trained = len(record["steps"]), spec["run"]["train"]["steps"]
+    logged, trained = len(record["steps"]), orders.run.train.steps
     if outcome.status == "ok" and logged != trained:
         raise UnreadableError(f"{attempt}: the step logs of its ranks have {logged} of {trained} steps")
     return record
 
 
-def base_record(spec: dict[str, Any]) -> Record:
+def base_record(run_id: str, experiment: str, tier: str, config: dict[str, Any]) -> Record:
     """What every record has, whatever came of the run."""
-    run_id, experiment, tier = spec["id"], spec["experiment"], spec["tier"]
     return {
         "schema": SCHEMA,
         "id": run_id,
         "experiment": experiment,
         "tier": tier,
         "source": "measured",
-        "config": spec["run"],
+        "config": config,
     }
 
 
@@ -108,9 +97,9 @@ def result_of(attempt: Path, rank: int) -> dict[str, Any] | None:
 
 def has_results(attempt: Path) -> bool:
     """Whether every rank has left its result."""
-    spec = read_json(attempt / "spec.json")
-    ranks = spec.get("ranks") if isinstance(spec, dict) else None
-    return isinstance(ranks, int) and ranks > 0 and all(result_of(attempt, rank) is not None for rank in range(ranks))
+    orders = Orders.found(attempt)
+    ranks = range(orders.ranks) if orders is not None else ()
+    return len(ranks) > 0 and all(result_of(attempt, rank) is not None for rank in ranks)
 
 
 def _last_start(attempt: Path, ranks: range) -> tuple[dict[int, Alive], list[Failure]]:

@@ -4,12 +4,14 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from impl.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+Device = Literal["cpu", "cuda"]
 
 DEV = Path("/dev")
 NODES = ("nvidia[0-9]*", "dxg", "kfd")

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psutil
 
 from harness.rank.devices import rank_device
+from harness.rank.orders import Orders
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ def interface(hosts: Sequence[str], node: int) -> str | None:
 # Meeting ------------------------------------------------------------------------------------------------------------
 
 
-def meet(spec: dict[str, Any], rank: int, local_rank: int, world_size: int, rendezvous: str) -> Meeting:
+def meet(orders: Orders, rank: int, local_rank: int, world_size: int, rendezvous: str) -> Meeting:
     """Join the other ranks of the run and take a device.
 
     Args:
@@ -97,15 +98,15 @@ def meet(spec: dict[str, Any], rank: int, local_rank: int, world_size: int, rend
     import torch
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=spec.get("collective_timeout_seconds", 600.0))
-    cuda = spec["device"] == "cuda"
+    timeout = timedelta(seconds=orders.collective_timeout_seconds)
+    cuda = orders.device == "cuda"
     device = rank_device(local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
         if "LOCAL_RANK" in os.environ:
             os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed takes its device from it
     try:
-        store = _store(rendezvous, rank, world_size, str(spec.get("token", "")), timeout)
+        store = _store(rendezvous, rank, world_size, orders.token, timeout)
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             store=store,

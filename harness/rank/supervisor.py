@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 import submitit
@@ -20,8 +20,12 @@ from harness.rank.collect import has_results
 from harness.rank.devices import restricted_to
 from harness.rank.failure import Cause, Failure, of_exit, status_of
 from harness.rank.heartbeat import Alive, Ended, Pulse, Watched, alive, places, tell_alive
+from harness.rank.orders import ORDERS, WORKER, Orders
 from harness.rank.siblings import Siblings
 from harness.records.store import read_json, write_atomically
+
+if TYPE_CHECKING:
+    from impl.run import Run
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = {"local": 0.2, "slurm": 1.0}
@@ -37,7 +41,6 @@ SIGNAL_SPREAD_SECONDS = 90.0
 """A signal before a job's end comes up to a minute early, and the scheduler looks at its clock every half minute."""
 END_SECONDS = 900.0
 """How long a scheduler that has sent SIGTERM may take to end the job; GraceTime of a partition is shorter."""
-REQUEUES = 20
 TOLD = 75
 """Exit status of a rank that saved a checkpoint and ended, since it was told to (sysexits.h: try again)."""
 LOG_LINES, LOG_BYTES = 20, 2**16
@@ -53,12 +56,12 @@ def supervise(folder: str, gpus: Sequence[str] = ()) -> None:
     seconds, and `rank-R.failure.json` with cause and reason if the rank failed by itself, nothing if it was stopped.
     """
     task, attempt = submitit.JobEnvironment(), Path(folder)
-    spec = {**json.loads((attempt / "spec.json").read_text()), "gpus": gpus}
+    orders = Orders.read(attempt)
     restart = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     if restart and has_results(attempt):
         return  # it came to its end just when it was put back into the queue
-    if jobs.adopt(attempt, spec["on"], task.job_id, gpus):
-        Supervisor(attempt, spec, task, restart).run()
+    if jobs.adopt(attempt, orders.on, task.job_id, gpus):
+        Supervisor(attempt, orders, task, restart, gpus).run()
 
 
 class Supervisor:
@@ -70,8 +73,10 @@ class Supervisor:
     is requeued.
     """
 
-    def __init__(self, attempt: Path, spec: dict[str, Any], task: submitit.JobEnvironment, restart: int = 0) -> None:
-        self.attempt, self.spec, self.task, self.restart = attempt, spec, task, restart
+    def __init__(
+        self, attempt: Path, orders: Orders, task: submitit.JobEnvironment, restart: int = 0, gpus: Sequence[str] = ()
+    ) -> None:
+        self.attempt, self.orders, self.task, self.restart, self.gpus = attempt, orders, task, restart, gpus
         self.rank = task.global_rank
         before = alive(attempt, self.rank)
         self.ran = before.ran if before is not None else 0.0
@@ -86,7 +91,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Until the rank has ended, and all that is to be said about it is written."""
-        if self.spec["on"] == "slurm":  # in place of submitit's, which knows no ranks
+        if self.orders.on == "slurm":  # in place of submitit's, which knows no ranks
             signal.signal(signal.SIGUSR2, self._notice)
             signal.signal(signal.SIGTERM, self._terminate)
         self._tell_alive()
@@ -96,9 +101,9 @@ class Supervisor:
                 stdin=self.watched.file,
                 stdout=log,
                 stderr=log,
-                env=_environment(self.spec, self.task),
-                cwd=self.spec["folder"],
-                preexec_fn=_before_it_starts(ignored=_IGNORED[self.spec["on"]]),
+                env=_environment(self.orders, self.task, self.gpus),
+                cwd=self.orders.folder,
+                preexec_fn=_before_it_starts(ignored=_IGNORED[self.orders.on]),
             )
             try:
                 ended = self._watch(child)
@@ -112,12 +117,11 @@ class Supervisor:
             self._leave_the_node()
 
     def _command(self) -> list[str]:
-        spec, task, attempt = self.spec, self.task, self.attempt
-        job = task.job_id if spec["on"] == "slurm" else None
+        orders, task, attempt = self.orders, self.task, self.attempt
+        job = task.job_id if orders.on == "slurm" else None
         where = rendezvous.rendezvous_of(attempt, task.hostnames, task.node, job)
-        module = spec.get("module", "harness.rank.worker")
         ranks = [str(number) for number in (self.rank, task.local_rank, task.num_tasks)]
-        return [*(spec.get("container") or ()), sys.executable, "-m", module, str(attempt), *ranks, where]
+        return [*orders.container, sys.executable, "-m", orders.module, str(attempt), *ranks, where]
 
     def _watch(self, child: "subprocess.Popen[bytes]") -> Ended:
         """Wait for the rank's end; how it was ended, if it had to be."""
@@ -139,13 +143,13 @@ class Supervisor:
         if pulse.progress != self.pulse.progress:
             self.moved = now
         self.pulse = pulse
-        patience = self.spec.get("hang_seconds") or ALIVE_SECONDS
+        patience = self.orders.hang_seconds or ALIVE_SECONDS
         if now - self.told_alive > min(ALIVE_SECONDS, patience / 4):
             self._tell_alive()
 
     def _why_end(self, child: "subprocess.Popen[bytes]", now: float) -> Ended:
         """Whether the rank is to end now, for what is written down here or elsewhere."""
-        limit, patience = self.spec["time_limit_seconds"], self.spec.get("hang_seconds")
+        limit, patience = self.orders.time_limit_seconds, self.orders.hang_seconds
         if patience and self.pulse.phase in ("", "start-up"):
             patience = max(patience, START_SECONDS)
         is_late, hangs = self.ran + now - self.begun > limit, patience and now - self.moved > patience
@@ -158,7 +162,7 @@ class Supervisor:
             where = places(self.attempt, self.task.num_tasks, (self.rank, self._pulse()))
             self._fail("hang", f"no progress for {patience:.0f} s: {where}")
             return "failed"
-        if now - self.looked < LOOK_SECONDS[self.spec["on"]]:
+        if now - self.looked < LOOK_SECONDS[self.orders.on]:
             return ""
         self.looked = now
         if (self.attempt / jobs.STOP).exists() or self._is_unwanted():
@@ -170,11 +174,11 @@ class Supervisor:
 
     def _is_unwanted(self) -> bool:
         """Whether nobody would read the result: who asked for it is gone, or somebody else has taken its place."""
-        spec = self.spec
-        if spec["on"] == "local" and (os.getppid() != self.parent or _is_gone(spec.get("driver_pid"))):
+        orders = self.orders
+        if orders.on == "local" and (os.getppid() != self.parent or _is_gone(orders.driver_pid)):
             return True
-        claim = spec.get("claim")
-        return bool(claim and not Path(claim).is_dir()) or not (self.attempt / "spec.json").exists()
+        is_claimed = orders.claim is None or orders.claim.is_dir()
+        return not (is_claimed and (self.attempt / ORDERS).exists())
 
     def _another_failed(self) -> bool:
         mine = f"rank-{self.rank}.failure.json"
@@ -187,12 +191,12 @@ class Supervisor:
         if code in (0, TOLD):
             return "told" if code else "finished"
         kills = _memory_kills() - self.memory_kills
-        has_begun = self.pulse.progress > 0 or "module" in self.spec
+        has_begun = self.pulse.progress > 0 or self.orders.module != WORKER
         log = _last_lines(self.attempt, self.rank)
         cause, reason = of_exit(self.rank, code, log, has_begun=has_begun, memory_kills=kills)
         said = self._said()
         if said is None or (code < 0 and said.is_consequence):
-            self._fail(cause, f"{reason}{_stages(self.spec, self.rank)}" if code < 0 else reason)
+            self._fail(cause, f"{reason}{_stages(self.orders.run, self.rank)}" if code < 0 else reason)
         return "failed"
 
     def _said(self) -> Failure | None:
@@ -229,16 +233,16 @@ class Supervisor:
         if self.rank or self.has_told or not (self.is_noticed or self.is_terminated):
             return
         self.has_told = True
-        if self.spec.get("checkpoint_every"):
+        if self.orders.checkpoint_every:
             self.watched.tell()
-        elif not self.is_terminated and not self._is_time_over(now) and self.restart < self._most_restarts():
+        elif not self.is_terminated and not self._is_time_over(now) and self.restart < self.orders.requeues:
             _requeue(self.task.job_id)  # where it is refused, the rank goes on for as long as it may
 
     def _leave_the_node(self) -> None:
         """A checkpoint is there: put the job back into the queue, and wait for the end that this brings."""
         if self.is_terminated:
             time.sleep(END_SECONDS)  # a job that ends by itself now would be over, and not be requeued
-        if self.restart >= self._most_restarts():
+        if self.restart >= self.orders.requeues:
             refused = f"it was requeued {self.restart} times, which is the most"
         else:
             refused = _requeue(self.task.job_id)
@@ -250,15 +254,12 @@ class Supervisor:
             cause, f"rank 0 saved a checkpoint for {why}, and was not requeued: {refused or 'nothing came of it'}"
         )
 
-    def _most_restarts(self) -> int:
-        return self.spec.get("requeues", REQUEUES)
-
     def _is_time_over(self, now: float) -> bool:
         """Whether a signal that comes now is about the job's time limit."""
         job = jobs.job_of(self.attempt)
         if job is None or not job.seconds:
             return False
-        spread = self.spec.get("signal_seconds", 60) + SIGNAL_SPREAD_SECONDS
+        spread = self.orders.signal_seconds + SIGNAL_SPREAD_SECONDS
         return now - self.begun > job.seconds - spread
 
 
@@ -289,12 +290,10 @@ def _last_lines(attempt: Path, rank: int) -> list[str]:
         return []
 
 
-def _stages(spec: dict[str, Any], rank: int) -> str:
+def _stages(run: "Run", rank: int) -> str:
     """Which stages of a pipeline the rank had, to be told behind its number; nothing without a pipeline."""
     from impl.pipeline.schedules import build, trust  # only a supervisor that has lost its rank pays for it
-    from impl.run import from_dict
 
-    run = from_dict(spec["run"])
     plan, pp_rank = run.plan, rank // (run.plan.dp * run.plan.tp)
     if plan.pp == 1:
         return ""
@@ -366,22 +365,23 @@ def _memory_kills() -> int:
     return 0
 
 
-def _environment(spec: dict[str, Any], task: submitit.JobEnvironment) -> dict[str, str]:
+def _environment(orders: Orders, task: submitit.JobEnvironment, gpus: Sequence[str]) -> dict[str, str]:
     """The worker's environment: threads pinned to what the run says, packages found where the driver found them, the
     network that ranks are to use, and its place among the ranks for engines that read it there."""
     environment = dict(os.environ)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        environment[name] = str(spec["run"]["threads"])
-    environment["PYTHONPATH"] = os.pathsep.join([spec["code"], environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        environment[name] = str(orders.threads)
+    others = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = os.pathsep.join([str(orders.code), others]).rstrip(os.pathsep)
     environment["PYTHONUNBUFFERED"] = "1"
-    if spec["on"] == "local":
-        environment |= restricted_to(spec.get("gpus", ()))
-    if spec.get("interface"):
-        environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), spec["interface"])
+    if orders.on == "local":
+        environment |= restricted_to(gpus)
+    if orders.interface:
+        environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), orders.interface)
     elif name := rendezvous.interface(task.hostnames, task.node):
         environment.setdefault("GLOO_SOCKET_IFNAME", name)  # NCCL knows faster ones
-    if spec["run"].get("engine") == "deepspeed":
+    if orders.engine == "deepspeed":
         ranks = {"RANK": task.global_rank, "WORLD_SIZE": task.num_tasks, "LOCAL_RANK": task.local_rank}
         ranks["LOCAL_SIZE"] = task.num_tasks // task.num_nodes
-        environment |= {name: str(number) for name, number in ranks.items()} | {"DS_ACCELERATOR": spec["device"]}
+        environment |= {name: str(number) for name, number in ranks.items()} | {"DS_ACCELERATOR": orders.device}
     return environment

@@ -22,6 +22,7 @@ from harness.rank.heartbeat import Heartbeat, entered, places
 from harness.rank.instruments import Inside
 from harness.rank.journal import DamagedError, Measured
 from harness.rank.notice import Notice
+from harness.rank.orders import TrainingOrders
 from harness.rank.profile import profiled
 from harness.rank.rendezvous import MeetingError, meet
 from harness.rank.roofline import gemm_rate, limit
@@ -37,7 +38,6 @@ from impl.engines import Engine, make
 from impl.mesh import build_mesh
 from impl.pipeline.schedules import trust
 from impl.plan import AXES
-from impl.run import Run, from_dict
 from impl.train import Trainer
 
 if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs have none
@@ -47,7 +47,7 @@ FLUSH_SECONDS = 0.5
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
-    """Train the run in `attempt/spec.json`; returns the exit status, and leaves a failure for the collector."""
+    """Train the run that the attempt's orders name; returns the exit status, and leaves a failure for the collector."""
     try:
         is_over = Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()
     except Exception as error:
@@ -62,11 +62,11 @@ class Worker:
         self.heart = Heartbeat.of_this_rank()
         self.heart.enter("start-up", action="meeting")
         self.attempt, self.rank = attempt, rank
-        self.spec = json.loads((attempt / "spec.json").read_text())
-        self.run: Run = from_dict(self.spec["run"])
+        self.orders = TrainingOrders.read(attempt)
+        self.run = self.orders.run
         trust(self.run.plan.schedule)  # by the command that started this rank
         torch.set_num_threads(self.run.threads)
-        self.device, self.store = meet(self.spec, rank, local_rank, world_size, rendezvous)
+        self.device, self.store = meet(self.orders, rank, local_rank, world_size, rendezvous)
         self.mesh = build_mesh(self.run.plan, self.device.type)
         groups = {axis: self.mesh.get_group(axis) for axis in AXES}
         self.heart.name_groups({str(g.group_name): axis if g.size() > 1 else None for axis, g in groups.items()})
@@ -80,7 +80,7 @@ class Worker:
 
     def _run_to_end(self) -> bool:
         self.heart.enter("start-up", action="making the model")
-        data = TokenFolder.open(Path(self.spec["data"]))
+        data = TokenFolder.open(self.orders.data)
         trainer = make(self.run, data, self.mesh, self.device)
         if not isinstance(trainer, Trainer):
             self._note_batches(trainer)
@@ -94,7 +94,7 @@ class Worker:
         continuation = self._continuation(trainer)
         self.heart.enter("start-up", action="waiting for all ranks")
         dist.barrier()
-        self.measured.seconds["startup"] = time.time() - self.spec["submitted"]
+        self.measured.seconds["startup"] = time.time() - self.orders.submitted
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()  # the peak that is recorded leaves start-up out
         status, reason = self._train(trainer, inside, continuation)
@@ -127,7 +127,7 @@ class Worker:
                 **self._memory(),
                 **gemm,
                 **(inside.of_rank(self.measured) if inside else {}),
-                **(self._profile(trainer) if status == "ok" and self.spec.get("profile") else {}),
+                **(self._profile(trainer) if status == "ok" and self.orders.profile else {}),
             },
             "engine": {"name": self.run.engine, **trainer.settings()},
             "device": device_environment(self.device),
@@ -141,26 +141,25 @@ class Worker:
 
     def _start(self, trainer: Engine) -> None:
         """Weights of another run, if training starts from them."""
-        if self.spec.get("start") is None:
+        if self.orders.start is None:
             return
         assert isinstance(trainer, Trainer)
         from impl.checkpoint import start_from
 
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.spec["collective_timeout_seconds"]))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.orders.collective_timeout_seconds))
         assert isinstance(group, dist.ProcessGroup)
-        start_from(Path(self.spec["start"]), trainer, group)
+        start_from(self.orders.start, trainer, group)
 
     def _continuation(self, trainer: Engine) -> "Continuation | None":
         """Checkpoints, if they are asked for; training goes on from the last one, if there is one."""
-        every = self.spec["checkpoint_every"] or (self.run.train.steps if self.run.keep_end else 0)
+        every = self.orders.checkpoint_every or (self.run.train.steps if self.run.keep_end else 0)
         if not every:
             return None
         assert isinstance(trainer, Trainer)  # no other is started then
         from harness.rank.resume import Continuation
 
-        timeout = timedelta(seconds=self.spec["collective_timeout_seconds"])
-        folder = Path(self.spec["checkpoints"])
-        continuation = Continuation(folder, every, trainer, timeout)
+        timeout = timedelta(seconds=self.orders.collective_timeout_seconds)
+        continuation = Continuation(self.orders.checkpoints, every, trainer, timeout)
         before, warnings = continuation.resume()
         self.measured = before or self.measured
         if self.rank == 0 and (before or warnings):
@@ -174,7 +173,7 @@ class Worker:
         """All steps that are left, timed at their ends, when the device has finished; stops at the first NaN loss, and
         when it is told to."""
         every, begun = self.run.evaluation.every, len(self.measured.steps)
-        is_told = self.spec["on"] == "slurm" and continuation is not None  # others go on from nowhere, or are not told
+        is_told = self.orders.on == "slurm" and continuation is not None  # others go on from nowhere, or are not told
         notice = Notice(self.store, self.rank, self.heart.is_told) if is_told else None
         with open(self.attempt / f"rank-{self.rank}.steps.jsonl", "w") as log:
             flushed = time.perf_counter()

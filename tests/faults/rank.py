@@ -1,6 +1,7 @@
 """A rank with one fault in one phase: the worker itself, some of whose functions are replaced before it starts.
 
-`spec["fault"]` says which: {"rank", "phase", "what", "fired"}; it happens once, however often the point is tried.
+"fault" in the file of its orders says which: {"rank", "phase", "what", "fired"}; it happens once, however often the
+point is tried.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A rank that does what `act` in its spec says, and starts at once: it imports no PyTorch."""
+"""A rank that does what `act.json` beside its orders says, and starts at once: it imports no PyTorch."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.rank.heartbeat import Heartbeat
 
 if __name__ == "__main__":
-    act = json.loads((Path(sys.argv[1]) / "spec.json").read_text())["act"]
+    act = json.loads((Path(sys.argv[1]) / "act.json").read_text())
     heart = Heartbeat.of_this_rank()
     heart.enter("training", 5)
     heart.begin("0F1")

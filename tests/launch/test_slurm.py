@@ -19,6 +19,7 @@ from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
+from tests.harness.made_up_orders import made_up
 
 SITE = """
 partition = "gpu"
@@ -340,7 +341,7 @@ def test_slurm_writes_times_in_its_own_way(text: str, expected: int | None):
 def test_a_rank_has_a_processor_for_each_of_its_threads(slurm: Callable[[str], Path], tmp_path: Path):
     folder, tries = slurm(ACCEPT), attempts(tmp_path, 2)
     for attempt in tries:
-        (attempt / "spec.json").write_text(json.dumps({"run": {"threads": 3}}))
+        made_up(Run(threads=3)).write(attempt)
     Site("slurm").submit(tries, 2, 60.0)
     script = (folder / "script").read_text()
     assert options_of(script)["cpus-per-task"] == "3"

@@ -655,5 +655,4 @@ def test_an_experiment_is_found_by_its_last_word_and_a_near_miss_is_named():
 
 
 def test_a_record_names_its_run_whatever_came_of_it():
-    spec = {"id": "x", "experiment": "made_up", "tier": "smoke", "run": {"seed": 0}}
-    assert base_record(spec)["config"] == {"seed": 0}
+    assert base_record("x", "made_up", "smoke", {"seed": 0})["config"] == {"seed": 0}

@@ -16,6 +16,7 @@ from harness.records.store import Store
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run, to_dict
+from tests.harness.made_up_orders import made_up
 
 RUN = Run(plan=Plan(dp=4), train=Recipe(steps=3))
 REASONS = (
@@ -35,17 +36,7 @@ def started(folder: Path, ranks: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    spec = {
-        "id": RUN.id,
-        "experiment": "made_up",
-        "tier": "smoke",
-        "run": to_dict(RUN),
-        "ranks": ranks,
-        "data_summary": {"name": "synthetic"},
-        "environment": {"cores": 2},
-        "submitted": 1e9,
-    }
-    (folder / "spec.json").write_text(json.dumps(spec))
+    made_up(RUN, ranks=ranks).write(folder)
     return folder
 
 

@@ -12,7 +12,7 @@ import torch
 
 from harness.cli.sweeps import site_of
 from harness.doctor import rank as doctor_rank
-from harness.doctor.doctor import write_spec
+from harness.doctor.doctor import orders
 from harness.launch.slurm import Site
 from harness.predict import memory as memory_verb
 from harness.rank import devices, jobs
@@ -21,6 +21,7 @@ from harness.rank.rendezvous import meet
 from impl.errors import InputError
 from impl.run import Run
 from tests.harness.calls import refused
+from tests.harness.made_up_orders import made_up
 from tests.harness.small_runs import small, wait_until
 
 UUIDS = [f"GPU-{n}a5f5c9e-0000-4000-8000-00000000000{n}" for n in range(8)]
@@ -153,7 +154,7 @@ def test_a_rank_takes_the_gpu_of_its_number_among_those_it_sees(
     for local_rank, index in enumerate(indices):
         monkeypatch.setenv("LOCAL_RANK", str(local_rank))
         place = f"file://{tmp_path}/rendezvous-{local_rank}"
-        assert meet({"device": "cuda"}, local_rank, local_rank, 4, place).device == torch.device("cuda", index)
+        assert meet(made_up(device="cuda"), local_rank, local_rank, 4, place).device == torch.device("cuda", index)
         assert taken[-2:] == [(index, "set"), (index, "met")]
         assert devices.os.environ["LOCAL_RANK"] == str(index), "what DeepSpeed reads"
         assert doctor_rank._host("cuda", local_rank)["device"] == f"GPU {index}"
@@ -187,7 +188,7 @@ def test_local_ranks_see_gpus_of_the_user_and_share_them_only_if_they_must(
         attempt = tmp_path / "attempts" / f"try-{len(tries)}"
         attempt.mkdir(parents=True)
         tries.append(attempt)
-        write_spec(attempt, small(tmp_path, dp=ranks), site, 60.0, "tests.harness.gpu_rank")
+        orders(small(tmp_path, dp=ranks), site, 60.0, "tests.harness.gpu_rank").write(attempt)
         site.submit([attempt], ranks, 60.0)
         return seen_by_ranks(attempt, ranks)
 

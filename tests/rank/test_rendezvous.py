@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from harness.rank import rendezvous as meeting
 from harness.rank.rendezvous import MeetingError, address, interface, meet, ports, rendezvous_of
+from tests.harness.made_up_orders import made_up
 from tests.ranks import CONTEXT
 
 SHORT = timedelta(seconds=1)
@@ -89,8 +90,7 @@ def test_a_rank_waits_for_its_own_run_only(taken: list[int], monkeypatch: pytest
 
 
 def met(rank: int, rendezvous: str, answers: object) -> None:
-    spec = {"device": "cpu", "collective_timeout_seconds": 60.0, "token": "word"}
-    device, store = meet(spec, rank, rank, 2, rendezvous)
+    device, store = meet(made_up(), rank, rank, 2, rendezvous)
     store.set(f"from {rank}", str(rank))
     told = store.get(f"from {1 - rank}").decode()
     dist.barrier()

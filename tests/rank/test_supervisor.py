@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from harness.rank import jobs
 from harness.rank import supervisor as launch
 from harness.rank.failure import Failure
 from harness.rank.heartbeat import Alive, Pulse, alive, tell_alive
+from harness.rank.orders import WORKER
 from harness.rank.supervisor import Supervisor, fail
-from harness.records.environment import CODE
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run, to_dict
+from impl.run import Run
+from tests.harness.made_up_orders import made_up
 
 FAR = 1e6
 """Seconds."""
@@ -67,19 +68,13 @@ def requeued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def supervisor(attempt: Path, rank: int = 0, restart: int = 0, **spec: Any) -> Supervisor:
-    given = {
-        "run": to_dict(Run()),
-        "on": "local",
-        "device": "cpu",
-        "code": str(CODE),
-        "folder": str(CODE),
-        "time_limit_seconds": FAR,
-        "module": "tests.harness.fake_rank",
-        "act": {"told": launch.TOLD},
-    }
-    (attempt / "spec.json").write_text(json.dumps(given | spec))
-    return Supervisor(attempt, given | spec, Task(rank), restart)  # type: ignore[arg-type]
+def supervisor(
+    attempt: Path, rank: int = 0, restart: int = 0, act: Any = None, run: Run | None = None, **told: Any
+) -> Supervisor:
+    orders = made_up(run, **{"module": "tests.harness.fake_rank", "time_limit_seconds": FAR} | told)
+    orders.write(attempt)
+    (attempt / "act.json").write_text(json.dumps(act or {"told": launch.TOLD}))
+    return Supervisor(attempt, orders, Task(rank), restart)  # type: ignore[arg-type]
 
 
 def ended(attempt: Path, rank: int = 0) -> tuple[str, Failure | None]:
@@ -123,7 +118,7 @@ def test_a_rank_that_comes_to_its_end_leaves_no_failure(attempt: Path) -> None:
 )
 def test_a_rank_that_says_nothing_is_spoken_for(attempt: Path, act: Any, cause: str, reason: str) -> None:
     run = Run(plan=Plan(pp=2), train=Recipe(global_batch=2, microbatch=1))
-    supervisor(attempt, rank=1, restart=4, act=act, run=to_dict(run)).run()
+    supervisor(attempt, rank=1, restart=4, act=act, run=run).run()
     how, failure = ended(attempt, 1)
     assert how == "failed"
     assert failure is not None
@@ -136,8 +131,7 @@ def test_a_program_that_cannot_start_is_a_launch_that_failed(attempt: Path) -> N
     _, failure = ended(attempt)
     assert failure is not None
     assert failure.cause == "error"  # of a program that is not ours, nobody knows whether it has begun
-    one = supervisor(attempt)
-    del one.spec["module"]
+    one = supervisor(attempt, module=WORKER)
     assert one._conclude(1) == "failed"
     (attempt / "rank-0.failure.json").unlink()
     one._conclude(1)
@@ -196,7 +190,7 @@ def test_a_rank_that_nobody_wants_any_more_is_stopped(attempt: Path, tmp_path: P
         "attempt": (attempt / "spec.json").unlink,
     }
     once_it_trains(attempt, act[what])
-    supervisor(attempt, claim=str(claim)).run()
+    supervisor(attempt, claim=claim).run()
     assert ended(attempt) == ("stopped", None)
 
 
@@ -374,13 +368,13 @@ def test_the_ranks_environment_has_the_network_of_the_job(attempt: Path, monkeyp
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     task: Any = Task()
-    spec = supervisor(attempt).spec
-    found = launch._environment(spec, task)
+    orders = supervisor(attempt).orders
+    found = launch._environment(orders, task, ())
     assert found.get("GLOO_SOCKET_IFNAME") == launch.rendezvous.interface(["node1"], 0)
     assert "NCCL_SOCKET_IFNAME" not in found
     assert found["OMP_NUM_THREADS"] == str(Run().threads)
-    found = launch._environment(spec | {"interface": "ib0"}, task)
+    found = launch._environment(replace(orders, interface="ib0"), task, ())
     assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "ib0"
-    command = supervisor(attempt, container=["apptainer", "exec", "image.sif"])._command()
+    command = supervisor(attempt, container=("apptainer", "exec", "image.sif"))._command()
     assert command[:3] == ["apptainer", "exec", "image.sif"]
     assert command[3] == sys.executable

@@ -8,6 +8,7 @@ import torch
 
 from harness.rank import worker
 from harness.rank.journal import Measured
+from tests.harness.made_up_orders import made_up
 
 
 class Memory:
@@ -36,7 +37,7 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(monkeypatch: 
 
     one: Any = object.__new__(worker.Worker)
     one.heart = SimpleNamespace(enter=lambda *_, **__: None)
-    one.spec, one.measured = {"data": "", "submitted": 0.0}, Measured()
+    one.orders, one.measured = made_up(), Measured()
     one.device, one.mesh = torch.device("cuda"), None
     one.run = SimpleNamespace(train=SimpleNamespace(steps=1))
     one._start = lambda _: memory.use(900)
