@@ -1,13 +1,15 @@
 """Writes what is made of experiments and records anew: `python -m tests.documents`, or `make documents`.
 
-Tables and figures beside the records, EXPERIMENTS.md, the tables of the README, which sum it and the side-by-side
-benchmarks up, and the notebooks with their outputs; tests hold all of them against the records.
+Tables and figures beside the records, EXPERIMENTS.md with the page of each experiment, the tables of the README, which
+sum it and the side-by-side benchmarks up, and the notebooks with their outputs; tests hold all of them against the
+records.
 """
 
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import tyro
 from harness.experiment.experiment import TIERS, experiment_ids, load
 from harness.experiment.references import PAPERS, title
 from harness.records.store import Store, read_json, write_atomically
-from harness.report.experiments_md import experiments_markdown, tracked_files
+from harness.report import experiments_md
+from harness.report.experiments_md import page_of, tracked_files
 from harness.report.results import write_results
 from tests.notebooks.executed import SOURCES, executed
 
@@ -24,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "EXPERIMENTS.md"
 TABLE = re.compile(r"(<!-- (\w.*) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 OVERVIEW = re.compile(r"^## All experiments$.*?(?=^## )", re.DOTALL | re.MULTILINE)
-EXPERIMENT = re.compile(r"^\| \[([\w/]+)\]\(#[\w-]+\) \|.*\| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
+EXPERIMENT = re.compile(r"^\| \[([\w/]+)\]\(results/[\w/]+/README\.md\) \|.*\| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 COUNTED = re.compile(r"(\d+) (reproduced|partly|not reproduced)")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 IDENTIFIER = re.compile(r"\b[a-z]+[0-9a-f]{10}\b")
@@ -61,12 +64,22 @@ def main(only: str = "") -> None:
     for store, name in folders.values():
         print(store.folder.relative_to(ROOT), file=sys.stderr, flush=True)
         write_results(store, load(name))
-    made = {EXPERIMENTS: lambda: experiments_markdown(ROOT / "results"), README: readme}
+    made = {**experiment_pages(), README: readme}
     made |= {source.with_suffix(".ipynb"): lambda source=source: executed(source) for source in SOURCES}
     chosen = {path: write for path, write in made.items() if only in str(path.relative_to(ROOT))}
     for i, (path, write) in enumerate(chosen.items(), 1):
         print(f"[{i}/{len(chosen)}] {path.relative_to(ROOT)}", file=sys.stderr, flush=True)
         write_atomically(path, write())
+
+
+def experiment_pages() -> dict[Path, Callable[[], str]]:
+    """Return EXPERIMENTS.md and the page of every experiment, with what writes each."""
+    found = cache(lambda: experiments_md.read(ROOT / "results"))
+    by_name = cache(lambda: {one.experiment.id: one for one in found()})
+    pages: dict[Path, Callable[[], str]] = {EXPERIMENTS: lambda: experiments_md.index(found())}
+    for name in experiment_ids():
+        pages[ROOT / page_of(name)] = lambda name=name: experiments_md.page(by_name()[name], ROOT / "results")
+    return pages
 
 
 def stores() -> list[tuple[str, Store]]:

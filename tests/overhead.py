@@ -22,7 +22,8 @@ from harness.launch.slurm import Site
 from harness.launch.sweep import Options, Sweep
 from harness.rank import jobs
 from harness.records.environment import host_environment
-from harness.records.store import Record, Store, write_atomically
+from harness.records.record import Record
+from harness.records.store import Store, write_atomically
 from impl.run import Run
 from tests.harness.fake_site import FakeSite
 from tests.harness.small_runs import ENDLESS, Told, point, small, write_tokens
@@ -113,16 +114,16 @@ def waiting(store: Store, runs: Sequence[Run], seconds: float, site: Any = None)
 
 def report(told: Clocked, wall: float, here: float, there: float) -> str:
     """The table, in Markdown."""
-    of_ranks = lambda r: r["times"]["training_seconds"] + r["times"]["evaluation_seconds"]
+    of_ranks = lambda r: r.times.training_seconds + r.times.evaluation_seconds
     parts: dict[str, Callable[[Record], float]] = {
-        "start to record": lambda r: told.took[r["id"]],
+        "start to record": lambda r: told.took[r.id],
         "training and evaluation": of_ranks,
-        "ranks' start-up (process, imports, meeting, model)": lambda r: r["times"]["startup_seconds"],
+        "ranks' start-up (process, imports, meeting, model)": lambda r: r.times.startup_seconds or 0.0,
         "harness's own: submitting, noticing the end, record": lambda r: (
-            told.took[r["id"]] - of_ranks(r) - r["times"]["startup_seconds"]
+            told.took[r.id] - of_ranks(r) - (r.times.startup_seconds or 0.0)
         ),
     }
-    good = [record for record in told.records if record["status"] == "ok"]
+    good = [record for record in told.records if record.status == "ok"]
     lines = ["| seconds a point | median | 5% | 95% |", "|---|---|---|---|"]
     for name, part in parts.items():
         values = sorted(map(part, good))

@@ -24,7 +24,7 @@ from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from tests.harness.made_up_records import record_of
+from tests.harness.made_up_records import document, record_of
 
 NAME = "scale/many"
 SEEDS, BATCHES = 10, (8, 16, 24, 32, 40)
@@ -83,7 +83,7 @@ def fill(out: Path, made: list[Run]) -> int:
     store, size = Store(out, NAME, "smoke"), 0
     store.require_writable()
     for i, run in enumerate(made):
-        record = record_of(run, tier="smoke", seconds=0.1 / run.plan.dp, nats=2.1 + 0.001 * (i % 97))
+        record = document(record_of(run, tier="smoke", seconds=0.1 / run.plan.dp, nats=2.1 + 0.001 * (i % 97)))
         record |= {"schema": SCHEMA, "experiment": NAME, "cause": "", "attempt": "", "tries": []}
         size += store.write(record, Path.write_text).stat().st_size
         if i % 10_000 == 9_999:

@@ -24,15 +24,14 @@ from harness.experiment.experiment import TIERS, Experiment, experiment_ids, loa
 from harness.experiment.published import FOLDER
 from harness.launch.texts import KNOWN
 from harness.records.store import Store
-from harness.report.experiments_md import anchor, experiments_markdown
 from impl.data.config import SYNTHETIC
 from impl.data.tokenizer import END_OF_TEXT
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
-from tests.documents import EXPERIMENTS, README, ROOT, alike, readme, verdicts_by_paper
-from tests.harness.made_up_records import record
+from tests.documents import EXPERIMENTS, README, ROOT, alike, experiment_pages, readme, verdicts_by_paper
+from tests.harness.made_up_records import changed, document, record
 
 DOCUMENTS = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "notebooks/README.md")
 TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
@@ -62,7 +61,8 @@ def said(text: str) -> Iterator[list[str]]:
 
 
 COMMANDS = [list(words) for words in dict.fromkeys(tuple(words) for text in TEXTS.values() for words in said(text))]
-OF_EXPERIMENTS = list(said(EXPERIMENTS.read_text()))
+PAGES = experiment_pages()
+OF_EXPERIMENTS = [command for path in PAGES for command in said(path.read_text())]
 
 
 @pytest.fixture
@@ -105,9 +105,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-def test_experiments_markdown_is_what_the_registry_and_the_records_say() -> None:
-    expected = experiments_markdown(ROOT / "results")
-    assert alike(expected, EXPERIMENTS.read_text()), "make documents"
+def test_the_index_and_the_pages_of_experiments_are_what_the_registry_and_the_records_say() -> None:
+    stale = [path for path, write in PAGES.items() if not (path.exists() and alike(write(), path.read_text()))]
+    assert stale == [], "make documents"
+    assert set(PAGES) == {EXPERIMENTS, *(path for path in (ROOT / "results").rglob("README.md") if is_page(path))}
+    assert len(EXPERIMENTS.read_text().splitlines()) <= 300
+
+
+def is_page(path: Path) -> bool:
+    """Whether this file has the name of an experiment's page, and is not about records that were left out."""
+    return path.parent.name != "left_out"
 
 
 def test_the_tables_of_the_readme_are_what_experiments_markdown_and_the_benchmarks_say() -> None:
@@ -117,9 +124,9 @@ def test_the_tables_of_the_readme_are_what_experiments_markdown_and_the_benchmar
 
 def test_verdicts_are_summed_by_paper() -> None:
     rows = [
-        "| [ptdp2021/one](#ptdp2021one) | A question? | 3 reproduced, 1 partly | – |",
-        "| [ptdp2021/two](#ptdp2021two) | Another? | 1 not reproduced | 2 reproduced |",
-        "| [quickstart](#quickstart) | Does it work? | 2 reproduced | – |",
+        "| [ptdp2021/one](results/ptdp2021/one/README.md) | A question? | 3 reproduced, 1 partly | – |",
+        "| [ptdp2021/two](results/ptdp2021/two/README.md) | Another? | 1 not reproduced | 2 reproduced |",
+        "| [quickstart](results/quickstart/README.md) | Does it work? | 2 reproduced | – |",
     ]
     text = "\n".join(["## All experiments", "", *rows, "", "## ptdp2021/one", "", *rows])
     assert verdicts_by_paper(text)[2:] == [
@@ -141,7 +148,7 @@ def test_every_experiment_says_what_it_is_and_has_all_tiers(name: str) -> None:
         assert [run.why_invalid() for run in experiment.runs[tier] if run.why_invalid()] == []
 
 
-@pytest.mark.parametrize("name", [*DOCUMENTS, "EXPERIMENTS.md"])
+@pytest.mark.parametrize("name", [*DOCUMENTS, *(path.relative_to(ROOT).as_posix() for path in PAGES)])
 def test_links_lead_somewhere(name: str) -> None:
     document = ROOT / name
     for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
@@ -154,6 +161,8 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @functools.cache
 def anchors(document: Path) -> set[str]:
+    """The fragments by which headings are linked to, as GitHub makes them."""
+    anchor = lambda heading: re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
     return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)}
 
 
@@ -228,12 +237,12 @@ def test_what_would_be_run(command: list[str], here: Callable[..., str], tmp_pat
 @pytest.mark.parametrize("command", commands("table", "export"), ids=" ".join)
 def test_tables_and_archives_are_made_of_records(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
     name, tier = load(command[1]).id, option(command, "--tier") or "smoke"
-    Store(tmp_path / "runs", name, tier).write(record(tier=tier) | {"experiment": name})
+    Store(tmp_path / "runs", name, tier).write(document(changed(record(tier=tier), experiment=name)))
     assert (option(command, "--out") or name) in here(command)
 
 
 def test_a_report_is_written(here: Callable[..., str], tmp_path: Path) -> None:
-    Store(tmp_path / "runs", "quickstart", "smoke").write(record() | {"experiment": "quickstart"})
+    Store(tmp_path / "runs", "quickstart", "smoke").write(document(changed(record(), experiment="quickstart")))
     for command in commands("report"):
         assert here(command)
         assert "quickstart" in (tmp_path / (option(command, "--out") or "") / "index.html").read_text()
@@ -283,7 +292,9 @@ def test_every_text_that_experiments_name_is_in_the_table_of_texts() -> None:
     asked = {path for run in runs for path in (run.data.dataset, *run.evaluation.texts, run.evaluation.lambada)}
     assert asked - {SYNTHETIC, None} == set(KNOWN)
     records = Store(ROOT / "results", "megatron2019/layernorm_placement", "small").records()
-    assert {record["resolved"]["data"]["sha256"] for record in records} == {KNOWN["data/books-byte"].sha256}
+    assert {record.resolved.data and record.resolved.data.sha256 for record in records} == {
+        KNOWN["data/books-byte"].sha256
+    }
 
 
 def test_the_books_are_found_in_a_clone_in_the_order_of_the_list(

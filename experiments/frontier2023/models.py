@@ -6,7 +6,6 @@ optimizer, one moment of Adam's two. Here both moments are kept, as ZeRO counts 
 counted.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,12 +20,13 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
 from harness.predict.published_scaling import on_frontier
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.cost.place import parameter_bytes
 from impl.model.sizes import named
 from impl.plan import ZeroStage
-from impl.run import Run, from_dict
+from impl.run import Run
 
 GCD = 64 * 2**30
 """Bytes."""
@@ -82,7 +82,7 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _run(row: Row) -> Run:
-    return from_dict(json.loads(row["point"]))
+    return row["point"]
 
 
 BILLIONS: dict[str, Any] = {"unit": "billion", "scale": 1e9}

@@ -22,12 +22,12 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import COLUMNS, combine
 from harness.experiment.experiment import Experiment
 from harness.predict.published_scaling import FITTED, MICROBATCH, STUDIES, Kind, published_efficiency, run_of
-from harness.records.labels import point
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record, point
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan
-from impl.run import Run, to_dict
+from impl.run import Run
 
 KINDS: tuple[Kind, ...] = ("weak", "strong")
 """Kinds that verdicts are about; the fitted one is shown in the table only."""
@@ -53,18 +53,18 @@ def on_cpus(model: ModelConfig, kind: Kind, dp: int, repeat: int = 0) -> Run:
 
 
 @cache
-def _points() -> dict[str, tuple[Kind, str, int, float]]:
+def _points() -> dict[Run, tuple[Kind, str, int, float]]:
     """Kind, study, replicas and published efficiency of every point of the experiment, by the point of its run."""
-    found: dict[str, tuple[Kind, str, int, float]] = {}
+    found: dict[Run, tuple[Kind, str, int, float]] = {}
     for study in STUDIES:
         for kind in MICROBATCH:
             for dp in BETWEEN[study.model]:
                 printed = published_efficiency(study.model, kind) / 100 if dp == study.many else math.nan
-                found[point(to_dict(run_of(study, kind, dp)))] = kind, study.model, dp, printed
+                found[point(run_of(study, kind, dp))] = kind, study.model, dp, printed
     for model in (SMOKE, SMALL):
         for kind in KINDS:
             for dp in (1, 2):
-                found[point(to_dict(on_cpus(model, kind, dp)))] = kind, "", dp, math.nan
+                found[point(on_cpus(model, kind, dp))] = kind, "", dp, math.nan
     return found
 
 

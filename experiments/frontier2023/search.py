@@ -23,7 +23,8 @@ from harness.experiment.comparison import combine
 from harness.experiment.experiment import Experiment
 from harness.figures.style import COLOURS, panels
 from harness.predict.published_scaling import on_frontier
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from harness.records.source import to_draw
 from harness.tune.search import Journal, shapley, study_of
 from impl.evaluation_config import EvaluationConfig

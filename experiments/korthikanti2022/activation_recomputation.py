@@ -7,7 +7,6 @@ faster than with full recomputation (table 5). PTD-P recomputes fully: at most a
 with room for batches whose smaller pipeline bubble makes up for more than that (section 5.6, figure 17).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,8 +31,9 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import POINTS
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
-from harness.records.labels import point
-from harness.records.measures import Record, about, combine, frame
+from harness.records.labels import apart_from
+from harness.records.measures import about, combine, frame
+from harness.records.record import Record, point
 from harness.records.store import SIMULATED
 from impl.cost.activations import layer_bytes
 from impl.evaluation_config import EvaluationConfig
@@ -41,7 +41,7 @@ from impl.model.config import ModelConfig
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run, from_dict, to_dict
+from impl.run import Run
 
 WAYS: dict[str, dict[str, Any]] = {
     "": {},
@@ -102,7 +102,7 @@ def of_table_5(name: str, way: str) -> Run:
 
 
 @cache
-def of_the_paper() -> dict[str, tuple[Run, dict[str, float]]]:
+def of_the_paper() -> dict[Run, tuple[Run, dict[str, float]]]:
     """Every point of figure 7, tables 4 and 5 and PTD-P's figure 17: its run, and what is printed of times."""
     found: list[tuple[Run, dict[str, float]]] = []
     for name in PAPER:
@@ -117,7 +117,7 @@ def of_the_paper() -> dict[str, tuple[Run, dict[str, float]]]:
         without = printed("sequence_rate_no_recompute", global_batch=row["global_batch"])
         times = {"published_speed": row["value"] / without, "published_rate": row["value"]}
         found.append((with_way(on_selene(row, named("ptdp-145.6b")), way), times))
-    return {point(to_dict(run)): (run, times) for run, times in found}
+    return {point(run): (run, times) for run, times in found}
 
 
 @cache
@@ -126,7 +126,7 @@ def described(run: Run) -> dict[str, Any]:
     names = same_in_paper(run.model, run.plan.tp) if run.model.dropout else []
     way, known = way_of(run), layer_bytes(run)
     share = printed(f"activation_memory{way}", model=names[0]) / 100 if names and way else math.nan
-    _, times = of_the_paper().get(point(to_dict(run)), (run, {}))
+    _, times = of_the_paper().get(point(run), (run, {}))
     degrees = {name: getattr(run.plan, name) for name in ("tp", "pp", "sequence_parallel", "recompute")}
     return {
         **degrees,
@@ -150,17 +150,10 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     found = combine(rows, ("point", "source", "device_name"), (RATE, LAYER, "step_seconds", "mfu", "hfu"))
     out = []
     for row in found:
-        config = json.loads(row["point"])
-        out.append(
-            row | described(from_dict(config)) | {"apart": _apart(config), "seq_len": config["model"]["seq_len"]}
-        )
+        run: Run = row["point"]
+        apart = apart_from(run, "plan.sequence_parallel", "plan.recompute")
+        out.append(row | described(run) | {"apart": apart, "seq_len": run.model.seq_len})
     return [row | _against_the_others(row, out) for row in out]
-
-
-def _apart(config: Mapping[str, Any]) -> str:
-    """A point without its way."""
-    plan = {name: v for name, v in config["plan"].items() if name not in ("sequence_parallel", "recompute")}
-    return json.dumps({**config, "plan": plan}, sort_keys=True)
 
 
 def _against_the_others(row: Mapping[Any, Any], rows: Sequence[Mapping[Any, Any]]) -> dict[str, float]:
@@ -267,9 +260,10 @@ def selective_is_cheap(rows: Sequence[Row]) -> Evidence | None:
     """Whether selective recomputation takes less than half of the time that full takes, for the same run."""
     by_way = speeds(rows, is_pipeline=False)
     taken = {way: {row["apart"]: 1 / row["speed"] - 1 for row in found} for way, found in by_way.items()}
-    both = set(taken.get("_selective", {})) & set(taken.get(FULL, {}))
-    numbers = [f"{taken['_selective'][key]:+.0%} of a step, full {taken[FULL][key]:+.0%}" for key in sorted(both)]
-    return tally([taken["_selective"][key] < taken[FULL][key] / 2 for key in sorted(both)], "pairs", "; ".join(numbers))
+    selective, full = taken.get("_selective", {}), taken.get(FULL, {})
+    both = [(selective[key], full[key]) for key in selective if key in full]
+    numbers = [f"{one:+.0%} of a step, full {other:+.0%}" for one, other in both]
+    return tally([one < other / 2 for one, other in both], "pairs", "; ".join(numbers))
 
 
 def beats_full(rows: Sequence[Row]) -> Evidence | None:

@@ -5,7 +5,6 @@ tensor parallelism the activations take 59 to 131 GiB more: no model fits (Korth
 sequence parallelism and selective recomputation they take a fifth of that, and all fit.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,15 +21,15 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
 from harness.figures.style import COLOURS, legend, panels
-from harness.records.labels import point
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record, point
 from harness.records.source import to_draw
 from impl.cost.activations import layer_bytes
 from impl.cost.place import parameter_bytes
 from impl.evaluation_config import EvaluationConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run, from_dict, to_dict
+from impl.run import Run
 
 A100 = 80e9
 """Bytes."""
@@ -55,9 +54,9 @@ def by_formula(run: Run, parameters: float, in_flight: float) -> dict[str, float
 
 
 @cache
-def of_the_figure() -> dict[str, dict[str, Any]]:
+def of_the_figure() -> dict[Run, dict[str, Any]]:
     """Every bar of figure 1 by the point of its run."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[Run, dict[str, Any]] = {}
     for name in PAPER:
         gib = {row["quantity"]: row["value"] for row in published("korthikanti2022").to_dict("records")
                if row["where"] == "figure 1" and row["model"] == name}  # fmt: skip
@@ -65,7 +64,7 @@ def of_the_figure() -> dict[str, dict[str, Any]]:
             run = of_table_5(name, way)
             states, activations = gib["state_gib"] * 2**30, gib[quantity] * 2**30
             sizes = {"published_states": states, "published_activations": activations}
-            found[point(to_dict(run))] = {"run": run, "model": f"GPT {name.rpartition('-')[2].upper()}", **sizes}
+            found[point(run)] = {"run": run, "model": f"GPT {name.rpartition('-')[2].upper()}", **sizes}
     return found
 
 
@@ -75,7 +74,7 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
         return []
     out = []
     for row in rows.drop_duplicates("id").to_dict("records"):
-        run = from_dict(json.loads(row["point"]))
+        run = row["point"]
         bar = of_the_figure().get(row["point"], {})
         if way_of(run) not in WAYS or (not bar and math.isnan(row[LAYER])):
             continue
@@ -83,7 +82,7 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
         needed = row["peak_memory_bytes"] if row["memory_kind"] == "predicted bytes" else math.nan
         in_flight = row["microbatches_in_flight"] if run.plan.pp > 1 else 1.0
         formula = by_formula(run, row["parameters"], in_flight if bar else math.nan)
-        apart = point(to_dict(with_way(run, "")))
+        apart = point(with_way(run, ""))
         own = {"way": way_of(run), "needed": needed, "apart": apart, "predicted_layer": float(layer_bytes(run))}
         out.append(row | known | formula | own)
     return sorted(out, key=lambda row: (row["parameters"], row["pp"], row["way"]))

@@ -8,7 +8,6 @@ paper's degree, and its ratio of sequence to head size, has the share of the lar
 """
 
 import functools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,9 @@ from harness.analysis.render import Column, Table, shown
 from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
-from harness.records.measures import Record, about, combine, frame
+from harness.records.labels import apart_from
+from harness.records.measures import about, combine, frame
+from harness.records.record import Record
 from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -81,13 +82,13 @@ def published_share(name: str) -> float:
 
 def formula(row: Mapping[Any, Any], *, is_split: bool | None = None) -> float:
     """Table 2's bytes of a layer, with or without sequence parallelism, or as the point has it."""
-    config = json.loads(row["point"])
+    run: Run = row["point"]
     return activation_bytes_per_layer(
-        ModelConfig(**config["model"]),
-        config["train"]["microbatch"],
+        run.model,
+        run.train.microbatch,
         tp=row["tp"],
         sequence_parallel=row["sequence_parallel"] if is_split is None else is_split,
-        element_size=ELEMENT_BYTES[config["precision"]],
+        element_size=ELEMENT_BYTES[run.precision],
     )
 
 
@@ -104,9 +105,9 @@ def layers(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     alone = {_apart(row): row[LAYER] for row in found if not row["sequence_parallel"]}
     out = []
     for row in found:
-        model = ModelConfig(**json.loads(row["point"])["model"])
+        model = row["point"].model
         extra = {"hidden": model.hidden_size, "seq_len": model.seq_len, "scores": scores(model)}
-        extra |= {"microbatch": json.loads(row["point"])["train"]["microbatch"], "formula": formula(row)}
+        extra |= {"microbatch": row["point"].train.microbatch, "formula": formula(row)}
         extra |= {"measured_over_formula": row[LAYER] / extra["formula"], "names": same_in_paper(model, row["tp"])}
         out.append(row | extra | _share(row, extra, alone.get(_apart(row), math.nan)))
     return out
@@ -125,11 +126,9 @@ def _share(row: Mapping[Any, Any], layer: Mapping[str, Any], alone: float) -> di
     }
 
 
-def _apart(row: Mapping[Any, Any]) -> str:
+def _apart(row: Mapping[Any, Any]) -> Run:
     """A point without what says whether it is sequence parallel."""
-    config = json.loads(row["point"])
-    config["plan"].pop("sequence_parallel", None)
-    return json.dumps(config)
+    return apart_from(row["point"], "plan.sequence_parallel")
 
 
 BYTES: dict[str, Any] = {"unit": "MiB", "si": "B", "scale": 2**20}

@@ -20,7 +20,8 @@ from harness.analysis.tables import EFFICIENCY, FLOP_RATE, MARK, MODEL, PUBLISHE
 from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.experiment import Experiment, Tier
 from harness.experiment.published import published
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe

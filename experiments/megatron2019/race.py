@@ -7,7 +7,6 @@ point is pretrained and keeps its last checkpoint; others start from its weights
 initial weights, which tells what pretraining is worth.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,8 @@ from harness.experiment.claims import Claim, Evidence, Row, mean_by, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
 from harness.records.evaluations import evaluations
-from harness.records.measures import Record, about, size_name
+from harness.records.measures import about, size_name
+from harness.records.record import Record
 from impl.data.config import OPTIONS, SYNTHETIC, DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -103,7 +103,7 @@ def at_paper_scale(name: str, tp: int, batch: int, lr: float) -> list[Run]:
 
 def is_pretrained(row: Row) -> bool:
     """Whether a run that answers questions started from pretrained weights."""
-    return json.loads(row["point"])["start"] is not None
+    return row["point"].start is not None
 
 
 def accuracies(rows: Sequence[Row], name: str = TEST, *, pretrained: bool = True) -> dict[float, float]:
@@ -123,7 +123,7 @@ def rises_with_size(rows: Sequence[Row]) -> Evidence | None:
 
 def on_race(rows: Sequence[Row]) -> list[Row]:
     """Runs that were asked RACE's own questions: how hard others are we have chosen ourselves."""
-    return [row for row in rows if json.loads(row["point"])["data"]["race"] not in (None, SYNTHETIC)]
+    return [row for row in rows if row["point"].data.race not in (None, SYNTHETIC)]
 
 
 def middle_is_easier(rows: Sequence[Row]) -> Evidence | None:
@@ -152,10 +152,10 @@ def beats_guessing(rows: Sequence[Row]) -> Evidence | None:
 def as_published(rows: Sequence[Row]) -> Evidence | None:
     real = on_race(rows)
     found, table_5 = accuracies(real), _table_5()[TEST]
-    models = {row["parameters"]: json.loads(row["point"])["model"] for row in real}
+    models = {row["parameters"]: row["point"].model for row in real}
     pairs = []
     for size, value in found.items():
-        shape = {name: models[size][name] for name in ("num_layers", "hidden_size", "num_heads")}
+        shape = {name: getattr(models[size], name) for name in ("num_layers", "hidden_size", "num_heads")}
         pairs += [(value, table_5[n]) for n in PAPER_SIZES if all(getattr(named(n), k) == v for k, v in shape.items())]
     numbers = ", ".join(f"{value:.1%} (published {there:.1%})" for value, there in pairs)
     return tally([abs(value - there) <= POINT for value, there in pairs], "models", numbers)
@@ -172,12 +172,12 @@ def table(records: Sequence[Record]) -> Table:
     """Accuracy on both schools' questions by size and start, the paper's models below."""
     title = f"RACE: questions answered after fine-tuning{about(records)}"
     found = evaluations(records)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[Run | str, dict[str, Any]] = {}
     for name, column in TESTS.items():
         if name not in set(found["name"]):
             continue
         for point in scores(records, name, "choice").to_dict("records"):
-            if json.loads(point["point"])["data"]["race"] is None:
+            if point["point"].data.race is None:
                 continue  # pretraining that failed was asked nothing
             row = rows.setdefault(point["point"], {key: point[key] for key in ("model", "parameters", "n")})
             row |= {"start": "pretrained" if is_pretrained(point) else "initial weights", "whose": "ours"}

@@ -20,7 +20,8 @@ from harness.analysis.tables import EFFICIENCY, MARK, MODEL, PUBLISHED, RANKS, R
 from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import COLUMNS
 from harness.experiment.experiment import Experiment
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.model.config import ModelConfig
 from impl.model.sizes import named
 from impl.plan import Plan

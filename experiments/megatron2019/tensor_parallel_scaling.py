@@ -10,7 +10,6 @@ parallelism). Input gradients are reduced while weight gradients are computed, o
 """
 
 import functools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +24,9 @@ from harness.analysis.tables import EFFICIENCY, FLOP_RATE, MARK, MODEL, PUBLISHE
 from harness.experiment.claims import Check, Claim, Evidence, Row, tally
 from harness.experiment.experiment import Experiment, Tier
 from harness.experiment.published import published
-from harness.records.labels import SHAPE, labels
-from harness.records.measures import Record, about, frame
+from harness.records.labels import SHAPE, apart_from, labels
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from harness.records.store import SIMULATED
 from impl.cost.memory import state_bytes
 from impl.evaluation_config import EvaluationConfig
@@ -84,7 +84,7 @@ def points(
 
 def model_of(row: Mapping[Any, Any]) -> ModelConfig:
     """The model of a row of `measures.frame`."""
-    return ModelConfig(**json.loads(row["point"])["model"])
+    return row["point"].model
 
 
 def what_grows(row: Mapping[Any, Any]) -> str:
@@ -149,7 +149,7 @@ def table(records: Sequence[Record]) -> Table:
     rows = pd.DataFrame(sorted(found, key=lambda row: (order.index(row["grows"]), row["tp"], not is_plain(row))))
     if rows.empty:
         return Table("tensor_parallel", title, (), rows)
-    rows["varies"] = labels(list(rows["point"]), records, SHAPE)
+    rows["varies"] = labels(list(rows["point"]), SHAPE)
     rows["line"] = [_line(row) for row in rows.to_dict("records")]
     notes = [
         "Efficiency is the rate of model FLOPs per device over the first row's, one rank. Published: that of the "
@@ -222,7 +222,7 @@ def states_fall(rows: Sequence[Row]) -> Evidence | None:
         if math.isnan(row["split_state_bytes"]):
             continue
         ours = row["split_state_bytes"], row["whole_state_bytes"]
-        precision = json.loads(row["point"])["precision"]
+        precision = row["point"].precision
         exact += [ours == state_bytes(model_of(row), int(row["vocab_size"]), tp=row["tp"], precision=precision)]
         held.setdefault(row["model"], {})[row["tp"]] = ours
     numbers = [
@@ -241,12 +241,11 @@ def no_slower(way: str) -> Check:
     """
 
     def check(rows: Sequence[Row]) -> Evidence | None:
-        by_point: dict[str, dict[bool, dict[Any, Any]]] = {}
+        by_point: dict[tuple[Run, str], dict[bool, dict[Any, Any]]] = {}
         for row in efficiencies(pd.DataFrame(list(rows))):
-            config = json.loads(row["point"])
-            is_on = config["plan"].pop(way, None)
+            apart, is_on = apart_from(row["point"], f"plan.{way}"), getattr(row["point"].plan, way)
             if row["tp"] > 1 and not row["oversubscribed"]:
-                by_point.setdefault(json.dumps([config, row["device_name"]]), {})[is_on] = row
+                by_point.setdefault((apart, row["device_name"]), {})[is_on] = row
         pairs = [(both[True], both[False]) for both in by_point.values() if len(both) == 2]
         pairs = [(on, off) for on, off in pairs if on["source"] != SIMULATED or on[RATE] != off[RATE]]
         ratios = [on[RATE] / off[RATE] for on, off in pairs]

@@ -22,8 +22,8 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import ARCHIVE
 from harness.predict.systems import load_system
-from harness.records.labels import point
-from harness.records.measures import Record, about, combine, frame, size_name
+from harness.records.measures import about, combine, frame, size_name
+from harness.records.record import Record, point
 from harness.records.store import SIMULATED
 from harness.tune.tune import best_plan
 from impl.cost.parameters import count_parameters
@@ -32,7 +32,7 @@ from impl.model.config import ModelConfig
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Precision, Run, to_dict
+from impl.run import Precision, Run
 from impl.simulator.plans import DEFAULTS, KNOBS
 
 Way = Literal["by hand", "same knobs", "all knobs"]
@@ -341,12 +341,12 @@ def runs(hands: Sequence[Hand], repeats: int = 1) -> list[Run]:
 
 
 @cache
-def meant_by() -> dict[str, list[tuple[Hand, Way]]]:
+def meant_by() -> dict[Run, list[tuple[Hand, Way]]]:
     """Recipes and ways that a point stands for."""
-    found: dict[str, list[tuple[Hand, Way]]] = {}
+    found: dict[Run, list[tuple[Hand, Way]]] = {}
     for hand in (*HANDS, *CPUS):
         for way in WAYS:
-            found.setdefault(point(to_dict(hand.way(way))), []).append((hand, way))
+            found.setdefault(point(hand.way(way)), []).append((hand, way))
     return found
 
 

@@ -18,7 +18,8 @@ from harness.analysis.render import Column, Table
 from harness.analysis.tables import FLOP_RATE, MARK, MILLI, MODEL, PERCENT, RUNS, TERA, measured
 from harness.experiment.claims import Evidence, Row
 from harness.experiment.experiment import Experiment
-from harness.records.measures import Record, about, combine, frame, size_name
+from harness.records.measures import about, combine, frame, size_name
+from harness.records.record import Record
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named

@@ -5,7 +5,6 @@ ZeRO, figure 3). Gradients are all-reduced in buckets while the backward pass ru
 reduction after it, so that the difference is what overlap buys.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -68,7 +67,7 @@ def compared(rows: Sequence[Row]) -> list[dict[Any, Any]]:
         return []
     points = combine(found, ("point", "source", "device_name"), (RATE,))
     for row in points:
-        row["overlap"] = json.loads(row["point"])["plan"]["overlap_grad_reduce"]
+        row["overlap"] = row["point"].plan.overlap_grad_reduce
     of = lambda row: (row["model"], row["device_name"], row["engine"], row["overlap"])
     alone = {of(row): row for row in points if row["ranks"] == 1}
     out = []

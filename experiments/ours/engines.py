@@ -20,7 +20,8 @@ from harness.analysis.tables import GIB, MARK, MODEL, RANKS, RUNS, measured
 from harness.experiment.claims import Check, Claim, Evidence, Row, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.pairs import Cell, cells, in_words, reaches_below
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named
@@ -55,21 +56,20 @@ def pipelines(n: int, chunks: int) -> list[Plan]:
     ]
 
 
-def plan_name(plan: Mapping[str, Any]) -> str:
+def plan_name(plan: Plan) -> str:
     """What a plan over one axis is called: `dp`, `zero 3`, `tp, sequence parallel`, `pp, 1F1B`."""
-    if plan["tp"] > 1:
-        return "tp, sequence parallel" if plan["sequence_parallel"] else "tp"
-    if plan["pp"] > 1:
-        return f"pp, {SCHEDULES.get(plan['schedule'], plan['schedule'])}"
-    return f"zero {plan['zero_stage']}" if plan["zero_stage"] else "dp"
+    if plan.tp > 1:
+        return "tp, sequence parallel" if plan.sequence_parallel else "tp"
+    if plan.pp > 1:
+        return f"pp, {SCHEDULES.get(plan.schedule, plan.schedule)}"
+    return f"zero {plan.zero_stage}" if plan.zero_stage else "dp"
 
 
-def order(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Where a configuration stands among others of its model: as in the docstring, fp32 before bf16."""
-    plan = config["plan"]
-    schedule = [*SCHEDULES, plan["schedule"]].index(plan["schedule"])
-    way = plan["pp"] > 1, plan["tp"] > 1, plan["sequence_parallel"], schedule, plan["zero_stage"]
-    return (*way, config["precision"] != "fp32")
+def order(run: Run) -> tuple[Any, ...]:
+    """Where a run stands among others of its model: as in the docstring, fp32 before bf16."""
+    plan = run.plan
+    schedule = [*SCHEDULES, plan.schedule].index(plan.schedule)
+    return (plan.pp > 1, plan.tp > 1, plan.sequence_parallel, schedule, plan.zero_stage, run.precision != "fp32")
 
 
 def by_every_engine(
@@ -88,15 +88,15 @@ def by_every_engine(
 
 def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
     """Each plan in each precision, with what every engine takes, and ours over the peer that is fastest there."""
-    found = cells(rows, lambda config: config.pop("engine"))
-    return [_compared(cell) for cell in sorted(found, key=lambda c: (c.first["parameters"], *order(c.config)))]
+    found = cells(rows, "engine", choice=lambda run: run.engine)
+    return [_compared(cell) for cell in sorted(found, key=lambda c: (c.first["parameters"], *order(c.run)))]
 
 
 def _compared(cell: Cell) -> dict[str, Any]:
     own: dict[str, Any] = {
         name: cell.first[name] for name in ("model", "ranks", "device", "device_name", "backend", "memory_kind")
     }
-    own |= {"plan": plan_name(cell.config["plan"]), "precision": cell.config["precision"]}
+    own |= {"plan": plan_name(cell.run.plan), "precision": cell.run.precision}
     for engine in ENGINES:
         rate = cell.mean(engine, "tokens_per_second")
         own[f"{engine}_rate"] = rate.mean if rate.n else cell.why_not.get(engine, math.nan)
@@ -114,7 +114,7 @@ def _compared(cell: Cell) -> dict[str, Any]:
         "estimate": ratio,
         "n": max(len(runs) for runs in cell.runs.values()),
         "memory_ratio": own["native_memory"] / least,
-        "zero_stage": cell.config["plan"]["zero_stage"],
+        "zero_stage": cell.run.plan.zero_stage,
         "oversubscribed": cell.is_crowded,
         **_losses(cell),
     }

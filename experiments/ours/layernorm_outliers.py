@@ -21,7 +21,8 @@ from experiments.ours.engines import claimed
 from harness.analysis.render import Column, Table, number, shown
 from harness.experiment.claims import Claim, Evidence, Row, measured, tally
 from harness.experiment.experiment import Experiment
-from harness.records.measures import Record, about
+from harness.records.measures import about
+from harness.records.record import Dimensions, Record
 from harness.records.statistics import estimate
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
@@ -45,13 +46,13 @@ EARLY = 0.5
 MEASURES = ("outliers", "ratio", "weight", "same", "lost", "lost_average")
 
 
-def seen(looked: Mapping[str, Any]) -> dict[str, float]:
+def seen(looked: Dimensions) -> dict[str, float]:
     """What one look at the dimensions says: MEASURES; NaN for what was not looked at."""
-    sizes = np.array(list(looked["layers"].values()))
+    sizes = np.array(list(looked.layers.values()))
     deviations = (sizes - sizes.mean(axis=1, keepdims=True)) / np.maximum(sizes.std(axis=1, keepdims=True), 1e-12)
-    weights = [norm["weight"] for norm in looked["norms"].values()]
+    weights = [norm["weight"] for norm in looked.norms.values()]
     (_, most) = Counter(dimension for _, dimension in weights).most_common(1)[0] if weights else (0, math.nan)
-    zeroed = [nats - looked["nats"] for _, nats in looked.get("zeroed") or ((0, math.nan),) * 2]
+    zeroed = [nats - looked.nats for _, nats in looked.zeroed or ((0, math.nan),) * 2]
     return {
         "outliers": float(((deviations > FAR).mean(axis=0) >= IN_LAYERS).sum()),
         "ratio": float((sizes / np.median(sizes, axis=1, keepdims=True)).mean(axis=0).max()),
@@ -70,8 +71,8 @@ def looks(rows: Sequence[Row]) -> list[dict[str, Any]]:
             continue
         known = {name: row[name] for name in ("id", "family", "model", "norm_placement", "seed", "parameters")}
         for one in row["course"]:
-            if looked := one.get("dimensions"):
-                when = {"tokens": one["step"] * row["tokens_per_step"], "share": one["step"] / row["step"]}
+            if looked := one.dimensions:
+                when = {"tokens": one.step * row["tokens_per_step"], "share": one.step / row["step"]}
                 found.append(known | when | seen(looked))
     return found
 

@@ -22,7 +22,8 @@ from harness.analysis.scaling_law import Fitted, Law, Point, between, can_fit, f
 from harness.experiment.claims import Claim, Evidence, Row, measured, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
-from harness.records.measures import Record, about, size_name
+from harness.records.measures import about, size_name
+from harness.records.record import Record
 from harness.records.statistics import estimate
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
@@ -52,9 +53,9 @@ def points_of(rows: Sequence[Row]) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for row in rows:
         for one in row["course"] if _counts(row) else ():
-            if one["step"] >= FITTED_FROM * row["step"]:
-                tokens = float(one["step"] * row["tokens_per_step"])
-                point = Point(float(row["parameters"]), tokens, one["nats"] / one["tokens"], row["id"])
+            if one.step >= FITTED_FROM * row["step"]:
+                tokens = float(one.step * row["tokens_per_step"])
+                point = Point(float(row["parameters"]), tokens, one.per("tokens"), row["id"])
                 found.setdefault(row["norm_placement"], []).append(point)
     return {norm: found[norm] for norm in PLACEMENTS if norm in found}
 

@@ -18,7 +18,8 @@ from harness.analysis.tables import MARK, MILLI, MODEL, RANKS, RUNS, measured
 from harness.experiment.claims import Check, Evidence, Row, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.pairs import Cell, cells, in_words
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named
@@ -57,17 +58,17 @@ def with_and_without(
     ]
 
 
-def without(config: dict[str, Any]) -> str:
-    """The overlap that a configuration does without, taken out of it; empty where it has all."""
-    missing = [name for name in OVERLAPS if not config["plan"].pop(name)]
-    return " ".join(missing)
+def without(run: Run) -> str:
+    """The overlap that a run does without; empty where it has all."""
+    return " ".join(name for name in OVERLAPS if not getattr(run.plan, name))
 
 
 def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
     """Each overlap of each plan: a step with it, without it, and their ratio over the pairs of repeats."""
+    found = cells(rows, *(f"plan.{name}" for name in OVERLAPS), choice=without)
     return [
         _compared(cell, name)
-        for cell in sorted(cells(rows, without), key=lambda cell: (cell.first["parameters"], *order(cell.config)))
+        for cell in sorted(found, key=lambda cell: (cell.first["parameters"], *order(cell.run)))
         for name in OVERLAPS
         if "" in cell.runs and name in cell.runs
     ]
@@ -78,8 +79,8 @@ def _compared(cell: Cell, name: str) -> dict[str, Any]:
     on, off, ratio = cell.mean("", "step_seconds"), cell.mean(name, "step_seconds"), cell.ratio("", name)
     losses = [{row["losses"] for row in cell.runs[way].values()} for way in ("", name)]
     return described | {
-        "plan": plan_name(cell.config["plan"]),
-        "precision": cell.config["precision"],
+        "plan": plan_name(cell.run.plan),
+        "precision": cell.run.precision,
         "overlap": name,
         "overlapped": OVERLAPS[name],
         "with": on.mean,

@@ -19,7 +19,8 @@ from harness.analysis.tables import MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, me
 from harness.experiment.claims import Evidence, Row
 from harness.experiment.experiment import Experiment
 from harness.experiment.pairs import cells
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named
@@ -47,15 +48,15 @@ def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
     sources: dict[str, list[Mapping[Any, Any]]] = {}
     for row in rows:
         sources.setdefault(row["source"], []).append(row)
-    ran = {str(cell.config): cell for cell in cells(sources.get("measured", []), lambda _: "") if cell.runs}
+    ran = {cell.run: cell for cell in cells(sources.get("measured", []), choice=lambda _: "") if cell.runs}
     found = []
-    for cell in cells(sources.get("simulated", []), lambda _: ""):
-        if cell.runs and (other := ran.get(str(cell.config))) is not None:
+    for cell in cells(sources.get("simulated", []), choice=lambda _: ""):
+        if cell.runs and (other := ran.get(cell.run)) is not None:
             step, predicted = other.mean("", "step_seconds"), cell.mean("", "step_seconds").mean
             first = other.first
             found.append({
                 **{of: first[of] for of in ("model", "ranks", "device", "device_name", "backend", "microbatches")},
-                "plan": _plan(cell.config["plan"]),
+                "plan": _plan(cell.run.plan),
                 "step": step.mean,
                 "step_half_width": math.nan if step.half_width is None else step.half_width,
                 "predicted": predicted,
@@ -67,9 +68,9 @@ def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _plan(plan: Mapping[str, Any]) -> str:
-    again = "" if plan["recompute"] == "none" else f", {plan['recompute']} recomputation"
-    return plan_name(plan) + (", zero-bubble" if plan["schedule"] == "zb_h1" else "") + again
+def _plan(plan: Plan) -> str:
+    again = "" if plan.recompute == "none" else f", {plan.recompute} recomputation"
+    return plan_name(plan) + (", zero-bubble" if plan.schedule == "zb_h1" else "") + again
 
 
 STEP: dict[str, Any] = {"unit": "ms", "si": "s", "scale": MILLI}

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -25,14 +26,15 @@ from harness.experiment.experiment import Experiment
 from harness.experiment.pairs import Cell, cells
 from harness.experiment.published import published
 from harness.predict.systems import load_system, names
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.cost.parameters import ELEMENT_BYTES
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Precision, Run, from_dict
+from impl.run import Precision, Run
 from impl.simulator.seconds import collective, group
 
 SLOWER = 1.02
@@ -42,6 +44,7 @@ NEAR = 0.02
 GATHERS = 4
 """That computing once would add to a layer and microbatch: for attention and MLP, forward and backward."""
 OF_TABLE_4 = "korthikanti-22b"
+SPLIT = "plan.sequence_parallel"
 
 
 def both(model: ModelConfig, tp: int, recipe: Recipe, precision: Precision = "fp32", repeats: int = 1) -> list[Run]:
@@ -57,9 +60,7 @@ def both(model: ModelConfig, tp: int, recipe: Recipe, precision: Precision = "fp
 def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
     """Every model on so many ranks, with both ways' steps and their ratio, by device."""
     found = [
-        _compared(cell)
-        for cell in cells(rows, lambda config: config["plan"].pop("sequence_parallel"))
-        if {False, True} <= cell.runs.keys()
+        _compared(cell) for cell in cells(rows, SPLIT, choice=attrgetter(SPLIT)) if {False, True} <= cell.runs.keys()
     ]
     return sorted(found, key=lambda row: (str(row["system"] or ""), row["parameters"], row["ranks"]))
 
@@ -92,7 +93,7 @@ def gathers(cell: Cell) -> float:
     """Seconds of a step's GATHERS, of all tokens' hidden states each, by the curves of the system; NaN: not known."""
     if cell.first["system"] not in names():
         return math.nan
-    run, system = from_dict(cell.config), _system(cell.first["system"])
+    run, system = cell.run, _system(cell.first["system"])
     size = run.train.microbatch * run.model.seq_len * run.model.hidden_size * ELEMENT_BYTES[run.precision]
     one = float(collective(system, "all_gather", size, group(("tp",), run.plan, system.node.size.value)))
     return GATHERS * run.model.num_layers * run.microbatches * one
@@ -103,7 +104,7 @@ _system = cache(load_system)
 
 def is_of_table_4(cell: Cell) -> bool:
     """Whether this is the layer that Korthikanti et al. time: of 22B parameters, on 8 GPUs, four sequences."""
-    run = from_dict(cell.config)
+    run = cell.run
     same = replace(named(OF_TABLE_4), num_layers=run.model.num_layers) == run.model
     return same and run.plan.tp == 8 and run.train.microbatch == 4
 

@@ -6,7 +6,6 @@ precision, microbatch, recomputation and torch.compile, and by engine: ours, PyT
 hands, and in DeepSpeed's.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,14 +19,14 @@ from harness.analysis.tables import FLOP_RATE, GIB, MARK, MILLI, MODEL, PERCENT,
 from harness.experiment.claims import Evidence, Row, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.pairs import Cell, cells, in_words
-from harness.records.labels import point
-from harness.records.measures import Record, about, combine, frame
+from harness.records.measures import about, combine, frame
+from harness.records.record import Record, point
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.model.sizes import named
 from impl.plan import Plan, Recompute, ZeroStage
 from impl.recipe import Recipe
-from impl.run import EngineName, Precision, Run, to_dict
+from impl.run import EngineName, Precision, Run
 
 H200, MFU = "NVIDIA H200", 0.55
 """Of its 989 TFLOP/s: about 70% of what a plain product of 8192 x 8192 matrices in bf16 reaches there."""
@@ -85,10 +84,9 @@ def on_gpu(model: ModelConfig, microbatches: Sequence[int]) -> list[Run]:
     return swept + recomputed
 
 
-def who_trains(config: dict[str, Any]) -> str:
-    """A key of WHO, taken out of a configuration."""
-    engine, stage = config.pop("engine"), config["plan"].pop("zero_stage")
-    return "torch, FSDP2" if engine == "torch" and stage else engine
+def who_trains(run: Run) -> str:
+    """A key of WHO."""
+    return "torch, FSDP2" if run.engine == "torch" and run.plan.zero_stage else run.engine
 
 
 MEASURES = (
@@ -107,7 +105,7 @@ def points(rows: pd.DataFrame) -> list[dict[str, Any]]:
     rows["hardware_share"] = rows["gemm_share"] * rows[HARDWARE_RATE] / rows[FLOP_RATE.key]
     by_point = {
         (row["point"], row["device_name"]): cell
-        for cell in cells(rows.to_dict("records"), who_trains)
+        for cell in cells(rows.to_dict("records"), "engine", "plan.zero_stage", choice=who_trains)
         for runs in cell.runs.values()
         for row in runs.values()
     }
@@ -121,15 +119,15 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _described(row: Mapping[Any, Any], cell: Cell) -> dict[str, Any]:
-    config = json.loads(row["point"])
-    who = who_trains(config)
+    run: Run = row["point"]
+    who = who_trains(run)
     ratio = cell.ratio(who, "native")
     is_ours = who == "native"
     return {
         **row,
         "engine": who,
-        "precision": config["precision"],
-        "compiled": "yes" if config["compile"] else "no",
+        "precision": run.precision,
+        "compiled": "yes" if run.compile else "no",
         "over_native": math.nan if is_ours else ratio.mean,
         "over_native_half_width": math.nan if is_ours or ratio.half_width is None else ratio.half_width,
         "cell": cell,
@@ -208,7 +206,7 @@ def best_is_ours(rows: Sequence[Row]) -> Evidence | None:
 
 def our_25m(rows: Sequence[Row], precision: Precision) -> list[dict[str, Any]]:
     """Our points of the 25M model on a CPU, nothing recomputed or compiled."""
-    meant = point(to_dict(alone(MODEL_25M, CPU, precision, "native")))
+    meant = point(alone(MODEL_25M, CPU, precision, "native"))
     return [row for row in timed(rows, "cpu") if row["point"] == meant]
 
 

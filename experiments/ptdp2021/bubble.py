@@ -20,7 +20,8 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import AS_SIMULATED, COLUMNS, PREDICTED, combine
 from harness.experiment.experiment import Experiment
 from harness.figures.style import beside_published
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from harness.records.source import to_draw
 from impl.model.config import ModelConfig
 from impl.plan import Plan

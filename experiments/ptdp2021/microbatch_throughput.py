@@ -17,7 +17,7 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import Figure, Printed, as_published, ordered
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
-from harness.records.measures import Record
+from harness.records.record import Record
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan

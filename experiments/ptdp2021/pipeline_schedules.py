@@ -23,7 +23,8 @@ from harness.analysis.tables import BUBBLE, MARK, MODEL, PERCENT, RANKS, RATE, R
 from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import AS_SIMULATED, COLUMNS, MIB, PREDICTED, combine
 from harness.experiment.experiment import Experiment
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.evaluation_config import EvaluationConfig
 from impl.model.sizes import named
 from impl.plan import Plan

@@ -6,7 +6,6 @@ gradients; shared layers keep their traffic within a node, and a shared depth se
 GPUs PTD-P is 6 and 24% faster; with twice as many, which halve what ZeRO-3 computes between transfers, by 70%.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,12 +20,12 @@ from harness.analysis.tables import FLOP_RATE
 from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import MIB, POINTS, Figure, Printed, as_published, combine
 from harness.experiment.experiment import Experiment
-from harness.records.measures import Record
+from harness.records.record import Record
 from impl.cost.place import Place
 from impl.cost.traffic import Counts, pipeline_traffic, state_traffic
 from impl.model.sizes import named
 from impl.plan import Plan
-from impl.run import Run, from_dict
+from impl.run import Run
 
 TWICE = 1.7
 """How fast PTD-P is over ZeRO-3 with twice the fewest GPUs."""
@@ -90,7 +89,7 @@ def counted(rows: Sequence[Row]) -> list[dict[str, Any]]:
     out = []
     for row in combine(pd.DataFrame(list(rows))):
         if not math.isnan(sent(row)) and row["ranks"] > 1:
-            formula = between_nodes(from_dict(json.loads(row["point"])), int(row["vocab_size"]))
+            formula = between_nodes(row["point"], int(row["vocab_size"]))
             known = {name: row[name] for name in ("model", "ranks", "tp", "pp", "zero_stage", "global_batch")}
             out.append(known | {"between_nodes": sent(row), "formula": formula})
     return out

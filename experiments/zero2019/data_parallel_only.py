@@ -23,13 +23,13 @@ from harness.experiment.comparison import COLUMNS, POINTS, Printed, combine
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
 from harness.figures.style import beside_published
-from harness.records.labels import point
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record, point
 from harness.records.source import to_draw
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan, ZeroStage
-from impl.run import Run, to_dict
+from impl.run import Run
 
 V100 = 32 * 2**30
 """Bytes."""
@@ -42,16 +42,16 @@ def run_of(printed: Printed) -> Run:
 
 
 @cache
-def of_the_figure() -> dict[str, dict[str, Any]]:
+def of_the_figure() -> dict[Run, dict[str, Any]]:
     """Every point of figure 4 by the point of its run, and one that plain data parallelism has no room for."""
     rows = published("zero2019").query("where == 'figure 4'").to_dict("records")
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[Run, dict[str, Any]] = {}
     for row in rows:
         run, size = run_of(row), row["note"].partition(":")[0]
-        found[point(to_dict(run))] = {"run": run, "model": f"GPT {size}", "published_rate": row["value"] * TERA}
+        found[point(run)] = {"run": run, "model": f"GPT {size}", "published_rate": row["value"] * TERA}
         if size == TOO_LARGE:
             plain = replace(run, plan=replace(run.plan, zero_stage=0))
-            found[point(to_dict(plain))] = {"run": plain, "model": f"GPT {size}", "published_rate": math.nan}
+            found[point(plain)] = {"run": plain, "model": f"GPT {size}", "published_rate": math.nan}
     return found
 
 

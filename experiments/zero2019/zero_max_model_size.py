@@ -18,7 +18,8 @@ from harness.analysis.render import Column, Table, shown
 from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.cost.memory import model_state_bytes
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

@@ -6,9 +6,8 @@ C3 divides gradients too (P_os+g), C4 adds P_a to that and C5 P_a+cpu. They trai
 150B parameters (figure 6); what they save (figure 7) buys larger batches, and with these speed (figure 8).
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,15 +22,15 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import POINTS, Printed
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
-from harness.records.labels import point
-from harness.records.measures import Record, about, combine, frame
+from harness.records.measures import about, combine, frame
+from harness.records.record import Record, point
 from harness.records.store import SIMULATED
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory_of_ranks
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan
-from impl.run import Precision, Run, from_dict, to_dict
+from impl.run import Precision, Run
 
 V100 = 32e9
 """Bytes."""
@@ -55,10 +54,10 @@ LAYER = "layer_activation_bytes"
 SMALL_BUCKETS = 2**16
 
 
-def configuration(plan: Mapping[str, Any]) -> str:
+def configuration(plan: Plan) -> str:
     """Its name in table 3; empty for other plans."""
     fields = ("zero_stage", "partition_activations", "offload_activations")
-    own = tuple(int(plan[name]) for name in fields)
+    own = tuple(int(getattr(plan, name)) for name in fields)
     named = {tuple(int(c.get(name, 0)) for name in fields): name for name, c in CONFIGURATIONS.items()}
     return named.get(own, "")
 
@@ -81,15 +80,15 @@ def predicted(run: Run) -> dict[str, float]:
 
 
 @cache
-def printed_rows() -> dict[str, dict[str, Any]]:
+def printed_rows() -> dict[Run, dict[str, Any]]:
     """Figures 7 and 8 as rows of the table, by the point of the run, with what is predicted for it."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[Run, dict[str, Any]] = {}
     for run, bar in of_the_paper():
         known = {"model": f"GPT {bar['note'].partition(':')[0]}", "configuration": _of_bar(bar), **predicted(run)}
         known |= {"tp": run.plan.tp, "dp": run.plan.dp, "microbatch": run.train.microbatch}
         is_rate = bar["where"] == "figure 8"
         known |= {"published_rate" if is_rate else "cached": bar["value"] * (TERA if is_rate else 1e9)}
-        rows[point(to_dict(run))] = {"published_rate": math.nan, "cached": math.nan} | known
+        rows[point(run)] = {"published_rate": math.nan, "cached": math.nan} | known
     return rows
 
 
@@ -103,10 +102,9 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     for row in combine(rows, ("point", "source", "device_name"), (FLOP_RATE.key,)):
         beside = printed_rows().get(row["point"], {})
         extra = {name: beside.get(name, math.nan) for name in ("published_rate", "cached")}
-        config = json.loads(row["point"])
-        is_recomputed = config["plan"]["recompute"] == "full"
-        extra |= {"configuration": configuration(config["plan"]) if is_recomputed else ""}
-        extra |= {"predicted_layer": layer_bytes(from_dict(config))}
+        run: Run = row["point"]
+        extra |= {"configuration": configuration(run.plan) if run.plan.recompute == "full" else ""}
+        extra |= {"predicted_layer": layer_bytes(run)}
         is_timed = row["timed_steps"] >= LEAST_TIMED_STEPS or row["source"] == SIMULATED
         extra |= {} if is_timed else {FLOP_RATE.key: math.nan}
         out.append(row | extra)

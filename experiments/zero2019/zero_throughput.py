@@ -6,7 +6,6 @@ on each of 400 V100s, ten times the baseline (section 10.2, figure 2). The more 
 batch that each has room for: 60B parameters are more than twice as fast on twice the GPUs (section 10.3, figure 3).
 """
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -23,13 +22,13 @@ from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import COLUMNS, MIB, POINTS, Printed, combine
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
-from harness.records.labels import point
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record, point
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
-from impl.run import Run, to_dict
+from impl.run import Run
 
 V100S = Recipe(steps=10, lr=1.5e-4, min_lr=1e-5, warmup_steps=2)
 """Ten steps, of which seven are timed."""
@@ -70,23 +69,23 @@ def run_of(printed: Printed) -> Run:
 
 
 @cache
-def of_the_paper() -> dict[str, dict[str, Any]]:
+def of_the_paper() -> dict[Run, dict[str, Any]]:
     """Every rate of figures 2 and 3 as a row of the table, by the point of its run."""
     rates = published("zero2019").query("where in ('figure 2', 'figure 3') and unit == 'TFLOP/s per GPU'")
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[Run, dict[str, Any]] = {}
     for printed in rates.to_dict("records"):
         run = run_of(printed)
         known = {name: getattr(run.plan, name) for name in ("tp", "dp", "zero_stage")}
         size = f"GPT {printed['note'].partition(':')[0]}"
         train = {"global_batch": run.train.global_batch, "microbatch": run.train.microbatch}
         rate = {"published_rate": printed["value"] * TERA, FLOP_RATE.key: printed["value"] * TERA}
-        rows[point(to_dict(run))] = {"model": size, "ranks": run.plan.world_size, **known, **train, **rate}
+        rows[point(run)] = {"model": size, "ranks": run.plan.world_size, **known, **train, **rate}
     return {
         key: {**row, FLOP_RATE.key: math.nan, **_printed_ratios(rows, key)} for key, row in rows.items()
     }  # the rates of this table are ours
 
 
-def _printed_ratios(rows: dict[str, dict[str, Any]], key: str) -> dict[str, float]:
+def _printed_ratios(rows: dict[Run, dict[str, Any]], key: Run) -> dict[str, float]:
     """What is printed relative to what is printed."""
     every = [{**row, "point": at, "device_name": "V100"} for at, row in rows.items()]
     own = next(row for row in every if row["point"] == key)
@@ -97,8 +96,8 @@ def _printed_ratios(rows: dict[str, dict[str, Any]], key: str) -> dict[str, floa
 
 def model_of(row: Row) -> tuple[int, int]:
     """Layers and hidden size: figure 2's baselines have more heads, for more ranks to share."""
-    model = json.loads(row["point"])["model"]
-    return model["num_layers"], model["hidden_size"]
+    model = row["point"].model
+    return model.num_layers, model.hidden_size
 
 
 def megatron(row: Row, rows: Sequence[Row]) -> Row | None:

@@ -19,7 +19,8 @@ from harness.analysis.tables import MODEL, RANKS
 from harness.experiment.claims import Claim, Evidence, Row, tally
 from harness.experiment.comparison import COLUMNS
 from harness.experiment.experiment import Experiment
-from harness.records.measures import Record, about, frame
+from harness.records.measures import about, frame
+from harness.records.record import Record
 from impl.evaluation_config import EvaluationConfig
 from impl.plan import Plan
 from impl.recipe import Recipe

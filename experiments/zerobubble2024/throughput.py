@@ -7,7 +7,6 @@ the fewer microbatches there are. Here ZB-H1 is built, whose bubble table 5 says
 interleaved over as many chunks as theirs are not.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -27,13 +26,14 @@ from harness.experiment.comparison import AS_SIMULATED, COLUMNS, POINTS, Printed
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import published
 from harness.figures.style import beside_published
-from harness.records.labels import point
-from harness.records.measures import Record, about, frame
+from harness.records.labels import apart_from
+from harness.records.measures import about, frame
+from harness.records.record import Record, point
 from harness.records.source import to_draw
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan
-from impl.run import Run, to_dict
+from impl.run import Run
 
 SCHEDULES = ("one_f_one_b", "zb_h1")
 AS = {"one_f_one_b": "one_f_one_b", "zb_h1": "zb_1p"}
@@ -68,16 +68,16 @@ def on_a100s(printed: Printed, schedule: str) -> Run:
 
 
 @cache
-def of_the_paper() -> dict[str, dict[str, Any]]:
+def of_the_paper() -> dict[Run, dict[str, Any]]:
     """Rows of tables 4 and 5 by the points of their runs: rate, bubble, memory, and the rate over 1F1B's."""
     rows = published("zerobubble2024").to_dict("records")
     value = {(row["quantity"], row["note"].partition(":")[0], row["global_batch"]): row["value"] for row in rows}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[Run, dict[str, Any]] = {}
     for row in (row for row in rows if row["quantity"] == "sample_rate_one_f_one_b"):
         size, batch = row["note"].partition(":")[0], row["global_batch"]
         for schedule, printed in AS.items():
             run = on_a100s(row, schedule)
-            found[point(to_dict(run))] = {
+            found[point(run)] = {
                 "run": run,
                 "model": f"GPT {size}",
                 "published_rate": value[f"sample_rate_{printed}", size, batch],
@@ -99,11 +99,9 @@ def of_point(row: Mapping[Any, Any]) -> dict[str, float]:
     return {name: printed.get(name, math.nan) for name in names}
 
 
-def apart(row: Mapping[Any, Any]) -> str:
+def apart(row: Mapping[Any, Any]) -> tuple[Run, str]:
     """A point without its schedule, on its device."""
-    config = json.loads(row["point"])
-    plan = {name: value for name, value in config["plan"].items() if name != "schedule"}
-    return json.dumps([{**config, "plan": plan}, row["device_name"]], sort_keys=True)
+    return apart_from(row["point"], "plan.schedule"), row["device_name"]
 
 
 def compared(rows: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -114,7 +112,7 @@ def compared(rows: pd.DataFrame) -> list[dict[Any, Any]]:
     for row in points:
         other = plain.get(apart(row))
         found = ratio(row, other, RATE) if other else None
-        seq_len = json.loads(row["point"])["model"]["seq_len"]
+        seq_len = row["point"].model.seq_len
         out.append({
             **row,
             "rate": row[RATE] / seq_len / row["ranks"],

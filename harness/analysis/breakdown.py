@@ -1,7 +1,6 @@
 """What share of its limit a run reaches, and where the rest of a step's time goes, for records that were profiled."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -9,7 +8,8 @@ from harness.analysis.render import Column, Table
 from harness.analysis.scaling import shown_elsewhere
 from harness.analysis.tables import DEVICE, MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, VARIES, measured, timed
 from harness.records.labels import labels
-from harness.records.measures import Record, about, combine
+from harness.records.measures import about, combine
+from harness.records.record import Limit, Record
 
 ALONE = ("gemm", "attention", "collective")
 PARTS = {
@@ -89,15 +89,14 @@ def values(record: Record) -> dict[str, float]:
 
     Nothing, where it was not profiled.
     """
-    ranks = [rank for rank in record.get("ranks") or () if rank.get("profile") and rank.get("limit")]
-    if not ranks:
+    found = [(rank.profile, rank.limit) for rank in record.ranks if rank.profile and rank.limit]
+    if not found:
         return {}
-    slowest = max((rank["limit"] for rank in ranks), key=_least)
-    mean = lambda of: sum(of(rank["profile"]) for rank in ranks) / len(ranks)
-    whole = mean(lambda profile: profile["seconds"])
-    parts = {part: mean(lambda profile, part=part: profile["parts"][part]) for part in PARTS}
+    slowest = max((limit for _, limit in found), key=_least)
+    whole = sum(profile.seconds for profile, _ in found) / len(found)
+    parts = {part: sum(getattr(profile.parts, part) for profile, _ in found) / len(found) for part in PARTS}
     return {
-        **{f"{kind}_alone_seconds": slowest[f"{kind}_seconds"] for kind in ALONE},
+        **{f"{kind}_alone_seconds": getattr(slowest, f"{kind}_seconds") for kind in ALONE},
         "limit_seconds": _least(slowest),
         "profiled_seconds": whole,
         **{f"{part}_seconds": seconds for part, seconds in parts.items()},
@@ -105,19 +104,19 @@ def values(record: Record) -> dict[str, float]:
     }
 
 
-def _least(limit: dict[str, Any]) -> float:
+def _least(limit: Limit) -> float:
     """Seconds of a step that computes and communicates at the same time, and does nothing else."""
-    return max(limit["gemm_seconds"] + limit["attention_seconds"], limit["collective_seconds"])
+    return max(limit.gemm_seconds + limit.attention_seconds, limit.collective_seconds)
 
 
 def _table(name: str, title: str, columns: Sequence[Column], records: Sequence[Record], notes: Sequence[str]) -> Table:
     title = f"{title}{about(records)}"
-    found = {record["id"]: found for record in records if (found := values(record))}
-    rows = timed([record for record in records if record["id"] in found])
+    found = {record.id: found for record in records if (found := values(record))}
+    rows = timed([record for record in records if record.id in found])
     if rows.empty:
         return Table(name, title, (), rows)
     rows = pd.concat([rows, pd.DataFrame([found[id] for id in rows["id"]], index=rows.index)], axis=1)
     rows["limit_share"] = rows["limit_seconds"] / rows["step_seconds"]
     rows = pd.DataFrame(combine(rows, ("point", "source", "device_name"), [c.key for c in columns if c.si]))
-    rows["varies"] = labels(list(rows["point"]), records, shown_elsewhere(rows))
+    rows["varies"] = labels(list(rows["point"]), shown_elsewhere(rows))
     return measured(name, title, columns, rows, notes)

@@ -3,18 +3,18 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from harness.analysis.render import Column, Table, number, shown
-from harness.records.cache import once_for_all
 from harness.records.evaluations import evaluations
+from harness.records.frames import is_missing, once_for_all
 from harness.records.labels import SHAPE, labels
-from harness.records.measures import Record, about, combine, frame
-from harness.records.statistics import is_missing
+from harness.records.measures import about, combine, frame
+from harness.records.record import Record
 from impl.errors import InputError
 from impl.model.norm_placement import PLACEMENTS
 
@@ -93,7 +93,7 @@ def perplexity_table(records: Sequence[Record], name: str, kind: str, apart: str
         InputError: the records are of several tiers, or their comparability keys differ; names what differs.
     """
     points = scores(records, name, kind)
-    points["varies"] = labels(list(points["point"]), records, IN_COLUMNS)
+    points["varies"] = labels(list(points["point"]), IN_COLUMNS)
     lr = (LR,) if len(set(points["lr"])) > 1 else ()
     columns = shown((MODEL, NORM, *lr, VARIES, *KINDS[kind][2], *RUNS), points)
     heading = title(records, name, kind, apart) + (f", by {suffix.removesuffix('s')}" if suffix else "")
@@ -107,8 +107,8 @@ def placement_table(records: Sequence[Record], name: str, kind: str, apart: str 
     Arguments and errors as in `perplexity_table`.
     """
     points = scores(records, name, kind)
-    main, by_lr = KINDS[kind][2][0], _lr_in_columns(points, records)
-    points["varies"] = labels(list(points["point"]), records, IN_COLUMNS if by_lr else IN_COLUMNS[:-1])
+    main, by_lr = KINDS[kind][2][0], _lr_in_columns(points)
+    points["varies"] = labels(list(points["point"]), IN_COLUMNS if by_lr else IN_COLUMNS[:-1])
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     order: dict[str, tuple[int, float]] = {}
     for point in points.to_dict("records"):
@@ -198,9 +198,9 @@ def _notes(points: pd.DataFrame) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _lr_in_columns(points: pd.DataFrame, records: Sequence[Record]) -> bool:
+def _lr_in_columns(points: pd.DataFrame) -> bool:
     """Whether some model was trained with several learning rates, and they fit side by side."""
-    rest = labels(list(points["point"]), records, IN_COLUMNS)
+    rest = labels(list(points["point"]), IN_COLUMNS)
     tried: dict[tuple[Any, ...], set[float]] = {}
     for model, norm, other, lr in zip(points["model"], points["norm_placement"], rest, points["lr"], strict=True):
         tried.setdefault((model, norm, other), set()).add(lr)
@@ -212,11 +212,10 @@ def _with_unfinished(records: Sequence[Record], evaluated: set[str], elsewhere: 
     """The evaluated records, and those never evaluated that would have had the same key as one of them."""
 
     def kin(record: Record) -> tuple[Any, ...]:
-        config: Mapping[str, Any] = record["config"]
-        return config["model"]["family"], config["model"]["seq_len"], config["data"]["dataset"]
+        return record.run.model.family, record.run.model.seq_len, record.run.data.dataset
 
-    kinds = {kin(record) for record in records if record["id"] in evaluated}
-    return [r for r in records if r["id"] in evaluated or (r["id"] not in elsewhere and kin(r) in kinds)]
+    kinds = {kin(record) for record in records if record.id in evaluated}
+    return [r for r in records if r.id in evaluated or (r.id not in elsewhere and kin(r) in kinds)]
 
 
 def title(records: Sequence[Record], name: str, kind: str, apart: str) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from harness.records.frames import is_missing, rows_of
 from harness.records.printable import printable
-from harness.records.statistics import is_missing, rows_of
 
 if TYPE_CHECKING:
     import rich.console

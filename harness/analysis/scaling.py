@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from harness.records.labels import SHAPE, Record, complete, labels, point
+from harness.records.labels import SHAPE, fields, labels
 from harness.records.measures import DEGREES, combine
 from harness.records.statistics import Estimate
 from harness.records.store import SIMULATED
+from impl.run import Run
 
 Kind = Literal["weak", "strong"]
 Row = Mapping[Any, Any]
@@ -21,11 +22,14 @@ WAYS = {
     "pp": ("schedule", "chunks", "scatter_gather"),
 }
 """Fields of the plan that say how layers, or stages, are shared; at degree 1 all ways are one."""
+PLAN_DEGREES = tuple(f"plan.{degree}" for degree in DEGREES)
+VARIED = (*PLAN_DEGREES, *(f"plan.{name}" for name in itertools.chain(*WAYS.values())))
+"""Fields in which runs of one strong scaling differ."""
 LEAST_TIMED_STEPS = 3
 """A rate over fewer steps says nothing about scaling: runs that short are there for their memory."""
 
 
-def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
+def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Points of timed runs in groups that differ in their parallel degrees, the one with the fewest ranks first.
 
     Strong scaling groups have a constant global batch and any mix of degrees; weak ones a constant global batch per
@@ -38,13 +42,12 @@ def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
     if rows.empty:
         return rows
     points = combine(rows, ("point", "source", "device_name"), RATES)
-    configs = {point(record["config"]): record["config"] for record in records}
     out: list[dict[str, Any]] = []
     kinds: tuple[Kind, ...] = ("weak", "strong")
     for kind in kinds:
-        groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in points:  # pandas takes a hundred times as long to group a few rows
-            key = (_group(configs[row["point"]], kind), row["source"], str(row["device_name"]))
+            key = (_group(row["point"], kind), row["source"], str(row["device_name"]))
             groups.setdefault(key, []).append(row)
         for group in groups.values():
             if len({row["ranks"] for row in group}) > 1:
@@ -53,8 +56,8 @@ def scaling_rows(rows: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
     scaled = pd.DataFrame(out)
     if out:
         shown = (*shown_elsewhere(scaled), "train.global_batch")
-        scaled["varies"] = labels(list(scaled["point"]), records, shown)
-        scaled["curve"] = _curves(scaled, records)
+        scaled["varies"] = labels(list(scaled["point"]), shown)
+        scaled["curve"] = _curves(scaled)
     return scaled
 
 
@@ -93,15 +96,15 @@ def ratio(row: Row, baseline: Row, measure: str) -> Estimate:
     return _estimate(row, measure) / _estimate(baseline, measure)
 
 
-def _group(config: Any, kind: Kind) -> str:
-    """What the points of one group have in common."""
-    common = complete(config)
+def _group(point: Run, kind: Kind) -> tuple[Any, ...]:
+    """Return what the points of one group have in common."""
+    common = fields(point)
     if kind == "weak":
-        common["train"]["global_batch"] /= common["plan"].pop("dp")
+        common["train.global_batch"] /= common.pop("plan.dp")
     else:
-        varied = {*DEGREES, *itertools.chain(*WAYS.values())}
-        common["plan"] = {name: value for name, value in common["plan"].items() if name not in varied}
-    return point(common)
+        for name in VARIED:
+            del common[name]
+    return tuple(common.values())
 
 
 def _against_fewest(kind: Kind, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -135,16 +138,16 @@ def _compared(kind: Kind, row: Row, baseline: Row) -> dict[str, Any]:
     return compared
 
 
-def _curves(scaled: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+def _curves(scaled: pd.DataFrame) -> list[str]:
     """For each row the name of its line in a figure; empty for a baseline, which all its lines begin at."""
-    shown = {"weak": ("plan.dp",), "strong": tuple(f"plan.{degree}" for degree in DEGREES)}
+    shown = {"weak": ("plan.dp",), "strong": PLAN_DEGREES}
     names: list[str] = []
     rows = scaled.to_dict("records")
     at = {(row["kind"], row["point"]): row for row in rows}
-    for kind, fields in shown.items():
+    for kind, growing in shown.items():
         of_kind = [row for row in rows if row["kind"] == kind]
         keys = [row["point"] for row in of_kind if row["baseline"] != "baseline"]
-        ways = dict(zip(keys, labels(keys, records, (*SHAPE, "train.global_batch", *fields)), strict=True))
+        ways = dict(zip(keys, labels(keys, (*SHAPE, "train.global_batch", *growing)), strict=True))
         for row in of_kind:
             if row["point"] in ways:
                 grows = _grows(row, at[kind, row["baseline_point"]]) if kind == "strong" else ""

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.render import Column
-from harness.records.statistics import rows_of
+from harness.records.frames import rows_of
 from harness.records.store import SIMULATED
 
 TWINS = frozenset({

@@ -7,11 +7,13 @@ import pandas as pd
 from harness.analysis.render import Column, Table, shown
 from harness.analysis.scaling import scaling_rows, shown_elsewhere
 from harness.analysis.simulated_columns import SYSTEM, beside
-from harness.records.cache import once_for_all
-from harness.records.labels import has_trusted_schedule, labels, point
-from harness.records.measures import CONVENTION, Record, about, combine, frame
+from harness.records.frames import once_for_all
+from harness.records.labels import labels
+from harness.records.measures import CONVENTION, about, combine, frame
+from harness.records.record import Record
 from harness.records.statistics import WARMUP_SHARE, WARMUP_STEPS
 from harness.records.store import SIMULATED
+from impl.run import Run
 
 MakesTable = Callable[[Sequence[Record]], Table]
 """How an experiment's own table is made; without records it has its name, and no rows."""
@@ -91,7 +93,7 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
     spread = rows["step_seconds_q3"] - rows["step_seconds_q1"]
     rows["step_seconds_iqr"] = spread.where(rows["source"] != SIMULATED)  # which has one step
     rows = pd.DataFrame(combine(rows, ("point", "source", "device_name"), MEASURES))
-    rows["varies"] = labels(list(rows["point"]), records, shown_elsewhere(rows))
+    rows["varies"] = labels(list(rows["point"]), shown_elsewhere(rows))
     kinds = ", ".join(dict.fromkeys(kind for kind in rows["memory_kind"] if isinstance(kind, str)))
     notes = [*RULES, f"FLOP convention {convention}. Memory is the largest rank's {kinds or 'peak'}."]
     if any(rows["gemm_share"].notna()):
@@ -100,10 +102,10 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
         notes.append("Bubble: idle over computing time of all pipeline ranks in the last step, the update not counted.")
     if any(rows["skipped_steps"].notna()):
         notes.append("Skipped: steps whose fp16 gradients overflowed, so that nothing but the loss scale was changed.")
-    if any(record["status"] != "ok" for record in records):
+    if any(record.status != "ok" for record in records):
         notes.append(f"{denominators(records)}.")
-    if unknown := [record for record in records if not has_trusted_schedule(record["config"])]:
-        named = ", ".join(f"{record['id']} ({record['config']['plan']['schedule']})" for record in unknown)
+    if unknown := [record for record in records if not record.has_trusted_schedule]:
+        named = ", ".join(f"{record.id} ({record.run.plan.schedule})" for record in unknown)
         notes.append(f"Nothing is predicted or claimed of runs whose schedule only their record names: {named}.")
     return measured("throughput", title, THROUGHPUT, rows, notes)
 
@@ -135,7 +137,7 @@ def timed(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
 @once_for_all
 def scaled(records: Sequence[Record]) -> pd.DataFrame:
     """The rows of `scaling_rows` of timed runs."""
-    return scaling_rows(timed(records), records)
+    return scaling_rows(timed(records))
 
 
 def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFrame, notes: Sequence[str]) -> Table:
@@ -171,7 +173,7 @@ def failures_table(records: Sequence[Record]) -> Table:
     if not rows.empty:
         same = ["point", "status", "reason", "system"]
         rows = rows[rows["status"] != "ok"].fillna({"reason": "", "system": ""})
-        rows = rows.assign(runs=rows.groupby(same)["id"].transform("count"))
+        rows = rows.assign(runs=rows.groupby(same, sort=False)["id"].transform("count"))
         rows = rows.drop_duplicates(same).reset_index(drop=True)
     columns = shown(FAILURES, rows) if len(rows) else ()
     return Table("failures", title, columns, rows, (denominators(records),))
@@ -182,15 +184,14 @@ def denominators(records: Sequence[Record]) -> str:
 
     Simulated points are counted apart.
     """
-    simulated = [record for record in records if record.get("source") == SIMULATED]
+    simulated = [record for record in records if record.is_simulated]
     if simulated and len(simulated) < len(records):
-        ran = [record for record in records if record.get("source") != SIMULATED]
+        ran = [record for record in records if not record.is_simulated]
         return f"{denominators(ran)}; simulated: {denominators(simulated)}"
-    outcome: dict[str, str] = {}
+    outcome: dict[Run, str] = {}
     for record in records:
-        key = point(record["config"])
-        if outcome.get(key, "ok") == "ok":
-            outcome[key] = record["status"]
+        if outcome.get(record.point, "ok") == "ok":
+            outcome[record.point] = record.status
     counts = {
         status: list(outcome.values()).count(status) for status in ("ok", *sorted(set(outcome.values()) - {"ok"}))
     }

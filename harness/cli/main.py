@@ -20,13 +20,13 @@ from pydantic import ValidationError
 from harness.cli import verb_table
 from harness.cli.verb_table import SIZED, VERBS
 from harness.launch.interruption import LeftRunning
-from harness.records.labels import fields
+from harness.records.labels import FIELDS
 from harness.records.printable import printable
 from impl.errors import InputError
 from impl.model.sizes import named
 from impl.pipeline.schedules import trust
 from impl.plan import Plan
-from impl.run import Run, to_dict
+from impl.run import Run
 
 FAILED, INTERRUPTED = 1, 130
 TRACEBACK = "LMSCALE_TRACEBACK"
@@ -37,7 +37,7 @@ READERS = ("table", "claims", "report", "export")
 """Verbs that read all records and end: they search a tenth as often."""
 PLANNED = ("run", "status", "watch", "cancel")
 """Verbs that are told which fields of the plan were given."""
-RUN_FIELDS = frozenset(fields(to_dict(Run())))
+RUN_FIELDS = frozenset(FIELDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

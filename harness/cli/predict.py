@@ -12,11 +12,13 @@ from harness.experiment.folders import OWN
 from harness.experiment.tiers import Tier
 from harness.predict.fit import EXTRAPOLATES
 from harness.predict.memory import memory_table
-from harness.predict.simulated_record import bounds, record_of, why_no_room
+from harness.predict.simulated_record import bounds, document_of, why_no_room
 from harness.predict.simulation import completed, predicted, vocabulary_of
 from harness.predict.systems import load_system
 from harness.records.measures import size_name
-from harness.records.store import Record, Store
+from harness.records.parse import of_document
+from harness.records.record import Record
+from harness.records.store import Store
 from harness.report.results import as_json, described, made_of, print_tables, write_results
 from harness.terminal import Flag, console, counted, print_json, shown, shown_progress, tell_ignored
 from impl.cost.parameters import count_parameters
@@ -103,20 +105,21 @@ def _only_one(**given: bool) -> None:
 def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store, system: System, json: bool) -> int:
     """Write a simulated record of every point, then all tables and figures anew; print those of the points."""
     store.require_writable()
-    records = [record_of(point.run, store, system) for point in shown_progress(chosen, "predicting")]
-    for record in records:
-        store.write(record)
+    documents = [document_of(point.run, store, system) for point in shown_progress(chosen, "predicting")]
+    for document in documents:
+        store.write(document)
+    records = [of_document(document) for document in documents]
     everything = Store(store.out, found.id, store.tier)
     files, _ = write_results(everything, found)
     tell_ignored(everything)
-    ids = {record["id"] for record in records}
-    measured = [record for record in everything.records() if record["id"] in ids]
+    ids = {record.id for record in records}
+    measured = [record for record in everything.records() if record.id in ids]
     made = made_of([*measured, *records], found)
     if json:
         head = {**described(found), "tier": store.tier, "system": system.name, "stack": system.stack}
-        return print_json({**head, "records": records, **as_json(made), "files": files})
+        return print_json({**head, "records": documents, **as_json(made), "files": files})
     print_tables(made)
-    print(f"\n{counted([record['status'] for record in records])}, predicted for {system.name} ({system.stack})")
+    print(f"\n{counted([record.status for record in records])}, predicted for {system.name} ({system.stack})")
     for warning in _warnings(records, system):
         print(f"warning: {warning}")
     print(f"\nwritten:\n  {store.recorded} ({len(store.records())} records)")
@@ -127,7 +130,7 @@ def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store,
 
 def _warnings(records: Sequence[Record], system: System) -> Iterable[str]:
     """What makes predictions doubtful, once; of sizes that the system was not calibrated on, only which they are."""
-    found = [(record.get("prediction") or {}).get("warnings", ()) for record in records]
+    found = [record.prediction.warnings for record in records]
     beyond = {text.split()[1]: None for texts in found for text in texts if text.startswith(EXTRAPOLATES)}
     if beyond:
         count = sum(any(text.startswith(EXTRAPOLATES) for text in texts) for texts in found)

@@ -133,10 +133,10 @@ def rows_of(store: Store, chosen: list[Point]) -> list[dict[str, Any]]:
     for point in chosen:
         head, tries = store.head(point.id), attempts.get(point.id, [])
         word = shown(head, tries, states)
-        is_record = head is not None and word == head["status"]
+        is_record = head is not None and word == head.status
         waits_for = next((states[a].reason for a in tries if a in states and states[a].reason), None)
-        reason = head.get("reason") if head and is_record else waits_for
-        cause = head.get("cause") if head and is_record else None
+        reason = head.reason if head and is_record else waits_for
+        cause = head.cause if head and is_record else None
         rows.append({"id": point.id, "point": point.label, "status": word, "reason": reason, "cause": cause})
     return rows
 

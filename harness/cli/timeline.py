@@ -9,7 +9,7 @@ import tyro
 
 from harness.figures import timeline
 from harness.records import timelines
-from harness.records.store import read_checked
+from harness.records.store import read_record
 from impl.errors import InputError
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate, uniform
@@ -77,7 +77,7 @@ def draw_timeline(
 
 def _recorded_timelines(path: Path) -> dict[str, Timeline]:
     try:
-        record = read_checked(path)
+        record = read_record(path)
         if measured := timelines.measured(record):
             return {"predicted": timelines.predicted(record, measured), "measured": measured}
     except InputError as error:

@@ -26,7 +26,7 @@ def list_experiments(*, markdown: Flag = False, out: Path | None = None, json: F
     """List the experiments: id, question, source, and points and expected time of each tier.
 
     Args:
-        markdown: Print EXPERIMENTS.md: all of each experiment, and what its committed records say.
+        markdown: Print EXPERIMENTS.md: where each table of a paper is answered, and the verdicts of each experiment.
         out: Folder of the records that --markdown shows; without it the committed ones.
         json: Print one JSON document instead of a table.
     """
@@ -36,9 +36,9 @@ def list_experiments(*, markdown: Flag = False, out: Path | None = None, json: F
     from harness.report.results import described
 
     if markdown:
-        from harness.report.experiments_md import experiments_markdown
+        from harness.report import experiments_md
 
-        print(experiments_markdown(out or folders.ARCHIVE), end="")
+        print(experiments_md.index(experiments_md.read(out or folders.ARCHIVE)), end="")
         return 0
     found = [load(name) for name in experiment_ids()]
     if json:
@@ -157,7 +157,7 @@ def table(
         return print_json({**described(found), "tier": tier, **as_json(made), "files": files})
     if format is None:
         print_tables(made)
-        of_tier = f"\n{found.id}, tier {tier}: {counted([record['status'] for record in records])}"
+        of_tier = f"\n{found.id}, tier {tier}: {counted([record.status for record in records])}"
         print(*filter(None, [of_tier, folders.read_from(out, [found.id])]), sep="\n")
         return 0
     write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
@@ -207,17 +207,17 @@ def train_from(default: Run) -> Callable[..., int]:
                 if reason := why_refused(config, store, datasets, options):
                     raise InputError(reason)
             carry_out([Point(config, f"train {config.id}")], store, datasets, options)
-            record = store.read(config.id)
+            record, document = store.read(config.id), store.document(config.id)
             assert record is not None
             if out:
                 write_results(store)
         if json:
-            print_json(record)
+            print_json(document)
         else:
             print_tables(made_of([record]))
             if config.keep_end:
                 print(f"\ncheckpoint: {store.checkpoints(config.id)}")
-        return 0 if record["status"] in FINISHED else 1
+        return 0 if record.status in FINISHED else 1
 
     return train
 

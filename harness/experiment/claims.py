@@ -10,9 +10,10 @@ import pandas as pd
 
 from harness.analysis.render import Column, Table, number
 from harness.records.evaluations import evaluations
-from harness.records.measures import Record, about, frame, size_name
-from harness.records.source import is_one_each, is_simulated
-from harness.records.statistics import rows_of
+from harness.records.frames import rows_of
+from harness.records.measures import about, frame, size_name
+from harness.records.record import Record
+from harness.records.source import is_one_each
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not run here"]
 PARTLY = 0.5
@@ -84,11 +85,11 @@ def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, li
     """
     about(records)
     by_system: dict[str, list[Record]] = {}
-    together = ", ".join(sorted({r["environment"]["system"] for r in records if is_simulated(r)}))
+    together = ", ".join(sorted({str(r.environment.system) for r in records if r.is_simulated}))
     are_apart = not is_one_each(records)
     for record in records:
-        own = record["environment"]["system"] if are_apart and is_simulated(record) else together
-        by_system.setdefault(own if is_simulated(record) else "", []).append(record)
+        own = str(record.environment.system) if are_apart else together
+        by_system.setdefault(own if record.is_simulated else "", []).append(record)
     rows = {system: measured(found) for system, found in sorted(by_system.items())} or {"": []}
     return {system: [_evidence(claim, rows, system) for claim in claims] for system in rows}
 

@@ -1,6 +1,5 @@
 """Rates of layouts beside a published figure's: its points as runs, one table, and checks on relative speed."""
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from harness.analysis.scaling import ratio
 from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
 from harness.experiment.claims import Check, Claim, Evidence, Row, tally
 from harness.experiment.published import published
-from harness.records.labels import point
-from harness.records.measures import IN_THE_PLAN, Record, about, frame, size_name
+from harness.records.frames import rows_of
+from harness.records.measures import IN_THE_PLAN, about, frame, size_name
 from harness.records.measures import combine as combine_repeats
-from harness.records.statistics import rows_of
+from harness.records.record import Record, point
 from harness.records.store import SIMULATED
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.parameters import count_parameters
-from impl.run import Run, from_dict, to_dict
+from impl.run import Run
 
 Printed = Mapping[Any, Any]
 """A row of `harness/experiment/published`."""
@@ -104,9 +103,9 @@ class Figure:
         return [run for run, _ in self._points]
 
     @cached_property
-    def printed(self) -> dict[str, dict[str, Any]]:
+    def printed(self) -> dict[Run, dict[str, Any]]:
         """Every point of the figure as a row of the table, by the point of its run."""
-        made = {point(to_dict(run)): self._row(run, rate) for run, rate in self._points}
+        made = {point(run): self._row(run, rate) for run, rate in self._points}
         for row in made.values():
             group = [other for other in made.values() if self._same_group(row, other)]
             row["published_relative"] = row["published_model_rate"] / min(group, key=self.baseline)[FLOP_RATE.key]
@@ -207,7 +206,7 @@ class Figure:
 
 def as_the_paper_counts(row: Row) -> float:
     """FLOP/s of a device with the recomputed forward pass, by PTD-P's equation 3; NaN where none is recomputed."""
-    run = from_dict(json.loads(row["point"]))
+    run: Run = row["point"]
     if run.plan.recompute != "full" or run.model.vocab_size is None:
         return math.nan
     flops = hardware_flops("ptdp", run.model, run.train.global_batch, recompute="full")

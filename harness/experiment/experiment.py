@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -16,18 +15,15 @@ from typing import Any, TypeVar
 from harness.analysis.render import Table
 from harness.experiment.claims import Claim, Evidence, Row
 from harness.experiment.tiers import TIERS, Tier
-from harness.records.labels import Record, fields, has_trusted_schedule, label_of, telling
-from harness.records.measures import engine_of
+from harness.records.labels import fields, label_of, telling
+from harness.records.record import Record
 from harness.records.store import require_name
 from impl.data.config import DataConfig
 from impl.errors import InputError
 from impl.pipeline.schedules import is_trusted, trust
 from impl.plan import Plan
-from impl.run import EngineName, Run, to_dict
+from impl.run import EngineName, Run
 
-FIELDS = tuple(fields(to_dict(Run())))
-"""Dotted names of all fields of a run."""
-VALUES = attrgetter(*FIELDS)
 _T = TypeVar("_T")
 
 
@@ -206,8 +202,8 @@ def _figure_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]
 
 def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
     """The records that the experiment compares, without those whose schedule its functions could not build."""
-    known = [record for record in records if has_trusted_schedule(record["config"])]
-    return _of_own_engines(experiment, known, engine_of)
+    known = [record for record in records if record.has_trusted_schedule]
+    return _of_own_engines(experiment, known, lambda record: record.run.engine)
 
 
 def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[[Any], _T]:
@@ -235,7 +231,7 @@ def points(runs: list[Run], only: str | None = None) -> list[Point]:
     Raises:
         InputError: two runs are the same, one cannot be named, or nothing matches `only`.
     """
-    rows = [dict(zip(FIELDS, VALUES(run), strict=True)) for run in runs]
+    rows = [fields(run) for run in runs]
     names = telling(rows)
     again = [name for name in ("seed", "repeat") if len({row[name] for row in rows}) > 1]
     try:

@@ -1,12 +1,13 @@
 """Runs that are alike but for one choice, measured in turn: what they take side by side, pair by pair of repeats."""
 
-import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.records.labels import apart_from
 from harness.records.statistics import Estimate, estimate
+from impl.run import Run
 
 Row = Mapping[Any, Any]
 """Of `measures.frame`."""
@@ -16,8 +17,8 @@ Row = Mapping[Any, Any]
 class Cell:
     """Runs on one device that have all in common but a choice."""
 
-    config: dict[str, Any]
-    """What they have in common, without seed and repeat."""
+    run: Run
+    """What they have in common: the fields that may differ, seed and repeat are at their defaults."""
     runs: dict[Any, dict[tuple[int, int], Row]] = field(default_factory=dict)
     """Those that ended well, by choice, then by seed and repeat."""
     why_not: dict[Any, str] = field(default_factory=dict)
@@ -49,21 +50,20 @@ class Cell:
         return estimate(ratios) if ratios and not self.is_crowded else Estimate(math.nan, None, 0)
 
 
-def cells(rows: Iterable[Row], choice: Callable[[dict[str, Any]], Hashable]) -> list[Cell]:
+def cells(rows: Iterable[Row], *fields: str, choice: Callable[[Run], Hashable]) -> list[Cell]:
     """The runs in cells, in the order of their first rows.
 
     Args:
-        choice: takes out of a run's configuration what may differ within a cell, and says what it was.
+        fields: dotted names of those in which the runs of a cell may differ.
+        choice: what a run chose in them.
     """
-    found: dict[tuple[str, str | None], Cell] = {}
-    why_not: dict[str, dict[Any, str]] = {}
+    found: dict[tuple[Run, str | None], Cell] = {}
+    why_not: dict[Run, dict[Any, str]] = {}
     for row in rows:
-        config = json.loads(row["point"])
-        chosen = choice(config)
-        common = json.dumps(config, sort_keys=True)
-        others = why_not.setdefault(common, {})
+        run, chosen = apart_from(row["point"], *fields), choice(row["point"])
+        others = why_not.setdefault(run, {})
         if row["status"] == "ok":
-            cell = found.setdefault((common, row["device_name"]), Cell(config, why_not=others))
+            cell = found.setdefault((run, row["device_name"]), Cell(run, why_not=others))
             cell.runs.setdefault(chosen, {})[row["seed"], row["repeat"]] = row
         else:
             others[chosen] = row["status"]

@@ -11,7 +11,7 @@ from harness.experiment.claims import PARTLY, Claim, Evidence, Verdict, evidence
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import stores
 from harness.experiment.tiers import TIERS, Tier
-from harness.records.store import Record
+from harness.records.record import Record
 from harness.terminal import tell_ignored
 
 NOT_RUN = "not run here"
@@ -48,7 +48,7 @@ def records_of(
     found: list[Record] = []
     for store in (store for tier in tiers for store in stores(out, experiment.id, tier)):
         records = store.records()
-        found += [one for one in records if tracked is None or store.path(one["id"]).resolve() in tracked]
+        found += [one for one in records if tracked is None or store.path(one.id).resolve() in tracked]
         tell_ignored(store)
     return found
 
@@ -60,7 +60,7 @@ def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
     """
     known: dict[Tier, dict[str, list[Evidence | None]]] = {}
     for tier in TIERS[::-1]:
-        if of_one := [record for record in records if record["tier"] == tier]:
+        if of_one := [record for record in records if record.tier == tier]:
             known[tier] = evidence(experiment.claims, of_one)
     out: list[Judged] = []
     for i, claim in enumerate(experiment.claims):

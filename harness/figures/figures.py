@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from harness.analysis.perplexity import KINDS, comparable, scores, stem, title
@@ -14,10 +15,9 @@ from harness.figures import style as drawing
 from harness.figures import timeline
 from harness.figures.of_table import against_ranks, efficiency, lines, of_ideal, with_intervals
 from harness.figures.style import COLOURS, few, legend, line, mark, panels
-from harness.records.labels import SHAPE, Record, labels, point
-from harness.records.measures import about, diverged, float_or_nan, losses_of, model_names, shape, size_name
-from harness.records.measures import tokens_per_step as tokens_of
-from harness.records.source import is_simulated
+from harness.records.labels import SHAPE, labels
+from harness.records.measures import about, model_names, shape, size_name
+from harness.records.record import Evaluation, Record
 from harness.records.statistics import running_mean
 from impl.model.norm_placement import PLACEMENTS
 
@@ -82,17 +82,17 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     Runs that were not validated, which are there for their speed, are left out, and those that learn to answer
     questions: their loss is of another kind.
     """
-    heading, learns_text = about(records), lambda r: not r["config"]["data"].get("race")
-    trained = [r for r in records if len(r.get("steps") or ()) > 1 and (r.get("evaluations") or diverged(r))]
+    heading, learns_text = about(records), lambda r: not r.run.data.race
+    trained = [r for r in records if len(r.losses) > 1 and (r.evaluations or r.has_diverged)]
     trained = sorted(filter(learns_text, trained), key=_size_and_placement)
     if not trained:
         return None
-    chosen, there = set(few(list(dict.fromkeys(point(r["config"]) for r in trained)))[0]), len(trained)
-    trained = few([r for r in trained if point(r["config"]) in chosen], MOST_RUNS, drawing.MOST_LINES)[0]
+    chosen, there = set(few(list(dict.fromkeys(r.point for r in trained)))[0]), len(trained)
+    trained = few([r for r in trained if r.point in chosen], MOST_RUNS, drawing.MOST_LINES)[0]
     note = drawing.left_out(len(trained), there, "runs")
-    names, configs = model_names(records), [record["config"] for record in trained]
-    texts = labels([point(config) for config in configs], trained, SHAPE)
-    models = [names[shape(config)] for config in configs]
+    names = model_names(records)
+    texts = labels([record.point for record in trained], SHAPE)
+    models = [names[shape(record.run)] for record in trained]
     if len(set(texts)) == 1 or len(set(models)) > MOST_PANELS:
         texts = [f"{m} {t}".strip() if len(set(texts)) > 1 else m for m, t in zip(models, texts, strict=True)]
         models = [""] * len(texts)
@@ -107,7 +107,7 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     handles = [line(COLOURS[i % len(COLOURS)], text) for i, text in enumerate(points) if text]
     handles += [line("#888888", f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
     handles += [line("#888888", "validation", marker="o")]
-    if any(diverged(record) for record in trained):
+    if any(record.has_diverged for record in trained):
         handles += [line("#888888", "diverged", marker="x", linestyle="")]
     if any(_floor(record) for record in trained):
         handles += [line("black", "entropy floor", linestyle="--")]
@@ -117,40 +117,42 @@ def curves(records: Sequence[Record]) -> "Figure | None":
 
 
 def _family(record: Record) -> str:
-    return record["config"]["model"]["family"]
+    return record.run.model.family
 
 
 def _from_the_first_loss(ax: "Axes", alike: Sequence[Record]) -> None:
     """The same range for panels whose losses are alike, from the highest first one down to the lowest of all."""
-    runs = [list(filter(math.isfinite, losses_of(record))) for record in alike]
-    held_out = [e["nats"] / e["tokens"] for record in alike for e in _validations(record)]
-    known = [*(loss for losses in runs for loss in losses), *held_out, *filter(None, map(_floor, alike))]
-    highest = [losses[0] for losses in runs if losses]
-    highest += [min(o[-1], DIVERGED * o[0]) for o, record in zip(runs, alike, strict=True) if o and diverged(record)]
+    runs = [(record, losses) for record in alike if len(losses := _finite(record)[1])]
+    held_out = [e.per("tokens") for record in alike for e in _validations(record)]
+    known = [*(losses.min() for _, losses in runs), *held_out, *filter(None, map(_floor, alike))]
+    highest = [losses[0] for _, losses in runs]
+    highest += [min(losses[-1], DIVERGED * losses[0]) for record, losses in runs if record.has_diverged]
     if known:
         top, bottom = ABOVE_START * max(highest or known), min(known)
         ax.set_ylim(bottom - 0.05 * (top - bottom), top)
 
 
-def _validations(record: Record) -> list[Any]:
-    return [
-        e
-        for e in record.get("evaluations") or ()
-        if e["name"] == "valid" and e.get("tokens") and math.isfinite(float_or_nan(e.get("nats")))
-    ]
+def _validations(record: Record) -> list[Evaluation]:
+    return [e for e in record.evaluations if e.name == "valid" and math.isfinite(e.per("tokens"))]
+
+
+def _finite(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the steps whose loss is a finite number, and these losses."""
+    losses = np.array(record.losses)
+    at = np.flatnonzero(np.isfinite(losses))
+    return at, losses[at]
 
 
 def _curve(ax: "Axes", record: Record, colour: str) -> None:
-    tokens = tokens_of(record["config"])
-    steps = [step["step"] + 1 for step in record["steps"] if "loss" in step]
-    finite = [(step, loss) for step, loss in zip(steps, losses_of(record), strict=True) if math.isfinite(loss)]
-    smooth = running_mean([loss for _, loss in finite], max(1, round(SMOOTHED_SHARE * len(finite))))
-    shown, _ = few(range(len(finite)), drawing.MOST_POINTS, drawing.MOST_POINTS)
-    ax.plot([finite[i][0] * tokens for i in shown], [smooth[i] for i in shown], color=colour, alpha=0.45, linewidth=1)
-    if diverged(record) and finite:
-        at = finite[-1][0] * tokens, min(smooth[-1], DIVERGED * smooth[0])
+    tokens, (steps, losses) = record.run.tokens_per_step, _finite(record)
+    smooth = running_mean(losses, max(1, round(SMOOTHED_SHARE * len(losses))))
+    shown, _ = few(range(len(losses)), drawing.MOST_POINTS, drawing.MOST_POINTS)
+    after = [(record.steps[steps[i]].step + 1) * tokens for i in shown]
+    ax.plot(after, [smooth[i] for i in shown], color=colour, alpha=0.45, linewidth=1)
+    if record.has_diverged and after:
+        at = after[-1], min(smooth[-1], DIVERGED * smooth[0])
         ax.plot(*at, marker="x", markersize=8, markeredgewidth=2, color=colour)
-    held_out = [(e["step"] * tokens, e["nats"] / e["tokens"]) for e in _validations(record)]
+    held_out = [(e.step * tokens, e.per("tokens")) for e in _validations(record)]
     ax.plot(*zip(*held_out, strict=True), color=colour, marker="o", markersize=4, linewidth=1.2) if held_out else None
     if floor := _floor(record):
         ax.axhline(floor, color="black", linestyle="--", linewidth=1)
@@ -158,10 +160,8 @@ def _curve(ax: "Axes", record: Record, colour: str) -> None:
 
 def _floor(record: Record) -> float | None:
     """Nats per token that no left-to-right model can be expected to beat; None where not known."""
-    entropy = ((record.get("resolved") or {}).get("data") or {}).get("entropy")
-    if not entropy or record["config"]["model"]["family"] != "gpt":
-        return None
-    return (entropy.get("valid") or entropy)["nats_per_token"]
+    entropy = record.resolved.data.entropy if record.resolved.data else None
+    return entropy.floor if entropy and record.run.model.family == "gpt" else None
 
 
 def scaling(records: Sequence[Record]) -> "Figure | None":
@@ -194,7 +194,7 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
         crowded = "oversubscribed: no efficiency"
         handles.append(line("#888888", crowded, marker="o", markerfacecolor="white", linestyle=""))
     legend(figure, handles)
-    simulated = ", simulated" if all(map(is_simulated, records)) else ""
+    simulated = ", simulated" if all(record.is_simulated for record in records) else ""
     figure.suptitle(f"Scaling{heading}{simulated}{note}")
     return figure
 
@@ -241,7 +241,7 @@ def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "
     known = pd.DataFrame(points[points["parameters"].notna()])
     if len(set(known["model"])) < 2:
         return None
-    known["line"] = labels(list(known["point"]), records, SHAPE)
+    known["line"] = labels(list(known["point"]), SHAPE)
     names, note = few(list(dict.fromkeys(known["line"])))
     main, (figure, (ax,)) = KINDS[kind][2][0], panels(1)
     for i, name_of_line in enumerate(names):
@@ -284,5 +284,4 @@ def _sizes_line(ax: "Axes", points: pd.DataFrame, main: Column, i: int) -> None:
 
 
 def _size_and_placement(record: Record) -> tuple[float, int]:
-    count = (record.get("resolved") or {}).get("parameters") or math.inf
-    return count, list(PLACEMENTS).index(record["config"]["model"]["norm_placement"])
+    return record.resolved.parameters or math.inf, list(PLACEMENTS).index(record.run.model.norm_placement)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.figures.style import COLOURS, save, style
-from harness.records.labels import SHAPE, Record, has_trusted_schedule, labels, point
-from harness.records.measures import microbatches
+from harness.records.labels import SHAPE, labels
+from harness.records.record import Record
 from harness.records.timelines import measured, predicted
 from impl.pipeline.schedule import Action, Op, Schedule
 from impl.pipeline.simulate import Number, Timeline
@@ -50,15 +50,14 @@ def document(timeline: Timeline) -> dict[str, Any]:
 def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
     """The measured last step under the prediction from its own times: of every schedule that is trusted the run with
     least to draw."""
-    texts = labels([point(record["config"]) for record in records], records, SHAPE)
+    texts = labels([record.point for record in records], SHAPE)
     first: dict[tuple[str, int], tuple[str, Figure]] = {}
-    for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: microbatches(pair[0]["config"])):
-        plan = record["config"]["plan"]
-        schedule = plan.get("schedule"), plan.get("chunks")
-        if schedule in first or len(first) == MOST_TIMELINES or not has_trusted_schedule(record["config"]):
+    for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: pair[0].run.microbatches):
+        schedule = record.run.plan.schedule, record.run.plan.chunks
+        if schedule in first or len(first) == MOST_TIMELINES or not record.has_trusted_schedule:
             continue
         if found := measured(record):
-            name = re.sub(r"[^\w.]+", "_", text or plan["schedule"])
+            name = re.sub(r"[^\w.]+", "_", text or schedule[0])
             first[schedule] = f"timeline_{name}", draw({"predicted": predicted(record, found), "measured": found})
     return dict(first.values())
 

@@ -20,7 +20,8 @@ from harness.rank.jobs import JobState
 from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
 from harness.records.environment import CODE
-from harness.records.store import FINISHED, Record, Store
+from harness.records.record import Record
+from harness.records.store import FINISHED, Document, Store
 from impl.run import Run, to_dict
 
 RUN_ID = re.compile(r"[0-9a-f]{12}")
@@ -66,17 +67,17 @@ def facts_of(case: Case, record: Record | None, attempt: AttemptState | None, en
     if record is None:
         return Facts(attempt=attempt, starts=case.starts)
     return Facts(
-        status=record["status"],
-        cause=record.get("cause"),
-        tries=len(record.get("tries") or []),
-        is_fresh=record.get("attempt") != case.before,
+        status=record.status,
+        cause=record.cause,
+        tries=len(record.tries),
+        is_fresh=record.attempt != case.before,
         is_same_code=is_same_code(record, environment),
         attempt=attempt,
         starts=case.starts,
     )
 
 
-def refused_record(case: Case, store: Store, reason: str, environment: dict[str, Any]) -> Record:
+def refused_record(case: Case, store: Store, reason: str, environment: Document) -> Document:
     """The record of a point that cannot run here."""
     outcome = {"status": "invalid", "reason": reason, "cause": "", "environment": environment}
     return base_record(case.id, store.experiment, store.tier, to_dict(case.point.run)) | outcome
@@ -148,8 +149,8 @@ def why_no_start(run: Run, store: Store) -> str | None:
     if not RUN_ID.fullmatch(run.start):
         return f"start {run.start}: no checkpoint in {folder}"
     head = store.head(run.start)
-    if head is None or head["status"] not in FINISHED:
-        state = "has not ended" if head is None else f"ended as {head['status']}"
+    if head is None or head.status not in FINISHED:
+        state = "has not ended" if head is None else f"ended as {head.status}"
         return f"start {run.start}: that run {state}; when it has come to its end, the same command goes on here"
     return f"start {run.start}: the checkpoint of that run is gone; without its record, `run` trains it again"
 
@@ -174,9 +175,3 @@ def first_to_start(ready: Sequence[Case], coming: Sequence[Case]) -> Case | None
 def shape(point: Point) -> tuple[int, int]:
     """Points of one shape can be one array: ranks, and threads of each."""
     return point.run.plan.world_size, point.run.threads
-
-
-def as_try(record: Record) -> dict[str, Any]:
-    """What a later record says about this one, of an earlier try."""
-    fields = {key: record.get(key) for key in ("status", "reason", "cause", "attempt")}
-    return {**fields, "ended": (record.get("times") or {}).get("ended")}

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.launch.flags import Retry
-from harness.rank.collect import UnreadableError, has_results, record_of
+from harness.rank.collect import UnreadableError, document_of, has_results
 from harness.rank.failure import AGAIN, RETRIED
 from harness.rank.heartbeat import has_told
 from harness.rank.jobs import ABSENT, JOB, LIFE_SECONDS, STOP, JobState, is_unreadable, job_of
-from harness.records.store import FINISHED, Record
+from harness.records.record import Head, Record
+from harness.records.store import FINISHED, Document
 
 Todo = Literal["leave", "wait", "harvest", "tidy", "start"]
 """Nothing; wait for its job; write the record of a job that has ended; remove what a finished run left; run it."""
@@ -57,8 +58,8 @@ def decide(facts: Facts, retries: int = 0, retry: Retry = "again") -> Todo:
 
 def is_same_code(record: Record, environment: Mapping[str, Any]) -> bool:
     """Whether a record was made by the code of this environment; False where it is not known."""
-    made_by, here = (_commit(e) for e in (record.get("environment"), environment))
-    return here is not None and made_by == here
+    here, git = _commit(environment), record.environment.git
+    return here is not None and git is not None and (git.commit, git.diff_sha256) == here
 
 
 def _commit(environment: Any) -> tuple[str, str | None] | None:
@@ -86,7 +87,7 @@ def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptStat
     return "ended" if is_given_up and not has_told(attempt, LIFE_SECONDS) else "live"
 
 
-def record_of_try(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Record | None:
+def document_of_try(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Document | None:
     """The record of a try that has ended; None: its harness was killed, and its ranks ended with it.
 
     Args:
@@ -95,13 +96,13 @@ def record_of_try(attempt: Path, state: JobState | None, run_id: str, *, is_mine
     Raises:
         UnreadableError: what is there makes no record, or leaves open what became of it.
     """
-    record = record_of(attempt, state, run_id)
-    if record["cause"] in ("vanished", "launch"):
+    document = document_of(attempt, state, run_id)
+    if document["cause"] in ("vanished", "launch"):
         if is_local(attempt):
-            return record if is_mine else None
+            return document if is_mine else None
         if state in (None, ABSENT):
             raise UnreadableError(waits_for([attempt], {attempt: state} if state else {}))
-    return record
+    return document
 
 
 def waits_for(attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
@@ -128,9 +129,9 @@ def is_local(attempt: Path) -> bool:
     return job is not None and job.on == "local"
 
 
-def shown(head: Record | None, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
+def shown(head: Head | None, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
     """The state of a point in a word: of its record, or of its job, which goes before what came of an earlier one."""
-    if head is not None and (head["status"] in FINISHED or not attempts):
-        return head["status"]
+    if head is not None and (head.status in FINISHED or not attempts):
+        return head.status
     names = {states[attempt].name if attempt in states else "unknown" for attempt in attempts}
     return next((name for name in ("running", "pending", "unknown", "ended") if name in names), "missing")

@@ -9,6 +9,7 @@ from harness.launch.options import Options
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
 from harness.predict.systems import names
+from harness.records.record import Record
 from harness.records.store import Store
 from harness.terminal import columns, print_json, tell_ignored
 
@@ -19,7 +20,7 @@ class Silent:
     def message(self, text: str) -> None: ...
     def started(self, point: Point) -> None: ...
     def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None: ...
-    def finished(self, point: Point, record: dict[str, Any]) -> None: ...
+    def finished(self, point: Point, record: Record) -> None: ...
     def skipped(self, point: Point) -> None: ...
     def waiting(self, pending: int, running: int, why: str = "") -> None: ...
 
@@ -61,7 +62,7 @@ def none_can_run(chosen: list[Point], store: Store, datasets: Datasets, options:
     attempts, found = store.attempts(), dict[Point, str]()
     for point in chosen:
         head = store.head(point.id)
-        if point.id in attempts or (head is not None and head["status"] != "invalid"):
+        if point.id in attempts or (head is not None and head.status != "invalid"):
             return {}
     for point in chosen:
         if (reason := why_refused(point.run, store, datasets, options)) is None:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from harness.experiment.experiment import Point
 from harness.rank.collect import step_of
-from harness.records.store import RESUMED, Record, read_json
+from harness.records.record import Record
+from harness.records.store import RESUMED, read_json
 
 LOOK_SECONDS = 1.0
 """How often a running point's steps are read for the display."""
@@ -73,7 +74,7 @@ class Follower:
 def again(point: Point, record: Record, tries: int, retries: int) -> str:
     """Says that a point is run once more after what its record tells."""
     follows = f"try {tries + 1} of {retries + 1} follows" if tries else "runs again"
-    return f"{point.label}: {record['status']}: {record['reason']}; {follows}"
+    return f"{point.label}: {record.status}: {record.reason}; {follows}"
 
 
 def left_alone(points: Sequence[Point]) -> str:

@@ -16,7 +16,7 @@ from rich.progress import (
 
 from harness.experiment.experiment import Point
 from harness.records.printable import printable
-from harness.records.store import Record
+from harness.records.record import Record
 
 REFRESHES = 2
 """Of the display of a terminal in a second: the driver must not take time from what it waits for."""
@@ -102,7 +102,6 @@ def _detail(point: Point, steps: list[dict[str, Any]]) -> str:
 
 
 def _outcome(record: Record) -> str:
-    if record["status"] != "ok":
-        return f"{record['status']}: {record['reason']}"
-    loss, seconds = record["steps"][-1]["loss"], record["times"]["total_seconds"]
-    return f"ok, last loss {loss:.4f}, {seconds:.0f} s"
+    if record.status != "ok":
+        return f"{record.status}: {record.reason}"
+    return f"ok, last loss {record.losses[-1]:.4f}, {record.times.total_seconds or 0.0:.0f} s"

@@ -8,13 +8,13 @@ one that comes back goes on with what it finds: jobs that live are waited for, t
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import (
     Case,
     Jobs,
-    as_try,
     facts_of,
     first_to_start,
     orders,
@@ -23,8 +23,7 @@ from harness.launch.attempt import (
     why_refused,
 )
 from harness.launch.claim_lock import ClaimLost, Claims
-from harness.launch.decide import Todo, attempt_state, attempts_state, decide, is_local, record_of_try, waits_for
-from harness.launch.flags import Saving
+from harness.launch.decide import Todo, attempt_state, attempts_state, decide, document_of_try, is_local, waits_for
 from harness.launch.follow import Display, Follower, again, left_alone
 from harness.launch.interruption import LeftRunning, go_on, undisturbed
 from harness.launch.options import Options
@@ -34,9 +33,9 @@ from harness.rank.collect import UnreadableError
 from harness.rank.jobs import ABSENT, SILENT, JobState, stop
 from harness.rank.orders import TrainingOrders
 from harness.records.environment import host_environment, keep_changes
-from harness.records.store import FINISHED, JOB, Record, Store
-
-__all__ = ["Display", "LeftRunning", "Options", "Saving", "Sweep"]
+from harness.records.parse import of_document
+from harness.records.record import Record
+from harness.records.store import FINISHED, JOB, Store
 
 POLL_SECONDS = 0.25
 SCHEDULER_SECONDS = 5.0
@@ -133,12 +132,12 @@ class Sweep:
     def _todo(self, case: Case, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
         record, attempt = self.store.read(case.id), attempts_state(attempts, states)
         if not case.is_known:
-            case.before, case.is_known = (record or {}).get("attempt"), True
+            case.before, case.is_known = record.attempt if record else None, True
         case.is_watched = case.is_watched or attempt == "live"
         facts = facts_of(case, record, attempt, self.environment)
         todo = decide(facts, self.options.retries, self.options.retry)
         if record is not None:
-            case.tries = [*(record.get("tries") or []), as_try(record)] if todo == "start" and facts.is_fresh else []
+            case.tries = [*map(asdict, record.tries), record.as_try()] if todo == "start" and facts.is_fresh else []
         return todo
 
     def _settle(self, cases: list[Case]) -> None:
@@ -157,7 +156,7 @@ class Sweep:
                     self._lose(case)
                     continue
                 if harvested and not case.is_watched:  # of an earlier command
-                    case.before = harvested["attempt"]
+                    case.before = harvested.attempt
                 todo = self._todo(case, self.store.attempts_of(case.id), states)
             if todo == "start" and self.may_start:
                 if harvested:
@@ -183,12 +182,13 @@ class Sweep:
     def _end(self, case: Case, harvested: Record | None) -> None:
         """Nothing more is to be done for this point here."""
         self._release(case)
-        record = self.store.head(case.id) or harvested
-        if record is not None and (harvested or record.get("attempt") != case.before):
-            self.display.finished(case.point, self.store.read(case.id) or record)
+        head = self.store.head(case.id) or harvested
+        has_ended = head is not None and (harvested or head.attempt != case.before)
+        if has_ended and (record := self.store.read(case.id) or harvested):
+            self.display.finished(case.point, record)
             return
         self.display.skipped(case.point)
-        if record is not None and record["status"] not in FINISHED and self.may_start:
+        if head and head.status not in FINISHED and self.may_start:
             self.left.append(case.point)
 
     def _claim(self, case: Case) -> bool:
@@ -246,7 +246,7 @@ class Sweep:
         for attempt in self.store.attempts_of(case.id):
             if attempt_state(attempt, states) == "ended":
                 record = self._record(case, attempt, states.get(attempt)) or record
-        if (self.store.read(case.id) or {}).get("status") in FINISHED:
+        if self.store.has_finished(case.id):
             for attempt in self.store.all_attempts(case.id):
                 self._forget(attempt)
             if not (case.keeps_checkpoints or self.options.saving.keep_checkpoints or case.point.run.keep_end):
@@ -256,18 +256,17 @@ class Sweep:
     def _record(self, case: Case, attempt: Path, state: JobState | None) -> Record | None:
         """Write the record of one try; None: it leaves none, since it was stopped with its harness, or damaged."""
         assert case.claim is not None
-        told = TrainingOrders.found(attempt)
-        case.keeps_checkpoints = told is not None and told.keep_checkpoints
-        if (self.store.read(case.id) or {}).get("status") in FINISHED:
+        case.keeps_checkpoints = (told := TrainingOrders.found(attempt)) is not None and told.keep_checkpoints
+        if self.store.has_finished(case.id):
             return None
         if case.follower is not None:
             case.follower.tell_resumed()
         try:
-            record = record_of_try(attempt, state, case.id, is_mine=attempt in self.mine)
-            if record is None:
+            document = document_of_try(attempt, state, case.id, is_mine=attempt in self.mine)
+            if document is None:
                 self._forget(attempt)
                 return None
-            self.store.write(record, case.claim.publish)
+            self.store.write(document, case.claim.publish)
         except UnreadableError as error:
             if not case.claim.is_held():
                 raise ClaimLost from None  # and the harness that has it has removed the try
@@ -275,7 +274,7 @@ class Sweep:
             return None
         self.store.close(attempt)
         self.mine.discard(attempt)
-        return record
+        return of_document(document)
 
     def _set_aside(self, case: Case, attempt: Path, why: str) -> None:
         """Give a try up of which no record can be made; what starts nothing leaves it out, and as it is."""
@@ -327,14 +326,14 @@ class Sweep:
                 self.display.message(f"{case.point.label}: {warning}")
             return False
         assert case.claim is not None
-        record = refused_record(case, self.store, reason, self.environment)
         try:
-            self.store.write(record, case.claim.publish)
+            document = refused_record(case, self.store, reason, self.environment)
+            self.store.write(document, case.claim.publish)
         except ClaimLost:
             self._lose(case)
             return True
         self._release(case)
-        self.display.finished(case.point, record)
+        self.display.finished(case.point, of_document(document))
         return True
 
     def _submit(self, cases: list[Case]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from harness.predict.fit import interval
 from harness.predict.memory import in_one_line
 from harness.predict.simulation import ignored, predicted, vocabulary_of
-from harness.records.store import SCHEMA, SIMULATED, Record, Store
+from harness.records.store import SCHEMA, SIMULATED, Document, Store
 from harness.terminal import shown
 from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
@@ -22,7 +22,7 @@ from impl.simulator.system import System
 BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
-def record_of(run: Run, store: Store, system: System) -> Record:
+def document_of(run: Run, store: Store, system: System) -> Document:
     """The record of a point, of the form that a measured one has; why there is no prediction, where there is none."""
     head = {
         "schema": SCHEMA,

@@ -9,7 +9,7 @@ from harness.rank import jobs
 from harness.rank.failure import Facts, Failure, Outcome, decide
 from harness.rank.heartbeat import Alive, alive
 from harness.rank.orders import ORDERS, Orders, TrainingOrders, UnreadableError
-from harness.records.store import SCHEMA, Record, loads, read_json
+from harness.records.store import SCHEMA, Document, loads, read_json
 
 PARTS = {"status": str, "seconds": dict, "evaluations": list, "rank": dict}
 """What a rank's result has in any case."""
@@ -18,7 +18,7 @@ LATEST = 1e11
 """No clock is right that is later: seconds of the year 5138."""
 
 
-def record_of(attempt: Path, state: jobs.JobState | None = None, run_id: str | None = None) -> Record:
+def document_of(attempt: Path, state: jobs.JobState | None = None, run_id: str | None = None) -> Document:
     """The record of an attempt that has ended: per-step values of every rank, or why it failed.
 
     Args:
@@ -28,7 +28,7 @@ def record_of(attempt: Path, state: jobs.JobState | None = None, run_id: str | N
     Raises:
         UnreadableError: what is there makes no record.
     """
-    from harness.records.check import why_not_whole  # what watches over ranks imports this module, and starts faster
+    from harness.records.parse import of_document  # what watches over ranks imports this module, and starts faster
 
     orders = TrainingOrders.read(attempt)
     if run_id not in (None, orders.id):
@@ -66,15 +66,17 @@ def record_of(attempt: Path, state: jobs.JobState | None = None, run_id: str | N
         "evaluations": first.get("evaluations", []),
         "log": [] if outcome.status in ("ok", "nan") else _log(attempt, ranks, outcome),
     }
-    if (why := why_not_whole(record)) is not None:
-        raise UnreadableError(f"{attempt}: {why}")
+    try:
+        of_document(record)
+    except ValueError as error:
+        raise UnreadableError(f"{attempt}: {error}") from None
     logged, trained = len(record["steps"]), orders.run.train.steps
     if outcome.status == "ok" and logged != trained:
         raise UnreadableError(f"{attempt}: the step logs of its ranks have {logged} of {trained} steps")
     return record
 
 
-def base_record(run_id: str, experiment: str, tier: str, config: dict[str, Any]) -> Record:
+def base_record(run_id: str, experiment: str, tier: str, config: dict[str, Any]) -> Document:
     """What every record has, whatever came of the run."""
     return {
         "schema": SCHEMA,

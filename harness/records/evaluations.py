@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from harness.records.cache import once_for_all
-from harness.records.measures import Record, float_or_nan
+from harness.records.frames import once_for_all
+from harness.records.record import Evaluation, Record, float_or_nan
 
 
 @once_for_all
@@ -22,12 +22,12 @@ def evaluations(records: Sequence[Record]) -> pd.DataFrame:
     """
     rows = []
     for record in records:
-        courses: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-        for evaluation in sorted(record.get("evaluations") or (), key=lambda evaluation: evaluation["step"]):
-            courses.setdefault((evaluation["name"], evaluation["kind"]), []).append(evaluation)
+        courses: dict[tuple[str, str], list[Evaluation]] = {}
+        for evaluation in sorted(record.evaluations, key=lambda evaluation: evaluation.step):
+            courses.setdefault((evaluation.name, evaluation.kind), []).append(evaluation)
         for course in courses.values():
             said = _evaluation(course[-1])
-            rows.append({"id": record["id"], "course": tuple(course)} | said | _floor(record, said))
+            rows.append({"id": record.id, "course": tuple(course)} | said | _floor(record, said))
     return pd.DataFrame(rows, columns=EVALUATION_COLUMNS)
 
 
@@ -37,34 +37,27 @@ EVALUATION_COLUMNS = [
 ]  # fmt: skip
 
 
-def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    nats = float_or_nan(evaluation.get("nats"))
-
-    def per(unit: str) -> float:
-        return nats / evaluation[unit] if evaluation.get(unit) else math.nan
-
-    total = evaluation.get("total")
+def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
+    correct, total = evaluation.correct, evaluation.total
     return {
-        **{name: evaluation[name] for name in ("name", "kind", "step")},
-        "key": json.dumps(evaluation.get("key") or {}, sort_keys=True),
-        "token_perplexity": float(np.exp(per("tokens"))),
-        "word_perplexity": float(np.exp(per("words"))),
-        "bits_per_byte": per("bytes") / math.log(2),
-        "accuracy": evaluation["correct"] / total if total else math.nan,
+        **{name: getattr(evaluation, name) for name in ("name", "kind", "step")},
+        "key": json.dumps(evaluation.key or {}, sort_keys=True),
+        "token_perplexity": float(np.exp(evaluation.per("tokens"))),
+        "word_perplexity": float(np.exp(evaluation.per("words"))),
+        "bits_per_byte": evaluation.per("bytes") / math.log(2),
+        "accuracy": correct / total if correct is not None and total else math.nan,
         "questions": total,
     }
 
 
-def _floor(record: Record, said: Mapping[str, Any]) -> dict[str, float]:
-    entropy = ((record.get("resolved") or {}).get("data") or {}).get("entropy")
+def _floor(record: Record, said: dict[str, Any]) -> dict[str, float]:
+    entropy = record.resolved.data.entropy if record.resolved.data else None
     if not entropy or (said["name"], said["kind"]) != ("valid", "causal"):
         return dict.fromkeys(("floor", "floor_standard_error", "language_floor", "above_floor"), math.nan)
-    sample = entropy.get("valid") or {}
-    language = math.exp(entropy["nats_per_token"])
-    floor = math.exp(sample.get("nats_per_token", entropy["nats_per_token"]))
+    floor, error = math.exp(entropy.floor), entropy.valid.standard_error if entropy.valid else None
     return {
         "floor": floor,
-        "floor_standard_error": floor * float_or_nan(sample.get("standard_error")),
-        "language_floor": language,
+        "floor_standard_error": floor * float_or_nan(error),
+        "language_floor": math.exp(entropy.nats_per_token),
         "above_floor": said["token_perplexity"] / floor - 1,
     }

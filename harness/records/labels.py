@@ -1,18 +1,21 @@
 """What a run is called among others: its configuration's fields, and which of them tell it apart."""
 
 import itertools
-import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Any
 
-from harness.records.cache import once
-from impl.pipeline.schedules import is_trusted
-from impl.run import Run, to_dict
+from impl.run import Run, to_dict, with_fields
 
-Record = Mapping[str, Any]
-
+FIELDS = tuple(
+    f"{name}.{inner}" if inner else name
+    for name, value in to_dict(Run()).items()
+    for inner in (value if isinstance(value, dict) else ("",))
+)
+"""Dotted names of all fields of a run."""
+VALUES = attrgetter(*FIELDS)
+DEFAULTS = dict(zip(FIELDS, VALUES(Run()), strict=True))
 NOT_PART_OF_A_POINT = ("seed", "repeat")
 SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
 """What a model's name stands for; the number of parameters differs a little between norm placements."""
@@ -34,54 +37,27 @@ SHORT = {
 }  # fmt: skip
 
 
-@once
-def fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All fields of a configuration under dotted names."""
-    return _DEFAULT_FIELDS | _dotted(config)
+def fields(run: Run) -> dict[str, Any]:
+    """Return all fields of a run by their dotted names."""
+    return dict(zip(FIELDS, VALUES(run), strict=True))
 
 
-def _dotted(config: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in config.items():
-        within = {f"{name}.{inner}": of for inner, of in value.items()} if isinstance(value, dict) else {name: value}
-        for dotted, field in within.items():
-            out[sys.intern(dotted)] = tuple(field) if isinstance(field, list) else field
-    return out
+def apart_from(run: Run, *names: str) -> Run:
+    """Return the run with these fields, by dotted name, at their defaults: what runs that differ in them share."""
+    return with_fields(run, {name: DEFAULTS[name] for name in names}) if names else run
 
 
-def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the fields that are newer than it, at their defaults: what every run did before."""
-    nested = {name: {**defaults, **config.get(name, {})} for name, defaults in _NESTED.items()}
-    return {**_DEFAULTS, **config, **nested}
-
-
-def has_trusted_schedule(config: Mapping[str, Any]) -> bool:
-    """Whether the schedule of a run may be built: not where a record alone names the function that makes it."""
-    return is_trusted(config["plan"].get("schedule", _DEFAULTS["plan"]["schedule"]))
-
-
-_DEFAULTS = to_dict(Run())
-_NESTED = {name: value for name, value in _DEFAULTS.items() if isinstance(value, dict)}
-_DEFAULT_FIELDS = _dotted(_DEFAULTS)
-
-
-@once
-def point(config: Mapping[str, Any]) -> str:
-    """What repeats and seeds have in common: the configuration without `seed` and `repeat`, as canonical JSON."""
-    return json.dumps({k: v for k, v in complete(config).items() if k not in NOT_PART_OF_A_POINT}, sort_keys=True)
-
-
-def varying(configs: Iterable[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
-    """Dotted names of the fewest fields, the telling ones first, that tell the configurations apart.
+def varying(runs: Iterable[Run], shown: Iterable[str] = ()) -> list[str]:
+    """Dotted names of the fewest fields, the telling ones first, that tell the runs apart.
 
     `seed` and `repeat` are not among them, nor the fields that are `shown` beside; a field that only follows from those
     named before it says nothing new, unless it is in ALWAYS_NAMED.
     """
-    return telling([fields(config) for config in configs], shown)
+    return telling([fields(run) for run in runs], shown)
 
 
 def telling(rows: Sequence[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
-    """The same of configurations whose fields are under dotted names already."""
+    """The same of runs whose fields are under dotted names already."""
     order = dict.fromkeys((*SHAPE, *TELLING, *itertools.chain.from_iterable(rows)))
     shown, kept, groups, count = set(shown), [], [0] * len(rows), 1
     for name in sorted(order, key=lambda name: name not in shown):
@@ -96,17 +72,16 @@ def telling(rows: Sequence[Mapping[str, Any]], shown: Iterable[str] = ()) -> lis
     return kept
 
 
-def label(config: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], skip: Iterable[str] = ()) -> str:
-    """What tells a configuration from the others, as `norm=pre lr=0.001`; empty where nothing does."""
-    values, names = fields(config), varying(configs, skip)
+def label(run: Run, runs: Iterable[Run], skip: Iterable[str] = ()) -> str:
+    """What tells a run from the others, as `norm=pre lr=0.001`; empty where nothing does."""
+    values, names = fields(run), varying(runs, skip)
     return label_of(values, names) or label_of(values, names, unsaid={})
 
 
-def labels(points: Sequence[str], records: Iterable[Record], skip: Iterable[str] = ()) -> list[str]:
-    """The label of each point among those of the records; empty where layers work as usual and nothing else tells."""
-    configs = {point(record["config"]): record["config"] for record in records}
-    names = varying((configs[key] for key in dict.fromkeys(points)), skip)
-    return [label_of(fields(configs[key]), names) for key in points]
+def labels(points: Sequence[Run], skip: Iterable[str] = ()) -> list[str]:
+    """The label of each point among the others; empty where layers work as usual and nothing else tells."""
+    names = varying(dict.fromkeys(points), skip)
+    return [label_of(fields(point), names) for point in points]
 
 
 def label_of(values: Mapping[str, Any], names: Sequence[str], unsaid: Mapping[str, Any] = UNSAID) -> str:

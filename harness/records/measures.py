@@ -2,27 +2,30 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
 
-from harness.records.cache import once, once_for_all
-from harness.records.labels import SHAPE, Record, complete, fields, has_trusted_schedule, label_of, point, varying
-from harness.records.source import devices, is_simulated
-from harness.records.statistics import estimate, is_missing, quartiles, rows_of, warmup_steps
+from harness.records.frames import is_missing, once_for_all, rows_of
+from harness.records.labels import SHAPE, fields, label_of, varying
+from harness.records.record import Collective, Rank, Record, float_or_nan
+from harness.records.source import devices
+from harness.records.statistics import estimate, quartiles
 from harness.records.timelines import measured, predicted
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.memory import memory
 from impl.cost.peaks import peak_flops
 from impl.errors import InputError
-from impl.model.config import ModelConfig
 from impl.model.norm_placement import PLACEMENTS
-from impl.run import from_dict
+from impl.run import Run
 
 CONVENTION = "palm_12"
 """How FLOPs are counted where nothing else is asked for: as most published numbers are; for GPT and for BERT."""
 DEGREES = ("dp", "tp", "pp")
+NONE = Collective()
 IN_THE_PLAN = (
     "dp", "tp", "sequence_parallel", "overlap_input_grad_reduce", "pp", "schedule", "chunks", "scatter_gather",
     "recompute", "zero_stage",
@@ -30,73 +33,22 @@ IN_THE_PLAN = (
 """Fields of the plan that rows have columns for."""
 
 
-def world_size(config: Mapping[str, Any]) -> int:
-    """Product of the parallel degrees in the plan."""
-    return math.prod(config["plan"].get(degree, 1) for degree in DEGREES)
-
-
-def tokens_per_step(config: Mapping[str, Any]) -> int:
-    """Tokens of one optimizer step over all ranks; the global batch has the data-parallel degree in it already."""
-    return config["train"]["global_batch"] * config["model"]["seq_len"]
-
-
-def microbatches(config: Mapping[str, Any]) -> int:
-    """Forward and backward passes of one rank in one step."""
-    return config["train"]["global_batch"] // (config["train"]["microbatch"] * config["plan"]["dp"])
-
-
-@once
-def step_seconds(record: Record) -> list[float]:
-    """Seconds of each timed step: the slowest rank's, without the warm-up steps."""
-    seconds = [max(step["seconds"]) for step in record.get("steps") or () if step.get("seconds")]
-    return seconds[warmup_steps(len(seconds)) :]
-
-
 def tokens_per_second(record: Record) -> float:
     """Global tokens of the timed steps over their wall time; NaN where no step was timed."""
-    seconds = step_seconds(record)
-    return len(seconds) * tokens_per_step(record["config"]) / math.fsum(seconds) if seconds else math.nan
+    seconds = record.step_seconds
+    return len(seconds) * record.run.tokens_per_step / math.fsum(seconds) if seconds else math.nan
 
 
 def flops_per_step(record: Record, convention: str = CONVENTION, *, recomputed: bool = False) -> float:
     """Model FLOPs of one optimizer step over all ranks, or those that are carried out, with what the run computes anew
     in the backward pass; NaN where the vocabulary is not known.
     """
-    config, vocab_size = record["config"], (record.get("resolved") or {}).get("vocab_size")
-    if vocab_size is None and config["model"].get("vocab_size") is None:
+    run, vocab_size = record.run, record.resolved.vocab_size
+    if vocab_size is None and run.model.vocab_size is None:
         return math.nan
-    head_positions = (record.get("resolved") or {}).get("head_positions")  # BERT's masked ones, where recorded
-    model, sequences = ModelConfig(**config["model"]), config["train"]["global_batch"]
-    if not recomputed:
-        return model_flops(convention, model, sequences, vocab_size, head_positions)
-    anew = config["plan"].get("recompute", "none")
-    return hardware_flops(convention, model, sequences, vocab_size, head_positions, recompute=anew)
-
-
-def oversubscribed(record: Record) -> bool:
-    """Whether the ranks' threads had to share CPU cores: such a time says nothing about scaling."""
-    environment, config = record.get("environment") or {}, record["config"]
-    if environment.get("device") != "cpu" or not environment.get("cores"):
-        return False
-    return world_size(config) * config.get("threads", 1) > environment["cores"]
-
-
-def diverged(record: Record) -> bool:
-    """Whether training met a NaN, or its last loss stands above its first."""
-    if record["status"] == "nan":
-        return True
-    losses = losses_of(record)
-    return record["status"] == "ok" and bool(losses) and not losses[-1] <= losses[0]
-
-
-@once
-def losses_of(record: Record) -> tuple[float, ...]:
-    """Of every step, NaN included; none where nothing was trained."""
-    return tuple(float_or_nan(step["loss"]) for step in record.get("steps") or () if "loss" in step)
-
-
-def float_or_nan(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    # BERT's head sees the masked positions only, where they were recorded
+    counted = convention, run.model, run.train.global_batch, vocab_size, record.resolved.head_positions
+    return hardware_flops(*counted, recompute=run.plan.recompute) if recomputed else model_flops(*counted)
 
 
 def about(records: Sequence[Record]) -> str:
@@ -106,15 +58,10 @@ def about(records: Sequence[Record]) -> str:
         InputError: the records are of several tiers.
     """
     tier = only_tier(records)
-    names = ", ".join(dict.fromkeys(record["experiment"] for record in records))
-    engines = {engine_of(record) for record in records}
+    names = ", ".join(dict.fromkeys(record.experiment for record in records))
+    engines = {record.run.engine for record in records}
     engine = f", {engines.pop()} engine" if len(engines) == 1 and engines != {"native"} else ""
     return f": {names}, {tier} tier{engine}" if records else ""
-
-
-def engine_of(record: Record) -> str:
-    """Who trained the run."""
-    return record["config"].get("engine", "native")
 
 
 def only_tier(records: Sequence[Record]) -> str:
@@ -123,7 +70,7 @@ def only_tier(records: Sequence[Record]) -> str:
     Raises:
         InputError: there are several; sizes and budgets of tiers differ, so their numbers do not belong side by side.
     """
-    tiers = sorted({record["tier"] for record in records})
+    tiers = sorted({record.tier for record in records})
     if len(tiers) > 1:
         raise InputError(f"records of the tiers {', '.join(tiers)} cannot share a table; choose one with --tier")
     return tiers[0] if tiers else ""
@@ -133,7 +80,7 @@ def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
     """Names of the model shapes, as `GPT 0.5M`; with layers, hidden size and heads where the count says too little."""
     counts: dict[tuple[Any, ...], set[int]] = {}
     for record in records:
-        counts.setdefault(shape(record["config"]), set()).update(_parameters(record))
+        counts.setdefault(shape(record.run), set()).update(filter(None, [record.resolved.parameters]))
     names = {s: f"{s[0].upper()} {size_name(min(n))}" if n else "" for s, n in counts.items()}
     given = list(names.values())
     shapes = {s: f"{s[0].upper()} L{s[1]} h{s[2]} a{s[3]}" for s in names}
@@ -145,10 +92,8 @@ def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
     return names
 
 
-@once
-def shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    model = complete(config)["model"]
-    return tuple(model.get(name.removeprefix("model.")) for name in SHAPE)
+shape: Callable[[Run], tuple[Any, ...]] = attrgetter(*SHAPE)
+"""What a model's name stands for."""
 
 
 def size_name(parameters: int) -> str:
@@ -160,10 +105,6 @@ def size_name(parameters: int) -> str:
     return (f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:.0f}") + unit
 
 
-def _parameters(record: Record) -> list[int]:
-    return list(filter(None, [(record.get("resolved") or {}).get("parameters")]))
-
-
 @once_for_all
 def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
     """One row a run, whatever became of it, by model size and then by the varying fields; NaN where not measured.
@@ -173,31 +114,29 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
     Args:
         convention: how FLOPs are counted, a name in `impl.cost.flops.MODEL_FLOPS`.
     """
-    names, differing = model_names(records), varying(record["config"] for record in records)
+    names, differing = model_names(records), varying(record.run for record in records)
     labelled = [name for name in differing if name not in SHAPE]
     called = devices(records)
     rows = []
     for record in sorted(records, key=_order(records, differing)):
-        config = complete(record["config"])
+        run = record.run
         rows.append(
-            {name: record.get(name) for name in ("id", "experiment", "tier", "source", "status", "reason")}
-            | {"diverged": diverged(record), "point": point(record["config"])}
-            | {"seed": config["seed"], "repeat": config["repeat"]}
-            | {"model": names[shape(record["config"])], "varies": label_of(fields(record["config"]), labelled)}
-            | {"family": config["model"]["family"], "parameters": next(iter(_parameters(record)), math.nan)}
-            | {"layers": config["model"]["num_layers"], "norm_placement": config["model"]["norm_placement"]}
-            | {"heads": config["model"]["num_heads"], "lr": config["train"]["lr"]}
-            | {"vocab_size": (record.get("resolved") or {}).get("vocab_size")}
-            | {"engine": config["engine"], "ranks": world_size(config), "threads": config.get("threads", 1)}
-            | {name: config["plan"][name] for name in IN_THE_PLAN}
-            | {"global_batch": config["train"]["global_batch"], "tokens_per_step": tokens_per_step(config)}
-            | {"microbatch": config["train"]["microbatch"], "microbatches": microbatches(config)}
+            {name: getattr(record, name) for name in ("id", "experiment", "tier", "source", "status", "reason")}
+            | {"diverged": record.has_diverged, "point": record.point, "seed": run.seed, "repeat": run.repeat}
+            | {"model": names[shape(run)], "varies": label_of(fields(run), labelled)}
+            | {"family": run.model.family, "parameters": record.resolved.parameters or math.nan}
+            | {"layers": run.model.num_layers, "norm_placement": run.model.norm_placement}
+            | {"heads": run.model.num_heads, "lr": run.train.lr, "vocab_size": record.resolved.vocab_size}
+            | {"engine": run.engine, "ranks": run.plan.world_size, "threads": run.threads}
+            | {name: getattr(run.plan, name) for name in IN_THE_PLAN}
+            | {"global_batch": run.train.global_batch, "tokens_per_step": run.tokens_per_step}
+            | {"microbatch": run.train.microbatch, "microbatches": run.microbatches}
             | _where(record)
-            | ({"device_name": called[record["environment"]["system"]]} if is_simulated(record) else {})
+            | ({"device_name": called[record.environment.system]} if record.is_simulated else {})
             | _speed(record, convention)
             | {**_memory(record), **_traffic(record), **_pipeline(record)}
-            | {"training_seconds": float_or_nan((record.get("times") or {}).get("training_seconds"))}
-            | {"alone_seconds": _alone_seconds(record), "losses": losses_of(record)}
+            | {"training_seconds": float_or_nan(record.times.training_seconds)}
+            | {"alone_seconds": _alone_seconds(record), "losses": record.losses}
         )
     return pd.DataFrame(rows)
 
@@ -206,8 +145,8 @@ def _order(records: Sequence[Record], differing: Sequence[str]) -> Callable[[Rec
     """Sort key: family, size, then the varying fields, placements in the order of their registry."""
     sizes: dict[tuple[Any, ...], int] = {}
     for record in records:
-        for count in _parameters(record):
-            sizes[shape(record["config"])] = min(count, sizes.get(shape(record["config"]), count))
+        if count := record.resolved.parameters:
+            sizes[shape(record.run)] = min(count, sizes.get(shape(record.run), count))
     placements = list(PLACEMENTS)
 
     def rank(value: Any) -> tuple[Any, ...]:
@@ -217,32 +156,31 @@ def _order(records: Sequence[Record], differing: Sequence[str]) -> Callable[[Rec
         return (1, value, "") if number else (2, 0, str(value))
 
     def key(record: Record) -> tuple[Any, ...]:
-        own, values = shape(record["config"]), fields(record["config"])
+        own, values = shape(record.run), fields(record.run)
         unsized = (math.prod(n if isinstance(n, int) else 1 for n in own), *own) if own not in sizes else ()
-        order = [rank(values.get(name)) for name in differing if name not in SHAPE]
-        return (own[0], sizes.get(own, math.inf), unsized, tuple(order), values.get("seed", 0), values.get("repeat", 0))
+        order = [rank(values[name]) for name in differing if name not in SHAPE]
+        return (own[0], sizes.get(own, math.inf), unsized, tuple(order), record.run.seed, record.run.repeat)
 
     return key
 
 
 def _where(record: Record) -> dict[str, Any]:
-    environment = record.get("environment") or {}
     names = ("device", "device_name", "backend", "cores", "system")
-    return {name: environment.get(name) for name in names} | {"oversubscribed": oversubscribed(record)}
+    return {name: getattr(record.environment, name) for name in names} | {"oversubscribed": record.is_oversubscribed}
 
 
 def _speed(record: Record, convention: str) -> dict[str, Any]:
-    config, environment = record["config"], record.get("environment") or {}
-    seconds, rate, ranks = step_seconds(record), tokens_per_second(record), world_size(config)
+    run, where, ranks = record.run, record.environment, record.run.plan.world_size
+    seconds, rate = record.step_seconds, tokens_per_second(record)
     q1, median, q3 = quartiles(seconds) if seconds else (math.nan,) * 3
-    steps_of_a_rank = rate / tokens_per_step(config) / ranks  # a second
+    steps_of_a_rank = rate / run.tokens_per_step / ranks  # a second
     flops, hardware = (
         flops_per_step(record, convention, recomputed=on) * steps_of_a_rank if seconds else math.nan
         for on in (False, True)
     )
-    gemm = [rank["gemm_flops_per_s"] for rank in record.get("ranks") or () if rank.get("gemm_flops_per_s")]
-    on_cpu = environment.get("device") == "cpu"  # a CPU's peak depends on its clock of the moment: no MFU
-    peak = None if on_cpu else peak_flops(environment.get("device_name") or "", config.get("precision", ""))
+    gemm = [rank.gemm_flops_per_s for rank in record.ranks if rank.gemm_flops_per_s]
+    # a CPU's peak depends on its clock of the moment: no MFU
+    peak = None if where.device == "cpu" else peak_flops(where.device_name or "", run.precision)
     return {
         "timed_steps": len(seconds),
         "tokens_per_second": rate,
@@ -255,8 +193,8 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
         "mfu": flops / peak if peak else math.nan,
         "hardware_flops_per_second_per_device": hardware,
         "hfu": hardware / peak if peak else math.nan,
-        "skipped_steps": float(sum(1 for step in record.get("steps") or () if step.get("skipped")))
-        if config.get("precision") == "fp16" and losses_of(record)
+        "skipped_steps": float(sum(step.skipped for step in record.steps))
+        if run.precision == "fp16" and record.losses
         else math.nan,
         "gemm_share": flops / (math.fsum(gemm) / len(gemm)) if gemm else math.nan,
     }
@@ -264,26 +202,25 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
 
 def _alone_seconds(record: Record) -> float:
     """What a step's matrix products and attention take alone, on the rank with most; NaN where not measured."""
-    limits = [rank["limit"] for rank in record.get("ranks") or () if rank.get("limit")]
-    return max((one["gemm_seconds"] + one["attention_seconds"] for one in limits), default=math.nan)
+    limits = [rank.limit for rank in record.ranks if rank.limit]
+    return max((one.gemm_seconds + one.attention_seconds for one in limits), default=math.nan)
 
 
 def _memory(record: Record) -> dict[str, Any]:
-    ranks = record.get("ranks") or ()
-    kinds = [rank.get("memory_kind") for rank in ranks if rank.get("peak_memory_bytes")]
+    kinds = [rank.memory_kind for rank in record.ranks if rank.peak_memory_bytes]
 
-    def largest(*path: str) -> float:
-        """Over the ranks, of what stands under these names; NaN where no rank has it."""
-        values = [functools.reduce(lambda at, name: (at or {}).get(name), path, rank) for rank in ranks]
-        return max((float(value) for value in values if value is not None), default=math.nan)
+    def largest(of: Callable[[Rank], int | None]) -> float:
+        """Over the ranks; NaN where no rank has it."""
+        values = [value for value in map(of, record.ranks) if value is not None]
+        return max(map(float, values), default=math.nan)
 
     return {
-        "peak_memory_bytes": largest("peak_memory_bytes"),
+        "peak_memory_bytes": largest(lambda rank: rank.peak_memory_bytes),
         "memory_kind": kinds[0] if kinds else None,
-        "split_state_bytes": largest("state_bytes", "split"),
-        "whole_state_bytes": largest("state_bytes", "whole"),
-        "model_activation_bytes": largest("activation_bytes", "model"),
-        "layer_activation_bytes": largest("activation_bytes", "layer"),
+        "split_state_bytes": largest(lambda rank: (rank.state_bytes or {}).get("split")),
+        "whole_state_bytes": largest(lambda rank: (rank.state_bytes or {}).get("whole")),
+        "model_activation_bytes": largest(lambda rank: (rank.activation_bytes or {}).get("model")),
+        "layer_activation_bytes": largest(lambda rank: (rank.activation_bytes or {}).get("layer")),
         **_categories(record),
     }
 
@@ -303,18 +240,15 @@ def _predicted(*asked: Any) -> dict[str, int]:
 def _categories(record: Record) -> dict[str, float]:
     """Memory of the fullest rank in a step, `memory_bytes` and by category, and all that as predicted for it; NaN where
     tensors were not counted, and in predictions where the schedule is not trusted."""
-    measured = [rank.get("memory") or {} for rank in record.get("ranks") or ()]
-    totals = [sum(size for name, size in of_rank.items() if name != "host") for of_rank in measured]
-    fullest, sizes = totals.index(max(totals)) if any(totals) else 0, dict[str, dict[str, int]]()
-    if any(totals):
-        sizes[""] = measured[fullest] | {"total": totals[fullest]}
-    if sizes and has_trusted_schedule(record["config"]):
-        config = complete(record["config"])
-        alike = config | {"seed": 0, "repeat": 0, "train": config["train"] | {"lr": 1.0}}  # one prediction for many
-        run, resolved = from_dict(alike), record["resolved"]
-        place = fullest // (run.plan.dp * run.plan.tp)
-        asked = resolved["vocab_size"], place, resolved["head_positions"], record["environment"]["device"]
-        sizes["predicted_"] = _predicted(run, *asked)
+    fullest, sizes = max(record.ranks, key=lambda rank: rank.total_bytes, default=None), dict[str, dict[str, int]]()
+    if fullest and fullest.memory:
+        sizes[""] = fullest.memory | {"total": fullest.total_bytes}
+    if fullest and sizes and record.has_trusted_schedule:
+        run, resolved = record.point, record.resolved
+        alike = replace(run, train=replace(run.train, lr=1.0))  # one prediction for many
+        place = record.ranks.index(fullest) // (run.plan.dp * run.plan.tp)
+        asked = resolved.vocab_size, place, resolved.head_positions, record.environment.device
+        sizes["predicted_"] = _predicted(alike, *asked)
     wanted = {"memory_bytes": ("total",)} | {f"{name}_bytes": parts for name, parts in CATEGORIES.items()}
     return {
         f"{kind}{column}": float(sum(sizes[kind][part] for part in parts)) if kind in sizes else math.nan
@@ -330,23 +264,23 @@ def _traffic(record: Record) -> dict[str, Any]:
     In a ring a rank sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in an
     all-reduce, which is both.
     """
-    counted = [rank["traffic"] for rank in record.get("ranks") or () if "traffic" in rank]
+    counted = [rank.traffic for rank in record.ranks if rank.traffic is not None]
     if not counted:
         return dict.fromkeys(("tp_calls", "tp_bytes_sent", "dp_bytes_sent", "pp_sends", "pp_bytes_sent"), math.nan)
     passes = lambda op: 2 if op == "all_reduce" else 1
-    within, sent = ([axes.get("tp", {}) for axes in counted], [axes.get("pp", {}).get("send", {}) for axes in counted])
+    within, sent = [axes.get("tp", {}) for axes in counted], [axes.get("pp", {}).get("send", NONE) for axes in counted]
 
     def in_rings(axis: str) -> float:
-        degree = record["config"]["plan"].get(axis, 1)
+        degree = getattr(record.run.plan, axis)
         ops = [axes.get(axis, {}).items() for axes in counted]
-        return max(sum(passes(op) * count["bytes"] for op, count in of_rank) for of_rank in ops) * (degree - 1) / degree
+        return max(sum(passes(op) * count.bytes for op, count in of_rank) for of_rank in ops) * (degree - 1) / degree
 
     return {
-        "tp_calls": max(sum(count["calls"] for count in ops.values()) for ops in within),
+        "tp_calls": max(sum(count.calls for count in ops.values()) for ops in within),
         "tp_bytes_sent": in_rings("tp"),
         "dp_bytes_sent": in_rings("dp"),
-        "pp_sends": max(count.get("calls", 0) for count in sent),
-        "pp_bytes_sent": max(count.get("bytes", 0) for count in sent),
+        "pp_sends": max(count.calls for count in sent),
+        "pp_bytes_sent": max(count.bytes for count in sent),
     }
 
 
@@ -359,11 +293,10 @@ def _pipeline(record: Record) -> dict[str, float]:
     timeline = measured(record)
     if timeline is None:
         names = ("bubble", "predicted_bubble", "pipeline_seconds", "predicted_pipeline_seconds")
-        simulated = record.get("prediction") or {}
-        known = {name: float_or_nan(simulated.get(name)) for name in ("bubble", "microbatches_in_flight")}
+        known = {name: float_or_nan(getattr(record.prediction, name)) for name in ("bubble", "microbatches_in_flight")}
         return dict.fromkeys((*names, "microbatches_in_flight", "in_flight_bytes"), math.nan) | known
-    simulated = predicted(record, timeline) if has_trusted_schedule(record["config"]) else None
-    held = [rank.get("activation_bytes") or {} for rank in record["ranks"] if rank.get("timeline")]
+    simulated = predicted(record, timeline) if record.has_trusted_schedule else None
+    held = [rank.activation_bytes or {} for rank in record.ranks if rank.timeline]
     in_flight = [float(timeline.microbatches_in_flight(rank)) for rank in timeline.rows]
     kept = [float_or_nan(of_one.get("model")) for of_one in held]
     return {

@@ -4,10 +4,10 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pandas as pd
+if TYPE_CHECKING:
+    import numpy as np  # only figures need it, and load it themselves
 
 WARMUP_STEPS = 3
 """Least number of first steps that are not timed: allocators, caches and compilers settle in them."""
@@ -81,8 +81,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return at(0.25), at(0.5), at(0.75)
 
 
-def running_mean(values: Sequence[float], window: int) -> list[float]:
+def running_mean(values: "Sequence[float] | np.ndarray", window: int) -> list[float]:
     """Mean over the last `window` values, fewer at the start: a smoothed curve that never looks ahead."""
+    import numpy as np
+
     blocks = np.zeros((math.ceil(len(values) / window), window))
     blocks.flat[: len(values)] = values
     heads, tails = blocks.cumsum(axis=1).ravel(), blocks[:, ::-1].cumsum(axis=1)[:, ::-1].ravel()
@@ -90,13 +92,3 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     starts = np.maximum(0, ends - window)  # a window is the end of one block and the beginning of the next
     totals = heads[: len(values)] + np.where(starts % window, tails[starts], 0.0)
     return (totals / (ends - starts)).tolist()
-
-
-def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame as dictionaries; pandas' `to_dict` takes ten times as long for many columns."""
-    names = [str(name) for name in frame.columns]
-    return [dict(zip(names, row, strict=True)) for row in frame.to_numpy(dtype=object).tolist()]
-
-
-def is_missing(value: Any) -> bool:
-    return value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value))

@@ -10,12 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.records.cache import Kept
 from harness.records.privacy import cleaned
 from impl.errors import InputError
 from impl.files import naming, open_regular, rename
+
+if TYPE_CHECKING:
+    from harness.records.record import Head, Record  # ranks and what watches over them read none: they start faster
 
 SCHEMA = 2
 """Of records that are written now; those of 1, which have no digest, are read too."""
@@ -42,11 +44,13 @@ DIGEST = re.compile(rb'\{\n "sha256": "([0-9a-f]{64})",\n')
 """Beginning of a document that holds the SHA-256 of all bytes behind this."""
 CONFIG = re.compile(rb'^( "config": )\{.*\},$', re.MULTILINE)
 END = b"\n}\n"
+NO_DIGEST, NO_JSON = "it has no SHA-256", "not a whole JSON document of a record"
 NAME = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 
 DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
-Record = dict[str, Any]
+Document = dict[str, Any]
+"""A record as JSON has it, while it is put together or written; what is read is a `Record`."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -89,54 +93,61 @@ def with_digest(document: str) -> str:
     return f'{{\n "sha256": "{hashlib.sha256(rest.encode()).hexdigest()}",\n{rest}'
 
 
-def read_checked(path: Path) -> dict[str, Any]:
+def read_checked(path: Path) -> Document:
     """Return the object in a file without its digest, which is checked; only documents of schema 1 may have none.
 
     Raises:
         ValueError: the file is missing, holds something else, or was changed after it was written.
     """
-    return _read_with_text(path)[0]
+    text, has_digest = _text_of(path)
+    try:
+        found = loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(NO_JSON) from error
+    if not isinstance(found, dict):
+        raise ValueError(NO_JSON)
+    if found.get("schema") == SCHEMA and not has_digest:
+        raise ValueError(NO_DIGEST)
+    return found
 
 
-def _read_with_text(path: Path) -> tuple[dict[str, Any], bytes]:
-    """As `read_checked`, with the object's text, in which there is no NaN or infinity."""
+def read_record(path: Path) -> "Record":
+    """Return the record in a file.
+
+    Raises:
+        ValueError: the file is missing, holds something else, or was changed after it was written.
+    """
+    from harness.records.parse import parse
+
+    text, has_digest = _text_of(path)
+    try:
+        record = parse(text)
+    except ValueError:
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise
+        record = parse(json.dumps(loads(text.decode())).encode())  # which JSON has no word for
+    if record.schema == SCHEMA and not has_digest:
+        raise ValueError(NO_DIGEST)
+    return record
+
+
+def _text_of(path: Path) -> tuple[bytes, bool]:
+    """Return the text of a document, and whether it has a digest, which is checked and left out."""
     try:
         with open_regular(path) as file:
             content = file.read()
     except OSError:
         content = b""
-    text = _checked(content)
-    try:
-        found = _parsed(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("not a whole JSON document of a record") from error
-    if not isinstance(found, dict):
-        raise ValueError("not a whole JSON document of a record")
-    if found.get("schema") == SCHEMA and not DIGEST.match(content):
-        raise ValueError("it has no SHA-256")
-    return found, json.dumps(found).encode() if _has_no_json(text) else text
-
-
-def _parsed(text: bytes) -> Any:
-    """The document in a text, several times as fast as `loads`."""
-    from pydantic_core import from_json  # ranks and what watches over them read no record: they start faster
-
-    return loads(text.decode()) if _has_no_json(text) else from_json(text)
-
-
-def _has_no_json(text: bytes) -> bool:
-    """Whether numbers may be there that JSON has no word for."""
-    return b"NaN" in text or b"Infinity" in text
+    return _checked(content), bool(DIGEST.match(content))
 
 
 def _checked(content: bytes) -> bytes:
     """A document without its digest, which has to be that of the rest."""
     if (digest := DIGEST.match(content)) is None:
         return content
-    rest = content[digest.end() :]
-    if hashlib.sha256(rest).hexdigest().encode() != digest[1]:
+    if hashlib.sha256(memoryview(content)[digest.end() :]).hexdigest().encode() != digest[1]:
         raise ValueError("it was changed after it was written: its SHA-256 differs")
-    return b"{\n" + rest
+    return b"{\n" + content[digest.end() :]
 
 
 class Store:
@@ -180,37 +191,51 @@ class Store:
         require_name(run_id)
         return self.recorded / f"{run_id}.json"
 
-    def read(self, run_id: str) -> Record | None:
+    def read(self, run_id: str) -> "Record | None":
         """The record of a run; None if there is none, or what is there is no whole record of it."""
-        from harness.records.check import (
-            why_not_whole,  # ranks and what watches over them read no record: they start faster
-        )
-
         path = self.path(run_id)
         try:
-            record, text = _read_with_text(path)
-            why = self._why_foreign(record, run_id) or why_not_whole(record, text)
+            record = read_record(path)
+            why = self._why_foreign(record, run_id) or self._why_of_another_system(record)
         except ValueError as error:
-            record, why = {}, str(error)
+            record, why = None, str(error)
         if why is None:
             self.ignored.pop(path, None)
-            return Kept({**record, "config": Kept(record["config"])})
+            return record
         if path.exists():
             self.ignored[path] = why
         return None
 
-    def head(self, run_id: str) -> Record | None:
+    def has_finished(self, run_id: str) -> bool:
+        """True if a record says that the run came to its end."""
+        record = self.read(run_id)
+        return record is not None and record.status in FINISHED
+
+    def document(self, run_id: str) -> Document:
+        """The record of a run as it was written.
+
+        Raises:
+            ValueError: there is none, or it was changed since.
+        """
+        return read_checked(self.path(run_id))
+
+    def head(self, run_id: str) -> "Head | None":
         """The first fields of a run's record, HEAD: what became of it, without configuration, steps and ranks.
 
         None if there is no record, or one that is cut short or of something else.
         """
-        found = _head(self.path(run_id))
-        if found is None:
-            record = self.read(run_id)
-            return record and {key: record[key] for key in HEAD if key in record} | {"config": {}}
-        return found if self._why_foreign(found, run_id) is None else None
+        from harness.records.parse import head_of
 
-    def records(self) -> list[Record]:
+        document = _head(self.path(run_id))
+        if document is None:
+            return self.read(run_id)
+        try:
+            head = head_of(document)
+        except ValueError:
+            return None
+        return head if self._why_foreign(head, run_id) is None else None
+
+    def records(self) -> "list[Record]":
         """All whole records, in the order of their ids."""
         files = os.listdir(self.recorded) if self.recorded.is_dir() else []
         names = sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
@@ -222,7 +247,7 @@ class Store:
         names = sorted(path.name for path in (self.folder / SIMULATED).glob("*") if path.is_dir())
         return [Store(self.out, self.experiment, self.tier, name) for name in names if NAME.fullmatch(name)]
 
-    def with_simulated(self) -> list[Record]:
+    def with_simulated(self) -> "list[Record]":
         """All whole records, those of every system after the measured ones."""
         found = self.records()
         for store in self.simulated():
@@ -230,27 +255,26 @@ class Store:
             self.ignored |= store.ignored
         return found
 
-    def write(self, record: Record, put: Callable[[Path, str], Any] = write_atomically) -> Path:
+    def write(self, document: Document, put: Callable[[Path, str], Any] = write_atomically) -> Path:
         """Keep a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file."""
-        path = self.path(record["id"])
-        put(path, with_digest(_one_line_per_item(cleaned(record)) + "\n"))
+        path = self.path(document["id"])
+        put(path, with_digest(_one_line_per_item(cleaned(document)) + "\n"))
         return path
 
-    def _why_foreign(self, record: Record, run_id: str) -> str | None:
+    def _why_foreign(self, head: "Head", run_id: str) -> str | None:
         """Why this is no record of the run, in a few words; None: it is one."""
         expected = {"id": run_id, "experiment": self.experiment, "tier": self.tier}
-        if record.get("schema") not in (1, SCHEMA):
-            return f"its schema is {record.get('schema')!r:.60}, not 1 or {SCHEMA}"
         for key, value in expected.items():
-            if record.get(key) != value:
-                return f"its {key} is {record.get(key)!r:.60}, not {value!r}"
-        if (record.get("source") == SIMULATED) != (self.system is not None):
-            return f"its source is {record.get('source')!r:.60}, which lies elsewhere"
-        environment = record.get("environment")
-        if self.system is not None and not (isinstance(environment, dict) and environment.get("system") == self.system):
-            return f"it is not about the system {self.system}"
-        is_whole = isinstance(record.get("status"), str) and isinstance(record.get("config"), dict)
-        return None if is_whole else "it has no status or no config"
+            if getattr(head, key) != value:
+                return f"its {key} is {getattr(head, key)!r:.60}, not {value!r}"
+        if head.is_simulated != (self.system is not None):
+            return f"its source is {head.source!r:.60}, which lies elsewhere"
+        return None
+
+    def _why_of_another_system(self, record: "Record") -> str | None:
+        """Why this was not simulated for the store's system; None: it was, or measured records lie here."""
+        is_its = self.system is None or record.environment.system == self.system
+        return None if is_its else f"it is not about the system {self.system}"
 
     def new_attempt(self, run_id: str) -> Path:
         """An empty folder for one try at a run."""
@@ -344,7 +368,7 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def _head(path: Path) -> Record | None:
+def _head(path: Path) -> Document | None:
     """The fields of HEAD at the beginning of a record that this module wrote; None: read all of it to know."""
     try:
         with open_regular(path) as file:
@@ -360,7 +384,7 @@ def _head(path: Path) -> Record | None:
         return None
 
 
-def _one_line_per_item(record: Record) -> str:
+def _one_line_per_item(record: Document) -> str:
     """JSON, HEAD first, in which a list's items, such as steps, take a line each: small, and readable in a diff."""
     fields = []
     for key, value in {**{key: record[key] for key in HEAD if key in record}, **record}.items():

@@ -1,25 +1,24 @@
 """A run's pipeline timeline as measured, and as simulated from its own times."""
 
-from harness.records.labels import Record
+from harness.records.record import Record
 from harness.records.statistics import quartiles
 from impl.pipeline.schedule import Op
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate
-from impl.run import from_dict
 
 
 def measured(record: Record) -> Timeline | None:
     """The last step of a run with a pipeline; None: it had none, or did not get there."""
-    rows = [rank["timeline"] for rank in record.get("ranks") or () if rank.get("timeline")]
+    rows = [rank.timeline for rank in record.ranks if rank.timeline]
     return Timeline.from_rows(rows) if rows else None
 
 
 def predicted(record: Record, timeline: Timeline) -> Timeline:
     """The run's schedule, simulated with the median time of each stage's forward and backward passes, and no other."""
-    run = from_dict(record["config"])
     seconds: dict[tuple[Op, int], list[float]] = {}
     for span in timeline.spans:
         seconds.setdefault(span.action[:2], []).append(float(span.end - span.start))
     medians = {kind: quartiles(values)[1] for kind, values in seconds.items()}
+    run = record.run
     schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
     return simulate(schedule, lambda action: medians[action[:2]])

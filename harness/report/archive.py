@@ -22,8 +22,8 @@ from harness.figures import figures
 from harness.predict.systems import FOLDER as SYSTEMS
 from harness.records.environment import CODE, git_state
 from harness.records.printable import printable
-from harness.records.source import is_simulated
-from harness.records.store import Record, Store, write_atomically
+from harness.records.record import Record
+from harness.records.store import Document, Store, write_atomically
 from harness.report import results
 from harness.report.results import described
 from harness.terminal import Flag, print_json, shown, shown_progress
@@ -92,12 +92,14 @@ def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> 
         InputError: there are no records of these tiers.
     """
     inside, records = dict[str, bytes](), dict[Tier, list[Record]]()
+    documents: list[Document] = []
     for tier in tiers:
         for store in folders.stores(results, found.id, tier):
             for record in store.records():
-                if packed := _packed(store, store.path(record["id"])):
+                if packed := _packed(store, store.path(record.id)):
                     inside |= packed
                     records.setdefault(tier, []).append(record)
+                    documents.append(store.document(record.id))
             for path in sorted(store.changes.glob("*.diff")) if store.system is None else ():
                 inside |= _packed(store, path)
     if not records:
@@ -111,7 +113,7 @@ def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> 
     texts = {
         "README.md": _readme(found, tuple(records), verdicts),
         "specification.json": _as_text(_specification(found, tiers)),
-        "environment.json": _as_text(_environment(everything)),
+        "environment.json": _as_text(_environment(documents)),
         "verdicts.md": render.markdown(verdicts),
         "verdicts.csv": render.csv(verdicts),
     }
@@ -140,7 +142,7 @@ def _with_it(found: Experiment, records: Sequence[Record]) -> Iterator[tuple[str
     """The experiment's file, described systems, published numbers, and what goes with everything."""
     module = importlib.import_module("experiments." + found.id.replace("/", "."))
     yield f"experiments/{found.id}.py", Path(str(module.__file__)).read_bytes()
-    for system in sorted({record["environment"]["system"] for record in records if is_simulated(record)}):
+    for system in sorted({str(record.environment.system) for record in records if record.is_simulated}):
         if (path := SYSTEMS / f"{system}.yaml").exists():
             yield f"systems/{path.name}", path.read_bytes()
     papers = {found.id.partition("/")[0], *(place.paper for place in references.of_experiment(found))}
@@ -161,20 +163,20 @@ def _specification(found: Experiment, tiers: Sequence[Tier]) -> dict[str, Any]:
     return {**described(found), **texts, "runs": runs}
 
 
-def _environment(records: Sequence[Record]) -> dict[str, Any]:
+def _environment(documents: Sequence[Document]) -> dict[str, Any]:
     """Where records are from, each environment once with the ids of its records, and the code that wrote the archive.
 
     The commands that started the runs are told apart from where they ran.
     """
     found: dict[str, dict[str, Any]] = {}
-    for record in records:
-        environment = dict(record.get("environment") or {})
+    for document in documents:
+        environment = dict(document.get("environment") or {})
         command = environment.pop("command", None)
         key = json_format.dumps(environment, sort_keys=True)
         one = found.setdefault(key, {"environment": environment, "commands": [], "records": []})
         if command is not None and command not in one["commands"]:
             one["commands"].append(command)
-        one["records"].append(record["id"])
+        one["records"].append(document["id"])
     return {"archive_written_by": git_state(CODE), "of_the_records": list(found.values())}
 
 

@@ -18,8 +18,7 @@ from harness.experiment.references import Place
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import Judged, counts, in_words, judged, verdicts_table
 from harness.figures import figures, style
-from harness.records.source import is_simulated
-from harness.records.store import Record
+from harness.records.record import Environment, Record
 from harness.report import results
 from harness.report.experiments_md import OPEN, PLANNED
 from harness.report.views import (
@@ -117,7 +116,7 @@ class Report:
         """Write an experiment's page, with its tables and figures."""
         entry = Entry(e, judged(e, records), list(records))
         by_tier: dict[Tier, list[Record]] = {
-            tier: [record for record in records if record["tier"] == tier] for tier in reversed(TIERS)
+            tier: [record for record in records if record.tier == tier] for tier in reversed(TIERS)
         }
         self._page(
             entry.page,
@@ -254,54 +253,55 @@ def told(manifest: Mapping[str, Any]) -> str:
 
 
 def _counted(records: Iterable[Record]) -> dict[str, int]:
-    simulated = [is_simulated(record) for record in records]
+    simulated = [record.is_simulated for record in records]
     return {"measured": simulated.count(False), "simulated": simulated.count(True)}
 
 
 def _where(records: Sequence[Record]) -> str:
     """On what records were measured, and for what they were simulated."""
-    ran = {r["environment"].get("device_name") or "an unknown device" for r in records if _has_run(r)}
-    systems = {f"{r['environment']['system']} ({r['environment']['stack']})" for r in records if is_simulated(r)}
+    ran = {r.environment.device_name or "an unknown device" for r in records if _has_run(r)}
+    systems = {f"{r.environment.system} ({r.environment.stack})" for r in records if r.is_simulated}
     parts = [f"measured on {', '.join(sorted(ran))}"] if ran else []
     return "; ".join([*parts, *([f"simulated for {', '.join(sorted(systems))}"] if systems else [])]) or "nothing ran"
 
 
 def _has_run(record: Record) -> bool:
-    return not is_simulated(record) and record["status"] != "invalid" and bool(record.get("environment"))
+    return not record.is_simulated and record.status != "invalid" and record.environment != Environment()
 
 
 def environments(records: Sequence[Record]) -> Table:
     """Where records are from: one row for what has the same device, software and commit."""
     rows: dict[str, dict[str, Any]] = {}
     for record in records:
-        if environment := record.get("environment"):
-            about = _environment(environment) | {"source": record["source"]}
+        if (environment := record.environment) != Environment():
+            about = _environment(environment) | {"source": record.source}
             row = rows.setdefault(json.dumps(about, sort_keys=True), {**about, "records": 0, "of": {}, "by": {}})
             row["records"] += 1
-            row["of"][record["experiment"]] = row["by"][_command(environment)] = None
+            row["of"][record.experiment] = row["by"][_command(environment)] = None
     for row in rows.values():
         row["experiments"], row["commands"] = (", ".join(sorted(filter(None, row.pop(key)))) for key in ("of", "by"))
     frame = pd.DataFrame([rows[key] for key in sorted(rows)])
     return Table("environment", "Where the records are from", shown(ENVIRONMENT, frame) if rows else (), frame)
 
 
-def _command(environment: Mapping[str, Any]) -> str:
-    words = (environment.get("command") or [])[1:]
+def _command(environment: Environment) -> str:
+    words = (environment.command or [])[1:]
     return f"lmscale {' '.join(words)}" if words else ""
 
 
-def _environment(environment: Mapping[str, Any]) -> dict[str, Any]:
+def _environment(environment: Environment) -> dict[str, Any]:
     """What tells environments apart, as short texts."""
     named = lambda pairs: ", ".join(f"{name} {value}" for name, value in (pairs or {}).items())
-    git = environment.get("git") or {}
-    changed = " with changes" if git.get("dirty") else ""
-    is_cpu = environment.get("processor") == environment.get("device_name")
-    return {column.key: environment.get(column.key) for column in ENVIRONMENT if column.key not in COUNTED} | {
-        "processor": None if is_cpu else environment.get("processor"),
-        "packages": named(environment.get("packages")),
-        "variables": named(environment.get("variables")),
-        "lock_sha256": (environment.get("lock_sha256") or "")[:12],
-        "commit": f"{git['commit'][:12]}{changed}" if git.get("commit") else "",
+    git, is_cpu = environment.git, environment.processor == environment.device_name
+    changed = " with changes" if git and git.dirty else ""
+    return {
+        column.key: getattr(environment, column.key, None) for column in ENVIRONMENT if column.key not in COUNTED
+    } | {
+        "processor": None if is_cpu else environment.processor,
+        "packages": named(environment.packages),
+        "variables": named(environment.variables),
+        "lock_sha256": (environment.lock_sha256 or "")[:12],
+        "commit": f"{git.commit[:12]}{changed}" if git and git.commit else "",
     }
 
 

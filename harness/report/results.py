@@ -13,8 +13,8 @@ from harness.experiment.claims import Claim, claims_table
 from harness.experiment.experiment import Experiment, Point
 from harness.experiment.tiers import TIERS
 from harness.figures import figures
-from harness.records.source import is_simulated
-from harness.records.store import FINISHED, Record, Store, write_atomically
+from harness.records.record import Record
+from harness.records.store import FINISHED, Store, write_atomically
 from harness.terminal import TABLE_ROWS, columns, console, counted, print_json, tell_ignored
 
 
@@ -67,23 +67,24 @@ WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": rend
 def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool) -> int:
     """Write the tables and figures of all records, print those of the chosen points; the exit status."""
     everything = store.with_simulated()
-    ids, measured = dict.fromkeys(point.id for point in chosen), {r["id"]: r for r in everything if not is_simulated(r)}
+    ids, measured = dict.fromkeys(point.id for point in chosen), {r.id: r for r in everything if not r.is_simulated}
     records = [measured[id] for id in ids if id in measured]
-    shown = records + [record for record in everything if is_simulated(record) and record["id"] in ids]
+    shown = records + [record for record in everything if record.is_simulated and record.id in ids]
     files, made = write_results(store, found, everything)
     if len(shown) < len(everything):
         made = made_of(shown, found)
     tell_ignored(store)
     if json:
-        print_json({**described(found), "tier": store.tier, "records": records, **as_json(made), "files": files})
+        documents = [store.document(record.id) for record in records]
+        print_json({**described(found), "tier": store.tier, "records": documents, **as_json(made), "files": files})
     else:
         print_tables(made)
-        print(f"\n{counted([measured[id]['status'] if id in measured else 'missing' for id in ids])}")
+        print(f"\n{counted([measured[id].status if id in measured else 'missing' for id in ids])}")
         print("\nwritten:")
         print(f"  {store.folder}/records ({len(measured)} records)")
         for file in files:
             print(f"  {file}")
-    return 1 if any(r["status"] not in (*FINISHED, "invalid") for r in records) else 0
+    return 1 if any(r.status not in (*FINISHED, "invalid") for r in records) else 0
 
 
 def write_results(

@@ -11,7 +11,8 @@ from pathlib import Path
 from harness.experiment import folders
 from harness.experiment.experiment import experiment_ids, load
 from harness.experiment.verdicts import records_of
-from harness.records.store import Record, read_json
+from harness.records.record import Record
+from harness.records.store import read_json
 from harness.report.pages import KIND, MANIFEST, Report, told
 from harness.terminal import Flag, print_json, shown_progress
 from impl.errors import InputError

@@ -12,7 +12,6 @@ from harness.launch.preflight import Datasets
 from harness.launch.progress import LiveDisplay
 from harness.launch.slurm import Site
 from harness.launch.sweep import Sweep
-from harness.records.measures import step_seconds
 from harness.records.statistics import quartiles
 from harness.records.store import Store
 from harness.terminal import console
@@ -38,9 +37,9 @@ class Real:
     def judged(self, run: Run) -> Judged:
         """What the record of a run says: the median of its timed steps, or why there is none."""
         record = self.store.read(run.id)
-        if record is None or record["status"] != "ok":
-            return {"reason": "no record" if record is None else f"{record['status']}: {record['reason']}"}
-        return {"seconds": quartiles(step_seconds(record))[1]}
+        if record is None or record.status != "ok":
+            return {"reason": "no record" if record is None else f"{record.status}: {record.reason}"}
+        return {"seconds": quartiles(record.step_seconds)[1]}
 
     def __call__(self, run: Run) -> Judged:
         self.run([Point(run, _label(run))])

@@ -11,6 +11,7 @@ from harness.analysis import render
 from harness.analysis.breakdown import PARTS, breakdown_table, limit_table
 from harness.cli import sweeps
 from harness.experiment.experiment import load
+from harness.records.record import Limit, Parts, Profile, Record
 from harness.report.results import all_tables
 from tests.harness.calls import answer_every_name, call
 from tests.harness.made_up_records import record
@@ -25,15 +26,14 @@ SECONDS = {
 }
 
 
-def profiled(limits: list[tuple[float, float, float]], **changed: Any) -> dict[str, Any]:
+def profiled(limits: list[tuple[float, float, float]], **changed: Any) -> Record:
     """A run whose ranks' products, attention and collectives alone take these seconds, and all parts of a step more
     on the second rank."""
     made = record(**changed)
-    for i, (rank, alone) in enumerate(zip(made["ranks"], limits, strict=True)):
-        kinds = ("gemm_seconds", "attention_seconds", "collective_seconds")
-        rank["limit"] = dict(zip(kinds, alone, strict=True))
+    for i, (rank, alone) in enumerate(zip(made.ranks, limits, strict=True)):
+        rank.limit = Limit(*alone)
         parts = {part: seconds * (1 + i) for part, seconds in SECONDS.items()}
-        rank["profile"] = {"seconds": sum(parts.values()), "parts": parts}
+        rank.profile = Profile(sum(parts.values()), Parts(**parts))
     return made
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.analysis import perplexity, tables
 from harness.analysis.render import Column, Table
-from harness.records.measures import Record
+from harness.records.record import Evaluation, Record
 from harness.report import results
 from impl.errors import InputError
 from tests.harness.made_up_records import KEY, record, with_pipeline, without_numbers
@@ -19,7 +19,7 @@ def rows(table: Table) -> list[dict]:
     return table.frame.to_dict("records")
 
 
-def weak_and_strong(**more: Any) -> list[dict]:
+def weak_and_strong(**more: Any) -> list[Record]:
     one = [record(seconds=s, repeat=i, train__microbatch=1, **more) for i, s in enumerate((0.1, 0.1, 0.1))]
     strong = [record(seconds=0.0625, plan__dp=2, train__microbatch=1, **more)]
     weak = [record(seconds=0.125, plan__dp=2, train__microbatch=1, train__global_batch=32, **more)]
@@ -62,7 +62,7 @@ def test_different_devices_are_not_compared() -> None:
     assert tables.scaling_table(mixed).frame.empty
 
 
-def degrees(seconds: dict[tuple[int, int], float], **more: Any) -> list[dict]:
+def degrees(seconds: dict[tuple[int, int], float], **more: Any) -> list[Record]:
     """A record for each (dp, tp), of the same global batch."""
     return [record(seconds=s, plan__dp=dp, plan__tp=tp, train__microbatch=1, **more) for (dp, tp), s in seconds.items()]
 
@@ -110,7 +110,7 @@ def test_ways_of_tensor_parallelism_share_the_baseline_that_has_none() -> None:
         ("tp=2 sequence_parallel=on", "tp sequence_parallel=on"): pytest.approx(1.0),
         ("tp=4 sequence_parallel=on", "tp sequence_parallel=on"): pytest.approx(0.8),
     }
-    without = [r for r in runs if r["config"]["plan"]["tp"] > 1]
+    without = [r for r in runs if r.run.plan.tp > 1]
     assert [r["baseline"] for r in rows(tables.scaling_table(without))].count("baseline") == 2
 
 
@@ -193,9 +193,9 @@ def test_an_unknown_evaluation_is_refused() -> None:
 
 def test_accuracy_and_word_perplexity_have_tables_of_their_own() -> None:
     run = record()
-    run["evaluations"] += [
-        {"step": 100, "name": "lambada", "kind": "last_word", "correct": 3, "total": 12, "key": KEY},
-        {"step": 100, "name": "wikitext2.test", "kind": "words", "nats": 40.0, "tokens": 20, "words": 10, "key": KEY},
+    run.evaluations += [
+        Evaluation("lambada", "last_word", 100, correct=3, total=12, key=KEY),
+        Evaluation("wikitext2.test", "words", 100, nats=40.0, tokens=20, words=10, key=KEY),
     ]
     found = {t.name: t for t in perplexity.perplexity_tables([run])}
     assert rows(found["accuracy_lambada"])[0]["accuracy"] == 0.25
@@ -228,7 +228,7 @@ def test_every_table_refuses_mixed_tiers() -> None:
             make(mixed)
 
 
-@pytest.mark.parametrize("status", ["nan", "invalid", "oom", "failed", "timeout", "cancelled"])
+@pytest.mark.parametrize("status", ["nan", "invalid", "oom", "failed", "timeout"])
 def test_only_bad_runs_still_give_a_table(status: str, tmp_path: Path) -> None:
     written = results.write([record(status="invalid", reason="no"), without_numbers(record(seed=1), status)], tmp_path)
     assert {path.stem for path in written} == {"failures"}

@@ -14,13 +14,14 @@ import experiments
 from harness.experiment.experiment import TIERS, load, points
 from harness.launch.site_file import Cluster, read_cluster
 from harness.launch.slurm import Site
-from harness.records.check import why_not_whole
-from harness.records.store import Store
+from harness.records.parse import of_document
+from harness.records.record import Record
+from harness.records.store import Document, Store
 from harness.report import results
 from impl.errors import InputError
 from impl.run import from_dict
 from tests.harness.calls import Started, call, refused, stop_before_training, the_error
-from tests.harness.made_up_records import record
+from tests.harness.made_up_records import document, record
 
 EXPERIMENTS, SITES, RECORDS, COMMANDS = 700, 740, 460, 100
 TOGETHER = 12
@@ -293,14 +294,14 @@ def changed(whole: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     return found
 
 
-def whole_records(seed: int = 0) -> list[dict[str, Any]]:
+def whole_records(seed: int = 0) -> list[Document]:
     """Of several kinds, each of few steps."""
     kinds = [{}, {"plan__dp": 2}, {"plan__pp": 2, "train__microbatch": 4}, {"status": "failed", "reason": "no luck"}]
     common: dict[str, Any] = {"train__steps": 6, "train__global_batch": 16}
-    return [record(**common, seed=seed + i, **kind) for i, kind in enumerate(kinds)]
+    return [document(record(**common, seed=seed + i, **kind)) for i, kind in enumerate(kinds)]
 
 
-def with_its_id(found: dict[str, Any]) -> dict[str, Any]:
+def with_its_id(found: Document) -> Document:
     """The record with the id of its configuration, if that is one."""
     try:
         return found | {"id": from_dict(found["config"]).id}
@@ -311,20 +312,21 @@ def with_its_id(found: dict[str, Any]) -> dict[str, Any]:
 def test_a_malformed_record_is_ignored_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     chance, kinds = random.Random(3), whole_records()
-    assert not any(map(why_not_whole, kinds))
-    accepted: list[dict[str, Any]] = []
+    whole = of_document(kinds[0])
+    accepted: list[Record] = []
     for _ in range(RECORDS):
         found = with_its_id(changed(chance.choice(kinds), chance))
-        if (why := why_not_whole(found)) is None:
-            accepted.append(found)
-        else:
+        try:
+            accepted.append(of_document(found))
+        except ValueError as error:
+            why = str(error)
             assert len(why.splitlines()) == 1
             assert 5 < len(why) < 400, why
     assert RECORDS // 10 < len(accepted) < RECORDS * 9 // 10
-    accepted = [one for one in accepted if one.get("experiment") == "made_up" and one.get("tier") == "smoke"]
+    accepted = [one for one in accepted if one.experiment == "made_up" and one.tier == "smoke"]
     for at in range(0, len(accepted), TOGETHER):
         try:
-            results.all_tables([kinds[0], *accepted[at : at + TOGETHER]], ())
+            results.all_tables([whole, *accepted[at : at + TOGETHER]], ())
         except InputError as error:
             one_line(error)
 

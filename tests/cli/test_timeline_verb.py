@@ -25,7 +25,7 @@ from tests.harness.calls import call, document, refused
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Run(
     model=ModelConfig(num_layers=4),
-    plan=Plan(pp=2, schedule="zb_h1"),
+    plan=Plan(pp=2, tp=2, schedule="zb_h1"),
     train=Recipe(global_batch=4, microbatch=1),
 )
 SECONDS = {Op.F: 0.25, Op.I: 0.5, Op.W: 0.125}
@@ -52,7 +52,8 @@ def record(run: Run = RUN, late: float = 0.0) -> dict[str, Any]:
     ranks = [{"rank": rank, "timeline": row} for row in shifted for rank in (0, 1)]
     for rank in ranks[1::2]:  # of two tensor-parallel ranks one is shown
         rank["timeline"] = None
-    return {"config": json.loads(json.dumps(asdict(run))), "status": "ok", "ranks": ranks}
+    head = {"schema": 1, "id": run.id, "experiment": "made_up", "tier": "smoke", "status": "ok"}
+    return head | {"config": json.loads(json.dumps(asdict(run))), "ranks": ranks}
 
 
 def write(content: Any, name: str = "record.json") -> Path:

@@ -1,33 +1,31 @@
 """Verdicts turn with the data."""
 
-import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import Tier, experiment_ids, load
+from harness.records.record import Data, Entropy, Evaluation, Record, Sample
 from tests.harness.made_up_records import record
 
 
-def trained(perplexity_by: dict[tuple[str, str, int, float], float]) -> list[dict[str, Any]]:
+def trained(perplexity_by: dict[tuple[str, str, int, float], float]) -> list[Record]:
     """A record for each (family, norm, layers, lr), with its nats per token on held-out text."""
     made = []
     for (family, norm, layers, lr), nats in perplexity_by.items():
         changes: dict[str, Any] = {
             "model__family": family, "model__norm_placement": norm, "model__num_layers": layers, "train__lr": lr,
         }  # fmt: skip
-        one = record(**changes)
+        one = record(parameters=1_000_000 * layers, **changes)
         kind = "causal" if family == "gpt" else "masked"
-        one["evaluations"] = [
-            {"step": 9, "name": "valid", "kind": kind, "nats": 1000 * nats, "tokens": 1000, "key": {"sequences": 9}}
-        ]
-        one["resolved"] = {**(one.get("resolved") or {}), "parameters": 1_000_000 * layers}
+        one.evaluations = [Evaluation("valid", kind, 9, nats=1000 * nats, tokens=1000, key={"sequences": 9})]
         made.append(one)
     return made
 
 
-def verdicts(experiment: str, records: list[dict[str, Any]]) -> list[str]:
+def verdicts(experiment: str, records: list[Record]) -> list[str]:
     return list(claims_table(load(experiment).claims, records).frame["verdict"])
 
 
@@ -37,21 +35,12 @@ def test_without_records_nothing_is_reproduced(name: str) -> None:
 
 
 def test_perplexity_by_size_flips() -> None:
-    def sizes(*nats: float) -> list[dict[str, Any]]:
+    def sizes(*nats: float) -> list[Record]:
         made = trained({("gpt", "pre", layers, 1e-3): n for layers, n in enumerate(nats, 1)})
-        for r, n in zip(copy.deepcopy(made), nats, strict=True):
-            for name, kind in (("wikitext2.test.txt", "words"), ("lambada", "last_word")):
-                extra = {
-                    "step": 9,
-                    "name": name,
-                    "kind": kind,
-                    "nats": 1000 * n,
-                    "tokens": 1000,
-                    "words": 500,
-                    "key": {},
-                }
-                extra |= {"correct": int(100 / n), "total": 100} if kind == "last_word" else {}
-                made[[m["id"] for m in made].index(r["id"])]["evaluations"].append(extra)
+        for one, n in zip(made, nats, strict=True):
+            words = Evaluation("wikitext2.test.txt", "words", 9, nats=1000 * n, tokens=1000, words=500)
+            last = replace(words, name="lambada", kind="last_word", correct=int(100 / n), total=100)
+            one.evaluations += [words, last]
         return made
 
     assert verdicts("model_size_perplexity", sizes(3.0, 2.5, 2.0)) == ["reproduced"] * 3
@@ -83,18 +72,17 @@ def test_placement_claims_flip() -> None:
 def test_the_claim_on_divergence_compares_both_placements(diverging: tuple[str, ...], expected: str) -> None:
     records = trained({("bert", norm, layers, 1e-3): 3.0 for norm in ("pre", "post") for layers in (2, 12)})
     for one in records:
-        if one["config"]["model"]["norm_placement"] in diverging:
-            one["steps"][-1]["loss"] = 1e9
+        if one.run.model.norm_placement in diverging:
+            one.steps[-1].loss = 1e9
     assert verdicts("layernorm_placement", records)[1] == expected
-    alone = [one for one in records if one["config"]["model"]["norm_placement"] == "pre"]
+    alone = [one for one in records if one.run.model.norm_placement == "pre"]
     assert verdicts("layernorm_placement", alone)[1] == "not run here"
 
 
 def test_floor_claims_flip() -> None:
-    def floor(nats: float) -> list[dict[str, Any]]:
+    def floor(nats: float) -> list[Record]:
         made = trained({("gpt", "pre", 2, 1e-3): nats})
-        entropy = {"nats_per_token": 0.7, "valid": {"nats_per_token": 0.7, "standard_error": 0.001}}
-        made[0]["resolved"]["data"] = {"entropy": entropy}
+        made[0].resolved.data = Data(entropy=Entropy(0.7, Sample(0.7, 0.001)))
         return made
 
     assert verdicts("quickstart", floor(0.75))[:2] == ["reproduced", "reproduced"]

@@ -1,14 +1,17 @@
 """Which records a verb reads and writes where no folder is named: one's own, or the committed ones."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.experiment import folders
 from harness.experiment.experiment import Tier, load
 from harness.records.store import SIMULATED, Store
+from impl.run import Run, with_fields
+from tests.harness import made_up_records
 from tests.harness.calls import call, document, refused
-from tests.harness.made_up_records import record
+from tests.harness.made_up_records import record_of
 
 NAME = "megatron2019/layernorm_placement"
 
@@ -24,9 +27,9 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-def put(out: Path, tier: str, experiment: str = NAME, **fields: object) -> Path:
-    store = Store(out, experiment, tier)
-    return store.write(record(tier=tier) | {"experiment": experiment} | fields)
+def put(out: Path, tier: str, experiment: str = NAME, run: Run | None = None, **place: Any) -> Path:
+    full = made_up_records.document(record_of(run or Run(), tier=tier, **place))
+    return Store(out, experiment, tier).write(full | {"experiment": experiment})
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -36,7 +39,8 @@ def files(folder: Path) -> dict[Path, bytes]:
 def simulate(out: Path, tier: str, system: str, experiment: str = NAME) -> None:
     place = {"system": system, "stack": "any", "device": "cuda", "device_name": "A100", "backend": "nccl"}
     fields = {"source": SIMULATED, "environment": place, "experiment": experiment, "evaluations": []}
-    Store(out, experiment, tier, system).write(record(tier=tier) | fields)
+    full = made_up_records.document(record_of(Run(), tier=tier))
+    Store(out, experiment, tier, system).write(full | fields)
 
 
 def read(out: Path | None, tier: Tier, experiment: str = NAME) -> list[Path]:
@@ -68,8 +72,7 @@ def test_own_records_go_before_committed_ones_of_the_same_kind_and_tier(archive:
 
 def test_a_prediction_of_ones_own_leaves_the_committed_measurements_in_the_claims(archive: Path) -> None:
     for norm, nats in (("pre", 2.2), ("post", 2.4)):
-        full = record(tier="small", model__norm_placement=norm, nats=nats)
-        Store(archive, NAME, "small").write(full | {"experiment": NAME})
+        put(archive, "small", run=with_fields(Run(), {"model.norm_placement": norm}), nats=nats)
     before = document(call("claims", NAME, "--json").output)
     assert sum(before["counts"]["measured"].values()) > 0
     simulate(folders.OWN, "paper", "selene")
@@ -116,8 +119,7 @@ def test_status_is_of_own_sweeps_and_names_the_committed_records(archive: Path) 
     answer = call("status", "layernorm_placement", "--tier", "small")
     assert "0 of 72 points finished" in answer.output
     assert f"the committed ones are in {archive}" in answer.output
-    point = load(NAME).runs["small"][0]
-    put(folders.OWN, "small", id=point.id)
+    put(folders.OWN, "small", run=load(NAME).runs["small"][0])
     answer = call("status", "layernorm_placement")
     assert f"{NAME}, tier small, runs: 1 of 72 points finished" in answer.output
     assert str(archive) not in answer.output

@@ -1,18 +1,18 @@
 """Pairs of repeats: what belongs to one cell, what a ratio is of, and what is left out of it."""
 
 import math
-from typing import Any
 
 import pytest
 
 from harness.experiment.pairs import Cell, cells, in_words, reaches_below
 from harness.records.measures import frame
+from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate
 from tests.harness.made_up_records import record
 
 
-def found(*records: dict[str, Any]) -> list[Cell]:
-    return cells(frame(records).to_dict("records"), lambda config: config.pop("engine"))
+def found(*records: Record) -> list[Cell]:
+    return cells(frame(records).to_dict("records"), "engine", choice=lambda run: run.engine)
 
 
 def test_ratios_are_of_equal_repeats() -> None:
@@ -40,7 +40,7 @@ def test_what_has_no_pair_or_shares_cores_has_no_ratio() -> None:
 def test_cells_keep_devices_and_configurations_apart_and_say_who_could_not() -> None:
     invalid = record(status="invalid", reason="no", engine="deepspeed")
     apart = found(record(), record(device_name="another"), record(precision="bf16"), invalid)
-    why_not = {(cell.config["precision"], cell.first["device_name"]): cell.why_not for cell in apart}
+    why_not = {(cell.run.precision, cell.first["device_name"]): cell.why_not for cell in apart}
     could_not = {"deepspeed": "invalid"}
     assert why_not == {("fp32", "AMD EPYC"): could_not, ("fp32", "another"): could_not, ("bf16", "AMD EPYC"): {}}
     assert found(invalid) == []

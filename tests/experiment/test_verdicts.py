@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,11 @@ from harness.cli.claims import chosen
 from harness.experiment.claims import Claim, Evidence, Row, evidence, tally, verdict
 from harness.experiment.experiment import Experiment, Tier, load
 from harness.experiment.verdicts import counts, headline_table, in_words, judged, records_of, verdicts_table
+from harness.records.record import Record
 from harness.records.store import SIMULATED, Store
+from tests.harness import made_up_records
 from tests.harness.calls import call, document, refused
-from tests.harness.made_up_records import record, record_of
+from tests.harness.made_up_records import changed, record, record_of
 
 NAME = "ours/data_parallel_scaling"
 
@@ -29,10 +30,12 @@ def fast(least: float) -> Callable[[Sequence[Row]], Evidence | None]:
     return lambda rows: tally([row["tokens_per_second"] >= least for row in rows], "runs", f"at least {least:g}")
 
 
-def simulated(full: dict[str, Any], system: str = "selene", device: str = "NVIDIA A100-SXM4-80GB") -> dict[str, Any]:
+def simulated(
+    full: Record, system: str = "selene", device: str = "NVIDIA A100-SXM4-80GB", seconds: float = 0.1
+) -> Record:
     """The record as one that was predicted."""
     place = {"system": system, "stack": "any", "device": "cuda", "device_name": device, "backend": "nccl"}
-    return full | {"source": SIMULATED, "environment": place, "steps": [{"step": 0, "seconds": [0.1]}]}
+    return changed(full, source=SIMULATED, environment=place, steps=[{"step": 0, "seconds": [seconds]}])
 
 
 def claimed(*claims: Claim) -> Experiment:
@@ -106,7 +109,7 @@ def test_verdicts_are_counted_by_kind() -> None:
 
 def test_a_claim_simulated_for_several_systems_counts_once() -> None:
     fast_there = simulated(record(), "h100", "NVIDIA H100")
-    slow_there = simulated(record(), "selene") | {"steps": [{"step": 0, "seconds": [1e9]}]}
+    slow_there = simulated(record(), seconds=1e9)
     found = judged(claimed(FAST), [simulated(record()), fast_there])
     assert len(found) == 2
     assert counts(found)["simulated"] == {"reproduced": 1, "partly": 0, "not reproduced": 0}
@@ -134,7 +137,7 @@ def test_the_headline_has_what_is_published_simulated_and_measured() -> None:
     assert headline_table(NAME, []).frame.empty
 
 
-def scaled(weak: float, overlapped: float) -> list[dict[str, Any]]:
+def scaled(weak: float, overlapped: float) -> list[Record]:
     """The smoke tier of data parallelism, two ranks taking so many times as long as one, and when they overlap."""
     made = []
     for run in load(NAME).runs["smoke"]:
@@ -162,10 +165,9 @@ def test_data_parallel_claims_flip() -> None:
     assert on_64(1.0)[2] == "not reproduced"  # as with a network that takes no time
 
 
-def put(out: Path, full: dict[str, Any], name: str = NAME, tier: Tier = "smoke") -> None:
+def put(out: Path, full: Record, name: str = NAME, tier: Tier = "smoke") -> None:
     place = {"experiment": name, "tier": tier}
-    system = full["environment"].get("system")
-    Store(out, name, tier, system).write(full | place)
+    Store(out, name, tier, full.environment.system).write(made_up_records.document(full) | place)
 
 
 def test_the_verb_tells_all_a_papers_or_one_experiments_claims(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Records of runs of any size, measured or simulated, that say no more than a rate, a bubble and predicted memory."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,8 +8,10 @@ from typing import Any
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import Experiment
 from harness.records.measures import flops_per_step
+from harness.records.record import Collective, Environment, Prediction, Rank, Record, Status, Step
+from impl.cost.traffic import Count
 from impl.plan import Plan
-from impl.run import Run, to_dict
+from impl.run import Run
 from tests.harness.made_up_records import record_of
 
 YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
@@ -18,17 +19,25 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 @cache
-def _bare(run: Run) -> str:
+def bare(run: Run, **place: Any) -> Record:
     """Made for one rank: thousands would say the same."""
     alone = replace(run, plan=Plan(), train=replace(run.train, global_batch=1, microbatch=1))
-    return json.dumps(record_of(alone) | {"config": to_dict(run), "id": run.id, "ranks": []})
+    return replace(record_of(alone, **place), run=run, id=run.id, ranks=[])
 
 
-def fast(run: Run, rate: float = 1e9, **more: Any) -> dict[str, Any]:
+def timed(of: Record, seconds: float) -> Record:
+    """The record, had every step taken this long."""
+    return replace(of, steps=[replace(step, seconds=[seconds]) for step in of.steps])
+
+
+def at_rate(of: Record, rate: float) -> Record:
+    """The record, had its devices reached a rate of model FLOPs/s."""
+    return timed(of, flops_per_step(of) / (rate * of.run.plan.world_size))
+
+
+def fast(run: Run, rate: float = 1e9, **place: Any) -> Record:
     """A record whose devices reach a rate of model FLOPs/s."""
-    full = json.loads(_bare(run))
-    seconds = flops_per_step(full) / (rate * run.plan.world_size)
-    return full | {"steps": [step | {"seconds": [seconds]} for step in full["steps"]]} | more
+    return at_rate(bare(run, **place), rate)
 
 
 def simulated(
@@ -39,19 +48,30 @@ def simulated(
     bubble: float | None = None,
     in_flight: float | None = None,
     device: str = A100,
-    status: str = "ok",
-) -> dict[str, Any]:
+    status: Status = "ok",
+) -> Record:
     """A record as `predict` leaves it."""
     full = fast(run, rate)
-    ranks = [] if memory is None else [{"rank": 0, "peak_memory_bytes": memory, "memory_kind": "predicted bytes"}]
-    environment = {"system": "made up", "stack": "", "device": "cuda", "device_name": device, "backend": "nccl"}
-    steps = [{"step": 0, "seconds": full["steps"][0]["seconds"]}] if status == "ok" else []
-    prediction = {"bubble": bubble, "microbatches_in_flight": in_flight}
-    head = {"source": "simulated", "tier": "paper", "status": status, "environment": environment}
-    return full | head | {"steps": steps, "ranks": ranks, "prediction": prediction, "evaluations": []}
+    ranks = [] if memory is None else [Rank(peak_memory_bytes=round(memory), memory_kind="predicted bytes")]
+    return replace(
+        full,
+        source="simulated",
+        tier="paper",
+        status=status,
+        environment=Environment(system="made up", stack="", device="cuda", device_name=device, backend="nccl"),
+        steps=[Step(seconds=full.steps[0].seconds)] if status == "ok" else [],
+        ranks=ranks,
+        prediction=Prediction(bubble=bubble, microbatches_in_flight=in_flight),
+        evaluations=[],
+    )
 
 
-def verdicts(experiment: Experiment, records: Sequence[dict[str, Any]]) -> list[str]:
+def collectives(traffic: Mapping[str, Mapping[Any, Count]]) -> dict[str, dict[str, Collective]]:
+    """Traffic by formula, as a rank counts it."""
+    return {axes: {op: Collective(n.calls, n.bytes) for op, n in ops.items()} for axes, ops in traffic.items()}
+
+
+def verdicts(experiment: Experiment, records: Sequence[Record]) -> list[str]:
     """On all claims, by records that are either all measured or all simulated."""
     found = claims_table(experiment.claims, records).frame
     return list(found[next(name for name in reversed(found.columns) if name.startswith("verdict"))])

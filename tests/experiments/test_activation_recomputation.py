@@ -1,11 +1,9 @@
 """Korthikanti's figure 7, tables 4 and 5, PTD-P's figure 17: points are runs, shares are formulas, verdicts turn."""
 
-import json
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import pytest
 
@@ -24,37 +22,25 @@ from experiments.korthikanti2022.sequence_parallel_memory import DEGREE, PAPER, 
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, load
 from harness.experiment.published import published
-from harness.records.labels import point
+from harness.records.record import Rank, Record, point
 from impl.cost.activations import layer_bytes
-from impl.plan import Plan
-from impl.run import Run, to_dict
-from tests.harness.made_up_records import record_of
+from impl.run import Run
+from tests.experiments.as_printed import A100, ABSENT, NO, YES, bare, timed
 from tests.turned import turned
 
 EXPERIMENT = load("activation_recomputation")
-GPU: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB", "tier": "paper"}
-YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
 SLOWER = {"": 1.0, "_sequence_parallel": 0.97, "_selective": 1.07, BOTH: 1.04, FULL: 1.36}
 """Seconds of a made-up step, relative to one in which nothing is recomputed."""
 
 
-@cache
-def bare(run: Run) -> dict[str, Any]:
-    """Made for one rank: hundreds would say the same."""
-    full = record_of(replace(run, plan=Plan(), train=replace(run.train, global_batch=1, microbatch=1)), **GPU)
-    kept = {"layer": layer_bytes(run), "model": layer_bytes(run) * run.model.num_layers}
-    rank = full["ranks"][0] | {"activation_bytes": kept, "traffic": {}, "timeline": None}
-    full["config"] = json.loads(json.dumps(to_dict(run)))
-    return full | {"id": run.id, "ranks": [rank]}
+def made(run: Run, seconds: float) -> Record:
+    """A record of the run, with the formula's bytes."""
+    full = bare(run, device="cuda", device_name=A100, tier="paper")
+    kept = {"layer": round(layer_bytes(run)), "model": round(layer_bytes(run) * run.model.num_layers)}
+    return replace(timed(full, seconds), ranks=[Rank(activation_bytes=kept, traffic={})])
 
 
-def made(run: Run, seconds: float, **place: Any) -> dict[str, Any]:
-    steps = [step | {"seconds": [seconds]} for step in bare(run)["steps"]]
-    environment = bare(run)["environment"] | place
-    return bare(run) | {"steps": steps, "environment": environment}
-
-
-def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     """Records of the paper's runs that take as long as printed, or a made-up time, times a factor."""
     out = []
     for run, times in of_the_paper().values():
@@ -67,7 +53,7 @@ def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[dict[str, Any]
     return out
 
 
-def verdicts(records: list[dict[str, Any]]) -> list[str]:
+def verdicts(records: list[Record]) -> list[str]:
     return turned(claims_table(EXPERIMENT.claims, records))
 
 
@@ -134,13 +120,14 @@ def test_verdicts_on_the_papers_own_numbers(factor: Callable[[Run], float], turn
 def test_verdicts_of_small_runs() -> None:
     smoke = [made(run, run.train.global_batch**0.5 * SLOWER[way_of(run)]) for run in EXPERIMENT.runs["smoke"]]
     assert verdicts(smoke) == [YES, ABSENT, YES, YES, ABSENT, YES, YES]
-    for record in smoke:
-        record["ranks"] = [rank | {"activation_bytes": {"layer": 1, "model": 2}} for rank in record["ranks"]]
-        record["environment"] |= {"device": "cpu", "cores": 1}
-    assert verdicts(smoke) == [NO, *[ABSENT] * 6]
+    crowded = copy.deepcopy(smoke)  # rows of the same records are made once
+    for record in crowded:
+        record.ranks[0].activation_bytes = {"layer": 1, "model": 2}
+        record.environment.device, record.environment.cores = "cpu", 1
+    assert verdicts(crowded) == [NO, *[ABSENT] * 6]
 
 
 def test_points_are_told_apart_by_their_way() -> None:
-    keys = {point(to_dict(run)) for run in EXPERIMENT.runs["smoke"]}
+    keys = {point(run) for run in EXPERIMENT.runs["smoke"]}
     assert len(keys) == len(EXPERIMENT.runs["smoke"])
     assert [way_of(run) for run in EXPERIMENT.runs["smoke"][:5]] == list(WAYS)

@@ -1,8 +1,7 @@
 """Plans by hand and by search: what was found is a plan of those, and verdicts turn."""
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -11,32 +10,29 @@ from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
 from harness.predict.simulation import predicted, vocabulary_of
 from harness.predict.systems import load_system
-from harness.records.labels import point
+from harness.records.record import Environment, Record, Step, point
 from impl.plan import Plan
-from impl.run import Run, to_dict
+from impl.run import Run
+from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, bare
 from tests.harness.made_up_records import record_of
 
-YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
 Seconds = Callable[[experiment.Hand, experiment.Way], float]
 
 
-@cache
-def bare(run: Run, system: str) -> dict[str, Any]:
-    """Of one rank: thousands would say the same."""
-    one = Run(model=run.model, precision=run.precision, evaluation=run.evaluation)
-    full = record_of(one, tier="paper")
+def simulated_on(system: str, run: Run, seconds: float) -> Record:
     device = load_system(system).hardware
-    environment = {"system": system, "device": "cuda", "device_name": device, "backend": "nccl"}
-    return full | {"source": "simulated", "id": run.id, "config": to_dict(run), "environment": environment, "ranks": []}
+    environment = Environment(system=system, device="cuda", device_name=device, backend="nccl")
+    full = bare(run, tier="paper")
+    return replace(full, source="simulated", environment=environment, steps=[Step(seconds=[seconds])])
 
 
-def simulated(seconds: Seconds) -> list[dict[str, Any]]:
+def simulated(seconds: Seconds) -> list[Record]:
     """Every recipe's ways on its own system."""
     made = {}
     for hand in experiment.HANDS:
         for way in reversed(experiment.WAYS):
-            full = bare(hand.way(way), hand.system)
-            made[full["id"]] = full | {"steps": [{"step": 0, "seconds": [seconds(hand, way)]}]}
+            full = simulated_on(hand.system, hand.way(way), seconds(hand, way))
+            made[full.id] = full
     return list(made.values())
 
 
@@ -53,11 +49,9 @@ def by_way(hand: float, same: float, best: float) -> Seconds:
 def test_verdicts_turn() -> None:
     assert verdicts(by_way(10, 9.5, 8)) == [ABSENT, YES, PARTLY]  # the simulator that searched is no judge of the first
     assert verdicts(by_way(10, 8, 7))[1] == NO
-    seconds = {point(to_dict(hand.way("by hand"))): 10.0 for hand in experiment.CPUS}
+    seconds = {point(hand.way("by hand")): 10.0 for hand in experiment.CPUS}
     for found, expected in ((8.0, YES), (11.0, NO)):
-        ran = [
-            record_of(run, seconds=seconds.get(point(to_dict(run)), found)) for run in experiment.runs(experiment.CPUS)
-        ]
+        ran = [record_of(run, seconds=seconds.get(point(run), found)) for run in experiment.runs(experiment.CPUS)]
         assert claims_table(load("auto_plan").claims, ran).frame["verdict"].tolist()[0] == expected
     assert claims_table(load("auto_plan").claims, []).frame["verdict"].tolist() == [ABSENT] * 3
 
@@ -114,7 +108,7 @@ def test_a_search_finds_what_is_said_to_be_found() -> None:
 
 def test_points_are_told_by_recipe_and_way() -> None:
     hand = experiment.HANDS[0]
-    assert (hand, "by hand") in experiment.meant_by()[point(to_dict(hand.way("by hand")))]
+    assert (hand, "by hand") in experiment.meant_by()[point(hand.way("by hand"))]
     assert experiment.in_words(hand.run(Plan(tp=8, dp=64, recompute="full"), 8)) == (
         "tp 8, dp 64, microbatch 8, full recomputation"
     )

@@ -1,13 +1,13 @@
 """PTD-P's table 1 and figures 6 to 8: their points are the runs, and verdicts turn with the records."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from experiments.ptdp2021 import bubble, end_to_end, microbatch_throughput
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
+from harness.records.record import Record
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
 
@@ -24,7 +24,7 @@ def test_runs_are_all_different(experiment: Experiment) -> None:
     assert set(verdicts(experiment, [])) == {ABSENT}
 
 
-def table_1(factor: Callable[[Run], float] = lambda _: 1.0, device: str = A100) -> list[dict[str, Any]]:
+def table_1(factor: Callable[[Run], float] = lambda _: 1.0, device: str = A100) -> list[Record]:
     """The ten rows simulated to be as fast as printed, times a factor."""
     rates = [row["published_model_rate"] for row in end_to_end.FIGURE.printed.values()]
     both = zip(END.runs["paper"], rates, strict=True)
@@ -52,7 +52,7 @@ def test_verdicts_on_table_1_turn() -> None:
     assert verdicts(END, small) == [YES, ABSENT, ABSENT, ABSENT]  # half of three models is one model
 
 
-def figure_6(of: Callable[[Run, float], float] = lambda _, bubble: bubble) -> list[dict[str, Any]]:
+def figure_6(of: Callable[[Run, float], float] = lambda _, bubble: bubble) -> list[Record]:
     return [
         simulated(run, bubble=of(run, bubble.formula(run.plan.world_size, run.plan.dp, run.train.global_batch)))
         for run in BUBBLE.runs["paper"]
@@ -77,7 +77,7 @@ def test_figure_6_is_drawn() -> None:
     assert len(BUBBLE.figure(figure_6()).axes[0].lines) == 2 * len(bubble.CURVES)
 
 
-def figure_7(factor: Callable[[int], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+def figure_7(factor: Callable[[int], float] = lambda _: 1.0) -> list[Record]:
     """As fast as printed, times a factor of the microbatch."""
     rates = [row["published_model_rate"] for row in microbatch_throughput.FIGURE.printed.values()]
     runs = MICRO.runs["paper"]

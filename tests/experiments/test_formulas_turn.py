@@ -5,6 +5,7 @@ import functools
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from harness.experiment import claims, published
 from harness.experiment.experiment import load
 from harness.experiment.verdicts import records_of
+from harness.records.record import Record
+from impl.run import with_fields
 from tests.harness.made_up_records import record_of
 from tests.turned import turned
 
@@ -51,7 +54,7 @@ def other_papers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-def verdicts(name: str, records: Sequence[Any], begins: Sequence[str]) -> list[str]:
+def verdicts(name: str, records: Sequence[Record], begins: Sequence[str]) -> list[str]:
     experiment = load(name)
     chosen = [claim for begin in begins for claim in experiment.claims if claim.text.startswith(begin)]
     table = claims.claims_table(chosen, records).frame
@@ -59,7 +62,7 @@ def verdicts(name: str, records: Sequence[Any], begins: Sequence[str]) -> list[s
     return ["not reproduced" if one == "partly" else one for one in found]
 
 
-def some(name: str) -> list[Any]:
+def some(name: str) -> list[Record]:
     """Return ZeRO's committed simulations; of Frontier's models, a made-up record for each of the paper's."""
     experiment = load(name)
     if name.startswith("zero2019/"):
@@ -84,9 +87,9 @@ def test_shares_of_memory_turn() -> None:
     assert verdicts(name, records, claim) == ["reproduced"]
     records = copy.deepcopy(records)
     for record in records:
-        if record["config"]["plan"].get("recompute", "none") != "none":
-            for rank in record["ranks"]:
-                rank["activation_bytes"]["layer"] *= 2
+        for rank in record.ranks if record.run.plan.recompute != "none" else ():
+            assert rank.activation_bytes is not None
+            rank.activation_bytes["layer"] *= 2
     assert verdicts(name, records, claim) == ["not reproduced"]
 
 
@@ -94,10 +97,8 @@ def test_the_largest_model_by_stage_turns() -> None:
     name, claim = "zero2019/zero_max_model_size", ("no stage fits less",)
     records = records_of(load(name), ROOT / "results", ("small",))
     assert verdicts(name, records, claim) == ["reproduced"]
-    records = copy.deepcopy(records)
-    for record in records:
-        if not record["config"]["plan"].get("zero_stage"):
-            record["config"]["model"]["num_layers"] *= 10
+    deeper = lambda run: with_fields(run, {"model.num_layers": 10 * run.model.num_layers})
+    records = [one if one.run.plan.zero_stage else replace(one, run=deeper(one.run)) for one in records]
     assert verdicts(name, records, claim) == ["not reproduced"]
 
 

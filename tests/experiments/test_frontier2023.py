@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from harness.experiment.claims import measured
 from harness.experiment.experiment import TIERS, load
 from harness.experiment.published import published
 from harness.predict.published_scaling import FITTED, MICROBATCH, STUDIES
+from harness.records.record import CATEGORIES, Record
 from harness.tune.search import shapley
 from impl.cost.parameters import count_parameters
 from impl.run import Run
@@ -32,23 +34,21 @@ def test_runs_are_of_two_ranks_where_they_are_timed(experiment: Any) -> None:
     assert set(verdicts(experiment, [])) == {ABSENT}
 
 
-def counted(run: Run, bytes_each: float = 16.0) -> dict[str, Any]:
+def counted(run: Run, bytes_each: float = 16.0) -> Record:
     """A record whose ranks keep so many bytes of states a parameter."""
     full = record_of(run)
-    full["resolved"]["head_positions"] = run.model.seq_len
-    size = full["resolved"]["parameters"] * bytes_each
-    for rank in full["ranks"]:
-        rank["memory"] = dict.fromkeys(("gradients", "optimizer", "activations", "buffers", "rest"), 0.0)
-        rank["memory"]["parameters"] = size
+    full.resolved.head_positions = run.model.seq_len
+    size = round((full.resolved.parameters or 0) * bytes_each)
+    for rank in full.ranks:
+        rank.memory = {**dict.fromkeys(CATEGORIES, 0), "parameters": size}
     return full
 
 
-def needing(factor: float, memory: float = 50e9) -> list[dict[str, Any]]:
+def needing(factor: float, memory: float = 50e9) -> list[Record]:
     """The four models simulated, with parameters and memory so many times as many."""
     records = [simulated(run, memory=memory * factor, device=MI250X) for run in MODELS.runs["paper"]]
-    for record in records:
-        record["resolved"]["parameters"] *= factor
-    return records
+    more = lambda resolved: replace(resolved, parameters=round(factor * resolved.parameters))
+    return [replace(record, resolved=more(record.resolved)) for record in records]
 
 
 def test_states_of_models_turn_with_what_is_counted() -> None:
@@ -69,7 +69,7 @@ def test_sizes_of_models_turn_with_their_parameters() -> None:
     assert list(table["published_states"].dropna() / 1e9) == [308, 2450, 14000]
 
 
-def of_recipes(factor: Callable[[Run], float] = lambda _: 1.0, device: str = MI250X) -> list[dict[str, Any]]:
+def of_recipes(factor: Callable[[Run], float] = lambda _: 1.0, device: str = MI250X) -> list[Record]:
     """The three runs, simulated to be as fast as printed, times a factor."""
     rates = [row["published_model_rate"] for row in recipes.FIGURE.printed.values()]
     both = zip(RECIPES.runs["paper"], rates, strict=True)
@@ -95,7 +95,7 @@ def test_verdicts_on_recipes_turn() -> None:
     assert verdicts(RECIPES, fitted)[0] == YES
 
 
-def of_scaling(kept: Callable[[str, Run], float]) -> list[dict[str, Any]]:
+def of_scaling(kept: Callable[[str, Run], float]) -> list[Record]:
     """Every point simulated, its devices keeping a share of the rate."""
     points = [(study, kind, dp) for study in STUDIES for kind in MICROBATCH for dp in scaling.BETWEEN[study.model]]
     return [
@@ -142,7 +142,7 @@ def test_shapley_values_are_exact() -> None:
     assert shapley(np.broadcast_to(a[:, None], (3, 4)).copy())[1] == 0
 
 
-def of_search(rate: Callable[[Run], float | None]) -> list[dict[str, Any]]:
+def of_search(rate: Callable[[Run], float | None]) -> list[Record]:
     """The space simulated; what has no rate is out of memory."""
     return [
         simulated(run, rate(run) or 1e12, status="oom" if rate(run) is None else "ok", device=MI250X)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from experiments.megatron2019 import strong_scaling
 from experiments.zero2019 import data_parallel_only
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
+from harness.records.record import Collective, Record
 from impl.cost.activations import layer_bytes
 from impl.cost.parameters import count_parameters
 from impl.pipeline.schedule import peak_in_flight
@@ -36,7 +36,7 @@ def test_runs_are_all_different(experiment: Experiment) -> None:
 SPEEDUPS = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}
 
 
-def table_8(factor: Callable[[int], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+def table_8(factor: Callable[[int], float] = lambda _: 1.0) -> list[Record]:
     """The printed speed-ups times a factor."""
     every = [(run, run.plan.tp) for run in STRONG.runs["paper"]]
     return [simulated(run, 1e12 * SPEEDUPS[tp] * factor(tp) / tp, device=V100) for run, tp in every]
@@ -54,18 +54,18 @@ def test_verdicts_on_strong_scaling_turn() -> None:
 
 
 def test_what_is_sent_is_counted() -> None:
-    def sent(size: Callable[[int], int]) -> list[dict[str, Any]]:
+    def sent(size: Callable[[int], int]) -> list[Record]:
         records = [record_of(run) for run in STRONG.runs["smoke"]]
         for run, full in zip(STRONG.runs["smoke"], records, strict=True):
-            for rank in full["ranks"] if run.plan.tp > 1 else ():
-                rank["traffic"] = {"tp": {"all_reduce": {"calls": 4, "bytes": size(run.plan.tp)}}}
+            for rank in full.ranks if run.plan.tp > 1 else ():
+                rank.traffic = {"tp": {"all_reduce": Collective(calls=4, bytes=size(run.plan.tp))}}
         return records
 
     assert verdicts(STRONG, sent(lambda _: 4096))[2] == YES
     assert verdicts(STRONG, sent(lambda tp: 4096 // tp))[2] == NO
 
 
-def filled(memory: Callable[[Run], float]) -> list[dict[str, Any]]:
+def filled(memory: Callable[[Run], float]) -> list[Record]:
     """The bars simulated with so much memory, and the microbatches in flight that schedules have."""
     return [simulated(run, memory=memory(run), in_flight=held(run)) for run in FILLED.runs["paper"]]
 
@@ -96,11 +96,11 @@ def test_figure_1_is_drawn_with_its_80_gb() -> None:
     assert 80 in ax.lines[-1].get_ydata()
 
 
-def counted(run: Run, kept: float = 1.0) -> dict[str, Any]:
+def counted(run: Run, kept: float = 1.0) -> Record:
     """A record whose layers keep what is predicted; with both ways of saving, so many times as much."""
     full = record_of(run)
-    for rank in full["ranks"]:
-        rank["activation_bytes"]["layer"] = layer_bytes(run) * (kept if run.plan.sequence_parallel else 1)
+    for rank in full.ranks:
+        rank.activation_bytes = {"layer": round(layer_bytes(run) * (kept if run.plan.sequence_parallel else 1))}
     return full
 
 
@@ -111,7 +111,7 @@ def test_verdicts_on_counted_activations_turn() -> None:
     assert verdicts(FILLED, [counted(run, kept=9.0) for run in runs])[1:] == [NO, PARTLY]
 
 
-def figure_4(factor: Callable[[Run], float] = lambda _: 1.0, room: float = 1.0) -> list[dict[str, Any]]:
+def figure_4(factor: Callable[[Run], float] = lambda _: 1.0, room: float = 1.0) -> list[Record]:
     """As fast as printed, times a factor; memory by the states, times a factor."""
     made = []
     for row in data_parallel_only.of_the_figure().values():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,35 +14,35 @@ from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.figures import figures
 from harness.records.measures import flops_per_step
+from harness.records.record import Limit, Record
 from impl.cost.memory import memory_of_ranks
 from impl.cost.parameters import count_parameters
 from impl.peers.validity import why_invalid
 from impl.run import Run
+from tests.experiments.as_printed import ABSENT, NO, YES, timed
 from tests.harness.made_up_records import record_of
 from tests.turned import turned
 
 NAMES = ("engines", "single_device", "overlap", "cost_scaling")
-YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
 Seconds = Callable[[Run], float]
 H200: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA H200", "tier": "paper"}
 
 
-def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
     return turned(claims_table(experiment.claims, records))
 
 
-def made(run: Run, seconds: float = 0.1, **place: Any) -> dict[str, Any]:
+def made(run: Run, seconds: float = 0.1, **place: Any) -> Record:
     """A record of a run, or that its engine cannot do it; repeats differ a little, the same way for all engines."""
     if reason := why_invalid(run):
         return record_of(run, status="invalid", reason=reason, **place)
-    full = record_of(run, seconds=seconds * (1 + 0.01 * run.repeat), nats=2.5, **place)
-    return full | {"id": run.id}
+    return record_of(run, seconds=seconds * (1 + 0.01 * run.repeat), nats=2.5, **place)
 
 
-def small(name: str, seconds: Seconds = lambda _: 0.1, *, repeats: int = 3, cores: float = 2) -> list[dict[str, Any]]:
+def small(name: str, seconds: Seconds = lambda _: 0.1, *, repeats: int = 3) -> list[Record]:
     """Records of the small tier on two cores."""
     runs = [run for run in load(name).runs["small"] if run.repeat < repeats]
-    return [made(run, seconds(run), cores=cores, tier="small") for run in runs]
+    return [made(run, seconds(run), cores=2, tier="small") for run in runs]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +77,7 @@ def test_without_records_there_is_no_table_and_no_verdict(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_crowded_ranks_say_nothing_of_speed(name: str) -> None:
-    crowded = small(name, cores=0.5, repeats=1)
+    crowded = [replace(full, run=replace(full.run, threads=9)) for full in small(name, repeats=1)]
     of_speed = {
         "engines": slice(2, 6),
         "single_device": slice(0, 5),
@@ -122,36 +123,35 @@ def test_engines_verdicts_on_speed() -> None:
 
 
 def test_engines_verdicts_on_losses_and_memory() -> None:
-    def judged(change: Callable[[dict[str, Any]], None], **of: Any) -> list[str]:
+    def judged(change: Callable[[Record], None], **of: Any) -> list[str]:
         found = small("engines", ours_takes(0.8), repeats=1)
         for full in found:
-            config = full["config"]
-            if full["status"] == "ok" and all((config | config["plan"])[name] == value for name, value in of.items()):
+            if full.status == "ok" and of.items() <= {**vars(full.run), **vars(full.run.plan)}.items():
                 change(full)
         return [v for i, v in enumerate(verdicts(load("engines"), found)) if i in (0, 1, 6)]
 
-    def off_by(share: float) -> Callable[[dict[str, Any]], None]:
-        return lambda full: full["steps"][7].update(loss=full["steps"][7]["loss"] * (1 + share))
+    def off_by(share: float) -> Callable[[Record], None]:
+        def change(full: Record) -> None:
+            full.steps[7].loss = (full.steps[7].loss or 0) * (1 + share)
 
-    def hoard(full: dict[str, Any]) -> None:
-        full["ranks"][1]["peak_memory_bytes"] *= 1.05
+        return change
+
+    def hoard(full: Record) -> None:
+        full.ranks[1].peak_memory_bytes = round(1.05 * (full.ranks[1].peak_memory_bytes or 0))
 
     assert judged(lambda _: None) == [YES] * 3
     assert judged(off_by(5e-6), precision="fp32", engine="torch") == [YES] * 3
     assert judged(off_by(2e-5), precision="fp32", engine="torch", pp=2) == [NO, YES, YES]
     assert judged(off_by(2e-3), precision="bf16", engine="deepspeed", zero_stage=2) == [YES, NO, YES]
-    assert judged(lambda full: full["steps"][7].update(loss=None), precision="fp32", engine="torch")[0] == NO
+    assert judged(off_by(math.nan), precision="fp32", engine="torch")[0] == NO
     assert judged(hoard, engine="native", zero_stage=3) == [YES, YES, NO]
     assert judged(hoard, engine="native", zero_stage=0) == [YES] * 3
 
 
-def at_rate(rate: Callable[[Run], float], run: Run, **place: Any) -> dict[str, Any]:
+def at_rate(rate: Callable[[Run], float], run: Run, **place: Any) -> Record:
     """A record whose device reaches this rate, what is recomputed counted."""
     full = made(run, **place)
-    if full["status"] != "ok":
-        return full
-    seconds = flops_per_step(full, recomputed=True) / rate(run)
-    return full | {"steps": [step | {"seconds": [seconds]} for step in full["steps"]]}
+    return timed(full, flops_per_step(full, recomputed=True) / rate(run)) if full.status == "ok" else full
 
 
 def on_h200(mfu: Callable[[Run], float]) -> list[str]:
@@ -174,9 +174,9 @@ def on_cpu(share: float, limit: float) -> list[str]:
     found = []
     for run in load("single_device").runs["small"]:
         full = at_rate(lambda run: 1e11 / (share if run.engine == "native" else 1.0), run, cores=2, tier="small")
-        if full["status"] == "ok":
-            alone = limit * full["steps"][0]["seconds"][0]
-            full["ranks"][0]["limit"] = {"gemm_seconds": 0.75 * alone, "attention_seconds": 0.25 * alone}
+        if full.status == "ok":
+            alone = limit * full.step_seconds[0]
+            full.ranks[0].limit = Limit(gemm_seconds=0.75 * alone, attention_seconds=0.25 * alone, collective_seconds=0)
         found.append(full)
     return verdicts(load("single_device"), found)
 
@@ -211,19 +211,18 @@ def test_overlap_table_and_verdicts() -> None:
         expected[i] = NO
         assert verdicts(load("overlap"), small("overlap", costs, repeats=1)) == expected
     different = small("overlap", pays, repeats=1)
-    different[0]["steps"][5]["loss"] += 1e-12
+    different[0].steps[5].loss = (different[0].steps[5].loss or 0) + 1e-12
     assert verdicts(load("overlap"), different) == [YES, YES, YES, NO]
 
 
-def cost(factor: Callable[[Run], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+def cost(factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     """Time as FLOPs, and for more ranks than two cores as their turns."""
     found = []
     for run in load("cost_scaling").runs["small"]:
         full = record_of(run, cores=2, tier="small")
         turns = max(1.0, run.plan.dp / 2)
         seconds = factor(run) * turns * flops_per_step(full) / 1e11 / run.plan.dp
-        steps = [step | {"seconds": [seconds] * run.plan.dp} for step in full["steps"]]
-        found.append(full | {"id": run.id, "steps": steps})
+        found.append(timed(full, seconds))
     return found
 
 
@@ -233,7 +232,7 @@ def test_cost_scaling_verdicts() -> None:
     assert judged(lambda run: 1.1 if run.model.hidden_size == 320 else 1.0) == [YES, YES]
     assert judged(lambda run: 1.3 if run.model.hidden_size == 1280 else 1.0)[0] == NO
     assert judged(lambda run: 0.8 if run.plan.dp == 8 else 1.0) == [YES, NO]
-    few = [full for full in cost() if full["config"]["model"]["hidden_size"] < 768]
+    few = [full for full in cost() if full.run.model.hidden_size < 768]
     assert verdicts(load("cost_scaling"), few)[0] == ABSENT
 
 

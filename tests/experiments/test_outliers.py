@@ -1,7 +1,7 @@
 """Outlier dimensions: what a look at them says, and verdicts that turn."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,34 +9,38 @@ import pytest
 from experiments.ours import layernorm_outliers as experiment
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
+from harness.records.record import Dimensions, Record
 from impl.run import Run
+from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES
 from tests.harness.made_up_records import record_of
 
-YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
-Looked = dict[str, Any]
+Look = Callable[[Run, float], Dimensions]
 
 
-def look(*, out: float = 30.0, in_layers: int = 6, weight: float = 5.0, same: bool = True, lost: float = 1.0) -> Looked:
+def look(
+    *, out: float = 30.0, in_layers: int = 6, weight: float = 5.0, same: bool = True, lost: float = 1.0
+) -> Dimensions:
     """Six layers of 64 dimensions around 1, of which the eighth is `out` in the first `in_layers`."""
     sizes = 1 + 0.1 * np.random.default_rng(0).random((6, 64))
     sizes[:in_layers, 7] = out
-    norms = {f"{i}.mlp_norms.sum": {"weight": [weight, 7 if same or i == 0 else i], "bias": [1.0, 0]} for i in range(6)}
-    layers = {str(i): list(of) for i, of in enumerate(sizes)}
-    return {"layers": layers, "norms": norms, "nats": 2.0, "zeroed": [[7, 2.0 + lost], [3, 2.01]]}
+    norms = {f"{i}.mlp_norms.sum": {"weight": (weight, 7 if same or i == 0 else i), "bias": (1.0, 0)} for i in range(6)}
+    layers = {str(i): of.tolist() for i, of in enumerate(sizes)}
+    return Dimensions(layers=layers, norms=norms, nats=2.0, zeroed=[(7, 2.0 + lost), (3, 2.01)])
 
 
-def records(looked: Callable[[Run, float], Looked]) -> list[dict[str, Any]]:
+def records(looked: Look) -> list[Record]:
     """The small tier's, looked at after each third of the training."""
     made = []
     for run in load("layernorm_outliers").runs["small"]:
-        full: dict[str, Any] = record_of(run, tier="small") | {"id": run.id}
-        first, steps = full["evaluations"][-1], run.train.steps
-        full["evaluations"] = [first | {"step": steps * i // 3, "dimensions": looked(run, i / 3)} for i in (1, 2, 3)]
-        made.append(full | {"steps": full["steps"][:: steps - 1]})
+        full = record_of(run, tier="small")
+        last, steps = full.evaluations[-1], run.train.steps
+        full.evaluations = [replace(last, step=steps * i // 3, dimensions=looked(run, i / 3)) for i in (1, 2, 3)]
+        full.steps = full.steps[:: steps - 1]
+        made.append(full)
     return made
 
 
-def verdicts(looked: Callable[[Run, float], Looked]) -> list[str]:
+def verdicts(looked: Look) -> list[str]:
     return list(claims_table(load("layernorm_outliers").claims, records(looked)).frame["verdict"])
 
 

@@ -1,7 +1,7 @@
 """Predicted steps beside measured ones: pairs of them, their errors, and their order."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +10,7 @@ from harness.calibrate.runs import runs_to_train
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
 from harness.records.measures import frame
+from harness.records.record import Record
 from impl.run import Run
 from tests.harness.made_up_records import record_of
 
@@ -22,17 +23,15 @@ def by_size(run: Run) -> float:
     return 1e-6 * run.tokens_per_step * run.model.num_layers * run.model.hidden_size / 256
 
 
-def simulated(run: Run, seconds: float) -> dict[str, Any]:
-    full: dict[str, Any] = record_of(run, seconds=seconds, tier="small")
-    environment = full["environment"] | {"system": "here"}
-    return full | {"source": "simulated", "id": run.id, "environment": environment, "steps": full["steps"][:1]}
+def simulated(run: Run, seconds: float) -> Record:
+    full = record_of(run, seconds=seconds, tier="small")
+    environment = replace(full.environment, system="here")
+    return replace(full, source="simulated", environment=environment, steps=full.steps[:1])
 
 
-def records(predicted: Seconds) -> list[dict[str, Any]]:
+def records(predicted: Seconds) -> list[Record]:
     runs = load(NAME).runs["small"]
-    ran = [
-        record_of(run, seconds=by_size(run) * (1 + 0.01 * run.repeat), tier="small") | {"id": run.id} for run in runs
-    ]
+    ran = [record_of(run, seconds=by_size(run) * (1 + 0.01 * run.repeat), tier="small") for run in runs]
     return [*ran, *(simulated(run, predicted(run)) for run in runs)]
 
 

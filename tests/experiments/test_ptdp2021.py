@@ -1,5 +1,6 @@
 """PTD-P's figures: their points are the runs, printed numbers stand beside ours, and verdicts that turn."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +21,13 @@ from harness.experiment.claims import claims_table
 from harness.experiment.comparison import Figure
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
-from harness.records.measures import flops_per_step
+from harness.records.record import Record
 from impl.cost.memory import memory_of_ranks
 from impl.cost.parameters import count_parameters
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform
 from impl.run import Run
+from tests.experiments.as_printed import A100, ABSENT, NO, YES, at_rate, fast
 from tests.harness.made_up_records import record_of, with_pipeline
 from tests.turned import turned
 
@@ -38,27 +40,17 @@ MODULES: dict[str, Any] = {
 }  # fmt: skip
 FIGURES: dict[str, Figure] = {name: module.FIGURE for name, module in MODULES.items()}
 SCHEDULES = load("pipeline_schedules")
-GPU: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB", "tier": "paper"}
-YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
+GPU: dict[str, Any] = {"device": "cuda", "device_name": A100, "tier": "paper"}
 
 
-def made(run: Run, rate: float, **place: Any) -> dict[str, Any]:
-    """A record of the run whose devices reach this rate of model FLOPs."""
-    full = record_of(run, **place)
-    seconds = flops_per_step(full) / (rate * run.plan.world_size)
-    for step in full["steps"]:
-        step["seconds"] = [seconds] * run.plan.world_size
-    return full
-
-
-def paper(name: str, factor: Callable[[Run], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+def paper(name: str, factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     """Records of the figure's runs that are as fast as printed, times a factor."""
     rates = [row["published_model_rate"] for row in FIGURES[name].printed.values()]
     runs = FIGURES[name].runs
-    return [made(run, factor(run) * rate, **GPU) for run, rate in zip(runs, rates, strict=True)]
+    return [fast(run, factor(run) * rate, **GPU) for run, rate in zip(runs, rates, strict=True)]
 
 
-def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
     return turned(claims_table(experiment.claims, records))
 
 
@@ -103,7 +95,7 @@ def test_models_have_the_papers_parameters() -> None:
 def test_every_printed_point_stands_in_the_table_beside_ours_or_below(name: str) -> None:
     figure, experiment = FIGURES[name], load(name)
     assert experiment.table is not None
-    below = experiment.table([made(run, 1e9) for run in experiment.runs["smoke"]])
+    below = experiment.table(smoke(name))
     printed = [rate for rate in below.frame["published_rate"] if not math.isnan(rate)]
     assert len(printed) == len(figure.runs)
     assert any("recomputed" in note for note in below.notes)
@@ -154,10 +146,10 @@ def test_every_verdict_on_speed_can_turn(name: str, factor: Callable[[Run], floa
     assert {claim: found[claim] for claim in expected} == expected
 
 
-def smoke(name: str, cores: int = 64) -> list[dict[str, Any]]:
+def smoke(name: str, cores: int = 64) -> list[Record]:
     """Records of the smoke tier, with timelines of their schedules."""
-    full = [made(run, 1e9, cores=cores) for run in load(name).runs["smoke"]]
-    return [with_pipeline(record) if record["config"]["plan"]["pp"] > 1 else record for record in full]
+    full = [record_of(run, cores=cores) for run in load(name).runs["smoke"]]
+    return [at_rate(with_pipeline(record) if record.run.plan.pp > 1 else record, 1e9) for record in full]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -176,18 +168,17 @@ def test_oversubscribed_and_missing_points_are_not_run_here(name: str) -> None:
 def test_bytes_are_judged_even_where_time_is_not() -> None:
     crowded = smoke("scatter_gather", 1)
     assert verdicts(load("scatter_gather"), crowded) == [YES, ABSENT, ABSENT]
-    for rank in crowded[0]["ranks"]:
-        rank["traffic"]["pp"]["send"]["bytes"] += 2
+    crowded = copy.deepcopy(crowded)  # rows of the same records are made once
+    for rank in crowded[0].ranks:
+        assert rank.traffic is not None
+        rank.traffic["pp"]["send"].bytes += 2
     assert verdicts(load("scatter_gather"), crowded)[0] == NO
-    mixed = smoke("tensor_versus_pipeline", 1)
-    for full in mixed:
-        for rank in full["ranks"]:
-            rank["traffic"].get("tp", {}).get("all_reduce", {})["bytes"] = 2**40
-    assert verdicts(load("tensor_versus_pipeline"), mixed)[3] == YES
-    for full in mixed:
-        for rank in full["ranks"]:
-            rank["traffic"].get("tp", {}).get("all_reduce", {})["bytes"] = 1
-    assert verdicts(load("tensor_versus_pipeline"), mixed)[3] == NO
+    for size, expected in ((2**40, YES), (1, NO)):
+        mixed = smoke("tensor_versus_pipeline", 1)
+        for rank in (rank for full in mixed for rank in full.ranks):
+            if rank.traffic and "tp" in rank.traffic:
+                rank.traffic["tp"]["all_reduce"].bytes = size
+        assert verdicts(load("tensor_versus_pipeline"), mixed)[3] == expected
 
 
 @pytest.mark.parametrize(
@@ -208,7 +199,7 @@ def test_closed_forms_are_the_simulated_schedules(schedule: str, p: int, m: int)
     assert most == pipeline_schedules.closed_in_flight(schedule, p, m, v)
 
 
-def schedules(seconds: Callable[[Run], float] = lambda _: 0.1, late: float = 0.0) -> list[dict[str, Any]]:
+def schedules(seconds: Callable[[Run], float] = lambda _: 0.1, late: float = 0.0) -> list[Record]:
     return [with_pipeline(record_of(run, seconds=seconds(run)), late=late) for run in SCHEDULES.runs["smoke"]]
 
 
@@ -236,13 +227,11 @@ def test_verdicts_on_schedules() -> None:
     other = {"interleaved": 1, "zb_h1": 2}
     for schedule, claim in other.items():
         records = schedules(zero_bubble_is_faster)
-        for full in records:
-            if full["config"]["plan"]["schedule"] == schedule:
-                with_pipeline(full, late=1e-3)
+        records = [with_pipeline(one, late=1e-3) if one.run.plan.schedule == schedule else one for one in records]
         assert verdicts(SCHEDULES, records)[claim] == NO
     records = schedules(zero_bubble_is_faster)
-    hoarder = next(full for full in records if full["config"]["plan"]["schedule"] == "one_f_one_b")
-    with_pipeline(hoarder, schedule="gpipe")
+    hoarder = next(i for i, full in enumerate(records) if full.run.plan.schedule == "one_f_one_b")
+    records[hoarder] = with_pipeline(records[hoarder], schedule="gpipe")
     assert verdicts(SCHEDULES, records)[4] == NO
 
 

@@ -1,7 +1,6 @@
 """RACE: runs that depend on each other, the table beside the published one, and verdicts that turn."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -9,34 +8,29 @@ from experiments.megatron2019 import race
 from harness.analysis import render
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, load
+from harness.records.record import Evaluation, Record
 from harness.report.results import all_tables
-from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.harness.made_up_records import record_of
 
 RISES, SCHOOLS, PRETRAINING, GUESSING, PUBLISHED = range(5)
 
 
-def answered(run: Run, middle: float, high: float, tier: str) -> dict[str, Any]:
+def answered(run: Run, middle: float, high: float, tier: str) -> Record:
     """A record of a run that answered these shares of 400 questions each."""
-    made: dict[str, Any] = record_of(replace(run, train=replace(run.train, steps=20)), tier=tier) | {"id": run.id}
-    made["config"]["train"]["steps"] = run.train.steps  # of which a record at the paper's scale has millions
-    made["resolved"]["parameters"] = count_parameters(run.model, run.model.vocabulary(257)).total
+    short = replace(run, train=replace(run.train, steps=20))  # a record at the paper's scale has millions
+    made = replace(record_of(short, tier=tier), run=run, id=run.id)
     if run.data.race is None:
         return made
     right = {"RACE test middle": round(400 * middle), "RACE test high": round(400 * high)}
     total = {"RACE test": sum(right.values()), **right}
-    made["evaluations"] = [
-        {
-            "name": name, "kind": "choice", "step": 9, "nats": 1.0, "tokens": 400, "correct": correct,
-            "total": 800 if name == "RACE test" else 400, "key": {"data": "ab"},
-        }
-        for name, correct in total.items()
-    ]  # fmt: skip
+    asked = Evaluation("", "choice", 9, nats=1.0, tokens=400, total=400, key={"data": "ab"})
+    made.evaluations = [replace(asked, name=name, correct=correct) for name, correct in total.items()]
+    made.evaluations[0].total = 800
     return made
 
 
-def records(tier: str, shares: list[tuple[float, float]], initial: float = 0.3) -> list[dict[str, Any]]:
+def records(tier: str, shares: list[tuple[float, float]], initial: float = 0.3) -> list[Record]:
     """Of every run of a tier: shares by size, from small to large, of models that start from pretrained weights."""
     runs = load("megatron2019/race").runs[tier]  # pyright: ignore[reportArgumentType]
     models = list(dict.fromkeys(run.model for run in runs))
@@ -44,7 +38,7 @@ def records(tier: str, shares: list[tuple[float, float]], initial: float = 0.3) 
     return [answered(run, *(by_model[run.model] if run.start else (initial, initial)), tier=tier) for run in runs]
 
 
-def verdicts(made: list[dict[str, Any]]) -> list[str]:
+def verdicts(made: list[Record]) -> list[str]:
     return list(claims_table(load("megatron2019/race").claims, made).frame["verdict"])
 
 

@@ -1,7 +1,7 @@
 """Duplicate or communicate: both ways side by side, the third by formula, and verdicts that turn."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -10,32 +10,31 @@ from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
 from harness.predict.systems import load_system
 from harness.records.measures import frame
+from harness.records.record import Environment, Record
 from impl.run import Run
+from tests.experiments.as_printed import ABSENT, NO, YES
 from tests.harness.made_up_records import record_of
 
-YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
 SELENE = load_system("selene_2022")
 Seconds = Callable[[Run], float]
 
 
-def simulated(seconds: Seconds) -> list[dict[str, Any]]:
+def simulated(seconds: Seconds) -> list[Record]:
     """The paper tier, as if it had been predicted for A100s; ranks like the first are left out."""
     made = []
     for run in load("redundant_compute").runs["paper"]:
-        full: dict[str, Any] = record_of(run, seconds=seconds(run), tier="paper")
-        environment = {"system": SELENE.name, "device": "cuda", "device_name": SELENE.hardware, "backend": "nccl"}
-        made.append(
-            full | {"id": run.id, "source": "simulated", "environment": environment, "ranks": full["ranks"][:1]}
-        )
+        full = record_of(run, seconds=seconds(run), tier="paper")
+        environment = Environment(system=SELENE.name, device="cuda", device_name=SELENE.hardware, backend="nccl")
+        made.append(replace(full, source="simulated", environment=environment, ranks=full.ranks[:1]))
     return made
 
 
-def here(seconds: Seconds) -> list[dict[str, Any]]:
+def here(seconds: Seconds) -> list[Record]:
     runs = load("redundant_compute").runs["small"]
-    return [record_of(run, seconds=seconds(run), tier="small") | {"id": run.id} for run in runs]
+    return [record_of(run, seconds=seconds(run), tier="small") for run in runs]
 
 
-def verdicts(records: list[dict[str, Any]]) -> list[str]:
+def verdicts(records: list[Record]) -> list[str]:
     shown = claims_table(load("redundant_compute").claims, records).frame
     return list(shown[next(name for name in shown if name.startswith("verdict"))])
 

@@ -1,8 +1,8 @@
 """Norm placements' laws: made-up losses that follow known ones give them back, and verdicts turn."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -11,11 +11,12 @@ from harness.analysis import scaling_law
 from harness.analysis.scaling_law import Law
 from harness.experiment.claims import claims_table, measured
 from harness.experiment.experiment import load
+from harness.records.record import Record
 from impl.run import Run
+from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES
 from tests.harness.made_up_records import record_of
 
 PRE = Law(1.5, 30.0, 60.0, 0.34, 0.28)
-YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
 Laws = Callable[[Run], Law]
 
 
@@ -24,19 +25,20 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "fitted", partial(scaling_law.fitted, resamples=12))
 
 
-def records(law: Laws, noise: float = 0.002) -> list[dict[str, Any]]:
+def records(law: Laws, noise: float = 0.002) -> list[Record]:
     """The small tier's, validated along laws, each seed off by as much as it is away from the middle one."""
     made = []
     for run in load("layernorm_scaling_law").runs["small"]:
-        full: dict[str, Any] = record_of(run, tier="small") | {"id": run.id}
+        full = record_of(run, tier="small")
         steps = range(run.evaluation.every, run.train.steps + 1, run.evaluation.every)
         off = 1 + noise * (run.seed - 1)
-        losses = [law(run).loss(full["resolved"]["parameters"], step * run.tokens_per_step) * off for step in steps]
-        first, last = full["evaluations"][-1], full["steps"][:: run.train.steps - 1]
-        full["evaluations"] = [
-            first | {"step": step, "nats": loss * first["tokens"]} for step, loss in zip(steps, losses, strict=True)
+        size, last = full.resolved.parameters or 0, replace(full.evaluations[-1], tokens=1000)
+        losses = [law(run).loss(size, step * run.tokens_per_step) * off for step in steps]
+        full.evaluations = [
+            replace(last, step=step, nats=1000 * loss) for step, loss in zip(steps, losses, strict=True)
         ]
-        made.append(full | {"steps": last})
+        full.steps = full.steps[:: run.train.steps - 1]
+        made.append(full)
     return made
 
 
@@ -82,10 +84,10 @@ def test_verdicts_turn() -> None:
     steeper = lambda run: PRE._replace(beta=0.5, B=1500.0)
     assert verdicts(steeper)[4] == PARTLY
     assert verdicts(over(0.3), noise=0.1)[3] == NO
-    one_seed = [full for full in records(over(0.3)) if full["config"]["seed"] == 0]
+    one_seed = [full for full in records(over(0.3)) if full.run.seed == 0]
     judged = list(claims_table(load("layernorm_scaling_law").claims, one_seed).frame["verdict"])
     assert judged == [YES, ABSENT, YES, YES, ABSENT]  # nothing says how certain that is
-    few = [full for full in records(over(0.3)) if full["config"]["model"]["hidden_size"] < 96]
+    few = [full for full in records(over(0.3)) if full.run.model.hidden_size < 96]
     judged = list(claims_table(load("layernorm_scaling_law").claims, few).frame["verdict"])
     assert judged == [YES, ABSENT, YES, ABSENT, ABSENT]  # two sizes have no law
 

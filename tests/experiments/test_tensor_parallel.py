@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from harness.analysis.tables import scaling_table
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
-from harness.records.measures import flops_per_step
+from harness.records.record import Environment, Record
 from impl.cost.parameters import count_parameters
-from impl.run import to_dict
-from tests.harness.made_up_records import record
+from tests.experiments.as_printed import at_rate
+from tests.harness.made_up_records import record_of
 from tests.turned import turned
 
 SCALING = load("tensor_parallel_scaling")
@@ -23,24 +24,16 @@ HEADS = load("attention_heads")
 GPU: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "tier": "paper"}
 
 
-def made(run: Run, efficiency: float, **place: Any) -> dict[str, Any]:
+def made(run: Run, efficiency: float, **place: Any) -> Record:
     """A record of the run whose devices reach this share of a fixed rate of model FLOPs."""
-    parts = {part: values for part, values in to_dict(run).items() if isinstance(values, dict)}
-    nested = {f"{part}__{name}": value for part, values in parts.items() for name, value in values.items()}
-    plain = {name: value for name, value in to_dict(run).items() if name not in parts}
-    parameters = count_parameters(run.model, run.model.vocabulary(257)).total
-    full = record(parameters=parameters, **nested, **plain, **place)
-    seconds = flops_per_step(full) / (efficiency * 10e12 * run.plan.world_size)
-    for step in full["steps"]:
-        step["seconds"] = [seconds] * run.plan.world_size
-    return full
+    return at_rate(record_of(run, **place), efficiency * 10e12)
 
 
 def plain(run: Run) -> bool:
     return not run.plan.sequence_parallel and run.plan.overlap_input_grad_reduce
 
 
-def paper(efficiency: Callable[[Run], float]) -> list[dict[str, Any]]:
+def paper(efficiency: Callable[[Run], float]) -> list[Record]:
     return [made(run, efficiency(run), **GPU) for run in SCALING.runs["paper"] if run.repeat == 0]
 
 
@@ -53,7 +46,7 @@ def as_printed(run: Run) -> float:
     return found * (1.0 if plain(run) else 1.03 if run.plan.sequence_parallel else 0.97)
 
 
-def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
     return turned(claims_table(experiment.claims, records))
 
 
@@ -129,17 +122,20 @@ def test_every_verdict_can_turn(changed: Callable[[Run], float | None], claim: i
 
 
 def test_one_prediction_twice_is_no_evidence_on_overlap() -> None:
-    place = {"system": "selene", "stack": "", "device": "cuda", "device_name": GPU["device_name"], "backend": "nccl"}
-    same = [full | {"source": "simulated", "environment": place} for full in paper(lambda _: 0.5)]
+    place = Environment(system="selene", device="cuda", device_name=GPU["device_name"], backend="nccl")
+    simulated = lambda full: replace(full, source="simulated", environment=place)
+    same = [simulated(full) for full in paper(lambda _: 0.5)]
     found = list(claims_table(SCALING.claims, same).frame["verdict, simulated on selene"])
     assert found[6:] == ["not run here", "not run here"]
-    other = [full | {"source": "simulated", "environment": place} for full in paper(as_printed)]
+    other = [simulated(full) for full in paper(as_printed)]
     assert list(claims_table(SCALING.claims, other).frame["verdict, simulated on selene"])[6:] == ["reproduced"] * 2
 
 
 def test_states_that_do_not_fall_are_told() -> None:
     records = paper(as_printed)
-    records[-1]["ranks"][0]["state_bytes"]["whole"] += 1
+    states = records[-1].ranks[0].state_bytes
+    assert states is not None
+    states["whole"] += 1
     assert verdicts(SCALING, records)[5] == "not reproduced"
 
 
@@ -157,7 +153,7 @@ def test_strong_scaling_of_the_first_model_is_in_the_general_table() -> None:
     assert [round(speedup, 2) for speedup in rows["speedup"]] == [1.64, 2.34, 2.98]
 
 
-def heads(efficiencies: dict[int, float]) -> list[dict[str, Any]]:
+def heads(efficiencies: dict[int, float]) -> list[Record]:
     first, *rest = (run for run in HEADS.runs["paper"] if run.repeat == 0)
     return [made(first, 1.0, **GPU), *(made(run, efficiencies[run.model.num_heads], **GPU) for run in rest)]
 

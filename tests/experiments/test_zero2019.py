@@ -1,9 +1,8 @@
 """ZeRO's figures 2, 3 and 6 to 8: their points are the runs, printed numbers stand beside ours, and verdicts turn."""
 
-import json
+import copy
 import math
-from dataclasses import asdict, replace
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,20 +12,20 @@ from harness.experiment.claims import claims_table
 from harness.experiment.comparison import Printed
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
-from harness.records.measures import flops_per_step
+from harness.records.record import Record
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory
 from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import state_traffic
-from impl.plan import Plan
-from impl.run import Run, to_dict
+from impl.run import Run
+from tests.experiments import as_printed
+from tests.experiments.as_printed import ABSENT, NO, YES, at_rate, collectives, fast, simulated
 from tests.harness.made_up_records import record_of
 from tests.turned import turned
 
 THROUGHPUT, ZERO_R = load("zero_throughput"), load("zero_r")
 GPU: dict[str, Any] = {"device": "cuda", "device_name": "Tesla V100-SXM3-32GB", "tier": "paper"}
-YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
 
 
 def bars(*figures: str) -> list[Printed]:
@@ -35,40 +34,26 @@ def bars(*figures: str) -> list[Printed]:
     return [row for row in rows if row["unit"] not in ("times", "TFLOP/s")]
 
 
-def made(run: Run, rate: float = 1e9, **place: Any) -> dict[str, Any]:
+def made(run: Run, rate: float = 1e9, **place: Any) -> Record:
     """A record of a run that has this rate of model FLOPs a device, keeps and sends what is predicted."""
-    full = record_of(run, **place)
-    seconds = flops_per_step(full) / (rate * run.plan.world_size)
-    for step in full["steps"]:
-        step["seconds"] = [seconds] * run.plan.world_size
+    full = at_rate(record_of(run, **place), rate)
     vocab = run.model.vocabulary(257)
     traffic = state_traffic(Place(run, vocab))
-    full["resolved"]["head_positions"] = run.model.seq_len
-    sizes = memory(run, vocab, 0, run.model.seq_len, full["environment"]["device"]).as_dict()
-    for rank in full["ranks"]:
-        rank["activation_bytes"]["layer"] = layer_bytes(run)
-        rank["memory"] = {name: size for name, size in sizes.items() if name != "total"}
-        rank["traffic"] |= {axes: {op: asdict(n) for op, n in ops.items()} for axes, ops in traffic.items()}
+    full.resolved.head_positions = run.model.seq_len
+    sizes = memory(run, vocab, 0, run.model.seq_len, "cpu").as_dict()
+    for rank in full.ranks:
+        rank.activation_bytes = {"layer": round(layer_bytes(run))}
+        rank.memory = {name: size for name, size in sizes.items() if name != "total"}
+        rank.traffic = (rank.traffic or {}) | collectives(traffic)
     return full
 
 
-def fast_as_printed(run: Run, rate: float) -> dict[str, Any]:
+def on_gpus(run: Run, teraflops: float) -> Record:
     """A record with a rate and nothing else."""
-    full = bare(run)
-    seconds = flops_per_step(full) / (rate * 1e12 * run.plan.world_size)
-    return full | {"steps": [step | {"seconds": [seconds]} for step in full["steps"]]}
+    return fast(run, teraflops * 1e12, **GPU)
 
 
-@cache
-def bare(run: Run) -> dict[str, Any]:
-    """Made for one rank: hundreds would say the same."""
-    alone = replace(run, plan=Plan(), train=replace(run.train, global_batch=1, microbatch=1))
-    full = record_of(alone, **GPU)
-    full["config"] = json.loads(json.dumps(to_dict(run)))
-    return full | {"id": run.id, "ranks": [rank | {"traffic": {}} for rank in full["ranks"]]}
-
-
-def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
     return turned(claims_table(experiment.claims, records))
 
 
@@ -128,7 +113,7 @@ def test_throughput_table_has_every_printed_rate_beside_ours_or_below() -> None:
     assert sum(not math.isnan(rate) for rate in below["published_rate"]) == 22
     runs = THROUGHPUT.runs["paper"]
     rates = [row["value"] for row in bars("figure 2", "figure 3")]
-    beside = THROUGHPUT.table([fast_as_printed(run, rate) for run, rate in zip(runs, rates, strict=True)]).frame
+    beside = THROUGHPUT.table([on_gpus(run, rate) for run, rate in zip(runs, rates, strict=True)]).frame
     assert len(beside) == 22
     for name in ("speedup", "scaling"):
         assert list(beside[name]) == pytest.approx(list(beside[f"published_{name}"]), nan_ok=True)
@@ -138,21 +123,22 @@ def test_throughput_table_has_every_printed_rate_beside_ours_or_below() -> None:
 def test_throughput_verdicts() -> None:
     runs = THROUGHPUT.runs["paper"]
     rates = [row["value"] for row in bars("figure 2", "figure 3")]
-    as_printed = [fast_as_printed(run, rate) for run, rate in zip(runs, rates, strict=True)]
-    assert verdicts(THROUGHPUT, as_printed) == [YES] * 4 + [ABSENT]
-    level = [fast_as_printed(run, 30 / run.plan.dp**0.1) for run in runs]
+    printed = [on_gpus(run, rate) for run, rate in zip(runs, rates, strict=True)]
+    assert verdicts(THROUGHPUT, printed) == [YES] * 4 + [ABSENT]
+    level = [on_gpus(run, 30 / run.plan.dp**0.1) for run in runs]
     assert verdicts(THROUGHPUT, level)[1:4] == [NO] * 3
     smoke = [made(run, 2e9 if run.plan.zero_stage else 1e9) for run in THROUGHPUT.runs["smoke"]]
     assert verdicts(THROUGHPUT, smoke) == [YES, ABSENT, NO, ABSENT, YES]
+    smoke = copy.deepcopy(smoke)  # rows of the same records are made once
     for record in smoke:
-        if record["config"]["plan"]["zero_stage"] == 3:
-            record["ranks"][0]["traffic"]["dp"]["all_gather"]["bytes"] *= 2
+        if record.run.plan.zero_stage == 3 and (traffic := record.ranks[0].traffic):
+            traffic["dp"]["all_gather"].bytes *= 2
     assert verdicts(THROUGHPUT, smoke)[4] == NO
 
 
 def test_configurations_are_table_3s() -> None:
     plans = {name: ZERO_R.runs["smoke"][i].plan for i, name in enumerate(zero_r.CONFIGURATIONS)}
-    assert all(zero_r.configuration(vars(plan)) == name for name, plan in plans.items())
+    assert all(zero_r.configuration(plan) == name for name, plan in plans.items())
     assert [plan.zero_stage for plan in plans.values()] == [1, 1, 2, 2, 2]
     assert [plan.partition_activations for plan in plans.values()] == [False, True, False, True, True]
 
@@ -165,47 +151,44 @@ def test_zero_r_table_and_verdicts() -> None:
     assert sum(not math.isnan(rate) for rate in shown["published_rate"]) == 6
     assert list(shown["memory_bytes"][:5]) == pytest.approx(list(shown["predicted_memory_bytes"][:5]))
     assert verdicts(ZERO_R, smoke) == [YES] * 3 + [ABSENT] * 3
-    for record in smoke[3:]:
-        for rank in record["ranks"]:
-            rank["memory"]["rest"] *= 3
-            rank["activation_bytes"]["layer"] += 8
+    smoke = copy.deepcopy(smoke)  # rows of the same records are made once
+    for rank in (rank for record in smoke[3:] for rank in record.ranks):
+        assert rank.memory
+        assert rank.activation_bytes
+        rank.memory["rest"] *= 3
+        rank.activation_bytes["layer"] += 8
     assert verdicts(ZERO_R, smoke)[:3] == [NO] * 3
     assert ZERO_R.table([]).frame.empty
 
 
 def test_figure_8_is_reproduced_by_its_own_rates() -> None:
     runs = [(run, bar["value"]) for run, bar in zero_r.of_the_paper() if bar["where"] == "figure 8"]
-    assert verdicts(ZERO_R, [fast_as_printed(run, rate) for run, rate in runs])[5] == YES
-    assert verdicts(ZERO_R, [fast_as_printed(run, 20) for run, _ in runs])[5] == NO
+    assert verdicts(ZERO_R, [on_gpus(run, rate) for run, rate in runs])[5] == YES
+    assert verdicts(ZERO_R, [on_gpus(run, 20) for run, _ in runs])[5] == NO
 
 
-def simulated(needed: float) -> list[dict[str, Any]]:
-    """Figure 7's runs, simulated to need this share of what was cached."""
-    environment = {"system": "dgx2h", "stack": "", "backend": "nccl", **{k: v for k, v in GPU.items() if k != "tier"}}
-    made = []
-    for run, bar in zero_r.of_the_paper():
-        if bar["where"] == "figure 7":
-            rank = {"rank": 0, "peak_memory_bytes": needed * bar["value"] * 1e9, "memory_kind": "predicted bytes"}
-            made.append(bare(run) | {"source": "simulated", "environment": environment, "ranks": [rank]})
-    return made
+def figure_7(needed: float) -> list[Record]:
+    """Its runs, simulated to need this share of what was cached."""
+    bars = [(run, bar["value"]) for run, bar in zero_r.of_the_paper() if bar["where"] == "figure 7"]
+    return [simulated(run, memory=needed * 1e9 * size, device=GPU["device_name"]) for run, size in bars]
 
 
-def of_simulated(records: list[dict[str, Any]]) -> list[str]:
-    return list(claims_table(ZERO_R.claims, records).frame["verdict, simulated on dgx2h"])
+def of_simulated(needed: float) -> list[str]:
+    return as_printed.verdicts(ZERO_R, figure_7(needed))
 
 
 def test_what_was_cached_is_held_against_simulated_memory_only() -> None:
-    assert of_simulated(simulated(0.9))[3] == YES
-    assert of_simulated(simulated(1.1))[3] == NO
-    measured = [record | {"source": "measured"} for record in simulated(0.9)]
+    assert of_simulated(0.9)[3] == YES
+    assert of_simulated(1.1)[3] == NO
+    measured = [replace(record, source="measured") for record in figure_7(0.9)]
     assert verdicts(ZERO_R, measured)[3:5] == [ABSENT, ABSENT]
 
 
 def test_the_largest_models_are_held_against_figure_6(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert of_simulated(simulated(0.9))[4] == NO
+    assert of_simulated(0.9)[4] == NO
     drawn = lambda name: published("zero2019", f"max_model_size_{name.lower()}")["value"].item() * 1e9
     monkeypatch.setattr(zero_r, "largest", drawn)
-    assert of_simulated(simulated(0.9))[4] == YES
+    assert of_simulated(0.9)[4] == YES
 
 
 def test_the_largest_models_fit_their_configurations_only() -> None:

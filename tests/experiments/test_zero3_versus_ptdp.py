@@ -1,11 +1,8 @@
 """PTD-P's table 2: its rows are the runs, printed numbers stand beside ours, and verdicts turn."""
 
-import json
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from functools import cache
-from typing import Any
 
 import pytest
 
@@ -13,49 +10,37 @@ from experiments.ptdp2021.zero3_versus_ptdp import FIGURE, between_nodes
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, load
 from harness.experiment.published import published
-from harness.records.measures import flops_per_step
+from harness.records.record import Collective, Record
 from impl.cost.flops import hardware_flops
 from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import pipeline_traffic, state_traffic
-from impl.plan import Plan
-from impl.run import Run, to_dict
+from impl.run import Run
+from tests.experiments.as_printed import A100, ABSENT, NO, YES, collectives, fast
 from tests.harness.made_up_records import record_of
 from tests.turned import turned
 
 EXPERIMENT = load("zero3_versus_ptdp")
-GPU: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB", "tier": "paper"}
-YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
 
 
-@cache
-def bare(run: Run) -> dict[str, Any]:
-    """Made for one rank: thousands would say the same."""
-    full = record_of(replace(run, plan=Plan(), train=replace(run.train, global_batch=1, microbatch=1)), **GPU)
-    full["config"] = json.loads(json.dumps(to_dict(run)))
-    return full | {"id": run.id, "ranks": []}
-
-
-def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[dict[str, Any]]:
+def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     """Records of the table's rows that are as fast as printed, times a factor."""
-    made = []
-    for run, row in zip(FIGURE.runs, FIGURE.printed.values(), strict=True):
-        seconds = flops_per_step(bare(run)) / (row["published_model_rate"] * factor(run) * run.plan.world_size)
-        made.append(bare(run) | {"steps": [step | {"seconds": [seconds]} for step in bare(run)["steps"]]})
-    return made
+    rates = [row["published_model_rate"] for row in FIGURE.printed.values()]
+    both = zip(FIGURE.runs, rates, strict=True)
+    return [fast(run, rate * factor(run), device="cuda", device_name=A100, tier="paper") for run, rate in both]
 
 
-def on_cpu(run: Run, seconds: float) -> dict[str, Any]:
+def on_cpu(run: Run, seconds: float) -> Record:
     """A record whose ranks have sent what the formulas say."""
     full = record_of(run, seconds=seconds)
-    for i, rank in enumerate(full["ranks"]):
+    for i, rank in enumerate(full.ranks):
         place = Place(run, run.model.vocabulary(257), i // (run.plan.dp * run.plan.tp))
         traffic = {**state_traffic(place), **({"pp": found} if (found := pipeline_traffic(place)) else {})}
-        rank["traffic"] |= {axes: {op: asdict(n) for op, n in ops.items()} for axes, ops in traffic.items()}
+        rank.traffic = (rank.traffic or {}) | collectives(traffic)
     return full
 
 
-def verdicts(records: list[dict[str, Any]]) -> list[str]:
+def verdicts(records: list[Record]) -> list[str]:
     return turned(claims_table(EXPERIMENT.claims, records))
 
 
@@ -122,8 +107,8 @@ def test_verdicts_on_the_papers_own_numbers(factor: Callable[[Run], float], expe
 def test_verdicts_of_small_runs() -> None:
     smoke = [on_cpu(run, 0.2 if run.plan.zero_stage else 0.1) for run in EXPERIMENT.runs["smoke"]]
     assert verdicts(smoke) == [YES, ABSENT, ABSENT, ABSENT, YES, YES]
-    for record in smoke:
-        for rank in record["ranks"]:
-            if "dp" in rank["traffic"]:
-                rank["traffic"]["dp"] = {"all_reduce": {"calls": 1, "bytes": 8}}
+    smoke = copy.deepcopy(smoke)  # rows of the same records are made once
+    for rank in (rank for record in smoke for rank in record.ranks):
+        if rank.traffic and "dp" in rank.traffic:
+            rank.traffic["dp"] = {"all_reduce": Collective(calls=1, bytes=8)}
     assert verdicts(smoke)[4:] == [NO, NO]

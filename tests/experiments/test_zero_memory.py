@@ -1,7 +1,5 @@
 """ZeRO's table 1, figure 1 and table 2: the formulas reproduce them, and verdicts turn with what was counted."""
 
-from typing import Any
-
 import pytest
 
 from experiments.zero2019.zero_max_model_size import DEEPEST, LIMIT, MEASURED, MORE, STAGES, deep, on_v100s
@@ -9,28 +7,29 @@ from harness.experiment.claims import claims_table
 from harness.experiment.experiment import Experiment, load
 from harness.experiment.published import published
 from harness.predict.memory import predicted
+from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.run import Run
+from tests.experiments.as_printed import ABSENT, NO, YES
 from tests.harness.made_up_records import record_of
 from tests.turned import turned
 
 MEMORY, LARGEST = load("zero_memory"), load("zero_max_model_size")
-YES, NO, ABSENT = "reproduced", "not reproduced", "not run here"
 
 
-def counted(run: Run, times: float = 1.0) -> dict[str, Any]:
+def counted(run: Run, times: float = 1.0) -> Record:
     """A record of the run, with the predicted memory, the activations multiplied."""
     full = record_of(run)
-    full["resolved"]["head_positions"] = run.model.seq_len
+    full.resolved.head_positions = run.model.seq_len
     ours = predicted(run, 257, "cpu")
-    for r, rank in enumerate(full["ranks"]):
+    for r, rank in enumerate(full.ranks):
         sizes = ours[r // (run.plan.dp * run.plan.tp)].as_dict()
-        rank["memory"] = {name: size for name, size in sizes.items() if name not in ("total", "host")}
-        rank["memory"]["activations"] *= times
+        rank.memory = {name: size for name, size in sizes.items() if name not in ("total", "host")}
+        rank.memory["activations"] = round(times * sizes["activations"])
     return full
 
 
-def verdicts(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
     return turned(claims_table(experiment.claims, records))
 
 
@@ -63,8 +62,9 @@ def test_verdicts_on_memory_turn() -> None:
     runs = MEMORY.runs["smoke"]
     assert verdicts(MEMORY, [counted(run, times=1.5) for run in runs]) == [YES, YES, NO]
     records = [counted(run) for run in runs]
-    for rank in records[2]["ranks"]:
-        rank["memory"]["gradients"] *= 2
+    for rank in records[2].ranks:
+        assert rank.memory is not None
+        rank.memory["gradients"] *= 2
     assert verdicts(MEMORY, records) == [NO, NO, NO]
 
 
@@ -72,8 +72,9 @@ def test_verdicts_on_the_largest_model_turn() -> None:
     runs = LARGEST.runs["smoke"]
     assert verdicts(LARGEST, [counted(run, times=2) for run in runs])[0] == NO
     records = [counted(run) for run in runs]
-    for rank in records[2]["ranks"]:  # stage 1 with the fewest layers
-        rank["memory"]["optimizer"] += int(LIMIT)
+    for rank in records[2].ranks:  # stage 1 with the fewest layers
+        assert rank.memory is not None
+        rank.memory["optimizer"] += int(LIMIT)
     assert verdicts(LARGEST, records) == [NO, NO, ABSENT]
 
 

@@ -1,7 +1,6 @@
 """Zero bubble's tables 4 and 5: their rows are the runs, printed numbers stand beside ours, and verdicts turn."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -10,6 +9,7 @@ from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
 from harness.predict.memory import predicted
 from harness.records.measures import flops_per_step
+from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
@@ -40,7 +40,7 @@ def test_the_paper_tier_is_table_4() -> None:
         assert count_parameters(run.model).total / 1e9 == pytest.approx(size, rel=0.03)
 
 
-def of_paper(gain: Callable[[Run, float], float], bubble: float = 1.0) -> list[dict[str, Any]]:
+def of_paper(gain: Callable[[Run, float], float], bubble: float = 1.0) -> list[Record]:
     """Table 4 simulated: the printed gains changed, and the printed bubbles so many times as large."""
     made = []
     for row in throughput.of_the_paper().values():
@@ -80,14 +80,14 @@ def test_gains_are_drawn_beside_the_published() -> None:
     assert list(ax.lines[0].get_ydata()) == pytest.approx(list(ax.lines[1].get_ydata()))
 
 
-def counted(run: Run, times: float = 1.0) -> dict[str, Any]:
+def counted(run: Run, times: float = 1.0) -> Record:
     """A record of the run with the predicted memory, that of ZB-H1's activations multiplied."""
     full = record_of(run)
-    full["resolved"]["head_positions"] = run.model.seq_len
-    for rank, of_rank in zip(full["ranks"], predicted(run, 257, "cpu"), strict=True):
+    full.resolved.head_positions = run.model.seq_len
+    for rank, of_rank in zip(full.ranks, predicted(run, 257, "cpu"), strict=True):
         sizes = of_rank.as_dict()
-        rank["memory"] = {name: size for name, size in sizes.items() if name not in ("total", "host")}
-        rank["memory"]["activations"] *= times if run.plan.schedule == "zb_h1" else 1.0
+        rank.memory = {name: size for name, size in sizes.items() if name not in ("total", "host")}
+        rank.memory["activations"] = round(sizes["activations"] * (times if run.plan.schedule == "zb_h1" else 1.0))
     return full
 
 
@@ -108,6 +108,6 @@ def test_verdicts_on_predicted_memory_turn() -> None:
     assert verdicts(MEMORY, less) == [YES, YES, ABSENT, NO]
     elsewhere = [simulated(row["run"], memory=row["published_memory"], device="AMD") for row in rows]
     assert verdicts(MEMORY, elsewhere)[3] == ABSENT
-    assert A100 in as_printed[0]["environment"]["device_name"]
+    assert as_printed[0].environment.device_name == A100
     table = memory.table(as_printed).frame
     assert list(table["held"]) == list(table["published_memory"])

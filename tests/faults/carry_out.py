@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +19,8 @@ from harness.launch import sweep as sweeps
 from harness.launch.slurm import Site
 from harness.rank.jobs import job_of
 from harness.records.environment import host_environment
-from harness.records.store import SCHEMA, Record, Store, write_atomically
+from harness.records.record import Record
+from harness.records.store import SCHEMA, Store, write_atomically
 from impl.errors import InputError
 from impl.run import Run, to_dict
 from tests.faults.cases import Case
@@ -31,7 +32,7 @@ HANG_SECONDS = 15.0
 """Longer than ranks take to start on a machine with too much to do."""
 COMMANDS = 3
 """At most, behind the one with the fault."""
-KEPT = ("id", "status", "reason", "config", "evaluations")
+KEPT = ("id", "status", "reason", "run", "evaluations")
 """Of a record, what has to be equal bit by bit, beside the numbers of every step."""
 KILLED_SECONDS = 12.0
 """A job that is cancelled has some seconds before it is killed; that long a rank stands in a step."""
@@ -65,8 +66,8 @@ def essence(record: Record | None) -> dict[str, Any]:
     """Of a record, what no fault may change."""
     if record is None:
         return {}
-    steps = [{name: value for name, value in step.items() if name != "seconds"} for step in record["steps"]]
-    return {**{name: record[name] for name in KEPT}, "steps": steps}
+    steps = [{name: value for name, value in asdict(step).items() if name != "seconds"} for step in record.steps]
+    return {**{name: getattr(record, name) for name in KEPT}, "steps": steps}
 
 
 def carry_out(case: Case, folder: Path, tokens: Path, expected: dict[str, Any]) -> Outcome:
@@ -112,7 +113,7 @@ def why_not(
         return "another record was changed"
     found = essence(record)
     if differing := [name for name in expected if found.get(name) != expected[name]]:
-        ended = f"{record['status']}: {record['reason']}" if record else "no record"
+        ended = f"{record.status}: {record.reason}" if record else "no record"
         return f"not as undisturbed: {', '.join(differing)} ({ended})"
     return ""
 
@@ -122,16 +123,16 @@ def in_turn(case: Case, folder: Path, run: Run, mend: Any) -> tuple[str, int]:
     store = store_of(folder)
     first = with_fault(case, folder, run)
     record = store.read(run.id)
-    if record is not None and (tries := record.get("tries")):
-        first = f"{tries[0]['status']} {tries[0]['cause']}"
-    elif record is not None and not (record["status"] == "ok" and first):
-        first = f"{record['status']} {record.get('cause', '')}".strip()
+    if record is not None and (tries := record.tries):
+        first = f"{tries[0].status} {tries[0].cause}"
+    elif record is not None and not (record.status == "ok" and first):
+        first = f"{record.status} {record.cause or ''}".strip()
     mend()
     for count in range(COMMANDS + 1):
         record = store.read(run.id)
-        if record is not None and record["status"] == "ok":
+        if record is not None and record.status == "ok":
             return first, count
-        left = (record or {}).get("cause") in ("error", "oom")
+        left = record is not None and record.cause in ("error", "oom")
         # what failed by itself is left alone until it is asked for
         ordered = {"retry": "all"} if left and count else {}
         told = run_again(case, folder, run, **ordered)

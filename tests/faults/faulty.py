@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli.main import _interrupt
+from harness.launch.flags import Saving
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site, Where
-from harness.launch.sweep import Saving
 from harness.records.store import Store, write_atomically
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

@@ -71,7 +71,7 @@ def one_sweep(folder: Path, tokens: Path, on: Where) -> int:
     pausing = {"rank": 0, "phase": "backward", "what": "pause 1", "fired": str(folder / "paused")}
     store = store_of(folder)
     sweep(store, runs(tokens), site=FaultySite(fault=pausing, **place(on)), saving=SAVING, jobs=2)
-    return int(any((store.read(run.id) or {}).get("status") != "ok" for run in runs(tokens)))
+    return int(not all(map(store.has_finished, (run.id for run in runs(tokens)))))
 
 
 def command(folder: Path, tokens: Path, on: Where) -> list[str]:
@@ -90,7 +90,7 @@ def disturbed(
                 time.sleep(chance.uniform(0.5, 6))
                 if struck := strike(folder, driver, chance, cluster):
                     done[struck] += 1
-            if all((store_of(folder).read(run.id) or {}).get("status") == "ok" for run in runs(tokens)):
+            if all(map(store_of(folder).has_finished, (run.id for run in runs(tokens)))):
                 break
         driver.wait(timeout=600)
     return done or Counter({"nothing: it had ended": 1})
@@ -146,7 +146,7 @@ def finished(folder: Path, tokens: Path, on: Where, expected: dict[str, dict[str
                 break
     found = {run_id: store.read(run_id) for run_id in expected}
     differing = [
-        f"{run_id} ({record['status']} {record['cause']}: {record['reason']})" if record else f"{run_id} (none)"
+        f"{run_id} ({record.status} {record.cause}: {record.reason})" if record else f"{run_id} (none)"
         for run_id, record in found.items()
         if essence(record) != expected[run_id]
     ]

@@ -8,18 +8,18 @@ from matplotlib.container import ErrorbarContainer
 
 from harness.analysis.render import Table
 from harness.figures import figures, style
-from harness.records.measures import Record
+from harness.records.record import Record
 from impl.errors import InputError
-from tests.harness.made_up_records import record, with_pipeline, without_numbers
+from tests.harness.made_up_records import changed, document, record, with_pipeline, without_numbers
 
 
-def sweep() -> list[dict]:
+def sweep() -> list[Record]:
     runs = [
         record(parameters=n, model__hidden_size=h, model__norm_placement=norm, train__steps=20)
         for n, h in ((481_152, 128), (2_000_000, 256))
         for norm in ("pre", "post")
     ]
-    runs[-1] |= {"status": "nan", "evaluations": []}
+    runs[-1] = changed(runs[-1], status="nan", evaluations=[])
     return [*runs, record(plan__dp=2, train__steps=20, cores=1), record(status="invalid", plan__dp=3)]
 
 
@@ -81,8 +81,8 @@ def test_what_was_simulated_alone_says_so() -> None:
     assert figure is not None
     assert figure.get_suptitle() == "Of my own, simulated"
     runs = [record(plan__dp=dp, train__microbatch=1) for dp in (1, 2)]
-    place = {"source": "simulated", "environment": runs[0]["environment"] | {"system": "selene"}}
-    for mine, is_said in ((runs, False), ([run | place for run in runs], True)):
+    place = {"source": "simulated", "environment": document(runs[0])["environment"] | {"system": "selene"}}
+    for mine, is_said in ((runs, False), ([changed(run, **place) for run in runs], True)):
         figure = figures.scaling(mine)
         assert figure is not None
         assert figure.get_suptitle().endswith(", simulated") == is_said
@@ -99,7 +99,7 @@ def test_models_of_one_kind_share_a_range_of_losses_from_the_first_down() -> Non
         for h, n in ((128, 481_152), (256, 2_000_000))
         for norm in ("pre", "post")
     ]
-    runs[0]["steps"][30]["loss"] = 1e6
+    runs[0].steps[30].loss = 1e6
     figure = figures.curves(runs)
     assert figure is not None
     ranges = {ax.get_title().split()[0]: ax.get_ylim() for ax in figure.axes}

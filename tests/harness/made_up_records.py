@@ -5,7 +5,11 @@ import json
 import math
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from harness.records.parse import of_document
+from harness.records.record import Record
+from harness.records.store import Document
 from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer, state_bytes
 from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
@@ -18,6 +22,24 @@ from impl.run import Run, from_dict, to_dict
 KEY = {"tokenizer": "ab" * 32, "data": "cd" * 32, "context": 128, "overlap": 0, "boundary": "stream"}
 FLOOR = 2.0
 """Nats per token of the made-up language."""
+_MADE_OF: WeakKeyDictionary[Record, Document] = WeakKeyDictionary()
+
+
+def made_of(document: Document) -> Record:
+    """A record as it is read from a document."""
+    read = of_document(document)
+    _MADE_OF[read] = document
+    return read
+
+
+def document(of: Record) -> Document:
+    """The document that a record was made of, to be changed or written."""
+    return copy.deepcopy(_MADE_OF[of])
+
+
+def changed(of: Record, **fields: Any) -> Record:
+    """The record with other values for some fields of its document."""
+    return made_of(document(of) | fields)
 
 
 def config(**changed: Any) -> dict[str, Any]:
@@ -45,7 +67,7 @@ def record(
     device: str = "cpu",
     device_name: str = "AMD EPYC",
     **changed: Any,
-) -> dict[str, Any]:
+) -> Record:
     """A run whose steps all take `seconds` and whose validation loss is `nats`; one that never ran is left bare."""
     fields = config(**changed)
     run = from_dict(fields)
@@ -55,7 +77,7 @@ def record(
         "id": run.id, "config": fields,
     }  # fmt: skip
     if status in ("invalid", "failed"):
-        return head
+        return made_of(head)
     entropy = {"nats_per_token": FLOOR + 0.01, "valid": {"nats_per_token": FLOOR, "standard_error": 0.005}}
     kept = held(run)
     losses = [nats + (5.5 - nats) * math.exp(-8 * i / steps) for i in range(steps)]
@@ -64,7 +86,7 @@ def record(
         "name": "valid", "kind": "causal" if fields["model"]["family"] == "gpt" else "masked",
         "tokens": tokens, "words": tokens // 4, "bytes": tokens, "key": key or KEY,
     }  # fmt: skip
-    return head | {
+    return made_of(head | {
         "resolved": {
             "vocab_size": run.model.vocabulary(257),
             "padded_vocab_size": padded_vocabulary(run.model.vocabulary(257), run.plan.tp),
@@ -88,10 +110,10 @@ def record(
             evaluation | {"step": at, "nats": tokens * (losses[min(at, steps) - 1] if at < steps else nats)}
             for at in range(steps // 4, steps + 1, max(1, steps // 4))
         ],
-    }
+    })  # fmt: skip
 
 
-def record_of(run: Run, **place: Any) -> dict[str, Any]:
+def record_of(run: Run, **place: Any) -> Record:
     """A record of this run."""
     parts = {part: values for part, values in to_dict(run).items() if isinstance(values, dict)}
     nested = {f"{part}__{name}": value for part, values in parts.items() for name, value in values.items()}
@@ -100,7 +122,7 @@ def record_of(run: Run, **place: Any) -> dict[str, Any]:
     return record(parameters=parameters, **nested, **plain, **place)
 
 
-def with_pipeline(full: dict[str, Any], schedule: str = "", late: float = 0.0) -> dict[str, Any]:
+def with_pipeline(of: Record, schedule: str = "", late: float = 0.0) -> Record:
     """The record with what its pipeline ranks sent, and the timeline of a schedule, by default its own.
 
     Every pass takes a millisecond for each of the three that it consists of.
@@ -108,7 +130,7 @@ def with_pipeline(full: dict[str, Any], schedule: str = "", late: float = 0.0) -
     Args:
         late: seconds that pass after each of a rank's actions.
     """
-    run = from_dict(full["config"])
+    run, full = of.run, document(of)
     plan = run.plan
     table = build(schedule or plan.schedule, plan.pp, run.microbatches, plan.chunks)
     rows = simulate(table, uniform(1e-3, 1e-3, 1e-3, chunks=plan.chunks)).as_rows()
@@ -119,7 +141,7 @@ def with_pipeline(full: dict[str, Any], schedule: str = "", late: float = 0.0) -
             rank["traffic"] |= {"pp": {"send": asdict(sent)}}
             spans = [[action, start + i * late, end + i * late] for i, (action, start, end) in enumerate(row)]
             rank["timeline"] = spans if r == 0 else None
-    return full
+    return made_of(full)
 
 
 def held(run: Run) -> dict[str, Any]:
@@ -140,7 +162,6 @@ def held(run: Run) -> dict[str, Any]:
     }
 
 
-def without_numbers(full: dict[str, Any], status: str, reason: str | None = None) -> dict[str, Any]:
+def without_numbers(of: Record, status: str, reason: str | None = None) -> Record:
     """The same run, had it ended like this."""
-    bare = copy.deepcopy(full)
-    return bare | {"status": status, "reason": reason, "steps": [], "evaluations": [], "ranks": []}
+    return changed(of, status=status, reason=reason, steps=[], evaluations=[], ranks=[])

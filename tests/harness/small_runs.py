@@ -13,7 +13,8 @@ from harness.launch.preflight import Datasets
 from harness.launch.slurm import Site
 from harness.launch.sweep import Options, Sweep
 from harness.rank import jobs
-from harness.records.store import Record, Store
+from harness.records.record import Record
+from harness.records.store import Store
 from impl.data.config import DataConfig
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.evaluation_config import EvaluationConfig
@@ -76,7 +77,7 @@ class Told:
             self.on_look(point)
 
     def finished(self, point: Point, record: Record) -> None:
-        self.ends.append((point.run.id, record["status"]))
+        self.ends.append((point.run.id, record.status))
         self.end_times[point.run.id] = time.monotonic()
 
     def skipped(self, point: Point) -> None:

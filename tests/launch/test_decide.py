@@ -31,6 +31,7 @@ from harness.rank.jobs import JobState
 from harness.records.store import FINISHED, Store
 from harness.terminal import counted
 from tests.harness.fake_site import CODE, end_rank
+from tests.harness.made_up_records import changed, record
 from tests.harness.small_runs import Told, point, small, write_tokens
 
 # The decision ---------------------------------------------------------------------------------------------------------
@@ -78,12 +79,14 @@ def test_what_the_same_code_did_is_done_again_on_request_only(facts: Facts):
 
 
 def test_code_is_the_same_if_commit_and_changes_are():
-    at = lambda commit, changes=None: {"environment": {"git": {"commit": commit, "diff_sha256": changes}}}
-    assert is_same_code(at("a"), at("a")["environment"])
-    assert is_same_code(at("a", "x"), at("a", "x")["environment"])
-    for other in (at("b"), at("a", "x"), {"environment": {"git": None}}, {"environment": None}, {}):
-        assert not is_same_code(other, at("a")["environment"])
-    assert not is_same_code({"environment": {"git": None}}, {"git": None}), "nobody knows"
+    code = lambda commit, changes=None: {"git": {"commit": commit, "diff_sha256": changes}}
+    at = lambda *git: changed(record(), environment=code(*git))
+    assert is_same_code(at("a"), code("a"))
+    assert is_same_code(at("a", "x"), code("a", "x"))
+    unknown = changed(record(), environment={"git": None})
+    for other in (at("b"), at("a", "x"), unknown, changed(record(), environment={})):
+        assert not is_same_code(other, code("a"))
+    assert not is_same_code(unknown, {"git": None}), "nobody knows"
 
 
 def test_a_silent_scheduler_has_ended_nothing(tmp_path: Path):
@@ -99,9 +102,9 @@ def test_a_silent_scheduler_has_ended_nothing(tmp_path: Path):
 def test_a_point_is_shown_by_its_job_until_its_record_is_there():
     here, states = Path("a"), {Path("a"): JobState("pending"), Path("b"): JobState("running")}
     assert shown(None, [], {}) == "missing"
-    assert shown({"status": "failed"}, [], {}) == "failed"
-    assert shown({"status": "failed"}, [here], states) == "pending"
-    assert shown({"status": "ok"}, [here], states) == "ok"
+    assert shown(record(status="failed"), [], {}) == "failed"
+    assert shown(record(status="failed"), [here], states) == "pending"
+    assert shown(record(), [here], states) == "ok"
     assert shown(None, [here, Path("b")], states) == "running"
     assert shown(None, [Path("c")], states) == "unknown"
     assert counted(["ok", "missing", "failed", "ok"]) == "2 of 4 points finished: 2 ok, 1 failed, 1 missing"
@@ -385,9 +388,9 @@ class Machine(RuleBasedStateMachine):
     def no_finished_record_is_lost_or_changed(self) -> None:
         for run_id, content in self.world.finished.items():
             assert self.store.path(run_id).read_bytes() == content
-        for record in self.store.records():
-            if record["status"] in FINISHED and record["id"] not in self.world.finished:
-                self.world.finished[record["id"]] = self.store.path(record["id"]).read_bytes()
+        for one in self.store.records():
+            if one.status in FINISHED and one.id not in self.world.finished:
+                self.world.finished[one.id] = self.store.path(one.id).read_bytes()
 
     def teardown(self) -> None:
         """Left alone, one harness brings everything to an end, whatever went before, and leaves nothing but records."""
@@ -409,7 +412,7 @@ class Machine(RuleBasedStateMachine):
                     self.world.end(attempt)
             self.no_finished_record_is_lost_or_changed()
         assert not last.sweep.is_open
-        assert {record["id"] for record in self.store.records()} == {run.id for run in self.runs}
+        assert {record.id for record in self.store.records()} == {run.id for run in self.runs}
         assert self.store.attempts() == {}
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -17,16 +17,18 @@ from harness.analysis.scaling import against
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.launch import preflight
-from harness.launch.sweep import Saving
-from harness.records.measures import engine_of, frame
+from harness.launch.flags import Saving
+from harness.records.measures import frame
+from harness.records.record import Record
 from harness.records.store import Store
 from harness.report import results
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.run import EngineName, Run
 from impl.train import Trainer
+from tests.harness import made_up_records
 from tests.harness.calls import answer_every_name, call, document, put_record, refused, stop_before_training
-from tests.harness.made_up_records import record, record_of
+from tests.harness.made_up_records import changed, made_of, record, record_of
 from tests.harness.small_runs import small, sweep, write_tokens
 from tests.launch.test_sweep import FakeSite
 
@@ -109,7 +111,7 @@ def test_an_engine_trains_the_points_that_it_can(
 
 def test_what_engines_have_trained_stands_side_by_side(made_up: Experiment, out: Path) -> None:
     records = Store(out, "made_up", "smoke").records()
-    engines = sorted({engine_of(one) for one in records if one["status"] == "ok"})
+    engines = sorted({one.run.engine for one in records if one.status == "ok"})
     if len(engines) < 2:
         pytest.skip("only one engine has trained")
     made = document(call("table", "made_up", "--json", "--out", out).output)["tables"][:3]
@@ -181,20 +183,20 @@ def test_checkpoints_of_another_engine_are_an_invalid_point(tokens: Path, tmp_pa
     told = sweep(store, [divided, theirs], site=site, saving=Saving(checkpoint_every=2))
     assert dict(told.ends) == {divided.id: "ok", theirs.id: "invalid"}
     assert site.submitted == [divided.id]
-    assert any("--checkpoint-every 2" in (one.get("reason") or "") for one in store.records())
+    assert any("--checkpoint-every 2" in (one.reason or "") for one in store.records())
 
 
 # Records, tables and claims -------------------------------------------------------------------------------------------
 
 
-def peer(full: dict[str, Any]) -> dict[str, Any]:
+def peer(full: Record) -> Record:
     """The record, had another engine made it, which shows nothing of its inside."""
-    ranks = [{name: value for name, value in rank.items() if name not in INSIDE} for rank in full["ranks"]]
-    return full | {"ranks": ranks, "engine": {"name": engine_of(full)}}
+    ranks = [{k: v for k, v in rank.items() if k not in INSIDE} for rank in made_up_records.document(full)["ranks"]]
+    return changed(full, ranks=ranks)
 
 
-def theirs(engine: EngineName = "torch", **changed: Any) -> dict[str, Any]:
-    return peer(record(engine=engine, **changed))
+def theirs(engine: EngineName = "torch", **fields: Any) -> Record:
+    return peer(record(engine=engine, **fields))
 
 
 def test_engines_are_points_of_their_own_and_always_named() -> None:
@@ -208,8 +210,9 @@ def test_engines_are_points_of_their_own_and_always_named() -> None:
 
 
 def test_a_record_without_an_engine_is_ours() -> None:
-    old = record()
-    del old["config"]["engine"]
+    older = made_up_records.document(record())
+    del older["config"]["engine"]
+    old = made_of(older)
     assert frame([old])["engine"].tolist() == ["native"]
     assert frame([old])["point"].tolist() == frame([record()])["point"].tolist()
     assert tables.throughput_table([old]).title == "Throughput: made_up, smoke tier"

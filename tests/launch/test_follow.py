@@ -13,6 +13,7 @@ from harness.launch.follow import LATEST, Follower, StepLog, left_alone
 from harness.launch.progress import LiveDisplay
 from harness.records.store import RESUMED
 from impl.run import Run
+from tests.harness.made_up_records import changed, record
 from tests.harness.small_runs import Told
 
 
@@ -89,7 +90,7 @@ def test_a_display_counts_every_point_and_tells_the_queue_when_it_changes():
     console = Console(file=shown, width=200)
     some = [Point(Run(seed=seed), f"seed={seed}") for seed in range(3)]
     steps = [{"step": 41, "loss": 2.5, "seconds": 0.1}]
-    record = {"status": "ok", "reason": None, "steps": steps, "times": {"total_seconds": 3.0}}
+    ended = changed(record(train__steps=1), steps=[{"step": 0, "loss": 2.5}], times={"total_seconds": 3.0})
     with LiveDisplay(3, console) as display:
         display.skipped(some[0])
         display.waiting(2, 0)
@@ -99,8 +100,8 @@ def test_a_display_counts_every_point_and_tells_the_queue_when_it_changes():
             display.started(point)  # a second try
             display.advanced(point, steps)
         display.waiting(0, 2)
-        display.finished(some[1], record)
-        display.finished(some[2], record | {"status": "failed", "reason": "rank 0: [red] no luck"})
+        display.finished(some[1], ended)
+        display.finished(some[2], changed(ended, status="failed", reason="rank 0: [red] no luck"))
     assert shown.getvalue().splitlines() == [
         "  0 running, 2 pending",
         "  2 running, 0 pending",

@@ -34,7 +34,7 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
     sweep(store, [answering])
     record = store.read(answering.id)
     assert record is not None
-    assert (record["status"], record["reason"]) == (
+    assert (record.status, record.reason) == (
         "invalid",
         f"start {pretraining.id}: that run has not ended; when it has come to its end, the same command goes on here",
     )
@@ -43,8 +43,8 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
     assert told.ends == [(pretraining.id, "ok"), (answering.id, "ok")]
     record = store.read(answering.id)
     assert record is not None
-    assert [one["kind"] for one in record["evaluations"]] == ["choice"] * 4
-    assert record["resolved"]["head_positions"] == 0
+    assert [one.kind for one in record.evaluations] == ["choice"] * 4
+    assert record.resolved.head_positions == 0
     assert [path.name for path in store.checkpoints(pretraining.id).glob("step-*")] == ["step-00000003"]
     assert not store.checkpoints(answering.id).exists()
 
@@ -53,7 +53,7 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
     sweep(store, [again])
     record = store.read(again.id)
     assert record is not None
-    assert "the checkpoint of that run is gone" in record["reason"]
+    assert "the checkpoint of that run is gone" in str(record.reason)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_points_side_by_side_wait_for_what_they_start_from(tmp_path: Path, on: s
     site = FakeSite(looks=3, on=on)
     sweep(store, [after, first, other], site=site, jobs=3)
     assert site.submitted == [first.id, other.id, after.id]
-    assert {record["status"] for record in store.records()} == {"ok"}
+    assert {record.status for record in store.records()} == {"ok"}
 
 
 def test_who_leaves_the_jobs_alone_waits_for_none(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_who_leaves_the_jobs_alone_waits_for_none(tmp_path: Path) -> None:
     site = FakeSite(on="slurm")
     sweep(store, [first, after, other], site=site, detach=True)
     assert site.submitted == [first.id, other.id]
-    assert [(record["id"], record["status"]) for record in store.records()] == [(after.id, "invalid")]
+    assert [(record.id, record.status) for record in store.records()] == [(after.id, "invalid")]
     (store.checkpoints(first.id) / "step-00000003").mkdir(parents=True)
     sweep(store, [first, after, other], site=site, detach=True)
     assert site.submitted == [first.id, other.id, after.id]
@@ -100,7 +100,7 @@ def test_what_starts_from_a_run_that_failed_says_so(tmp_path: Path) -> None:
     assert told.ends == [(first.id, "failed"), (after.id, "invalid")]
     record = store.read(after.id)
     assert record is not None
-    assert "that run ended as failed;" in record["reason"]
+    assert "that run ended as failed;" in str(record.reason)
 
 
 def test_train_says_what_it_cannot_start_from_or_keep(tmp_path: Path, capsys) -> None:

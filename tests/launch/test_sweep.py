@@ -22,7 +22,8 @@ from harness.rank.collect import base_record
 from harness.rank.failure import AGAIN, RETRIED, STATUSES
 from harness.rank.heartbeat import Alive, tell_alive
 from harness.rank.jobs import JobState
-from harness.records.store import FINISHED, Record, Store
+from harness.records.record import Record
+from harness.records.store import FINISHED, Store
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.plan import Plan
@@ -127,7 +128,7 @@ def test_every_call_runs_what_another_try_may_end_otherwise_in_order_and_nothing
         became |= {run_id: outcomes[list(became).index(run_id)] for run_id in expected}
         status = {run_id: word if word in FINISHED else STATUSES.get(word, "failed") for run_id, word in became.items()}
         assert sorted(told.ends) == sorted((run_id, status[run_id]) for run_id in expected)
-        assert {r["id"]: r["status"] for r in store.records()} == status
+        assert {r.id: r.status for r in store.records()} == status
         assert sorted(told.skips) == sorted(set(became) - set(expected))
 
 
@@ -145,20 +146,20 @@ def test_a_fault_of_the_infrastructure_is_tried_again_a_bounded_number_of_times(
     assert site.submitted == [run.id] * 3 + [other.id]
     assert told.ends == [(run.id, "ok"), (other.id, "ok")]
     record = kept(store, run)
-    assert [(one["status"], one["cause"]) for one in record["tries"]] == [("failed", cause)] * 2
-    assert all(one["ended"] for one in record["tries"])
-    assert len({record["attempt"], *(one["attempt"] for one in record["tries"])}) == 3
+    assert [(one.status, one.cause) for one in record.tries] == [("failed", cause)] * 2
+    assert all(one.ended for one in record.tries)
+    assert len({record.attempt, *(one.attempt for one in record.tries)}) == 3
     assert [message.rpartition("; ")[2] for message in told.messages] == ["try 2 of 3 follows", "try 3 of 3 follows"]
 
     run = small(tokens, seed=2)
     site = FakeSite({run.id: cause})
     assert sweep(store, [run], site=site, retries=1).ends == [(run.id, "failed")]
     assert len(site.submitted) == 2
-    assert len(kept(store, run)["tries"]) == 1
+    assert len(kept(store, run).tries) == 1
     again = FakeSite()
     sweep(store, [run], site=again)
     assert again.submitted == [run.id]
-    assert kept(store, run)["tries"] == [], "a new command counts anew"
+    assert kept(store, run).tries == [], "a new command counts anew"
 
 
 @pytest.mark.parametrize("cause", ["hang", "cancelled", "time_limit", "disk"])
@@ -193,9 +194,9 @@ def test_what_the_code_itself_did_is_left_alone_until_the_code_changes(
 def test_a_failure_that_is_older_than_causes_runs_again(tokens: Path, store: Store):
     run = small(tokens)
     sweep(store, [run], site=FakeSite({run.id: "error"}))
-    record = kept(store, run)
-    del record["cause"], record["attempt"], record["tries"]
-    store.write(record)
+    document = store.document(run.id)
+    del document["cause"], document["attempt"], document["tries"]
+    store.write(document)
     site = FakeSite()
     sweep(store, [run], site=site)
     assert site.submitted == [run.id]
@@ -282,7 +283,7 @@ def test_ranks_that_ended_with_their_harness_leave_no_record(tokens: Path, store
     site = FakeSite()
     sweep(store, [run], site=site)
     assert site.submitted == [run.id]
-    assert kept(store, run)["tries"] == []
+    assert kept(store, run).tries == []
 
 
 def test_a_start_that_was_never_submitted_is_removed(tokens: Path, store: Store):
@@ -325,7 +326,7 @@ def test_a_try_that_cannot_be_read_is_named_and_its_point_and_all_others_run(tok
     assert str(attempts[0]) in text
     assert text.endswith("given up")
     assert "\n" not in text
-    assert all(kept(store, run)["status"] == "ok" for run in runs)
+    assert all(kept(store, run).status == "ok" for run in runs)
     assert not list((store.folder / "attempts").iterdir())
 
 
@@ -338,7 +339,7 @@ def test_another_try_decides_where_one_cannot_be_read(tokens: Path, store: Store
     site = FakeSite()
     told = sweep(store, [run], site=site)
     assert (site.submitted, told.ends) == ([], [(run.id, "ok")])
-    assert kept(store, run)["attempt"] == good.name
+    assert kept(store, run).attempt == good.name
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"on": "moon", "job": "7", "host": "here", "submitted": 0}'])
@@ -513,7 +514,7 @@ def test_a_point_that_cannot_run_is_a_record_with_its_reason_and_the_others_run(
     told = sweep(store, [odd, lost, huge, small(tokens)], site=site)
     assert site.submitted == [small(tokens).id]
     assert [status for _, status in told.ends] == ["invalid", "invalid", "invalid", "ok"]
-    reasons = [record["reason"] for run in (odd, lost, huge) if (record := store.read(run.id))]
+    reasons = [str(record.reason) for run in (odd, lost, huge) if (record := store.read(run.id))]
     assert "not divisible" in reasons[0]
     assert "no token folder" in reasons[1]
     assert "100000 ranks" in reasons[2]
@@ -541,7 +542,7 @@ def test_records_of_another_tier_or_experiment_are_never_taken_for_done(tokens: 
     assert site.submitted == [run.id]
     record = store.read(run.id)
     assert record is not None
-    assert (record["tier"], record["experiment"]) == ("smoke", "made_up")
+    assert (record.tier, record.experiment) == ("smoke", "made_up")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"status": "ok"}'])
@@ -554,7 +555,7 @@ def test_a_broken_record_is_missing_and_its_point_runs_again(tokens: Path, store
     assert site.submitted == [run.id]
     record = store.read(run.id)
     assert record is not None
-    assert record["status"] == "ok"
+    assert record.status == "ok"
 
 
 def test_a_record_cut_short_by_a_byte_is_run_again(tokens: Path, store: Store):
@@ -585,7 +586,7 @@ def test_an_interrupt_cancels_what_runs_and_leaves_no_record_of_it(tokens: Path,
         sweep(store, [first, second, third], site=site, told=Told(on_look=interrupt), jobs=2)
     assert site.submitted == [second.id, third.id]
     assert sorted(attempt.name[:12] for attempt in site.cancelled) == sorted([second.id, third.id])
-    assert [r["id"] for r in store.records()] == [first.id]
+    assert [r.id for r in store.records()] == [first.id]
     assert store.path(first.id).read_bytes() == kept
     assert list((store.folder / "attempts").iterdir()) == []
 
@@ -603,13 +604,13 @@ def test_an_interrupt_before_the_record_is_written_leaves_the_result_to_the_next
 ):
     run, site = small(tokens), FakeSite()
     with monkeypatch.context() as patch:
-        patch.setattr("harness.launch.sweep.record_of_try", interrupt)
+        patch.setattr("harness.launch.sweep.document_of_try", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sweep(store, [run], site=site)
     assert store.records() == []
     sweep(store, [run], site=site)
     assert site.submitted == [run.id], "once"
-    assert kept(store, run)["status"] == "ok"
+    assert kept(store, run).status == "ok"
 
 
 def test_a_disk_that_is_full_keeps_the_records_that_are_there(

@@ -14,18 +14,20 @@ from harness.analysis.simulated_columns import twin
 from harness.analysis.tables import denominators
 from harness.experiment.claims import Claim, Evidence, claims_table
 from harness.experiment.experiment import load
-from harness.predict.simulated_record import record_of
+from harness.predict.simulated_record import document_of
 from harness.predict.systems import FOLDER, load_system, names
-from harness.records.check import why_not_whole
 from harness.records.measures import frame
+from harness.records.parse import of_document
+from harness.records.record import Record
 from harness.records.store import SIMULATED, Store
-from harness.report.experiments_md import experiments_markdown
+from harness.report.experiments_md import page, read
 from impl.cost.peaks import PEAKS
 from impl.model.config import ModelConfig
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
+from impl.simulator.system import System
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import record_of as measured_record_of
 
@@ -188,7 +190,7 @@ def test_no_row_of_ptdp_table_1_is_out_of_memory_on_the_machine_that_trained_it(
         plan = Plan(tp=tp, pp=pp, schedule=schedule, chunks=chunks, recompute="full")
         # as many microbatches as keep every rank's pipeline full: more keep no more memory
         recipe = Recipe(global_batch=2 * pp * microbatch, microbatch=microbatch)
-        made = record_of(
+        made = document_of(
             Run(model=named(name), plan=plan, train=recipe, precision="fp16"), store, load_system("selene")
         )
         assert made["status"] == "ok", made["reason"]
@@ -210,11 +212,10 @@ def test_an_experiment_becomes_simulated_records_apart_from_measured_ones(predic
     assert measured.records() == []
     assert measured.read(said["records"][0]["id"]) is None
     found = simulated.records()
-    assert [r["id"] for r in found] == sorted(run.id for run in load(NAME).runs["paper"])
-    assert measured.with_simulated() == found
-    assert {(r["source"], r["status"], r["environment"]["system"]) for r in found} == {(SIMULATED, "ok", "selene")}
-    assert [why_not_whole(record) for record in found] == [None] * len(found)
-    assert (out / NAME / "paper" / "simulated" / "selene" / f"{found[0]['id']}.json").exists()
+    assert [r.id for r in found] == sorted(run.id for run in load(NAME).runs["paper"])
+    assert [r.id for r in measured.with_simulated()] == [r.id for r in found]
+    assert {(r.source, r.status, r.environment.system) for r in found} == {(SIMULATED, "ok", "selene")}
+    assert (out / NAME / "paper" / "simulated" / "selene" / f"{found[0].id}.json").exists()
 
 
 def test_simulated_and_published_rates_stand_side_by_side_with_verdicts(predicted: tuple[Path, Any]) -> None:
@@ -234,7 +235,8 @@ def test_simulated_and_published_rates_stand_side_by_side_with_verdicts(predicte
 
 def test_a_simulated_record_is_never_taken_for_a_measured_one(predicted: tuple[Path, Any], tmp_path: Path) -> None:
     out, _ = predicted
-    record = Store(out, NAME, "paper", "selene").records()[0]
+    store = Store(out, NAME, "paper", "selene")
+    record = store.document(store.records()[0].id)
     measured = Store(tmp_path, NAME, "paper")
     measured.write(record)
     assert measured.records() == []
@@ -248,17 +250,26 @@ def test_a_simulated_record_is_never_taken_for_a_measured_one(predicted: tuple[P
 
 def test_the_registry_shows_simulated_results_below_measured_ones(predicted: tuple[Path, Any]) -> None:
     out, _ = predicted
-    text = experiments_markdown(out).partition(f"\n## {NAME}\n")[2].partition("\n## ")[0]
+    text = page(next(one for one in read(out) if one.experiment.id == NAME), out)
     assert "No records yet." not in text
     assert "Tier `paper`, simulated for selene (Megatron-LM 2021). 10 points: 10 ok." in text
     assert "| paper, simulated for selene | reproduced |" in text
+
+
+def simulated_of(run: Run, store: Store, system: System) -> Record:
+    return of_document(document_of(run, store, system))
+
+
+def in_no_folder(system: str) -> Store:
+    return Store(Path("out"), "made_up", "smoke", system)
 
 
 def both(run: Run, seconds: float = 0.1) -> list[Any]:
     """A run's measured record, and its simulated ones for two systems."""
     ran = measured_record_of(run, seconds=seconds, device="cuda", device_name="NVIDIA A100-SXM4-80GB", tier="smoke")
     made = [
-        record_of(run, Store(Path("out"), "made_up", "smoke", name), load_system(name)) for name in ("selene", "h100")
+        simulated_of(run, Store(Path("out"), "made_up", "smoke", name), load_system(name))
+        for name in ("selene", "h100")
     ]
     return [ran, *made]
 
@@ -268,7 +279,7 @@ def test_measured_and_simulated_steps_of_a_point_share_a_row() -> None:
     table = tables.throughput_table([ran, selene])
     (row,) = table.frame.to_dict("records")
     assert row["step_seconds"] == pytest.approx(0.1)
-    assert row[twin("step_seconds")] == pytest.approx(selene["prediction"]["seconds"])
+    assert row[twin("step_seconds")] == pytest.approx(selene.prediction.seconds)
     keys = [column.key for column in table.columns]
     assert keys.index(twin("step_seconds")) == keys.index("step_seconds") - 1
     assert "simulated on" not in [column.header for column in table.columns]
@@ -283,7 +294,7 @@ def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_poi
     stores = {name: Store(Path("out"), "made_up", "smoke", name) for name in ("selene", "selene_2022")}
     runs = [small(batch=8), small(batch=16)]
     one, two = (
-        record_of(run, store, load_system(name)) for run, (name, store) in zip(runs, stores.items(), strict=True)
+        simulated_of(run, store, load_system(name)) for run, (name, store) in zip(runs, stores.items(), strict=True)
     )
     seen: list[int] = []
 
@@ -295,7 +306,7 @@ def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_poi
     together = claims_table((claim,), [one, two])
     assert list(together.frame) == ["claim", "source", *(f"{n}, simulated on selene, selene_2022" for n in ENDS)]
     assert set(frame([one, two])["device_name"]) == {"NVIDIA A100-SXM4-80GB, simulated"}
-    both_on_one = record_of(runs[0], stores["selene_2022"], load_system("selene_2022"))
+    both_on_one = simulated_of(runs[0], stores["selene_2022"], load_system("selene_2022"))
     apart = claims_table((claim,), [one, both_on_one])
     assert [f"verdict, simulated on {name}" in apart.frame for name in stores] == [True, True]
     assert set(frame([one, both_on_one])["device_name"]) == {"selene, simulated", "selene_2022, simulated"}
@@ -304,7 +315,9 @@ def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_poi
 
 def test_simulated_points_scale_like_measured_ones_and_are_counted_apart() -> None:
     runs = [small(batch=8 * dp, dp=dp) for dp in (1, 2, 4)]
-    records = [record_of(run, Store(Path("out"), "made_up", "smoke", "selene"), load_system("selene")) for run in runs]
+    records = [
+        simulated_of(run, Store(Path("out"), "made_up", "smoke", "selene"), load_system("selene")) for run in runs
+    ]
     rows = tables.scaling_table(records).frame
     assert list(rows["ranks"]) == [1, 2, 4]
     assert all(0.3 < value <= 1 for value in rows[twin("efficiency")].tolist())
@@ -313,11 +326,10 @@ def test_simulated_points_scale_like_measured_ones_and_are_counted_apart() -> No
 
 def test_what_cannot_be_predicted_is_a_record_with_the_reason() -> None:
     store, system = Store(Path("out"), "made_up", "smoke", "selene"), load_system("selene")
-    invalid = record_of(replace(small(), engine="torch"), store, system)
-    large = record_of(replace(small(), model=named("gpt-175b")), store, system)
-    assert (invalid["status"], large["status"]) == ("invalid", "oom")
-    assert "a device has 80 GiB" in large["reason"]
-    assert [why_not_whole(record) for record in (invalid, large)] == [None, None]
+    invalid = simulated_of(replace(small(), engine="torch"), store, system)
+    large = simulated_of(replace(small(), model=named("gpt-175b")), store, system)
+    assert (invalid.status, large.status) == ("invalid", "oom")
+    assert "a device has 80 GiB" in str(large.reason)
     shown = tables.failures_table([invalid, large])
     assert list(shown.frame["system"]) == ["selene"] * 2
     assert math.isnan(frame([large])["tokens_per_second"].iloc[0])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from harness.cli.predict import predict_run
-from harness.experiment.experiment import FIELDS
 from harness.predict.accuracy import CASES, rows_of
 from harness.predict.csv_rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
 from harness.predict.fit import BASELINE, features, interval, reach
-from harness.predict.simulated_record import record_of
+from harness.predict.simulated_record import document_of
 from harness.predict.systems import load_system, names
+from harness.records.labels import FIELDS
 from harness.records.store import Store
 from impl.errors import InputError
 from impl.model.config import ModelConfig
@@ -128,7 +128,7 @@ def test_a_run_is_predicted_the_same_by_fields_by_rows_and_as_a_record(system: s
     runs = sampled(known, chance)
     given = [{field: attrgetter(field)(run) for field in COLUMNS.values()} for run in runs]
     for run, row in zip(runs, by_rows(given, system, tmp_path / "all.csv"), strict=True):
-        record = record_of(run, Store(tmp_path, "made_up", "smoke", system), known)
+        record = document_of(run, Store(tmp_path, "made_up", "smoke", system), known)
         assert row["predicted_s"] == record["prediction"]["seconds"]
         assert row["doubts"] == "; ".join(record["prediction"]["warnings"])
         assert row["memory_bytes"] == max(rank["peak_memory_bytes"] for rank in record["ranks"])

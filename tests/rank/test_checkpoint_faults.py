@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from harness.experiment.experiment import Point
 from harness.launch.flags import Saving
-from harness.records.store import Record, Store
+from harness.records.record import Record
+from harness.records.store import Store
 from impl.checkpoint import Checkpoints
 from impl.evaluation_config import EvaluationConfig
 from impl.plan import Plan
@@ -130,19 +131,19 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     assert finished()
     told = sweep(store, [run], saving=saving)
     record = kept(store, run)
-    assert record["status"] == "ok", record["reason"]
-    [step] = record["times"]["resumed_at"]
+    assert record.status == "ok", record.reason
+    [step] = record.times.resumed_at
     assert step >= 20
     assert step % 20 == 0
     assert [message.split(": ")[1] for message in told.messages] == [f"goes on from step {step} of {steps}"]
-    assert [line["step"] for line in record["steps"]] == list(range(steps))
-    assert [line["step"] for line in record["evaluations"]] == list(range(25, steps + 1, 25))
+    assert [line.step for line in record.steps] == list(range(steps))
+    assert [line.step for line in record.evaluations] == list(range(25, steps + 1, 25))
     one = build(replace(run, plan=Plan()))
-    assert [line["loss"] for line in record["steps"]] == pytest.approx(
+    assert [line.loss for line in record.steps] == pytest.approx(
         [one.step(i).loss.item() for i in range(steps)], rel=1e-5
     )
-    of_ranks = [sum(line["seconds"][rank] for line in record["steps"]) for rank in range(2)]
-    assert record["times"]["training_seconds"] == pytest.approx(max(of_ranks))  # of both tries
+    of_ranks = [sum((line.seconds or [])[rank] for line in record.steps) for rank in range(2)]
+    assert record.times.training_seconds == pytest.approx(max(of_ranks))  # of both tries
     assert not store.checkpoints(run.id).exists()
 
 

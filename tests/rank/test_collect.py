@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.launch.decide import attempt_state
-from harness.rank.collect import UnreadableError, record_of, steps_so_far
+from harness.rank.collect import UnreadableError, document_of, steps_so_far
 from harness.rank.heartbeat import Alive, tell_alive
 from harness.rank.jobs import STOP, JobState, keep
 from harness.records.store import Store
@@ -85,13 +85,13 @@ def test_a_loss_that_is_not_finite_is_none_so_that_the_record_is_json(tmp_path: 
     attempt = started(tmp_path / "attempt", ranks=1)
     log_steps(attempt, 0, [*lines(2), lines(3)[2] | {"loss": loss, "grad_norm": float("nan")}])
     finish(attempt, 0, "nan", f"loss is {loss} at step 2")
-    record = record_of(attempt)
+    record = document_of(attempt)
     assert (record["status"], record["reason"]) == ("nan", f"loss is {loss} at step 2")
     assert [step["loss"] for step in record["steps"]] == [5.0, 4.0, None]
     json.dumps(record, allow_nan=False)
     store = Store(tmp_path, "made_up", "smoke")
     store.write(record)
-    assert store.read(RUN.id) == record
+    assert store.document(RUN.id) == record
 
 
 def test_results_of_all_ranks_end_a_try_of_which_the_scheduler_knows_nothing(attempt: Path):
@@ -109,7 +109,7 @@ def test_a_run_that_ended_well_has_the_values_of_every_rank(attempt: Path):
     for rank in range(2):
         log_steps(attempt, rank, lines(3, rank))
         finish(attempt, rank)
-    record = record_of(attempt)
+    record = document_of(attempt)
     assert (record["status"], record["reason"], record["cause"], record["log"]) == ("ok", None, "", [])
     assert [step["loss"] for step in record["steps"]] == [5.0, 4.0, 3.0]
     assert [step["seconds"] for step in record["steps"]] == [[0.1, 1.1]] * 3
@@ -127,7 +127,7 @@ def test_only_steps_that_every_rank_finished_count(tmp_path_factory: pytest.Temp
     for rank, steps in enumerate(done):
         log_steps(attempt, rank, lines(steps, rank))
     fail(attempt, 1, "rank 1: ValueError: no", 1.0)
-    record = record_of(attempt)
+    record = document_of(attempt)
     assert [step["step"] for step in record["steps"]] == list(range(min(done)))
     assert (record["status"], record["log"]) == ("failed", ["end of rank 1"])
 
@@ -147,7 +147,7 @@ def test_a_rank_that_was_killed_is_the_cause_whoever_wrote_first(
             fail(attempt, rank, f"rank {rank} was killed by SIGKILL", time)
         elif rank in wrote:
             fail(attempt, rank, reasons[rank].format(rank), time)
-    record = record_of(attempt)
+    record = document_of(attempt)
     assert (record["status"], record["reason"]) == ("failed", f"rank {killed} was killed by SIGKILL")
     assert record["log"] == [f"end of rank {killed}"]
 
@@ -159,27 +159,27 @@ def test_else_the_earliest_failure_is_the_cause(
     attempt = started(tmp_path_factory.getbasetemp() / "earliest", ranks=4)
     for time, rank in enumerate(order):
         fail(attempt, rank, REASONS[0].format(rank), time, status if time == 0 else "failed")
-    record = record_of(attempt)
+    record = document_of(attempt)
     assert (record["status"], record["reason"]) == (status, REASONS[0].format(order[0]))
 
 
 def test_one_failed_rank_is_a_failed_run_whatever_the_others_wrote(attempt: Path):
     finish(attempt, 0)
     fail(attempt, 1, "rank 1: RuntimeError: late", 1.0)
-    assert record_of(attempt)["status"] == "failed"
+    assert document_of(attempt)["status"] == "failed"
 
 
 def test_a_rank_that_left_nothing_is_named_with_the_end_of_its_log(attempt: Path):
     finish(attempt, 0)
     (attempt / "rank-1.log").write_bytes(b"one\ntwo\xff\n")
-    record = record_of(attempt)
+    record = document_of(attempt)
     assert record["status"] == "failed"
     assert "rank 1 vanished" in record["reason"]
     assert record["log"] == ["one", "two\N{REPLACEMENT CHARACTER}"]
 
 
 def test_an_attempt_that_never_came_to_anything_is_a_failure_too(attempt: Path):
-    record = record_of(attempt)
+    record = document_of(attempt)
     assert record["status"] == "failed"
     assert (record["steps"], record["ranks"], record["evaluations"]) == ([], [], [])
 
@@ -189,7 +189,7 @@ def test_a_half_written_failure_does_not_count(attempt: Path):
         log_steps(attempt, rank, lines(3, rank))
         finish(attempt, rank)
     (attempt / "rank-0.failure.json").write_text('{"status": "fai')
-    assert record_of(attempt)["status"] == "ok"
+    assert document_of(attempt)["status"] == "ok"
 
 
 GOOD = json.dumps(lines(1)[0])
@@ -222,7 +222,7 @@ def test_what_cannot_be_read_is_named_and_makes_no_record(attempt: Path, name: s
     else:
         path.write_text(damage)
     with pytest.raises(UnreadableError, match=str(attempt)) as told:
-        record_of(attempt, run_id=RUN.id)
+        document_of(attempt, run_id=RUN.id)
     assert "\n" not in str(told.value)
 
 
@@ -231,13 +231,13 @@ def test_a_run_that_ended_well_has_all_its_steps(attempt: Path):
         log_steps(attempt, rank, lines(3 - rank, rank))
         finish(attempt, rank)
     with pytest.raises(UnreadableError, match="2 of 3 steps"):
-        record_of(attempt)
+        document_of(attempt)
 
 
 @pytest.mark.parametrize("time", [1e300, -1e300, 10**400])
 def test_no_clock_is_too_wrong_for_a_record(attempt: Path, time: float):
     fail(attempt, 1, "rank 1: ValueError: no", time)
-    assert record_of(attempt)["status"] == "failed"
+    assert document_of(attempt)["status"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_no_clock_is_too_wrong_for_a_record(attempt: Path, time: float):
 )
 def test_the_scheduler_says_what_became_of_ranks_that_say_nothing(attempt: Path, word: str, status: str, cause: str):
     (attempt / "rank-0.log").write_text("the last line\n")
-    record = record_of(attempt, JobState("ended", word))
+    record = document_of(attempt, JobState("ended", word))
     assert (record["status"], record["cause"]) == (status, cause)
     assert record["log"] == ["the last line"]
 
@@ -261,7 +261,7 @@ def test_the_scheduler_says_what_became_of_ranks_that_say_nothing(attempt: Path,
 def test_what_was_to_be_stopped_is_cancelled(attempt: Path):
     (attempt / "rank-0.log").touch()
     (attempt / STOP).touch()
-    assert record_of(attempt)["cause"] == "cancelled"
+    assert document_of(attempt)["cause"] == "cancelled"
 
 
 def test_failures_of_an_earlier_start_of_the_job_do_not_count(attempt: Path):
@@ -270,8 +270,8 @@ def test_failures_of_an_earlier_start_of_the_job_do_not_count(attempt: Path):
         tell_alive(attempt, rank, Alive(restart=1, ended="finished"))
         log_steps(attempt, rank, lines(3, rank))
         finish(attempt, rank)
-    assert record_of(attempt)["status"] == "ok"
+    assert document_of(attempt)["status"] == "ok"
     path = attempt / "rank-1.failure.json"
     fail(attempt, 1, "rank 1: ValueError: now", 0.5)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"restart": 1, "cause": "error"}))
-    assert record_of(attempt)["reason"] == "rank 1: ValueError: now"
+    assert document_of(attempt)["reason"] == "rank 1: ValueError: now"

@@ -18,10 +18,11 @@ import pytest
 from harness.experiment.experiment import Point
 from harness.launch.slurm import Site
 from harness.rank.devices import gpu_count
-from harness.records.store import Record, Store
+from harness.records.record import Record
+from harness.records.store import Store
 from impl.model.config import ModelConfig
 from impl.run import Run
-from tests.harness.made_up_records import record
+from tests.harness.made_up_records import document, record
 from tests.harness.small_runs import ENDLESS, Told, processes, small, sweep, trains, wait_until, worker, write_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,17 +80,17 @@ def test_a_killed_rank_or_supervisor_fails_its_point_and_the_sweep_goes_on(token
     told = Told(on_look=kill)
     sweep(store, [hit, orphaned, other, still], told=told, jobs=2, retries=0, hang_seconds=HANG_SECONDS)
     found = kept(store, hit)
-    assert (found["status"], found["reason"]) == ("failed", "rank 1 was killed by SIGKILL")
-    assert found["cause"] == "killed"
-    assert found["steps"]
+    assert (found.status, found.reason) == ("failed", "rank 1 was killed by SIGKILL")
+    assert found.cause == "killed"
+    assert found.steps
     found = kept(store, orphaned)
-    assert (found["status"], found["cause"]) == ("failed", "vanished")
-    assert "rank 0 vanished" in found["reason"]
-    assert kept(store, other)["status"] == "ok"
+    assert (found.status, found.cause) == ("failed", "vanished")
+    assert "rank 0 vanished" in str(found.reason)
+    assert kept(store, other).status == "ok"
     found = kept(store, still)
-    assert (found["status"], found["cause"]) == ("timeout", "hang")
+    assert (found.status, found.cause) == ("timeout", "hang")
     place = r"in step \d+( (at|after) \S+( \(\S+( \S+)?\))?)?"  # at nothing yet, if its step has just begun
-    assert re.fullmatch(rf"no progress for 6 s: rank 0 {place}, rank 1 {place}, stopped by a signal", found["reason"])
+    assert re.fullmatch(rf"no progress for 6 s: rank 0 {place}, rank 1 {place}, stopped by a signal", str(found.reason))
     assert max(told.end_times[run_id] - at for run_id, at in killed.items()) < REACTION_SECONDS + HANG_SECONDS
     assert len(ranks) == 5
     assert all(map(dead, ranks))
@@ -99,8 +100,8 @@ def test_a_killed_rank_or_supervisor_fails_its_point_and_the_sweep_goes_on(token
     assert again.starts == [hit.id, orphaned.id]
     for run in (hit, orphaned):
         found = kept(store, run)
-        assert (found["status"], found["reason"]) == ("timeout", "time limit of 1 s reached")
-        assert found["cause"] == "time_limit"
+        assert (found.status, found.reason) == ("timeout", "time limit of 1 s reached")
+        assert found.cause == "time_limit"
     assert processes(store.folder) == []
 
 
@@ -118,14 +119,14 @@ def test_a_rank_that_raises_or_needs_too_much_memory_says_so(tokens: Path, store
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     found = kept(store, raises)
-    assert (found["status"], found["cause"]) == ("failed", "error")
-    assert found["reason"].startswith("rank 0: InputError: no token folder")
-    assert "\n" not in found["reason"]
-    assert found["log"][0].startswith(("Traceback", "  File"))
-    assert "no token folder" in found["log"][-1]
+    assert (found.status, found.cause) == ("failed", "error")
+    assert str(found.reason).startswith("rank 0: InputError: no token folder")
+    assert "\n" not in str(found.reason)
+    assert found.log[0].startswith(("Traceback", "  File"))
+    assert "no token folder" in found.log[-1]
     found = kept(store, too_much)
-    assert (found["status"], found["cause"]) == ("oom", "oom"), found["log"]
-    assert "\n" not in found["reason"]
+    assert (found.status, found.cause) == ("oom", "oom"), found.log
+    assert "\n" not in str(found.reason)
 
 
 # The driver ---------------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def drivers(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         pytest.skip("ranks take a GPU each where there are any")
     folder = tmp_path_factory.mktemp("drivers")
     for way in WAYS:
-        Store(folder / way, "train", "small").write(record(tier="small"))
+        Store(folder / way, "train", "small").write(document(record(tier="small")))
     found = {way: start(tokens, folder / way, ranks) for way, ranks in WAYS.items()}
     ready = lambda way: trains(folder / way, WAYS[way]) or found[way].poll() is not None
     try:

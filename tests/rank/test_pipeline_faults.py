@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from harness.experiment.experiment import Point
-from harness.records.store import Record, Store
+from harness.records.record import Record
+from harness.records.store import Store
 from impl.data.config import DataConfig
 from impl.model.config import ModelConfig
 from impl.pipeline.schedule import Rows
@@ -72,13 +73,13 @@ def test_a_pipeline_that_breaks_ends_at_once_and_says_where(store: Store, tmp_pa
     told = sweep(store, [first, last, raises], told=Told(on_look=hit), jobs=3, retries=0)
     for run, rank in ((first, 0), (last, 1)):
         found = kept(store, run)
-        assert found["status"] == "failed"
-        assert found["reason"] == f"rank {rank} was killed by SIGKILL (pipeline rank {rank}, stage {rank})"
-        assert found["steps"]
+        assert found.status == "failed"
+        assert found.reason == f"rank {rank} was killed by SIGKILL (pipeline rank {rank}, stage {rank})"
+        assert found.steps
     found = kept(store, raises)
-    assert found["status"] == "failed"
+    assert found.status == "failed"
     where = r"rank (\d): RuntimeError: pipeline rank \1, stage \1, forward pass of microbatch (\d) \(\1F\2\): .+"
-    assert re.fullmatch(where, found["reason"]), found["reason"]
+    assert re.fullmatch(where, str(found.reason)), found.reason
     assert max(told.end_times[run_id] - at for run_id, at in hit_at.items()) < REACTION_SECONDS
     assert len(ranks) == 6
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in ranks)
@@ -131,8 +132,8 @@ def test_what_is_refused_is_not_launched(store: Store, tmp_path: Path) -> None:
     runs = [replace(run, data=DataConfig(dataset=str(tokens))) for run, _ in REFUSED.values()]
     told = sweep(store, runs)
     assert told.starts == []
-    assert [kept(store, run)["status"] for run in runs] == ["invalid"] * len(runs)
-    assert [kept(store, run)["reason"] for run in runs] == [run.why_invalid() for run in runs]
+    assert [kept(store, run).status for run in runs] == ["invalid"] * len(runs)
+    assert [kept(store, run).reason for run in runs] == [run.why_invalid() for run in runs]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 
 from harness.analysis.tables import throughput_table
 from harness.records import measures
-from harness.records.labels import label, point
+from harness.records.labels import label
 from harness.records.measures import frame
+from harness.records.record import Collective
 from impl.errors import InputError
-from tests.harness.made_up_records import config, record, with_pipeline, without_numbers
+from impl.run import Run, from_dict
+from tests.harness.made_up_records import config, document, made_of, record, with_pipeline, without_numbers
+
+
+def run_of(**changed: Any) -> Run:
+    return from_dict(config(**changed))
 
 
 @given(
@@ -40,11 +46,11 @@ def test_throughput_is_one_over_the_wall_time_of_a_token(
 
 def test_slowest_rank_and_largest_memory_count_and_warmup_does_not() -> None:
     run = record(plan__dp=2, train__steps=8)
-    for step in run["steps"]:
-        step["seconds"] = [9.0, 9.0] if step["step"] < 3 else [0.1, 0.2]
-    run["ranks"][0]["peak_memory_bytes"] = 7e9
+    for step in run.steps:
+        step.seconds = [9.0, 9.0] if step.step < 3 else [0.1, 0.2]
+    run.ranks[0].peak_memory_bytes = 7_000_000_000
     row = frame([run]).iloc[0]
-    assert measures.step_seconds(run) == [0.2] * 5
+    assert run.step_seconds == [0.2] * 5
     assert row["tokens_per_second"] == pytest.approx(16 * 128 / 0.2)
     assert row["peak_memory_bytes"] == 7e9
 
@@ -62,7 +68,7 @@ def test_mfu_only_where_the_peak_is_known_and_never_on_a_cpu() -> None:
 
 def test_skipped_steps_are_counted_where_there_is_a_loss_scale() -> None:
     run = record(precision="fp16")
-    run["steps"][1]["skipped"] = True
+    run.steps[1].skipped = True
     assert frame([run]).iloc[0]["skipped_steps"] == 1
     assert math.isnan(frame([record()]).iloc[0]["skipped_steps"])
     assert "skipped steps" in {column.header for column in throughput_table([run]).columns}
@@ -81,7 +87,7 @@ def test_hfu_counts_what_is_recomputed_and_mfu_does_not() -> None:
 
 def test_flop_rate_is_palm_12_per_device_and_its_share_of_the_gemm_rate() -> None:
     run = record(plan__dp=2, seconds=0.5)
-    run["ranks"][0]["gemm_flops_per_s"], run["ranks"][1]["gemm_flops_per_s"] = 10e9, 30e9
+    run.ranks[0].gemm_flops_per_s, run.ranks[1].gemm_flops_per_s = 10e9, 30e9
     row = frame([run]).iloc[0]
     layers, h, s, vocab = 2, 128, 128, 257
     flops = 16 * s * (6 * (12 * layers * h * h + vocab * h) + 12 * layers * h * s)
@@ -91,43 +97,41 @@ def test_flop_rate_is_palm_12_per_device_and_its_share_of_the_gemm_rate() -> Non
 
 
 def test_label_names_the_fewest_telling_fields() -> None:
-    configs = [
-        config(model__norm_placement="post", train__lr=1e-3, seed=1, data__dataset="/a/books"),
-        config(model__norm_placement="post", train__lr=2e-3, repeat=2, data__dataset="/a/books"),
-        config(model__norm_placement="pre", train__lr=2e-3, plan__overlap_grad_reduce=False),
+    runs = [
+        run_of(model__norm_placement="post", train__lr=1e-3, seed=1, data__dataset="/a/books"),
+        run_of(model__norm_placement="post", train__lr=2e-3, repeat=2, data__dataset="/a/books"),
+        run_of(model__norm_placement="pre", train__lr=2e-3, plan__overlap_grad_reduce=False),
     ]
-    assert label(configs[0], configs) == "norm=post lr=0.001"
-    assert label(configs[2], configs) == "norm=pre lr=0.002"
-    assert label(configs[1], configs[1:]) == "norm=post"
-    assert label(configs[1], configs[1:], skip=["model.norm_placement"]) == ""
-    assert label(configs[0], configs, skip=["train.lr"]) == "norm=post"
-    plans = [config(), config(plan__overlap_grad_reduce=False)]
-    assert [label(c, plans) for c in plans] == ["overlap=on", "overlap=off"]
-    assert label(configs[0], configs[:1]) == ""
+    assert label(runs[0], runs) == "norm=post lr=0.001"
+    assert label(runs[2], runs) == "norm=pre lr=0.002"
+    assert label(runs[1], runs[1:]) == "norm=post"
+    assert label(runs[1], runs[1:], skip=["model.norm_placement"]) == ""
+    assert label(runs[0], runs, skip=["train.lr"]) == "norm=post"
+    plans = [run_of(), run_of(plan__overlap_grad_reduce=False)]
+    assert [label(run, plans) for run in plans] == ["overlap=on", "overlap=off"]
+    assert label(runs[0], runs[:1]) == ""
 
 
 def test_a_label_names_the_tensor_parallel_degree_even_where_the_shape_tells_as_much() -> None:
-    grown = [config(), config(model__hidden_size=256, plan__tp=2)]
-    assert [label(c, grown) for c in grown] == ["hidden=128 tp=1", "hidden=256 tp=2"]
+    grown = [run_of(), run_of(model__hidden_size=256, plan__tp=2)]
+    assert [label(run, grown) for run in grown] == ["hidden=128 tp=1", "hidden=256 tp=2"]
     assert label(grown[1], grown, skip=["model.hidden_size"]) == "tp=2"
     assert label(grown[1], grown[1:]) == ""
 
 
 def test_a_label_leaves_out_how_layers_usually_work() -> None:
     ways: list[dict[str, Any]] = [{}, {"plan__sequence_parallel": True}, {"plan__overlap_input_grad_reduce": False}]
-    made = [config(plan__tp=tp, **way) for tp, way in ((1, {}), *((2, way) for way in ways))]
-    assert [label(c, made) for c in made] == ["tp=1", "tp=2", "tp=2 sequence_parallel=on", "tp=2 input_overlap=off"]
-    assert [label(c, made[1:3]) for c in made[1:3]] == ["sequence_parallel=off", "sequence_parallel=on"]
+    made = [run_of(plan__tp=tp, **way) for tp, way in ((1, {}), *((2, way) for way in ways))]
+    assert [label(run, made) for run in made] == ["tp=1", "tp=2", "tp=2 sequence_parallel=on", "tp=2 input_overlap=off"]
+    assert [label(run, made[1:3]) for run in made[1:3]] == ["sequence_parallel=off", "sequence_parallel=on"]
 
 
 def test_what_ranks_hold_is_the_largest_and_what_they_send_is_a_rings() -> None:
     run = record(plan__tp=4, plan__sequence_parallel=True)
-    for rank, (split, calls) in zip(run["ranks"], ((10, 1), (30, 2), (20, 2), (5, 2)), strict=True):
-        rank["state_bytes"] = {"split": split, "whole": 7}
-        rank["activation_bytes"] = {"model": 100 + split, "layer": split}
-        rank["traffic"] = {
-            "tp": {"all_reduce": {"calls": calls, "bytes": 400}, "all_gather": {"calls": 1, "bytes": 80}}
-        }
+    for rank, (split, calls) in zip(run.ranks, ((10, 1), (30, 2), (20, 2), (5, 2)), strict=True):
+        rank.state_bytes = {"split": split, "whole": 7}
+        rank.activation_bytes = {"model": 100 + split, "layer": split}
+        rank.traffic = {"tp": {"all_reduce": Collective(calls, 400), "all_gather": Collective(1, 80)}}
     row = frame([run]).iloc[0]
     assert (row["tp"], row["ranks"], row["sequence_parallel"]) == (4, 4, True)
     assert (row["split_state_bytes"], row["whole_state_bytes"]) == (30, 7)
@@ -144,7 +148,7 @@ def test_a_pipelines_bubble_is_measured_and_simulated_and_what_is_in_flight_coun
     assert row["predicted_bubble"] == pytest.approx(1 / 16)
     assert row["pipeline_seconds"] == pytest.approx(row["predicted_pipeline_seconds"]) == pytest.approx(0.0255)
     assert row["microbatches_in_flight"] == 2.5
-    assert row["in_flight_bytes"] == 2.5 * run["ranks"][0]["activation_bytes"]["model"]
+    assert row["in_flight_bytes"] == 2.5 * (run.ranks[0].activation_bytes or {})["model"]
     assert (row["pp_sends"], row["pp_bytes_sent"]) == (24, 24 * 2 * 128 * 128 * 4)
 
 
@@ -152,42 +156,42 @@ def test_a_late_pipeline_has_a_larger_bubble_than_simulated() -> None:
     row = frame([with_pipeline(record(plan__pp=2), late=1e-3)]).iloc[0]
     assert row["bubble"] > 1.5 * row["predicted_bubble"] > 0
     compiled = with_pipeline(record(plan__pp=2))
-    for rank in compiled["ranks"]:
-        rank["activation_bytes"] = None
+    for rank in compiled.ranks:
+        rank.activation_bytes = None
     assert math.isnan(frame([compiled]).iloc[0]["in_flight_bytes"])
 
 
 def test_a_label_names_the_schedule_and_its_chunks_where_they_vary() -> None:
     plans: list[dict[str, Any]] = [{}, {"plan__pp": 2}, {"plan__pp": 2, "plan__schedule": "zb_h1"}]
-    made = [config(**plan) for plan in plans]
-    assert [label(c, made) for c in made[:2]] == ["pp=1 schedule=one_f_one_b", "pp=2 schedule=one_f_one_b"]
-    assert [label(c, made[1:]) for c in made[1:]] == ["schedule=one_f_one_b", "schedule=zb_h1"]
-    ways = [config(plan__pp=2, plan__tp=2, plan__scatter_gather=on, seed=s) for s, on in enumerate((True, False))]
-    assert [label(c, [*ways, made[0]]) for c in ways] == ["tp=2 pp=2", "tp=2 pp=2 scatter_gather=off"]
+    made = [run_of(**plan) for plan in plans]
+    assert [label(run, made) for run in made[:2]] == ["pp=1 schedule=one_f_one_b", "pp=2 schedule=one_f_one_b"]
+    assert [label(run, made[1:]) for run in made[1:]] == ["schedule=one_f_one_b", "schedule=zb_h1"]
+    ways = [run_of(plan__pp=2, plan__tp=2, plan__scatter_gather=on, seed=s) for s, on in enumerate((True, False))]
+    assert [label(run, [*ways, made[0]]) for run in ways] == ["tp=2 pp=2", "tp=2 pp=2 scatter_gather=off"]
 
 
 def test_records_from_before_tensor_parallelism_are_read() -> None:
-    old = record(plan__dp=2)
+    old = document(record(plan__dp=2))
     for name in ("tp", "sequence_parallel", "overlap_input_grad_reduce", "pp", "schedule", "chunks", "scatter_gather"):
         del old["config"]["plan"][name]
     for rank in old["ranks"]:
         for name in ("state_bytes", "activation_bytes", "traffic"):
             del rank[name]
-    row, _ = frame([old, record(plan__dp=2, repeat=1)]).to_dict("records")
+    row, _ = frame([made_of(old), record(plan__dp=2, repeat=1)]).to_dict("records")
     assert (row["ranks"], row["tp"], row["sequence_parallel"]) == (2, 1, False)
     assert row["varies"] == ""
     assert all(math.isnan(row[name]) for name in ("split_state_bytes", "tp_bytes_sent", "pp_bytes_sent", "bubble"))
     assert (row["pp"], row["microbatches"]) == (1, 1)
-    assert point(old["config"]) == point(record(plan__dp=2)["config"])
+    assert row["point"] == record(plan__dp=2).point
     compiled = record()
-    compiled["ranks"][0]["activation_bytes"] = None
+    compiled.ranks[0].activation_bytes = None
     assert math.isnan(frame([compiled]).iloc[0]["layer_activation_bytes"])
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["pre", "post"])), min_size=1, max_size=8, unique=True))
 def test_labels_tell_points_apart(points: list[tuple[int, str]]) -> None:
-    configs = [config(train__steps=steps, model__norm_placement=norm) for steps, norm in points]
-    assert len({label(c, configs) for c in configs}) == len(points)
+    runs = [run_of(train__steps=steps, model__norm_placement=norm) for steps, norm in points]
+    assert len({label(run, runs) for run in runs}) == len(points)
 
 
 @pytest.mark.parametrize(
@@ -218,17 +222,16 @@ def test_a_run_without_numbers_is_a_row() -> None:
 
 
 def test_diverged_is_nan_or_a_loss_above_the_first() -> None:
-    risen = record(nats=6.0)
-    assert measures.diverged(risen)
-    assert measures.diverged(without_numbers(record(), "nan"))
-    assert not measures.diverged(record())
-    assert not measures.diverged(record(status="failed"))
+    assert record(nats=6.0).has_diverged
+    assert without_numbers(record(), "nan").has_diverged
+    assert not record().has_diverged
+    assert not record(status="failed").has_diverged
 
 
 def test_more_threads_than_cores_is_oversubscribed() -> None:
-    assert measures.oversubscribed(record(plan__dp=2, threads=2, cores=3))
-    assert not measures.oversubscribed(record(plan__dp=2, threads=2, cores=4))
-    assert not measures.oversubscribed(record(plan__dp=8, device="cuda", cores=4))
+    assert record(plan__dp=2, threads=2, cores=3).is_oversubscribed
+    assert not record(plan__dp=2, threads=2, cores=4).is_oversubscribed
+    assert not record(plan__dp=8, device="cuda", cores=4).is_oversubscribed
 
 
 def test_tiers_do_not_mix() -> None:

@@ -11,7 +11,7 @@ from harness.records import privacy
 from harness.records.environment import host_environment
 from harness.records.privacy import VARIABLES, cleaned, command, main, without_paths
 from harness.records.store import SCHEMA, Store, read_checked
-from tests.harness.made_up_records import record
+from tests.harness.made_up_records import document, record
 
 KEYS = {"DS_WANDB_API_KEY": "s3cr3t", "TORCH_HUB_TOKEN": "s3cr3t", "CUDA_PASSWORD": "s3cr3t", "NCCL_AUTH": "s3cr3t"}
 
@@ -60,7 +60,7 @@ def test_words_of_a_command_may_be_paths_with_spaces() -> None:
 
 def older() -> dict[str, Any]:
     """A record that was written before records were cleaned."""
-    full = record(data__dataset="/home/alice/tokens")
+    full = document(record(data__dataset="/home/alice/tokens"))
     full["environment"] |= {
         "command": ["lmscale", "--out", "/tmp/alice/out"],
         "variables": {**KEYS, "NCCL_ALGO": "Ring"},
@@ -87,7 +87,7 @@ def test_a_record_is_written_without_them_and_keeps_what_was_measured(tmp_path: 
 
 def test_older_records_are_rewritten_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(tmp_path, "made_up", "smoke")
-    store.write(record(seed=1) | {"schema": SCHEMA})
+    store.write(document(record(seed=1)) | {"schema": SCHEMA})
     path = store.write(older() | {"schema": SCHEMA})
     clean = path.read_text()
     without_digest = "{\n" + clean.partition(",\n")[2].replace(f'"schema": {SCHEMA}', '"schema": 1')

@@ -1,9 +1,9 @@
 """Records, archives and links in folders of results are data: no command runs, follows or loads what they name."""
 
-import json
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +11,9 @@ from harness.experiment.experiment import load
 from harness.records.store import Store
 from harness.report import site
 from impl.pipeline import schedules
-from impl.run import from_dict, to_dict
+from impl.run import from_dict
 from tests.harness.calls import call, refused
-from tests.harness.made_up_records import record, with_pipeline
+from tests.harness.made_up_records import document, record, record_of, with_pipeline
 
 NAME = "ptdp2021/pipeline_schedules"
 TOP = "ptdp2021-pipeline_schedules"
@@ -34,9 +34,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     out = tmp_path / "results"
     for batch, schedule in ((4, "gpipe"), (8, EVIL)):
-        full = with_pipeline(
-            record(plan__pp=2, plan__schedule="gpipe", train__microbatch=1, train__global_batch=batch, train__steps=9)
-        )
+        plan: dict[str, Any] = {"plan__pp": 2, "plan__schedule": "gpipe", "train__microbatch": 1}
+        full = document(with_pipeline(record(train__global_batch=batch, train__steps=9, **plan)))
         for rank in full["ranks"]:
             rank["memory"] = MEMORY
         full["resolved"]["head_positions"] = 128
@@ -48,7 +47,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("verb", ["table", "claims", "report", "export"])
 def test_a_schedule_that_only_a_record_names_is_not_imported(verb: str, results: Path) -> None:
-    evil = next(r["id"] for r in Store(results, NAME, "smoke").records() if r["config"]["plan"]["schedule"] == EVIL)
+    evil = next(r.id for r in Store(results, NAME, "smoke").records() if r.run.plan.schedule == EVIL)
     words = [] if verb == "report" else [NAME]
     answer = call(verb, *words, "--results" if verb in ("report", "export") else "--out", results)
     assert (answer.status, answer.errors) == (0, "")
@@ -110,13 +109,9 @@ def test_an_archive_has_nothing_that_a_link_leads_to(results: Path, tmp_path: Pa
 
 def spoil(results: Path, text: str) -> None:
     """Put a text into all that tables show of records, of a run of the experiment too, which `status` shows."""
-    run = load(NAME).runs["smoke"][0]
-    failed = record(seed=3, status="failed", reason=text) | {
-        "id": run.id,
-        "config": json.loads(json.dumps(to_dict(run))),
-    }
+    failed = record_of(load(NAME).runs["smoke"][0], status="failed", reason=text)
     for full in (failed, record(seed=4, device_name=text)):
-        Store(results, NAME, "smoke").write(full | {"experiment": NAME})
+        Store(results, NAME, "smoke").write(document(full) | {"experiment": NAME})
 
 
 def test_a_report_loads_nothing_that_a_record_names(results: Path) -> None:

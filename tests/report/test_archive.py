@@ -5,7 +5,6 @@ import io
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from harness.experiment.experiment import load
 from harness.records.store import SIMULATED, Store
 from harness.report import archive as exporting
 from tests.harness.calls import call, document, refused
+from tests.harness.made_up_records import document as document_of
 from tests.harness.made_up_records import record
 
 NAME = "megatron2019/layernorm_placement"
@@ -29,10 +29,10 @@ def results(tmp_path: Path) -> Path:
     """Two measured records at `smoke`, and a simulated one at `paper`."""
     out = tmp_path / "runs"
     for norm in ("pre", "post"):
-        full: dict[str, Any] = record(model__norm_placement=norm, nats=2.2 if norm == "pre" else 2.4)
-        Store(out, NAME, "smoke").write(full | {"experiment": NAME})
+        full = record(model__norm_placement=norm, nats=2.2 if norm == "pre" else 2.4)
+        Store(out, NAME, "smoke").write(document_of(full) | {"experiment": NAME})
     place = {"system": "selene", "stack": "any", "device": "cuda", "device_name": "A100", "backend": "nccl"}
-    predicted = record(tier="paper") | {"source": SIMULATED, "environment": place, "experiment": NAME}
+    predicted = document_of(record(tier="paper")) | {"source": SIMULATED, "environment": place, "experiment": NAME}
     Store(out, NAME, "paper", "selene").write(predicted | {"evaluations": []})
     return out
 

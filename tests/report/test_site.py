@@ -11,12 +11,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from harness.experiment.experiment import Experiment, experiment_ids, load
+from harness.records.record import Record
 from harness.records.store import Store
 from harness.report import pages as report_pages
 from harness.report import site as report
 from harness.report.views import markdown
 from tests.harness.calls import call, document, refused
-from tests.harness.made_up_records import record, with_pipeline
+from tests.harness.made_up_records import changed, record, with_pipeline
+from tests.harness.made_up_records import document as document_of
 
 PHONE: Any = {"width": 390, "height": 844}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -48,12 +50,12 @@ class Page(HTMLParser):
         self.text += data
 
 
-def keep(results: Path, full: dict[str, Any], name: str, tier: str = "smoke", system: str | None = None) -> None:
+def keep(results: Path, of: Record, name: str, tier: str = "smoke", system: str | None = None) -> None:
     place = {"experiment": name, "tier": tier}
     if system:
         environment = {"system": system, "stack": "a stack", "device": "cuda", "device_name": "A100", "backend": "nccl"}
         place |= {"source": "simulated", "environment": environment}
-    Store(results, name, tier, system).write(full | place)
+    Store(results, name, tier, system).write(document_of(of) | place)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         keep(out, record(train__microbatch=1, plan__dp=dp, seconds=0.1 / dp), data)
         keep(out, record(train__microbatch=1, plan__dp=dp, seconds=0.05 / dp, tier="paper"), data, "paper", "selene")
     never = record(train__microbatch=1, plan__dp=2, engine="deepspeed", status="invalid", reason="no such plan")
-    keep(out, never | {"environment": {"processor": "AMD EPYC"}}, data)
+    keep(out, changed(never, environment={"processor": "AMD EPYC"}), data)
     keep(out, record(status="failed", reason="<b>rank 0</b> & others"), quickstart)
     base: dict[str, Any] = {"model__num_layers": 2, "model__hidden_size": 128, "model__num_heads": 4}
     keep(out, record(**base), scaling)

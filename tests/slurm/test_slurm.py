@@ -20,7 +20,8 @@ from harness.launch.flags import Saving
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site
 from harness.rank import jobs
-from harness.records.store import Record, Store
+from harness.records.record import Record
+from harness.records.store import Store
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.run import Run
@@ -118,8 +119,8 @@ def number(attempt: Path) -> str:
 
 
 def losses(record: Record) -> list[float]:
-    assert record["status"] == "ok", record["reason"]
-    return [step["loss"] for step in record["steps"]]
+    assert record.status == "ok", record.reason
+    return list(record.losses)
 
 
 @contextmanager
@@ -203,24 +204,24 @@ def test_points_that_fail_say_why_and_the_others_finish(tokens: Path, store: Sto
     with meanwhile(hit):
         sweep(store, runs, site=site, told=told, hang_seconds=HANG_SECONDS)
     found = {run.id: kept(store, run) for run in runs}
-    ends = {run.id: (found[run.id]["status"], found[run.id]["cause"]) for run in runs}
+    ends = {run.id: (found[run.id].status, found[run.id].cause) for run in runs}
     assert ends == {
         raises.id: ("failed", "error"),
         hungry.id: ("oom", "oom"),
         cancelled.id: ("failed", "cancelled"),
         hangs.id: ("timeout", "hang"),
         **{run.id: ("ok", "") for run in (*others, over_nodes)},
-    }, [record["reason"] for record in found.values()]
-    assert "no token folder" in found[raises.id]["reason"]
-    assert "no token folder" in found[raises.id]["log"][-1]
-    assert "memory" in found[hungry.id]["reason"]
-    assert "rank 0 in step" in found[hangs.id]["reason"]
-    assert all("\n" not in record["reason"] for record in found.values() if record["reason"])
+    }, [record.reason for record in found.values()]
+    assert "no token folder" in str(found[raises.id].reason)
+    assert "no token folder" in found[raises.id].log[-1]
+    assert "memory" in str(found[hungry.id].reason)
+    assert "rank 0 in step" in str(found[hangs.id].reason)
+    assert all("\n" not in record.reason for record in found.values() if record.reason)
     assert "2" in slurm.ask("sacct", "--noheader", "--allocations", "--format=NNodes").split()
 
     again = sweep(store, runs, site=site)
     assert sorted(again.starts) == sorted([cancelled.id, hangs.id])
-    assert [kept(store, run)["status"] for run in (cancelled, hangs)] == ["ok", "ok"]
+    assert [kept(store, run).status for run in (cancelled, hangs)] == ["ok", "ok"]
 
 
 # Who asked for it is not needed -------------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ def test_a_preempted_run_is_requeued_and_ends_as_if_nothing_had_been(
         told = sweep(store, [preempted], site=site, saving=Saving(checkpoint_every=10 * STEPS))
     found = kept(store, preempted)
     assert losses(found) == undisturbed[preempted.id]
-    [step] = found["times"]["resumed_at"]
+    [step] = found.times.resumed_at
     assert 0 < step < STEPS
     assert told.starts == [preempted.id]
 
@@ -258,7 +259,7 @@ def test_a_controller_that_dies_loses_no_point(slurm: TwoNodes, tokens: Path, st
     with meanwhile(lambda: slurm.start("slurmctld")):
         told = sweep(store, [run], site=site)
     assert told.ends == [(run.id, "ok")]
-    assert kept(store, run)["attempt"] == attempt.name
+    assert kept(store, run).attempt == attempt.name
     assert len(losses(kept(store, run))) == STEPS // 2
 
 
@@ -281,7 +282,7 @@ def test_a_node_that_fails_costs_a_restart_and_no_point(slurm: TwoNodes, tokens:
     wait_until(lambda: slurm.ask(*states).split() == ["idle", "idle"])
     assert len(losses(kept(store, run))) == STEPS // 2
     assert told.starts == [run.id]
-    assert not kept(store, run).get("tries")
+    assert not kept(store, run).tries
 
 
 def test_a_sweep_is_submitted_left_looked_at_and_cancelled(slurm: TwoNodes, tokens: Path, tmp_path: Path):
@@ -328,5 +329,5 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_as_if_nothing_ha
     sweep(limited.store, [limited.run], **limited.options)
     found = kept(limited.store, limited.run)
     assert losses(found) == undisturbed[limited.run.id]
-    assert 0 < found["times"]["resumed_at"][0] < STEPS
-    assert "tries" not in found or not found["tries"]
+    assert 0 < found.times.resumed_at[0] < STEPS
+    assert not found.tries

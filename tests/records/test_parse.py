@@ -1,4 +1,4 @@
-"""Which records are whole, and what is said of those that are not."""
+"""Which documents are records, and what is said of those that are not."""
 
 import json
 import sys
@@ -7,45 +7,57 @@ from typing import Any
 
 import pytest
 
-from harness.records.check import why_not_whole
-from impl.run import from_dict
-from tests.harness.made_up_records import record, with_pipeline
+from harness.records.parse import of_document
+from harness.records.store import Document
+from impl.run import Run, from_dict
+from tests.harness.made_up_records import document, record, with_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def why_no_record(document: Document) -> str | None:
+    try:
+        of_document(document)
+    except ValueError as error:
+        return str(error)
 
 
 def test_every_record_that_is_kept_is_whole() -> None:
     found = sorted((ROOT / "results").rglob("records/*.json"))
     assert len(found) > 100
-    told = {path: why for path in found if (why := why_not_whole(json.loads(path.read_text())))}
+    told = {path: why for path in found if (why := why_no_record(json.loads(path.read_text())))}
     assert not told
 
 
 @pytest.mark.parametrize("status", ["ok", "nan", "invalid", "oom", "failed", "timeout"])
 def test_a_record_of_any_end_is_whole(status: str) -> None:
-    assert why_not_whole(record(status=status)) is None
-    assert why_not_whole(with_pipeline(record(status="ok", plan__pp=2, train__microbatch=4))) is None
+    assert record(status=status).status == status
+    assert with_pipeline(record(status="ok", plan__pp=2, train__microbatch=4)).ranks[1].timeline
 
 
 def test_what_our_own_ranks_may_write_is_no_damage() -> None:
     """A record that is not whole is run again, so none that a run ends with may be taken for that."""
-    full = record(train__steps=3, train__lr=1e30, train__global_batch=6, plan__dp=4)  # not divisible: it was `invalid`
+    undividable: dict[str, Any] = {"train__global_batch": 6, "plan__dp": 4}  # it was `invalid`
+    full = document(record(train__steps=3, train__lr=1e30, **undividable))
     full["steps"][0] |= {"loss": sys.float_info.max, "grad_norm": -0.0, "lr": 1e30}
     full["steps"][1] |= {"loss": 3e38, "grad_norm": None}
     full["steps"][2] |= {"loss": None, "skipped": True, "lr": 5}
     full["evaluations"][0] |= {"nats": 1e300, "words": 0, "bytes": None}
     full["times"] = {"total_seconds": -3.5, "training_seconds": 0.0, "resumed_at": [4]}
     full |= {"cause": "", "tries": [{"status": "failed", "cause": "killed", "reason": "x", "ended": "now"}], "log": []}
-    assert why_not_whole(full) is None
-    assert why_not_whole({**full, "steps": [], "ranks": [], "evaluations": [], "resolved": {"data": None}}) is None
-    assert why_not_whole(json.loads(json.dumps(full))) is None
+    assert of_document(full).steps[2].skipped
+    assert of_document({**full, "steps": [], "ranks": [], "evaluations": [], "resolved": {"data": None}}).losses == ()
 
 
-def test_a_newer_field_is_no_damage_and_a_newer_option_is_at_its_default() -> None:
-    full = record()
+def test_a_newer_field_is_no_damage_and_a_missing_option_is_at_its_default() -> None:
+    full = document(record())
     full["novelty"] = full["ranks"][0]["novelty"] = {"a": 1}
     del full["config"]["plan"]["zero_stage"]
-    assert why_not_whole(full) is None
+    assert of_document(full).run == Run()
+    full["config"]["model"]["num_layers"] = 4
+    full["id"] = from_dict(full["config"]).id
+    del full["config"]["model"]["num_layers"]
+    assert why_no_record(full) == f"config: it is that of the run {Run().id}, not of {full['id']!r}"
 
 
 @pytest.mark.parametrize(
@@ -69,32 +81,24 @@ def test_a_newer_field_is_no_damage_and_a_newer_option_is_at_its_default() -> No
         (("times",), 5, "times"),
         (("log",), [1], "log"),
         (("reason",), float("nan"), "reason"),
-        (("reason",), "\ud800", "Invalid JSON"),
+        (("reason",), "\ud800", "not a whole JSON"),
         (("notes",), [10**5000], "digits"),
     ],
 )
 def test_what_is_wrong_is_named_in_a_line(path: tuple[Any, ...], value: Any, told: str) -> None:
-    full: Any = record(train__steps=4)
-    at = full
+    at: Any = (full := document(record(train__steps=4)))
     for key in path[:-1]:
         at = at[key]
     at[path[-1]] = value
-    why = why_not_whole(full)
+    why = why_no_record(full)
     assert why is not None
     assert told in why
     assert len(why.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["family", "seq_len"])
-def test_what_every_record_has_had_is_asked_for(name: str) -> None:
-    full = record()
-    del full["config"]["model"][name]
-    assert why_not_whole(full) == f"config: no model.{name}"
-
-
 def test_nothing_that_a_record_names_is_loaded() -> None:
-    full = with_pipeline(record(plan__pp=2, train__microbatch=4))
+    full = document(with_pipeline(record(plan__pp=2, train__microbatch=4)))
     full["config"]["plan"]["schedule"] = "antigravity_of_mine:rows"
     full["id"] = from_dict(full["config"]).id
-    assert why_not_whole(full) is None
+    assert not of_document(full).has_trusted_schedule
     assert "antigravity_of_mine" not in sys.modules

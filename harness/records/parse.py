@@ -1,0 +1,111 @@
+"""How a document is read as a record, and what is said of one that cannot be."""
+
+import json
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.records.record import CATEGORIES, Head, Record, Span
+from harness.records.store import NO_JSON, Document
+from impl.pipeline.schedule import Action
+from impl.pipeline.schedules import SCHEDULES, build
+from impl.run import Run
+
+_RECORD, _HEAD = TypeAdapter(Record), TypeAdapter(Head)
+
+
+def parse(text: bytes) -> Record:
+    """Read a record from JSON; nothing that it names is loaded or run.
+
+    Raises:
+        ValueError: it is no whole record; the message names the first thing that is wrong, in one line.
+    """
+    try:
+        record = _RECORD.validate_json(text, strict=True)
+        why = _why_inconsistent(record)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from None
+    except (ValueError, RecursionError) as error:  # lists in lists without end
+        raise ValueError(f"not a record: {' '.join(str(error).split())}"[:300]) from None
+    if why is None and record.id != record.run.id:
+        why = f"config: it is that of the run {record.run.id}, not of {record.id!r:.60}"
+    if why is not None:
+        raise ValueError(why)
+    return record
+
+
+def of_document(document: Document) -> Record:
+    """As `parse`, of a record's document."""
+    try:
+        text = json.dumps(document).encode()
+    except (ValueError, RecursionError) as error:  # a number with more digits than Python writes
+        raise ValueError(f"not a record: {' '.join(str(error).split())}"[:300]) from None
+    return parse(text)
+
+
+def head_of(document: Document) -> Head:
+    """Read the first fields of a record.
+
+    Raises:
+        ValueError: they are not those of a record.
+    """
+    try:
+        return _HEAD.validate_python(document)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from None
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return NO_JSON
+    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier())
+    return f"{where or 'record'}: {' '.join(first['msg'].split())}"[:300]
+
+
+def _why_inconsistent(record: Record) -> str | None:
+    """Return what contradicts the configuration; None: nothing does."""
+    run, ranks, world_size = record.run, record.ranks, record.run.plan.world_size
+    if len(ranks) > world_size:
+        return f"ranks: {len(ranks)} of {world_size}"
+    for i, timed in enumerate(step.seconds for step in record.steps):
+        if timed and len(timed) > world_size:
+            return f"steps.{i}.seconds: of {len(timed)} ranks, there are {world_size}"
+    if any(one.total and one.correct is None for one in record.evaluations):
+        return "evaluations: answers were counted, but not the right ones"
+    if any(rank.memory for rank in ranks) and (why := _why_no_prediction(record)):
+        return why
+    rows = [rank.timeline for rank in ranks if rank.timeline]
+    return _why_no_timeline(run, rows) if rows else None
+
+
+def _why_no_prediction(record: Record) -> str | None:
+    """Return what is missing to predict memory by category, which stands beside the counted one."""
+    run = record.run
+    if run.plan.schedule in SCHEDULES and (reason := run.why_invalid()):
+        return f"config: {reason}"
+    for rank in record.ranks:
+        if rank.memory and (missing := CATEGORIES - rank.memory.keys()):
+            return f"ranks.{rank.rank}.memory: no {', '.join(sorted(missing))}"
+        if any(size < 0 for name, size in (rank.memory or {}).items() if name != "rest"):
+            return f"ranks.{rank.rank}.memory: less than 0"
+    if record.resolved.vocab_size is None or record.resolved.head_positions is None:
+        return "resolved: no vocab_size or head_positions"
+    if record.environment.device not in ("cpu", "cuda"):
+        return "environment.device: neither cpu nor cuda"
+    return None
+
+
+def _why_no_timeline(run: Run, rows: list[list[Span]]) -> str | None:
+    """Return why a timeline cannot stand beside the simulation of its schedule, whose kinds of action it must have."""
+    try:
+        found = {Action.parse(text)[:2] for row in rows for text, _, _ in row}
+    except ValueError as error:
+        return f"ranks.timeline: {error}"
+    lengths = [end - start for row in rows for _, start, end in row]
+    if min(lengths) < 0 or max(lengths) == 0:
+        return "ranks.timeline: actions that end before they begin, or take no time"
+    if run.plan.schedule not in SCHEDULES:
+        return None
+    schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
+    wanted = {action[:2] for row in schedule.rows for action in row}
+    return None if wanted <= found else f"ranks.timeline: not all actions of {run.plan.schedule}"

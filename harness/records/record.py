@@ -1,0 +1,354 @@
+"""What became of one run: a record, typed, with the raw values of every rank."""
+
+import dataclasses
+import math
+from dataclasses import field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from harness.records.statistics import warmup_steps
+from harness.records.store import SIMULATED
+from impl.pipeline.schedules import is_trusted
+from impl.run import Run
+
+MOST = 1e18
+"""Largest number read from a record: sums and products of such numbers are still finite."""
+READ = ConfigDict(extra="ignore", allow_inf_nan=False, validate_by_name=True)
+
+Count = Annotated[int, Field(ge=0, le=int(MOST))]
+Some = Annotated[int, Field(ge=1, le=int(MOST))]
+Difference = Annotated[int, Field(ge=-int(MOST), le=int(MOST))]
+Size = Annotated[float, Field(ge=0, le=MOST)]
+Positive = Annotated[float, Field(ge=1e-12, le=MOST)]
+Number = Annotated[float, Field(ge=-MOST, le=MOST)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""A loss or norm of training that may diverge."""
+Nats = Annotated[float, Field(ge=0, le=100)]
+"""Nats of a token or word whose perplexity is taken."""
+Span = tuple[str, Number, Number]
+"""An action of a pipeline rank, its start and its end in seconds."""
+Status = Literal["ok", "nan", "invalid", "oom", "failed", "timeout"]
+CATEGORIES = frozenset({"parameters", "gradients", "optimizer", "activations", "buffers", "rest"})
+"""Categories that the memory of a step is counted in."""
+
+
+@dataclass(config=READ)
+class Collective:
+    """Collectives of one kind in one step."""
+
+    calls: Count = 0
+    bytes: Count = 0
+
+
+@dataclass(config=READ)
+class Limit:
+    """Seconds that parts of a step take alone."""
+
+    gemm_seconds: Size
+    attention_seconds: Size
+    collective_seconds: Size
+
+
+@dataclass(config=READ)
+class Parts:
+    """Seconds of a profiled step by what they were spent on."""
+
+    products: Size
+    attention: Size
+    optimizer: Size
+    operators: Size
+    communication: Size
+    rest: Number
+
+
+@dataclass(config=READ)
+class Profile:
+    """A step under the profiler."""
+
+    seconds: Positive
+    parts: Parts
+
+
+@dataclass(config=READ)
+class Rank:
+    """What one rank measured."""
+
+    rank: Count = 0
+    peak_memory_bytes: Count | None = None
+    memory_kind: str | None = None
+    """How the peak was measured, as `peak RSS`."""
+    gemm_flops_per_s: Positive | None = None
+    """Rate of the rank's matrix products alone."""
+    state_bytes: dict[str, Count] | None = None
+    """Bytes of weights and optimizer states, `split` over tensor-parallel ranks or `whole`."""
+    activation_bytes: dict[str, Count] | None = None
+    """Bytes kept of one microbatch, by the whole `model` and by one `layer`."""
+    memory: dict[str, Difference] | None = None
+    """Bytes at the fullest moment of a step, by CATEGORIES; `host` memory besides."""
+    traffic: dict[str, dict[str, Collective]] | None = None
+    """Collectives of a step by axis of the mesh and kind."""
+    timeline: list[Span] | None = None
+    """Actions of the last step of a pipeline."""
+    limit: Limit | None = None
+    profile: Profile | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Device bytes at the fullest moment of a step; 0 where they were not counted."""
+        return sum(size for name, size in (self.memory or {}).items() if name != "host")
+
+
+@dataclass(config=READ, slots=True)
+class Step:
+    """One optimizer step."""
+
+    step: Count = 0
+    loss: Finite | None = None
+    """None: not a finite number, or nothing was trained."""
+    grad_norm: Finite | None = None
+    lr: Finite | None = None
+    seconds: Annotated[list[Positive], Field(min_length=1)] | None = None
+    """Seconds of every rank."""
+    skipped: bool = False
+    """The gradients overflowed in fp16, and nothing but the loss scale was changed."""
+
+
+@dataclass(config=READ)
+class Dimensions:
+    """Sizes of the residual stream's dimensions in an evaluation."""
+
+    layers: dict[str, list[Size]]
+    """Root mean square of each dimension, by layer."""
+    norms: dict[str, dict[str, tuple[Number, Count]]]
+    """Of each norm's `weight` and `bias`, how far the largest stands out, and its dimension."""
+    nats: Finite
+    zeroed: list[tuple[Count, Finite]] | None = None
+    """Nats per token with one dimension set to zero: the largest, and one of average size."""
+
+
+@dataclass(config=READ)
+class Evaluation:
+    """One evaluation of a text or of questions, with its sums."""
+
+    name: str
+    kind: Literal["causal", "masked", "words", "last_word", "choice"]
+    step: Count
+    nats: Finite | None = None
+    tokens: Count | None = None
+    words: Count | None = None
+    bytes: Count | None = None
+    correct: Count | None = None
+    total: Count | None = None
+    key: dict[str, str | int | float | bool | None] | None = None
+    """What has to be equal in evaluations that are compared."""
+    dimensions: Dimensions | None = None
+
+    def per(self, unit: str) -> float:
+        """Return nats per `tokens`, `words` or `bytes`; NaN where they were not counted."""
+        count = getattr(self, unit)
+        return self.nats / count if self.nats is not None and count else math.nan
+
+
+@dataclass(config=READ)
+class Sample:
+    """Entropy of the text that was validated on."""
+
+    nats_per_token: Nats | None = None
+    standard_error: Size | None = None
+
+
+@dataclass(config=READ)
+class Entropy:
+    """Exact rates of a synthetic language."""
+
+    nats_per_token: Nats
+    valid: Sample | None = None
+
+    @property
+    def floor(self) -> float:
+        """Nats per token that no model can be expected to beat on the validation sample."""
+        sample = self.valid.nats_per_token if self.valid else None
+        return self.nats_per_token if sample is None else sample
+
+
+@dataclass(config=READ)
+class Data:
+    """The text that was trained on."""
+
+    name: str | None = None
+    sha256: str | None = None
+    entropy: Entropy | None = None
+
+
+@dataclass(config=READ)
+class Resolved:
+    """What followed from the data."""
+
+    vocab_size: Annotated[int, Field(ge=2, le=10**9)] | None = None
+    padded_vocab_size: Some | None = None
+    parameters: Some | None = None
+    head_positions: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    """Positions of a sequence that the output head is computed for."""
+    data: Data | None = None
+
+
+@dataclass(config=READ)
+class Git:
+    """The code that ran."""
+
+    commit: str | None = None
+    dirty: bool = False
+    diff_sha256: str | None = None
+
+
+@dataclass(config=READ)
+class Environment:
+    """Where and by which software a run was measured, or the system that it was simulated for."""
+
+    device: str | None = None
+    device_name: str | None = None
+    system: str | None = None
+    """Name of the simulated system."""
+    stack: str | None = None
+    """Software that was simulated."""
+    backend: str | None = None
+    cores: Count | None = None
+    memory_bytes: Count | None = None
+    processor: str | None = None
+    cpu_capability: str | None = None
+    os: str | None = None
+    python: str | None = None
+    lock_sha256: str | None = None
+    command: list[str] | None = None
+    packages: dict[str, str] | None = None
+    variables: dict[str, str] | None = None
+    git: Git | None = None
+
+
+@dataclass(config=READ)
+class Prediction:
+    """What was simulated of a step besides its seconds and bytes."""
+
+    seconds: Number | None = None
+    low: Number | None = None
+    """Lower end of the 90% interval of seconds; `high`, the upper one."""
+    high: Number | None = None
+    bubble: Number | None = None
+    microbatches_in_flight: Number | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(config=READ)
+class Times:
+    """When a run was carried out, and how long its parts took."""
+
+    started: str | None = None
+    ended: str | None = None
+    startup_seconds: Number | None = None
+    training_seconds: Number | None = None
+    evaluation_seconds: Number | None = None
+    total_seconds: Number | None = None
+    resumed_at: list[Count] = field(default_factory=list)
+    """Steps that training went on from after it was interrupted."""
+
+
+@dataclass(config=READ)
+class Try:
+    """What came of an earlier try of the same command."""
+
+    status: str | None = None
+    reason: str | None = None
+    cause: str | None = None
+    attempt: str | None = None
+    ended: str | None = None
+
+
+@dataclass(config=READ, kw_only=True, eq=False)
+class Head:
+    """Which run a record is about, and what became of it."""
+
+    schema: Literal[1, 2]
+    """Version of the document: records of 2 begin with a digest."""
+    id: str
+    experiment: str
+    tier: str
+    source: str = "measured"
+    status: Status
+    reason: str | None = None
+    cause: str | None = None
+    """Kind of the failure; None: the record is older than causes."""
+    attempt: str | None = None
+    tries: list[Try] = field(default_factory=list)
+    times: Times = field(default_factory=Times)
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if nothing was run."""
+        return self.source == SIMULATED
+
+    def as_try(self) -> dict[str, Any]:
+        """Return what a later record says of this one, of an earlier try."""
+        return dataclasses.asdict(Try(self.status, self.reason, self.cause, self.attempt, self.times.ended))
+
+
+@dataclass(config=READ, kw_only=True, eq=False)
+class Record(Head):
+    """One run with the raw values of its steps, ranks and evaluations."""
+
+    run: Annotated[Run, Field(validation_alias="config")]
+    resolved: Resolved = field(default_factory=Resolved)
+    environment: Environment = field(default_factory=Environment)
+    prediction: Prediction = field(default_factory=Prediction)
+    ranks: list[Rank] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    @cached_property
+    def point(self) -> Run:
+        """What repeats and seeds of the run have in common."""
+        return point(self.run)
+
+    @cached_property
+    def step_seconds(self) -> list[float]:
+        """Seconds of each timed step: the slowest rank's, without the warm-up steps."""
+        seconds = [max(step.seconds) for step in self.steps if step.seconds]
+        return seconds[warmup_steps(len(seconds)) :]
+
+    @cached_property
+    def losses(self) -> tuple[float, ...]:
+        """Training loss of every step, NaN included; none where nothing was trained."""
+        return () if self.is_simulated else tuple(float_or_nan(step.loss) for step in self.steps)
+
+    @property
+    def has_diverged(self) -> bool:
+        """True if training met a NaN, or its last loss stands above its first."""
+        if self.status == "nan":
+            return True
+        return self.status == "ok" and bool(self.losses) and not self.losses[-1] <= self.losses[0]
+
+    @property
+    def is_oversubscribed(self) -> bool:
+        """True if the ranks' threads had to share CPU cores: such a time says nothing about scaling."""
+        where = self.environment
+        if where.device != "cpu" or not where.cores:
+            return False
+        return self.run.plan.world_size * self.run.threads > where.cores
+
+    @property
+    def has_trusted_schedule(self) -> bool:
+        """False if a record alone names the function that makes the run's schedule, which is then never built."""
+        return is_trusted(self.run.plan.schedule)
+
+
+def point(run: Run) -> Run:
+    """Return what repeats and seeds of a run have in common: the run with seed and repeat 0."""
+    return dataclasses.replace(run, seed=0, repeat=0)
+
+
+def float_or_nan(value: float | None) -> float:
+    """Return the number as a float, NaN for None."""
+    return math.nan if value is None else float(value)
