@@ -27,7 +27,7 @@ TINY = replace(named("gpt-0.5m"), hidden_size=64, num_heads=1)
 
 
 def perplexity(sizes: list[ModelConfig], recipe: Recipe, precision: Precision = "fp32") -> list[Run]:
-    """Each size with LayerNorm before and after its blocks."""
+    """Return each size with LayerNorm before and after its blocks."""
     return [
         Run(
             model=replace(size, norm_placement=norm),

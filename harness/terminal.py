@@ -1,4 +1,4 @@
-"""What every verb reads and prints with: tables as wide as they are, progress, one JSON document, sizes in bytes."""
+"""Input and output of all verbs: tables at full width, progress, one JSON document, sizes in bytes."""
 
 import json as json_format
 import re
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 WIDEST = 1000
-"""Columns of a terminal on which any table has room."""
+"""Columns of a terminal that any table fits."""
 TABLE_ROWS = 200
-"""Beyond these there are bare columns: a table that is fitted to so many takes its time."""
+"""Most rows of a fitted table; larger ones are printed as bare columns, which is much faster."""
 
 
 def tell_ignored(store: Store) -> None:
-    """Say on standard error which files among the records are none."""
+    """Report on standard error which files in place of records were ignored, and why."""
     for path, why in store.ignored.items():
         print(f"ignored: {path}: {printable(why)}", file=sys.stderr)
 
 
 def console(table: "RenderableType" = "") -> "Console":
-    """Standard output, wide enough for the table: a narrow terminal wraps its lines, nothing is cut off."""
+    """Return standard output, wide enough for the table: a narrow terminal wraps lines, and nothing is cut off."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -37,7 +37,7 @@ def console(table: "RenderableType" = "") -> "Console":
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text under each other, as many as there may be; the last column is not filled up."""
+    """Return rows of text as aligned columns, for any number of rows; the last column is not padded."""
     widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -45,7 +45,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def shown_progress(items: Sequence[_T], what: str) -> Iterator[_T]:
-    """The items, one after another, with a bar on a terminal's standard error."""
+    """Yield the items, with a progress bar if standard error is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -55,7 +55,7 @@ def shown_progress(items: Sequence[_T], what: str) -> Iterator[_T]:
 
 
 def print_json(document: Any) -> int:
-    """The one document of a verb."""
+    """Print the only JSON document of a verb, and return exit status 0."""
     print(json_format.dumps(document, indent=1, allow_nan=False, default=str))
     return 0
 
@@ -70,10 +70,10 @@ Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 def parse_bytes(text: str) -> float:
-    """A number of bytes, as it is written: 80GB, 40 GiB, 3.2e10.
+    """Return the bytes in a text, as 80GB, 40 GiB or 3.2e10.
 
     Raises:
-        InputError: it is none.
+        InputError: the text is no amount of memory.
     """
     found = re.fullmatch(r"\s*(\d+\.?\d*(?:e\+?\d+)?)\s*([A-Za-z]*)\s*", text)
     if not found or (found[2] or "B") not in SIZES or not float(found[1]):
@@ -82,13 +82,13 @@ def parse_bytes(text: str) -> float:
 
 
 def shown(size: float) -> str:
-    """`51.2 GiB`."""
+    """Return a number of bytes as text: `51.2 GiB`."""
     unit = next((unit for unit, scale in UNITS.items() if size >= scale), "KiB")
     return f"{size / UNITS[unit]:.3g} {unit}" if size < 1000 * UNITS[unit] else f"{size / UNITS[unit]:,.0f} {unit}"
 
 
 def counted(words: Sequence[str]) -> str:
-    """How many of all points came to an end and how, with the denominator."""
+    """Return how many of all points finished, and the number of each status."""
     order = ("ok", "nan", "invalid", "oom", "failed", "timeout", "running", "pending", "unknown", "ended", "missing")
     counts = {word: words.count(word) for word in (*order, *sorted(set(words) - set(order)))}
     done = sum(counts[status] for status in FINISHED)

@@ -1,4 +1,4 @@
-"""How much memory a forward pass keeps for its backward pass: counted, not estimated."""
+"""Memory that a forward pass keeps for its backward pass: counted, not estimated."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +17,11 @@ class SavedBytes:
         self.device = parameters[0].device
         self._seen = {_storage(p) for p in parameters}
         self.bytes = 0
-        """Where the parameters are."""
+        """Bytes on the device of the parameters."""
         self.host_bytes = 0
-        """Of activations that wait in host memory, of a model that is not there."""
+        """Bytes of activations in host memory, for a model on another device."""
         self.by_name = Counter[str]()
-        """All of them, by what `counting` was told."""
+        """Bytes of both kinds, by the name passed to `counting`."""
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = _storage(tensor)
@@ -34,7 +34,7 @@ class SavedBytes:
         return tensor
 
     def counting(self, name: str, function: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """The function, whose bytes are noted under a name."""
+        """Return the function wrapped so that its bytes are counted under a name."""
 
         def counted(x: Any) -> Tensor:
             before = self.bytes + self.host_bytes

@@ -1,4 +1,4 @@
-"""Checkpoints that any layout can load: every tensor lies there whole, under the name that it has in every layout."""
+"""Checkpoints that any layout can load: every tensor is whole, under a name that is the same in every layout."""
 
 import dataclasses
 import os
@@ -25,9 +25,9 @@ from impl.tensor_parallel.shards import shards_of
 from impl.train import Trainer
 
 NAME = re.compile(r"step-(\d{8,})")
-"""Of a finished checkpoint's folder; others that begin so are being written or removed."""
+"""Name of a finished checkpoint's folder; other names with this prefix are being written or removed."""
 WEIGHT = "weight"
-"""What `Owned` calls a master weight."""
+"""Key of a master weight in `Owned.tensors`."""
 SCALE = {"scale": float, "good_steps": int, "skipped": int}
 """Attributes of `LossScale` that a checkpoint holds, and their types."""
 STATE = {"updates": int, "precision": str, "loss_scale": SCALE, "identity": {"seed": int, "data": str}}
@@ -36,19 +36,19 @@ T = TypeVar("T")
 
 
 class Saved(NamedTuple):
-    """A whole checkpoint."""
+    """Complete checkpoint on disk."""
 
     path: Path
     step: int
-    """Training steps that it has behind it."""
+    """Training steps completed before the checkpoint."""
     state: State
 
 
 def latest(folder: Path) -> tuple[Saved | None, list[str]]:
-    """The newest whole checkpoint in a folder, and what is wrong with each newer one.
+    """Return the newest complete checkpoint in a folder, and what is wrong with each newer one.
 
-    Whole is one whose metadata are as they were written and whose files are as long as these say; tensors are checked
-    when they are loaded.
+    Complete means that the metadata match their digest and the files have the lengths that the metadata give; tensors
+    are checked when they are loaded.
     """
     damaged: list[str] = []
     for step, path in sorted(_finished(folder).items(), reverse=True):
@@ -72,7 +72,7 @@ def _whole_state(path: Path) -> State:
 
 
 def _require_types(value: Any, kind: Any, name: str) -> None:
-    """Check a value's type, or a dictionary that has at least these entries of these types."""
+    """Check a value's type, or that a dictionary has at least these entries of these types."""
     if isinstance(kind, dict) and isinstance(value, dict):
         for entry, inner in kind.items():
             _require_types(value.get(entry), inner, f"{name}.{entry}")
@@ -81,32 +81,32 @@ def _require_types(value: Any, kind: Any, name: str) -> None:
 
 
 def _finished(folder: Path) -> dict[int, Path]:
-    """Folders of checkpoints that were written to their end, by step."""
+    """Return the folders of completely written checkpoints, by step."""
     found = {path: NAME.fullmatch(path.name) for path in folder.glob("step-*")}
     return {int(match[1]): path for path, match in found.items() if match}
 
 
 class Loaded(NamedTuple):
-    """What training goes on from."""
+    """Checkpoint from which training continues."""
 
     step: int
     warnings: list[str]
-    """Newer checkpoints that are damaged."""
+    """Reasons why newer checkpoints are damaged."""
 
 
 class Checkpoints:
     """The checkpoints of one training run, in a folder that all ranks see.
 
-    Holds master weights, moments, the count of updates, the loss scale and the step. The step is all there is of the
-    position in the data, the learning rate and the random numbers: these are functions of step and seed. Loaded in
-    another layout or precision, training goes on as it would have there.
+    Holds master weights, moments, the count of updates, the loss scale and the step. Position in the data, learning
+    rate and random numbers are functions of step and seed. Loaded in another layout or precision, training continues
+    as it would have there.
 
-    A save copies to host memory what this rank owns, each element once over all ranks, and a thread writes it while
-    training goes on. It is written into a folder beside and renamed when every rank has finished, so that a process
-    killed at any moment leaves the last one as it was.
+    A save copies what this rank owns to host memory, each element once over all ranks, and a thread writes it while
+    training continues. It is written into a temporary folder, renamed when every rank has finished, so that a process
+    killed at any moment leaves the last one intact.
 
     Memory: 12 bytes of host memory per parameter that is owned, kept between saves.
-    Communication: of plans only, and over `group`, whose ranks are all of the run's; nothing else may use it.
+    Communication: of plans only, and over `group`, which contains all ranks of the run and has no other use.
 
     Args:
         group: can communicate from host memory (gloo).
@@ -120,20 +120,20 @@ class Checkpoints:
         self._copies: list[Tensor] = []
 
     def save(self, step: int) -> None:
-        """Begin to write a checkpoint after `step` steps; waits for the one before.
+        """Begin to write a checkpoint after `step` steps, once the previous save is done.
 
         Raises:
-            RuntimeError: the one before was not written, and why.
+            RuntimeError: the previous checkpoint could not be written; gives the reason.
         """
         self.wait()
         planner = SaveChunks(_chunks(self.trainer, self._to_host()), self._state(step))
         self._under_way = self._thread.submit(self._write, step, planner)
 
     def wait(self) -> None:
-        """Until no save is under way.
+        """Wait until no save is under way.
 
         Raises:
-            RuntimeError: the last one was not written, and why.
+            RuntimeError: the last checkpoint could not be written; gives the reason.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is None:
@@ -144,13 +144,13 @@ class Checkpoints:
             raise RuntimeError(f"no checkpoint was written to {self.folder}: {_reason(error)}") from error
 
     def load(self) -> Loaded | None:
-        """Go on from the newest whole checkpoint; None: there is none.
+        """Load the newest complete checkpoint; return None if there is none.
 
-        Memory: values are read into the tensors that are held, for which the host needs three times the largest of the
-        pieces that were written (what one rank owned of one tensor).
+        Memory: values are read into the existing tensors; the host needs three times the largest piece that was written
+        (what one rank owned of one tensor).
 
         Raises:
-            InputError: it is one of another model, vocabulary, seed or data; or all that are there are damaged.
+            InputError: it belongs to another model, vocabulary, seed or data, or all checkpoints are damaged.
         """
         self.wait()
         saved, damaged = self._first(lambda: latest(self.folder))
@@ -169,7 +169,7 @@ class Checkpoints:
     def _restore(self, state: State) -> None:
         self.trainer.optimizer.publish()
         self.trainer.optimizer.updates = state["updates"]
-        if state["precision"] == self.trainer.run.precision:  # a scale is of a precision
+        if state["precision"] == self.trainer.run.precision:  # a loss scale holds for one precision only
             for name in SCALE:
                 setattr(self.trainer.loss_scale, name, state["loss_scale"][name])
 
@@ -184,7 +184,7 @@ class Checkpoints:
         }
 
     def _to_host(self) -> list[Owned]:
-        """Copies of what this rank is to write, in memory that is the same at every save."""
+        """Return copies of the tensors that this rank writes, in host memory that every save reuses."""
         own = [owned for owned in self.trainer.optimizer.owned() if owned.is_writer]
         if not self._copies:
             pinned = self.trainer.device.type == "cuda"
@@ -206,7 +206,7 @@ class Checkpoints:
         self._first(lambda: self._publish(part, step))
 
     def _publish(self, part: Path, step: int) -> None:
-        """Rename what all ranks have written, and remove what is too old, or of steps that were not gone on from."""
+        """Rename what all ranks have written; remove checkpoints that are too old or later than this step."""
         path = part.with_suffix("")
         add_digest(part)
         _sync(part)
@@ -221,12 +221,12 @@ class Checkpoints:
         _clear(self.folder)
 
     def _first(self, action: Callable[[], T]) -> T:
-        """What the first rank's action gives or raises, on every rank."""
+        """Run an action on the first rank, and return its result or raise its error on every rank."""
         told: list[Any] = [None, None]
         if self.group.rank() == 0:
             try:
                 told[0] = action()
-            except Exception as error:  # the other ranks are waiting for word
+            except Exception as error:  # the other ranks wait for the broadcast
                 told[1] = error
         dist.broadcast_object_list(told, group=self.group, group_src=0)
         if told[1] is not None:
@@ -235,15 +235,15 @@ class Checkpoints:
 
 
 def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
-    """Weights of the newest whole checkpoint in a folder, for a training that begins with them; the steps it has.
+    """Load the weights of the newest complete checkpoint in a folder as initial weights, and return its step.
 
-    Moments and everything else stay as they are at first. Heads that the checkpoint does not have keep their initial
-    weights; the seed, the layout, the precision and dropout may be others.
+    Moments and everything else keep their initial values. Heads that the checkpoint does not have keep their initial
+    weights; the seed, the layout, the precision and dropout may differ.
 
     Memory: as `Checkpoints.load`.
 
     Raises:
-        InputError: there is none, or it is one of another model, vocabulary or data.
+        InputError: there is no checkpoint, or it belongs to another model, vocabulary or data.
     """
     saved, damaged = latest(folder)
     if saved is None:
@@ -264,7 +264,7 @@ def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
 
 
 def _chunks(trainer: Trainer, owned: Iterable[Owned]) -> list[Chunk]:
-    """Training state of this rank as boxes of whole tensors."""
+    """Return this rank's training state as boxes of whole tensors."""
     shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
     shards, part = shards_of(trainer.model), trainer.tp.part
     return [chunk for one in owned for chunk in chunks(one, shapes[one.name], shards.get(one.name), part)]
@@ -274,7 +274,7 @@ def _read(reader: CheckpointReader, own: Sequence[Chunk], group: dist.ProcessGro
     """Fill the chunks from a checkpoint.
 
     Raises:
-        InputError: it cannot be read; begins with `prefix`.
+        InputError: the checkpoint cannot be read; the message begins with `prefix`.
     """
     try:
         dcp.load({}, storage_reader=reader, planner=LoadChunks(own), process_group=group)
@@ -283,21 +283,21 @@ def _read(reader: CheckpointReader, own: Sequence[Chunk], group: dist.ProcessGro
 
 
 def _identity(trainer: Trainer) -> State:
-    """What a checkpoint and what it is loaded into have to have in common."""
+    """Return the properties that a checkpoint must share with the training that loads it."""
     run = trainer.run
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items()}
     return {**model, "model.vocab_size": trainer.vocab_size, "seed": run.seed, "data": trainer.data.sha256}
 
 
 def _why_another(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """The first difference between two identities; a field that is newer than the checkpoint had its default."""
+    """Return the first difference between two identities; a field missing from the checkpoint has its default."""
     defaults = {f"model.{field.name}": field.default for field in dataclasses.fields(ModelConfig)}
     there = {**defaults, **saved}
     return next((f"{name} {there[name]!r}, here {value!r}" for name, value in own.items() if there[name] != value), "")
 
 
 def _reason(error: BaseException) -> str:
-    """An error in one line; of several ranks', the first's."""
+    """Return an error as one line; for errors of several ranks, that of the lowest rank."""
     where = ""
     if isinstance(error, CheckpointException):
         rank, (error, _) = min(error.failures.items(), key=lambda failure: failure[0])
@@ -307,7 +307,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _clear(folder: Path) -> None:
-    """Make the folder, and remove from it what saves that were interrupted left behind."""
+    """Create the folder, and remove leftovers of interrupted saves from it."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("step-*"):
         if not NAME.fullmatch(path.name):
@@ -315,7 +315,7 @@ def _clear(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Names in a folder are on the disk."""
+    """Flush the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Reads a checkpoint as data: nothing that its files contain is executed."""
+"""Reader of checkpoints as data: nothing that their files contain is executed."""
 
 import hashlib
 import io
@@ -29,9 +29,9 @@ from impl.errors import InputError
 
 METADATA_FILE = ".metadata"
 LARGEST_METADATA = 2**28
-"""Bytes of metadata that are read at most: about two million boxes of tensors."""
+"""Most bytes of metadata that are read: about two million boxes of tensors."""
 DIGEST = re.compile(rb"\nsha256 ([0-9a-f]{64})\n\Z")
-"""End of the metadata file, behind the pickle, where PyTorch's own reader does not look."""
+"""Pattern at the end of the metadata file, after the pickle, where PyTorch's own reader does not look."""
 DATA_FILE = re.compile(r"__\d+_\d+\.distcp")
 METADATA, STORAGE = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 
@@ -46,7 +46,7 @@ def add_digest(checkpoint: Path) -> None:
 
 
 class CheckpointReader(dcp.FileSystemReader):
-    """A `FileSystemReader` for checkpoints of unknown origin: nothing in them is executed, and damage is detected.
+    """`FileSystemReader` for checkpoints of unknown origin: nothing in them is executed, and damage is detected.
 
     Metadata come from a restricted unpickler and carry a SHA-256. Every entry is a tensor, which PyTorch reads with
     `weights_only=True`, from a file in the checkpoint's own folder. `torch.save` stores tensors as zip archives that
@@ -90,7 +90,7 @@ class CheckpointReader(dcp.FileSystemReader):
         """Return the tensor at a place of a data file.
 
         Raises:
-            InputError: it is damaged, or something else.
+            InputError: the data are damaged, or not a tensor.
         """
         name = place.relative_path
         with (Path(self.path) / name).open("rb") as file:
@@ -99,14 +99,14 @@ class CheckpointReader(dcp.FileSystemReader):
         try:
             found = torch.load(archive, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            # torch's own message advises to turn the check off
+            # PyTorch's own message advises turning the check off
             named = re.search(r"(?:GLOBAL|class|function) ([\w.]+) ", str(error))
             raise _foreign(name, named[1]) if named else InputError(f"{name}: a tensor is damaged") from None
         return _of(torch.Tensor, found, name)
 
 
 def _checked_metadata(content: bytes) -> bytes:
-    """The pickle in a metadata file; those of earlier versions have no digest and nothing behind the pickle."""
+    """Return the pickle in a metadata file; files of earlier versions have no digest and nothing after the pickle."""
     if (digest := DIGEST.search(content)) is None:
         return content
     pickled = content[: digest.start()]
@@ -116,7 +116,7 @@ def _checked_metadata(content: bytes) -> bytes:
 
 
 def _checked_archive(stored: bytes, name: str) -> io.BytesIO:
-    """A new archive of the members of a stored one, each checked against its CRC-32.
+    """Return a new archive of the members of a stored one, each checked against its CRC-32.
 
     PyTorch reads no byte that was not checked: its own parser takes values from headers that have no checksum.
     """
@@ -137,7 +137,7 @@ def _checked_archive(stored: bytes, name: str) -> io.BytesIO:
 
 
 class _Record:
-    """Arguments and state of an object in the metadata, in place of the object: no constructor is called."""
+    """Stand-in for an object in the metadata, with its arguments and state: no constructor is called."""
 
     args: tuple[Any, ...]
     state: Any
@@ -179,7 +179,7 @@ _OPCODES = (
 
 
 def _with_names_as_keys(code: bytes, keys: slice) -> Callable[[Any], None]:
-    """The handler of an opcode that fills a dictionary, for keys that hash fast: nested tuples can take forever."""
+    """Return the handler of an opcode that fills a dictionary, for keys that hash fast, unlike nested tuples."""
 
     def load(unpickler: Any) -> None:
         if not all(isinstance(key, str | _Record) for key in unpickler.stack[keys]):
@@ -195,9 +195,9 @@ class _Handlers(dict[int, Callable[[Any], None]]):
 
 
 class _Unpickler(pickle._Unpickler):  # pyright: ignore[reportPrivateUsage]
-    """Makes plain values and records, and nothing else.
+    """Unpickler of plain values and records only.
 
-    In Python: the C implementation allocates 16 bytes times any memo index that a file names.
+    It is in Python: the C implementation allocates 16 bytes times any memo index that a file names.
     """
 
     dispatch = _Handlers(

@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 
     name: str
     shape: torch.Size
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     offsets: torch.Size
     values: Tensor
     """Shapes: the box's."""
@@ -56,7 +56,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(owned: Owned, shape: Sequence[int], shard: Shard | None, part: Part) -> Iterator[Chunk]:
-    """What a rank owns of a parameter, as boxes of its whole tensors; padding of the vocabulary is in none.
+    """Yield what a rank owns of a parameter, as boxes of its whole tensors, without padding of the vocabulary.
 
     Args:
         shape: of this rank's tensor-parallel part of the parameter, which is all of it without a shard.

@@ -1,6 +1,6 @@
-"""Collectives over a group that is passed in; over one rank they return at once. What they move can be counted.
+"""Collectives over a group that is passed in; over one rank they return at once.
 
-Whoever wants to know what a rank is doing can watch them begin.
+Their traffic can be counted, and their start observed.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from impl.cost.traffic import Count, Op
 
 
 class Pending(NamedTuple):
-    """A collective that is under way; nobody may touch its tensors before `wait` returns its result."""
+    """Collective that is under way; its tensors must not be touched before `wait` returns its result."""
 
     tensor: Tensor
     work: dist.Work | None
     finish: Callable[[], object] | None = None
-    """What is left to do when the others' tensors are here."""
+    """Work left to do after the transfer is complete."""
 
     def wait(self) -> Tensor:
         if self.work is not None:
@@ -35,7 +35,7 @@ class Pending(NamedTuple):
 
 Start = Callable[[Tensor, dist.ProcessGroup], Pending]
 Observer = Callable[[str, dist.ProcessGroup], None]
-"""Is told the kind and the group of a collective as it begins; has to be quick."""
+"""Callback with the kind and the group of a collective, called as it begins; has to be quick."""
 
 _counting: list[dict[tuple[str, Op], Count]] = []
 _observers: list[Observer] = []
@@ -43,7 +43,7 @@ _observers: list[Observer] = []
 
 @contextmanager
 def counted() -> Iterator[dict[tuple[str, Op], Count]]:
-    """What this rank's collectives move inside, by name of the group and kind; `impl.cost.traffic` predicts it."""
+    """Count what this rank's collectives move inside, by group name and kind; `impl.cost.traffic` predicts it."""
     counts: dict[tuple[str, Op], Count] = {}
     _counting.append(counts)
     try:
@@ -54,9 +54,9 @@ def counted() -> Iterator[dict[tuple[str, Op], Count]]:
 
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Tell somebody of every collective that this rank begins inside; a broadcast counts over one rank, too.
+    """Call the observer at every collective that this rank begins inside; a broadcast counts over one rank, too.
 
-    Compiled code tells nothing: it would be compiled anew for every note.
+    Compiled code does not call it: every call would cause a recompilation.
     """
     _observers.append(observer)
     try:
@@ -79,7 +79,7 @@ def _count(op: Op, whole: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def identity_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
-    """The tensor itself. Communication: none."""
+    """Return the tensor itself. Communication: none."""
     return Pending(tensor, None)
 
 
@@ -92,7 +92,7 @@ def all_reduce_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
 
 
 def all_gather_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
-    """Begin to put the ranks' tensors one after another. Shapes: [n, ...] -> [t n, ...]."""
+    """Begin to concatenate the ranks' tensors. Shapes: [n, ...] -> [t n, ...]."""
     if group.size() == 1:
         return Pending(tensor, None)
     whole = tensor.new_empty(group.size() * tensor.shape[0], *tensor.shape[1:])
@@ -100,7 +100,7 @@ def all_gather_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
 
 
 def all_gather_into_start(whole: Tensor, own: Tensor, group: dist.ProcessGroup) -> Pending:
-    """Begin to put the ranks' tensors one after another into a tensor, of which a rank's own may be its part."""
+    """Begin to concatenate the ranks' tensors into `whole`, of which `own` may be a view."""
     _count("all_gather", whole, group)
     return Pending(whole, dist.all_gather_single(whole, own, group=group, async_op=True))
 
@@ -114,33 +114,33 @@ def reduce_scatter_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
 
 
 def reduce_scatter_into_start(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> Pending:
-    """Begin the sum over the group's ranks, into what a rank keeps, which may be its part of the whole."""
+    """Begin the sum over the group's ranks into `own`, the part that a rank keeps, which may be a view of `whole`."""
     _count("reduce_scatter", whole, group)
     if dist.get_backend(group) != "gloo":
         return Pending(own, dist.reduce_scatter_single(own, whole, group=group, async_op=True))
-    # gloo's own takes more than twice as long as handing the parts over and adding them up
+    # gloo's own takes more than twice as long as an all-to-all followed by a local sum
     parts = whole.new_empty(group.size(), *own.shape)
     work = dist.all_to_all_single(parts.flatten(0, 1), whole, group=group, async_op=True)
     return Pending(own, work, lambda: torch.sum(parts, 0, out=own))
 
 
 def own_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
-    """This rank's part of what all have. Communication: none. Shapes: [t n, ...] -> [n, ...]."""
+    """Return this rank's part of a tensor that all ranks have. Communication: none. Shapes: [t n, ...] -> [n, ...]."""
     return Pending(tensor.tensor_split(group.size())[group.rank()], None)
 
 
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the group's ranks, in place. Communication: one all-reduce of the tensor's bytes."""
+    """Return the sum over the group's ranks, in place. Communication: one all-reduce of the tensor's bytes."""
     return all_reduce_start(tensor, group).wait()
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The ranks' tensors one after another. Communication: one all-gather. Shapes: [n, ...] -> [t n, ...]."""
+    """Return the ranks' tensors concatenated. Communication: one all-gather. Shapes: [n, ...] -> [t n, ...]."""
     return all_gather_start(tensor, group).wait()
 
 
 def send_start(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Pending:
-    """Begin to send to another rank of the group; nobody may write to the tensor before it is done."""
+    """Begin to send to another rank of the group; the tensor must not be written to before it is done."""
     _count("send", tensor, group)
     work = dist.isend(tensor, group=group, group_dst=peer)
     assert work is not None
@@ -156,7 +156,7 @@ def receive_start(buffer: Tensor, peer: int, group: dist.ProcessGroup) -> Pendin
 
 
 def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
-    """What the source rank of the group has, on all of its ranks, in place."""
+    """Copy the source rank's tensor to all ranks of the group, in place."""
     if group.size() > 1:
         _count("broadcast", tensor, group)
         dist.broadcast(tensor, group=group, group_src=source)

@@ -16,17 +16,17 @@ _WORD_TOKENISED = re.compile(r"(?:^| )(?:@[-,.]@|<unk>)(?: |$)", re.MULTILINE)
 
 
 def is_word_tokenised(text: str) -> bool:
-    """Whether the text carries WikiText's marks, `@-@` and its like or `<unk>`."""
+    """Return True if the text carries WikiText's marks, `@-@` and its like or `<unk>`."""
     return _WORD_TOKENISED.search(text) is not None
 
 
 def detokenize(text: str) -> str:
-    """The text with the spaces removed that word tokenisation put around punctuation, and headings as a wiki has them.
+    """Remove the spaces that word tokenisation put around punctuation, and restore headings as in a wiki.
 
     Nothing vanishes but spaces and the @ of WikiText's marks; lines, words and `<unk>` stay, so that splitting at
     punctuation gives the original back. Double quotes open and close by turns within a line.
 
-    Source: Megatron-LM 2019, appendix E.1 asks for such rules and does not print them; these are our own.
+    Source: Megatron-LM 2019, appendix E.1 requires such rules without printing them; these are this project's own.
     """
     return "\n".join(_line(line.strip(" ")) for line in text.split("\n"))
 

@@ -1,7 +1,7 @@
-"""Which dimensions stand out in what a model's layers hand on, and what the model loses without one of them.
+"""Outstanding dimensions in the outputs of a model's layers, and the loss of the model without one of them.
 
 Source: Kovaleva et al. 2021 (2105.06990) find such dimensions in the weights of BERT's output LayerNorms, the same in
-most layers. Here they are looked for in what layers hand on as well, which every norm placement has.
+most layers. Here layers' outputs are searched as well, which every norm placement has.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,18 +19,18 @@ from impl.train import Trainer
 from impl.windows import Windows
 
 SEQUENCES = 32
-"""Of the validation text's beginning, the same for every run."""
+"""Sequences from the validation text's beginning, the same for every run."""
 DIGITS = 4
-"""That are kept of a number."""
+"""Significant digits that are kept of a number."""
 
 
 def dimensions(trainer: Trainer, *, final: bool) -> dict[str, Any]:
-    """`layers`: the root mean square of each dimension of each layer's output, over tokens; `norms`: of every
-    LayerNorm's weight and bias how many standard deviations of its own the furthest dimension is from the mean, and
-    which it is; `nats` per token there, and if `final` `zeroed`: nats without the dimension that stands out most in all
-    layers' outputs together, and without an average one.
+    """Return statistics of the dimensions of layers' outputs and norms on a few validation sequences.
 
-    Every rank looks at the same sequences, so that all find the same.
+    `layers`: the root mean square of each dimension of each layer's output, over tokens. `norms`: for weight and bias
+    of every LayerNorm, the furthest dimension's distance from the mean in standard deviations, and its index. `nats`
+    per token there. If `final`, `zeroed`: nats without the most outstanding dimension of all layers' outputs together,
+    and without an average one. Every rank evaluates the same sequences, so that all find the same.
 
     Communication: that of the forward passes.
     """
@@ -69,13 +69,13 @@ def dimensions(trainer: Trainer, *, final: bool) -> dict[str, Any]:
 
 
 def _strongest_and_average(sizes: dict[str, np.ndarray]) -> tuple[int, int]:
-    """The dimension that is largest, and the one in the middle, on average over layers, each in units of its median."""
+    """Return the largest and the median dimension, on average over layers, each in units of its median."""
     order = np.argsort(np.mean([of / np.median(of) for of in sizes.values()], axis=0), kind="stable")
     return int(order[-1]), int(order[len(order) // 2])
 
 
 def _furthest(values: Tensor) -> list[float]:
-    """Standard deviations from the mean, and which. 0 where all are equal, as before any training."""
+    """Return the largest distance from the mean in standard deviations, and its index; 0 where all are equal."""
     off = (values - values.mean()).abs() / values.std().clamp(min=1e-12)
     return [float(f"{off.max().item():.{DIGITS}g}"), int(off.argmax())]
 
@@ -85,7 +85,7 @@ def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def _without(trainer: Trainer, layers: Iterable[nn.Module], dimension: int) -> float:
-    """Nats per token where a dimension of all layers' outputs is zero."""
+    """Return nats per token with one dimension of all layers' outputs set to zero."""
 
     def zero(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
         return output.index_fill(1, torch.tensor([dimension], device=output.device), 0.0)
@@ -96,7 +96,7 @@ def _without(trainer: Trainer, layers: Iterable[nn.Module], dimension: int) -> f
 
 @contextmanager
 def removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Hooks that are there for as long as this is."""
+    """Remove the hooks when the block ends."""
     try:
         yield
     finally:
@@ -106,7 +106,7 @@ def removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
 
 @torch.no_grad()
 def _nats(trainer: Trainer) -> float:
-    """Per token, of the first SEQUENCES of the validation text, masked ones for BERT."""
+    """Return nats per token of the validation text's first SEQUENCES; of masked tokens for BERT."""
     ids, manifest, seq_len = trainer.data.tokens("valid"), trainer.data.manifest, trainer.run.model.seq_len
     work = Work(trainer, trainer.run.train.microbatch, rank=0, ranks=1)
     trainer.model.eval()

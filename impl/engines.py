@@ -1,4 +1,4 @@
-"""Whose engine trains a run: ours, or a peer behind the same interface."""
+"""Engines that train a run: this project's own, or a peer behind the same interface."""
 
 from importlib import import_module
 from typing import Any, Protocol
@@ -24,29 +24,29 @@ TRAINERS: dict[EnginePart, tuple[str, str]] = {
     "deepspeed": ("impl.peers.deepspeed", "DeepSpeedTrainer"),
     "deepspeed_pipeline": ("impl.peers.deepspeed_pipeline", "DeepSpeedPipelineTrainer"),
 }
-"""Module and class; a module is imported when a run needs it: DeepSpeed's import takes seconds."""
+"""Module and class of each engine; a module is imported when a run needs it: DeepSpeed's import takes seconds."""
 
 
 class Engine(Protocol):
-    """Trains one run; `step(i)` does the i-th optimizer step, and calling it with i = 0, 1, ... trains the model."""
+    """Engine that trains one run: `step(i)` does the i-th optimizer step; calls with i = 0, 1, ... train the model."""
 
     vocab_size: int
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
-        """The i-th optimizer step, equal on every rank; only our own pipeline looks at the watch."""
+        """Do the i-th optimizer step, equal on every rank; only the native pipeline uses the watch."""
         ...
 
     def evaluate(self, *, final: bool) -> list[Evaluation]:
-        """Validation, and after the last step the run's other evaluations; equal on every rank."""
+        """Run validation, and after the last step the run's other evaluations; results are equal on every rank."""
         ...
 
     def settings(self) -> dict[str, Any]:
-        """The engine's version and its configuration after its own defaults, ready for JSON."""
+        """Return the engine's version and its resolved configuration, ready for JSON."""
         ...
 
 
 def make(run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> Engine:
-    """The trainer of the run's engine.
+    """Return the trainer of the run's engine.
 
     Raises:
         InputError: the engine cannot do something that the run needs.

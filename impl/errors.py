@@ -1,4 +1,4 @@
-"""What a user did that cannot be done."""
+"""Error caused by the user's input."""
 
 
 class InputError(ValueError):

@@ -1,4 +1,4 @@
-"""What a trained model predicts: validation, word perplexity, last words, masked tokens, answers, each with its key."""
+"""Evaluation of a trained model: validation, word perplexity, last words, masked tokens, answers, each with its key."""
 
 import math
 from collections.abc import Iterator
@@ -24,16 +24,16 @@ from impl.run import Run
 from impl.windows import Windows, text_counts
 
 MASK_SEED = 0
-"""Chooses the validation sequences and masked positions of BERT, the same for every run."""
+"""Seed of BERT's validation sequences and masked positions, the same for every run."""
 
 EvaluationKind = Literal["causal", "masked", "words", "last_word", "choice"]
 
 
 class Scorer(Protocol):
-    """A model that tells how likely tokens are; called without gradients and dropout, on every rank equally often."""
+    """Model that scores tokens; called without gradients and dropout, equally often on every rank."""
 
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
-        """-log p(target | inputs up to there) in nats, and whether the target is the likeliest token; both on the CPU.
+        """Return -log p(target | inputs so far) in nats, and whether the target is likeliest, both on the CPU.
 
         Shapes: int64 [b, s], [b, s] -> float32 [b, s], bool [b, s]; b and s differ from call to call.
         """
@@ -42,27 +42,27 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class MaskedScorer(Scorer, Protocol):
-    """A model that also tells how likely masked tokens are."""
+    """Model that also scores masked tokens."""
 
     def masked(self, batch: Batch) -> Tensor:
-        """-log p of the masked positions' original tokens in nats, on the CPU. Shapes: float32 [b, k]."""
+        """Return -log p of the masked positions' original tokens in nats, on the CPU. Shapes: float32 [b, k]."""
         ...
 
 
 @runtime_checkable
 class ChoiceScorer(Scorer, Protocol):
-    """A model that answers RACE's questions."""
+    """Model that answers RACE's questions."""
 
     race: Race | None
 
     def choices(self, batch: Batch) -> Tensor:
-        """-log p of every option in nats, on the CPU. Shapes: float32 [b / 4, 4]."""
+        """Return -log p of every option in nats, on the CPU. Shapes: float32 [b / 4, 4]."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Sums over everything that was predicted; None where a count has no meaning."""
+    """Sums over all predictions of one evaluation; None where a count has no meaning."""
 
     name: str
     kind: EvaluationKind
@@ -70,17 +70,17 @@ class Evaluation:
     tokens: int
     """Predicted tokens."""
     words: int | None = None
-    """What word perplexity is normalised by; of kind `words`: words of the original file and one end of each line."""
+    """Words that word perplexity is normalised by; of kind `words`: words of the file and one end of each line."""
     bytes: int | None = None
     """UTF-8 bytes of the original text."""
     correct: int | None = None
     total: int | None = None
     key: dict[str, str | int | bool]
-    """What must be equal for two values to stand in one table."""
+    """Properties that must be equal for two values to be in one table."""
 
     @property
     def perplexity(self) -> float:
-        """Per token of this tokenizer."""
+        """Perplexity per token of this tokenizer."""
         return _exp(self.nats / self.tokens)
 
     @property
@@ -100,10 +100,10 @@ class Evaluation:
 def evaluate(
     run: Run, data: TokenFolder, scorer: Scorer, group: dist.ProcessGroup, *, final: bool, batch: int
 ) -> list[Evaluation]:
-    """Validation, and if `final` the run's texts, LAMBADA and RACE's test, equal on every rank: each scores every n-th
-    piece.
+    """Run validation, and if `final` the run's texts, LAMBADA and RACE's test; results are equal on every rank.
 
-    All ranks of the group make equally many forward passes, which may therefore be collectives.
+    Each rank scores every n-th piece. All ranks of the group make equally many forward passes, which may therefore be
+    collectives.
 
     Communication: one all-reduce of three float64 numbers for each evaluation, together.
 
@@ -132,7 +132,7 @@ def evaluate(
 
 
 def missing_inputs(run: Run) -> str | None:
-    """What an evaluation of this run lacks, in one line: a file, text, a field, room for a word; None: nothing."""
+    """Return what an evaluation of this run lacks (a file, text, a field, room for a word); None: nothing."""
     try:
         for path in run.evaluation.texts:
             _read_text(Path(path))
@@ -145,14 +145,14 @@ def missing_inputs(run: Run) -> str | None:
 
 class _Batch(NamedTuple):
     picks: np.ndarray
-    """Pieces to score."""
+    """Indices of the pieces to score."""
     counts: bool
-    """Whether they are this rank's; else it only keeps step with ranks that have some left."""
+    """True if the pieces are this rank's; else the batch only keeps it in step with ranks that have pieces left."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """This rank's share: every `ranks`-th piece, `batch` at once."""
+    """Share of one rank: every `ranks`-th piece, `batch` at once."""
 
     scorer: Scorer
     batch: int
@@ -160,14 +160,14 @@ class Work:
     ranks: int
 
     def batches(self, count: int) -> Iterator[_Batch]:
-        """As many as the rank with most pieces has; one with fewer scores the first piece again, for nothing."""
+        """Yield as many batches as the rank with most pieces has; a rank with fewer scores piece 0 and discards it."""
         mine, most = np.arange(self.rank, count, self.ranks), -(-count // self.ranks)
         for start in range(0, most, self.batch):
             picks = mine[start : start + self.batch]
             yield _Batch(picks, True) if len(picks) else _Batch(np.zeros(1, np.int64), False)
 
     def score(self, windows: Windows) -> tuple[float, int]:
-        """Nats and number of the targets in this rank's windows."""
+        """Return nats and number of the targets in this rank's windows."""
         nats, tokens = 0.0, 0
         for picks, counts in self.batches(windows.count):
             inputs, targets, is_scored = windows.cut(picks)
@@ -178,7 +178,7 @@ class Work:
         return nats, tokens
 
     def score_masked(self, ids: np.ndarray, count: int, *, seq_len: int, vocab_size: int) -> tuple[float, int]:
-        """Nats and number of the masked tokens in this rank's part of the first `count` sequences."""
+        """Return nats and number of the masked tokens in this rank's part of the first `count` sequences."""
         assert isinstance(self.scorer, MaskedScorer)
         nats, tokens = 0.0, 0
         for picks, counts in self.batches(count):
@@ -211,7 +211,7 @@ def _masked(run: Run, data: TokenFolder, work: Work) -> Evaluation:
 
 
 def _words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluation:
-    """Word perplexity of a file: exp(nats / T_o), T_o counted before the text is detokenised."""
+    """Evaluate word perplexity of a file: exp(nats / T_o), T_o counted before the text is detokenised."""
     text, overlap = _read_text(path), run.evaluation.overlap
     is_tokenised = is_word_tokenised(text)
     ids = data.tokenizer.encode(detokenize(text) if is_tokenised else text)
@@ -229,12 +229,12 @@ def _words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluation:
 
 
 def original_tokens(text: str) -> int:
-    """T_o: the words of a word-tokenised text and one end of line for each line (WikiText-2's test set: 245,569)."""
+    """Return T_o: the words of a word-tokenised text plus one end of each line (WikiText-2's test set: 245,569)."""
     return len(text.split()) + text.count("\n") + (not text.endswith("\n"))
 
 
 def _last_words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluation:
-    """Last words of passages; correct if all tokens of a word are the likeliest, those before it given.
+    """Evaluate last words of passages; correct if all tokens of a word are the likeliest, given those before.
 
     Source: Megatron-LM 2019, appendix E.2.
     """
@@ -278,7 +278,7 @@ def _dev_answers(run: Run, data: TokenFolder, work: Work) -> Evaluation:
 
 
 def _test_answers(run: Run, data: TokenFolder, work: Work) -> list[Evaluation]:
-    """Of both schools together, and of each."""
+    """Evaluate RACE's test on both schools together, and on each."""
     levels = [_answers(run, data, work, "test", level) for level in LEVELS]
     sums = {name: sum(getattr(one, name) for one in levels) for name in ("nats", "tokens", "correct", "total")}
     return [replace(levels[0], name="RACE test", **sums), *(one for one in levels if one.total)]
@@ -287,7 +287,7 @@ def _test_answers(run: Run, data: TokenFolder, work: Work) -> list[Evaluation]:
 def _answers(
     run: Run, data: TokenFolder, work: Work, part: RacePart, level: str | None = None, most: int | None = None
 ) -> Evaluation:
-    """Questions of RACE, right where the right option is the likeliest. What is counted as tokens are the questions.
+    """Evaluate questions of RACE; correct if the right option is the likeliest. Questions are counted as tokens.
 
     Args:
         level: of a school; None: both.
@@ -326,7 +326,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_passages(path: Path, seq_len: int) -> list[tuple[str, str]]:
-    """Context and last word of every passage."""
+    """Return context and last word of every passage."""
     if ".jsonl" not in path.suffixes[-2:]:
         raise InputError(f"{path}: evaluation.lambada takes a .jsonl file, in each line a passage in the field text")
     passages = []
@@ -334,7 +334,7 @@ def _read_passages(path: Path, seq_len: int) -> list[tuple[str, str]]:
         parts = text.rsplit(None, 1)
         if len(parts) < 2:
             raise InputError(f"{path}, passage {number}: only a last word; valid: context and a last word")
-        # no tokenizer here has more tokens than bytes, the space before the word included
+        # no supported tokenizer makes more tokens than bytes, the space before the word included
         if (size := len(parts[1].encode()) + 1) > seq_len:
             raise InputError(f"{path}, passage {number}: its last word may need model.seq_len {size}, not {seq_len}")
         passages.append((parts[0], parts[1]))

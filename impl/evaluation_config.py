@@ -1,4 +1,4 @@
-"""What a trained model is evaluated on."""
+"""Configuration of a trained model's evaluations."""
 
 from pydantic.dataclasses import dataclass
 

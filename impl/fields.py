@@ -1,4 +1,4 @@
-"""How configuration fields are checked: one strictness for all, and the ranges that more than one of them needs."""
+"""Checks of configuration fields: one strictness for all, and the ranges that more than one of them needs."""
 
 import math
 from typing import Annotated
@@ -8,13 +8,13 @@ from pydantic import ConfigDict, Field
 CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 MOST = 10**9
-"""Of anything that a run counts: far beyond every machine and model, and what follows from it is computed at once."""
+"""Largest value of any count in a run: far beyond every machine and model, and still cheap to compute with."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 AtLeastTwo = Annotated[int, Field(ge=2, le=MOST)]
 Depth = Annotated[int, Field(gt=0, le=4096)]
-"""Of layers and the stages that they are shared out to, each of which is looked at."""
+"""Count of layers, or of the stages that they are divided into, each of which is visited."""
 Threads = Annotated[int, Field(gt=0, le=4096)]
 Bytes = Annotated[int, Field(gt=0, le=2**50)]
 

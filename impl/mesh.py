@@ -10,7 +10,7 @@ from impl.plan import AXES, Plan
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
-    """The mesh ("pp", "dp", "tp") over all ranks: tensor-parallel neighbours are adjacent ranks (PTD-P, section 3).
+    """Return the mesh ("pp", "dp", "tp") over all ranks: tensor-parallel neighbours are adjacent (PTD-P, section 3).
 
     Raises:
         InputError: the number of ranks is not the plan's.
@@ -21,9 +21,9 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
 
 
 def ends_group(mesh: DeviceMesh, ends: Collection[int]) -> dist.ProcessGroup | None:
-    """The same rank of several pipeline ranks: with this one's data- and tensor-parallel index; None: not here.
+    """Return the group of ranks in the pipeline ranks `ends` that share this rank's dp and tp index; None if not in it.
 
-    Every rank of the mesh has to ask, in the same order.
+    Every rank of the mesh has to call it, in the same order.
     """
     mine: dist.ProcessGroup | None = None
     for ranks in mesh.mesh[sorted(ends)].flatten(1).t().tolist():
@@ -34,6 +34,6 @@ def ends_group(mesh: DeviceMesh, ends: Collection[int]) -> dist.ProcessGroup | N
 
 
 def joint_group(mesh: DeviceMesh, *axes: str) -> dist.ProcessGroup:
-    """The ranks that differ in these axes only; every rank has to ask, in the same order."""
+    """Return the group of ranks that differ in these axes only; every rank has to call it, in the same order."""
     long = [axis for axis in axes if mesh[axis].size() > 1] or [axes[0]]
     return mesh.get_group(long[0]) if len(long) == 1 else mesh[tuple(long)]._flatten().get_group()

@@ -26,7 +26,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 class Share(NamedTuple):
-    """What this rank updates of one bucket."""
+    """Part of one bucket that this rank updates."""
 
     weights: Tensor
     """In the model's precision. Shapes: [n]."""
@@ -59,7 +59,7 @@ class _Group(NamedTuple):
     means: list[Tensor]
     squares: list[Tensor]
     updates: list[Tensor]
-    """How many there were, for the moments' bias correction."""
+    """Number of updates so far, for the moments' bias correction."""
 
     @classmethod
     def of(cls, places: list[slice], decay: float, master: Tensor, mean: Tensor, square: Tensor) -> "_Group":
@@ -140,7 +140,7 @@ class MasterAdamW:
             self._round(i)
 
     def publish(self) -> None:
-        """The model's weights are the master weights again, after these were written to."""
+        """Copy the master weights to the model's weights and publish them, after the masters were overwritten."""
         for i in range(len(self.shares)):
             self._round(i)
 
@@ -150,7 +150,7 @@ class MasterAdamW:
         self._publish(i)
 
     def owned(self) -> Iterator[Owned]:
-        """All that this rank updates, piece by piece."""
+        """Yield all that this rank updates, piece by piece."""
         for share, master, (mean, square) in zip(self.shares, self.masters, self.moments, strict=True):
             for (name, start, stop, _), place in share.pieces.items():
                 tensors = {"weight": master[place], "exp_avg": mean[place], "exp_avg_sq": square[place]}

@@ -43,7 +43,7 @@ class Plan:
     offload_optimizer: bool = False
     """Keep master weights and moments in host memory, and update them there."""
     recompute: Recompute = "none"
-    """What the backward pass computes anew, to keep less: selective: the core of attention, full: every layer."""
+    """What the backward pass computes again, to keep less: selective: the core of attention, full: every layer."""
     partition_activations: bool = False
     """With full recomputation: each tensor-parallel rank keeps a part of a layer's input (ZeRO-R's P_a)."""
     offload_activations: bool = False

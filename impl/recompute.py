@@ -1,4 +1,4 @@
-"""Activations that the backward pass computes anew, from inputs that alone are kept."""
+"""Activation recomputation: only inputs are kept, and the backward pass computes the rest again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ Function = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Kept:
-    """How an input waits for the backward pass: `unpack` makes it again from what `pack` made of it."""
+    """Storage of an input until the backward pass: `unpack` inverts `pack`."""
 
     pack: Callable[[Tensor], Tensor]
     unpack: Callable[[Tensor], Tensor]
 
     def then(self, other: "Kept") -> "Kept":
-        """What this one has packed, packed by the other."""
+        """Return a storage that packs what this one has packed with the other."""
         return Kept(lambda x: other.pack(self.pack(x)), lambda packed: self.unpack(other.unpack(packed)))
 
 
@@ -29,7 +29,7 @@ WHOLE = Kept(lambda x: x, lambda x: x)
 
 
 def partitioned(group: dist.ProcessGroup) -> Kept:
-    """A copy of this rank's part of what every rank of the group has; the whole can be freed.
+    """Return a storage that keeps a copy of this rank's part of what every rank of the group has.
 
     Source: ZeRO (1910.02054), section 6.1, P_a. Shapes: [t n, ...] is kept as [n, ...].
     Communication: one all-gather of the input's bytes in the backward pass.
@@ -38,7 +38,7 @@ def partitioned(group: dist.ProcessGroup) -> Kept:
 
 
 def offloaded(device: torch.device) -> Kept:
-    """A copy in host memory of what is on the device; on a CPU, whose memory that is, the input itself.
+    """Return a storage that copies from the device to host memory; on a CPU it keeps the input itself.
 
     The copies are queued behind the device's other work, which the host does not wait for.
 
@@ -55,13 +55,13 @@ def _to_host(x: Tensor) -> Tensor:
 
 
 def kept_by(group: dist.ProcessGroup, device: torch.device, *, partition: bool, offload: bool) -> Kept:
-    """How a recomputed layer's input is kept: each tensor-parallel rank's part or all of it, on the device or off."""
+    """Return the storage of a recomputed layer's input: partitioned or whole, on the device or offloaded."""
     parts = partitioned(group) if partition else WHOLE
     return parts.then(offloaded(device) if offload else WHOLE)
 
 
 def recompute(function: Function, *inputs: Tensor, kept: Kept = WHOLE) -> Tensor:
-    """function(*inputs), of which nothing but the inputs is kept: the backward pass calls it again.
+    """Return function(*inputs), keeping only the inputs: the backward pass calls it again.
 
     Parameters inside get their gradients as usual, and hooks run. The function must return the same for the same
     inputs; without gradients it is just called.

@@ -27,7 +27,7 @@ EngineName = Literal["native", "deepspeed", "torch"]
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Run:
-    """What is trained and how. Equal runs give equal losses; `repeat` tells measurements of one run apart."""
+    """What is trained and how. Equal runs give equal losses; `repeat` distinguishes measurements of one run."""
 
     model: ModelConfig = ModelConfig()
     plan: Plan = Plan()
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def scatters(self) -> bool:
-        """Whether tensor-parallel ranks send the next stage a part each of what all of them have.
+        """True if each tensor-parallel rank sends the next stage one part of what all of them have.
 
         With sequence parallelism each has its part only, and sends that.
         """
@@ -76,7 +76,7 @@ class Run:
         return self.train.global_batch * self.model.seq_len
 
     def why_invalid(self) -> str | None:
-        """The constraint between model, plan and recipe that this run breaks, in one line; None: it can run."""
+        """Return the constraint between model, plan and recipe that this run breaks, in one line; None: it can run."""
         batch, share = self.train.global_batch, self.train.microbatch * self.plan.dp
         if batch % share:
             valid = [] if batch % self.plan.dp else divisors(batch // self.plan.dp)
@@ -166,12 +166,12 @@ class Run:
 
 
 def to_dict(run: Run) -> dict[str, Any]:
-    """All fields, defaults included, ready for JSON."""
+    """Return all fields, defaults included, ready for JSON."""
     return dataclasses.asdict(run)
 
 
 def from_dict(fields: dict[str, Any]) -> Run:
-    """The run with these fields; the inverse of `to_dict`.
+    """Return the run with these fields; the inverse of `to_dict`.
 
     Raises:
         pydantic.ValidationError: a field is unknown or its value is not valid.
@@ -200,7 +200,7 @@ def with_fields(run: Run, changes: Mapping[str, Any]) -> Run:
 
 
 def non_defaults(config: Any) -> dict[str, Any]:
-    """The fields of a configuration that differ from their defaults, nested ones too."""
+    """Return the fields of a configuration that differ from their defaults, nested ones too."""
     out: dict[str, Any] = {}
     for name, default in _defaults(type(config)):
         value = getattr(config, name)
@@ -214,5 +214,5 @@ def non_defaults(config: Any) -> dict[str, Any]:
 
 @functools.cache
 def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Name and default of every field: asked for as often as there are runs."""
+    """Return name and default of every field, cached since it is needed for every run."""
     return tuple((field.name, field.default) for field in dataclasses.fields(kind))

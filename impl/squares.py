@@ -11,7 +11,7 @@ by 2.5e-4, and in parts of this size by less than 1e-6."""
 
 
 def squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of each tensor, at least in fp32. Shapes: n tensors -> [n].
+    """Return the sum of squares of each tensor, at least in fp32. Shapes: n tensors -> [n].
 
     PyTorch's norm adds them up one after another on a CPU: in fp32 it is off by up to 1e-4, in fp64 it takes ten times
     as long as dot products of parts.

@@ -1,4 +1,4 @@
-"""How much memory the tensors of a step take at its fullest moment, and what for: counted, not estimated."""
+"""Memory of a step's tensors at its fullest moment, by purpose: counted, not estimated."""
 
 import weakref
 from collections.abc import Collection, Iterator, Mapping
@@ -42,7 +42,7 @@ class Tracked(TorchDispatchMode):
         self._sizes: dict[_Memory, int] = {}
         for tensor in (tensor for tensors in held.values() for tensor in tensors):
             self._see(tensor)
-        for memory in self._all:  # what is told beforehand may be given back, and taken again, while it lives
+        for memory in self._all:  # memory that was declared may be released and taken again while its tensor lives
             assert memory.watch is not None
             self._resizable[memory] = memory.watch
             self._total -= memory.size
@@ -93,9 +93,9 @@ class Tracked(TorchDispatchMode):
         self._time += 1
 
     def parts(self, held: Held) -> dict[str, int]:
-        """Bytes at the fullest moment of what is told by now; of activations that autograd kept; of the rest.
+        """Return bytes at the fullest moment of what was declared, of activations that autograd kept, and of the rest.
 
-        What is told and lies elsewhere than on the device is `host`, where there is any.
+        What was declared and lies elsewhere than on the device is `host`, where there is any.
         """
         parts = {**dict.fromkeys(held, 0), "activations": 0, "rest": 0}
         at_peak = [m for m in self._all if m.born <= self._fullest and (m.died is None or m.died > self._fullest)]
@@ -121,10 +121,10 @@ def _size(watch: weakref.ref[torch.UntypedStorage]) -> int:
 def tracked(held: Held, device: torch.device) -> Iterator[Tracked]:
     """Count what is on the device while operations inside run; they become slower.
 
-    What was there before is counted if it is told; what an operation needs within itself is not counted.
+    What was there before is counted if it was declared; what an operation needs within itself is not counted.
 
     Args:
-        held: what there is already; memory that changes its size has to be told here.
+        held: what there is already; memory that changes its size has to be declared here.
     """
     tracker = Tracked(held, device)
     with torch.autograd.graph.saved_tensors_hooks(tracker.pack, lambda tensor: tensor), tracker:

@@ -1,4 +1,4 @@
-"""One rank of a training run: model, plan and data put together. The only place that holds the mesh."""
+"""One rank of a training run: builds model, plan and data together. The only module that holds the mesh."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,27 +47,27 @@ MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32, 
 
 
 class Step(NamedTuple):
-    """What one optimizer step reports, equal on every rank."""
+    """Results of one optimizer step, equal on every rank."""
 
     loss: Tensor
     """Mean over the global batch, in nats, before the update."""
     grad_norm: Tensor
     lr: float
     is_skipped: bool = False
-    """fp16: the gradients overflowed, and nothing was updated."""
+    """True if fp16 gradients overflowed and nothing was updated."""
 
 
 class ActivationBytes(NamedTuple):
-    """What the forward pass keeps for the backward pass: the whole model, and its last transformer layer."""
+    """Bytes kept from the forward pass for the backward pass: whole model, and last transformer layer."""
 
     model: int
     layer: int
     host: int = 0
-    """Of the whole model, what waits in host memory, in addition to `model` on the device."""
+    """Bytes of the whole model's activations in host memory, in addition to `model` on the device."""
 
 
 class Trainer:
-    """Trains one run; `step(i)` does the i-th optimizer step, and calling it with i = 0, 1, ... trains the model.
+    """Trainer of one run: `step(i)` does the i-th optimizer step; calls with i = 0, 1, ... train the model.
 
     A step depends on weights, moments and i only: data, dropout and learning rate are functions of i.
     """
@@ -115,7 +115,7 @@ class Trainer:
         links = self._links()
         self.engine = Engine(self.schedule, links, weight_gradients.collecting)
         self.scorer = Engine(forward_only(self.schedule, 1), links, weight_gradients.collecting)
-        forward = self.buckets[::-1]  # in the order in which the forward pass needs them
+        forward = self.buckets[::-1]  # order in which the forward pass needs them
         self.optimizer = MasterAdamW(
             [Share(b.own_weights, b.gradient, b.places(), b.is_first_copy) for b in forward],
             {name for name, p in self.model.named_parameters() if p.dim() > 1},
@@ -128,7 +128,7 @@ class Trainer:
         self.tokens = data.tokens("train")
 
     def _structure(self) -> GPT | BERT | MultipleChoice:
-        """Return this rank's part of the model; its parameters get memory as parts of buckets."""
+        """Return this rank's part of the model; its parameters get their memory as parts of buckets."""
         return build_structure(
             self.run.model,
             self.vocab_size,
@@ -140,10 +140,11 @@ class Trainer:
         )
 
     def _reduction_groups(self, mesh: DeviceMesh) -> list[ReductionGroup]:
-        """Split parameters, whole ones, those whole ones that met only this rank's tokens, and the tied embedding.
+        """Group the parameters by the ranks over which their gradients are summed.
 
-        The tied embedding is apart where its two ends are on different pipeline ranks. What stage 3 gathers together is
-        apart from the rest.
+        Kinds: split over tensor parallelism, whole, whole but computed from this rank's tokens only (partial), and the
+        tied embedding where its two ends are on different pipeline ranks. At stage 3 each gathered unit has groups of
+        its own.
         """
         shards, named, plan = shards_of(self.model), dict(self.model.named_parameters()), self.run.plan
         ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1]}
@@ -159,7 +160,7 @@ class Trainer:
         return [make[division.kind]({name: named[name] for name in names}) for division, names in found.items()]
 
     def _buckets_of_blocks(self) -> dict[str, list[Bucket]]:
-        """The buckets that hold a block's parameters, by the block's name."""
+        """Return the buckets that hold a block's parameters, by the block's name."""
         units: dict[str, list[Bucket]] = {}
         for bucket in self.buckets:
             for unit in {unit_of(slot.name) for slot in bucket.layout.slots}:
@@ -171,7 +172,10 @@ class Trainer:
         }
 
     def _arrivals(self) -> dict[nn.Parameter, int]:
-        """The embedding's gradient comes from both its ends; from autograd together, where they are one stage."""
+        """Return the gradients that the embedding receives in a backward pass: one of each end.
+
+        Autograd adds both up where they are one stage.
+        """
         if self.model.trunk.tokens is None:
             return {}
         ends = sum(stage.is_first + (stage.is_last and not self.race) for stage in self.own.values())
@@ -187,7 +191,7 @@ class Trainer:
         )
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
-        """Forward and backward over this rank's share of the i-th global batch, then the update.
+        """Run forward and backward over this rank's share of the i-th global batch, then update.
 
         Communication: the layers', the pipeline's, the gradients' and the parameters', and all-reduces of a scalar: the
         loss over data-parallel ranks and the pipeline, the gradient norm over all ranks.
@@ -206,7 +210,7 @@ class Trainer:
         return Step(loss, norm, lr)
 
     def backward(self, i: int, watch: Watch | None = None) -> Tensor:
-        """The gradient of the i-th global batch's mean loss times the loss scale, in `gradients`; returns that loss."""
+        """Accumulate the gradient of the i-th global batch's mean loss times the loss scale, and return that loss."""
         count, size = self.run.microbatches, self.run.train.microbatch
         share = 1.0 / (count * self.group.size())
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -229,7 +233,7 @@ class Trainer:
         return all_reduce_sum(all_reduce_sum(loss, self.group), self.pp_group)
 
     def _stage(self, stage: Stage, samples: np.ndarray, key: DropoutKey) -> list[Block]:
-        """The stage's blocks, at the ends of the pipeline for these samples; the last stage's end in the loss."""
+        """Return the stage's blocks for these samples; the last stage ends in the loss."""
         batch = self._batch(samples) if stage.is_first or stage.is_last else None
         tokens = self._tokens(batch.inputs, batch.token_types) if batch and stage.is_first else None
         if batch is None or not stage.is_last:
@@ -250,7 +254,7 @@ class Trainer:
         key: DropoutKey | None,
         head: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Block]:
-        """A stage's blocks, layers recomputed if the plan says so, and the model's head behind them."""
+        """Return a stage's blocks, with layers recomputed if the plan asks for it, and the model's head after them."""
         blocks = list(self.model.trunk.blocks(stage, tokens, seq_len, key))
         if self.run.plan.recompute == "full":
             again = lambda block: Block(block.name, partial(recompute, block.run, kept=self.kept))
@@ -258,13 +262,13 @@ class Trainer:
         return [*blocks, *([Block("head", head)] if head else [])]
 
     def _activations(self, sequences: int, length: int) -> Tensor:
-        """A tensor like what stages hand over; its memory is not touched."""
+        """Return a tensor shaped like what stages send each other; its memory is not touched."""
         tokens = sequences * length // self.tp.tokens.of
         hidden, dtype = self.run.model.hidden_size, WEIGHTS[self.run.precision]
         return torch.empty(tokens, hidden, dtype=dtype, device=self.device)
 
     def evaluate(self, *, final: bool) -> list[evaluate.Evaluation]:
-        """Validation, and after the last step the run's other evaluations; equal on every rank."""
+        """Run validation, and after the last step the run's other evaluations; results are equal on every rank."""
         self.model.eval()
         with torch.no_grad():
             return evaluate.evaluate(
@@ -272,7 +276,7 @@ class Trainer:
             )
 
     def settings(self) -> dict[str, Any]:
-        """PyTorch's version, types, the padded vocabulary, and the sizes of this rank's buckets of gradients."""
+        """Return PyTorch's version, types, the padded vocabulary, and the sizes of this rank's gradient buckets."""
         return {
             "torch": torch.__version__,
             "weights": name_of(WEIGHTS[self.run.precision]),
@@ -283,7 +287,7 @@ class Trainer:
         }
 
     def held(self) -> dict[str, list[Tensor]]:
-        """What this rank holds between steps, by category; no two tensors share memory."""
+        """Return the tensors that this rank holds between steps, by category; no two share memory."""
         gathered = [bucket.weights for bucket in self.buckets if bucket.stage == 3]  # empty between steps
         is_master = lambda bucket: bucket.weights_kept.dtype != bucket.weights_dtype
         return {
@@ -294,7 +298,7 @@ class Trainer:
         }
 
     def state_bytes(self) -> StateBytes:
-        """Bytes of weights, gradients, master weights and moments on this rank."""
+        """Return the bytes of weights, gradients, master weights and moments on this rank."""
         shards, held = shards_of(self.model), {True: 0, False: 0}
         for bucket, master in zip(self.buckets[::-1], self.optimizer.masters, strict=True):
             is_apart = master.data_ptr() != bucket.own_weights.data_ptr()
@@ -307,7 +311,7 @@ class Trainer:
         return StateBytes(split=held[True], whole=held[False])
 
     def activation_bytes(self) -> ActivationBytes:
-        """Bytes that the forward passes of one microbatch keep for the backward passes, which are not taken."""
+        """Return the bytes that one microbatch's forward passes keep for the backward passes, which are not run."""
         self.model.train()
         size = self.run.train.microbatch
         with kept_for_backward(bucket.weights for bucket in self.buckets) as kept:
@@ -326,11 +330,11 @@ class Trainer:
         return 0 if self.race else self._batch(np.arange(1)).targets.shape[1]
 
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
-        """-log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s]."""
+        """Return -log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s]."""
         length = inputs.shape[1]
         model = self.model
         assert isinstance(model, GPT)
-        # tokens that are split need a length to split; behind the end they change nothing
+        # tokens that are split need a divisible length; padding after the end changes nothing
         parts = self.tp.degree if self.run.scatters else self.tp.tokens.of
         padding = ((0, 0), (0, -length % parts))
         inputs, goal = np.pad(inputs, padding), to_device(np.pad(targets, padding), self.device)
@@ -338,7 +342,7 @@ class Trainer:
         return nats[:, :length], is_likeliest[:, :length] > 0
 
     def masked(self, batch: Batch) -> Tensor:
-        """-log p of every masked token. Shapes: [b, k]."""
+        """Return -log p of every masked token. Shapes: [b, k]."""
         model = self.model
         assert isinstance(model, BERT)
         goal, positions = to_device(batch.targets, self.device), to_device(batch.positions, self.device)
@@ -346,7 +350,7 @@ class Trainer:
         return self._score(batch.inputs, batch.token_types, goal.shape, 1, score)[0]
 
     def choices(self, batch: Batch) -> Tensor:
-        """-log p of every option of every question. Shapes: [b / 4, 4]."""
+        """Return -log p of every option of every question. Shapes: [b / 4, 4]."""
         model = self.model
         assert isinstance(model, MultipleChoice)
         shape = (len(batch.targets), OPTIONS)
@@ -360,7 +364,7 @@ class Trainer:
         count: int,
         score: Callable[[Tensor], Sequence[Tensor]],
     ) -> Tensor:
-        """`count` float32 tensors of a shape that the last stage computes, on the CPU of every rank of the pipeline."""
+        """Return `count` float32 tensors computed by the last stage, on the CPU of every rank of the pipeline."""
         scores = torch.zeros(count, *shape, dtype=torch.float32, device=self.device)
 
         def forward(index: int, _: int, x: Tensor | None) -> Tensor:
@@ -390,7 +394,7 @@ class Trainer:
 
 
 def to_device(array: np.ndarray | None, device: torch.device) -> Tensor:
-    """Return the array as a tensor; its copy to a GPU is queued behind the GPU's other work."""
+    """Return the array as a tensor on the device; the copy to a GPU is asynchronous."""
     assert array is not None
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

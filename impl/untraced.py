@@ -14,11 +14,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _hides: list[Callable[[], None]] = []
-"""What hides each function from the compiler, until it has."""
+"""Callbacks, not yet called, that each hide one function from the compiler."""
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that a module compiled by `compile_in_place` calls as it is."""
+    """Return the function wrapped so that modules compiled by `compile_in_place` call it uncompiled."""
     chosen: Any = function
 
     def hide() -> None:

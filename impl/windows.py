@@ -39,7 +39,7 @@ class Windows:
         return min(len(self.tokens), self.seq_len + (self.count - 1) * self.stride)
 
     def cut(self, picks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Inputs, targets and which targets are scored, of the picked windows. Shapes: [b] -> [b, s] each."""
+        """Return inputs, targets and which targets are scored, of the picked windows. Shapes: [b] -> [b, s] each."""
         column = np.arange(self.seq_len)
         at = picks[:, None] * self.stride + column
         is_scored = (at < len(self.tokens)) & ((picks[:, None] == 0) | (column >= self.overlap))

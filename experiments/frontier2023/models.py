@@ -31,7 +31,7 @@ from impl.run import Run
 GCD = 64 * 2**30
 """Bytes."""
 CLOSE, SAME = 0.03, 0.01
-"""How far a number may be from the published one, and counted bytes from the formula's, to count as the same."""
+"""Relative tolerances: of numbers against the published ones, and of counted bytes against the formula's."""
 PLANS: dict[str, tuple[int, int, int, int]] = {
     "frontier-1.4b": (1, 1, 8, 640),
     "frontier-22b": (1, 8, 2, 640),
@@ -46,7 +46,7 @@ def of_the_paper() -> list[Run]:
 
 
 def printed(quantity: str, model: str = "") -> float:
-    """A published number; NaN where there is none."""
+    """Return a published number, or NaN if the paper prints none."""
     rows = published("frontier2023", quantity).to_dict("records")
     return next((row["value"] for row in rows if row["model"] == model), math.nan)
 
@@ -57,12 +57,12 @@ def _sizes() -> dict[str, int]:
 
 
 def name_of(parameters: float) -> str:
-    """The published model of about this size; empty: none."""
+    """Return the published model of about this size, or an empty string."""
     return next((name for name, size in _sizes().items() if abs(parameters / size - 1) < SAME), "")
 
 
 def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """One row a model: parameters, what states take by the paper's count and by ours, and what was counted."""
+    """Return one row a model: parameters, bytes of states by the paper's count and by ours, and counted bytes."""
     found: dict[tuple[Any, ...], dict[Any, Any]] = {}
     for row in rows.to_dict("records"):
         if not math.isnan(row["parameters"]):
@@ -103,7 +103,7 @@ COLUMNS = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Parameters and states of every model, ours beside tables I and II."""
+    """Tabulate parameters and states of every model, ours next to tables I and II."""
     title, rows = f"Frontier's models{about(records)}", frame(records)
     found = points(rows) if not rows.empty else []
     if not found:
@@ -136,7 +136,7 @@ def states_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def as_zero_counts(rows: Sequence[Row]) -> Evidence | None:
-    """Whether a rank alone keeps of a parameter what precision and Adam's two moments make, but for padding."""
+    """Judge whether a single rank keeps the bytes a parameter of precision and Adam's two moments, but for padding."""
     found = known(rows, "bytes_counted")
     off = [row["bytes_counted"] / row["bytes_here"] - 1 for row in found]
     furthest = f"furthest {max(off, key=abs, default=0):+.2%} off {found[0]['bytes_here']:g} B" if found else ""
@@ -144,16 +144,16 @@ def as_zero_counts(rows: Sequence[Row]) -> Evidence | None:
 
 
 def fits(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the published models need no more than a GCD has; by prediction, where they were not run."""
+    """Judge whether the published models fit into a GCD's memory; by prediction, where they were not run."""
     found = [row for row in known(rows, "needed") if not math.isnan(row["published_parameters"])]
     numbers = ", ".join(f"{row['needed'] / 2**30:.0f} GiB ({row['model']})" for row in found)
     return tally((row["needed"] <= GCD for row in found), "models", numbers)
 
 
 SIZES = tuple(replace(named(name), vocab_size=512) for name in ("gpt-0.5m", "gpt-2m", "gpt-8m"))
-"""With a vocabulary that needs no padding."""
+"""Models of growing size with a vocabulary that needs no padding."""
 LAYOUTS: tuple[tuple[int, ZeroStage], ...] = ((1, 0), (2, 1))
-"""Ranks, and ZeRO's stage."""
+"""Ranks and ZeRO stage of each layout."""
 
 EXPERIMENT = Experiment(
     source="Frontier 2023 (Dash et al.), section II, tables I and II",

@@ -24,7 +24,7 @@ PEAK = 191.5e12
 FITTED = ("GPT 175B",)
 """The model that the constants of `frontier` come from."""
 NEAR = 0.08
-"""How far a rate may be from the published one, as a share of it: the goal of `make accuracy` for these rows."""
+"""Relative tolerance of a rate against the published one: the goal of `make accuracy` for these rows."""
 
 
 def run_of(printed: Printed) -> Run:
@@ -50,7 +50,7 @@ FIGURE = Figure(
 
 
 def falls_with_size(rows: Sequence[Row]) -> Evidence | None:
-    """Whether each larger model is slower per device."""
+    """Judge whether each larger model is slower per device."""
     found = sorted(FIGURE.known(rows), key=lambda row: row["parameters"])
     if len(found) < 2:
         return None
@@ -59,7 +59,7 @@ def falls_with_size(rows: Sequence[Row]) -> Evidence | None:
 
 
 def shares_of_the_peak(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the rates are the published ones, told as shares of the peak."""
+    """Judge whether the rates, as shares of the peak, are the published ones."""
     found = rates_near(FIGURE, NEAR, FITTED)(rows)
     if found is None:
         return None
@@ -69,7 +69,7 @@ def shares_of_the_peak(rows: Sequence[Row]) -> Evidence | None:
 
 
 def grown(seq_len: int, unit: int, repeats: int) -> list[Run]:
-    """A pipeline as the smallest model's, two ranks that share layers, as the largest has most of."""
+    """Return runs of growing models: the smallest as a pipeline, the larger with tensor parallelism at the end."""
     shapes = [(4, unit, Plan(pp=2)), (8, unit, Plan(pp=2, zero_stage=1)), (8, 2 * unit, Plan(tp=2, zero_stage=1))]
     return [
         Run(

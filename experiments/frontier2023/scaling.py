@@ -34,13 +34,13 @@ KINDS: tuple[Kind, ...] = ("weak", "strong")
 BETWEEN = {"frontier-175b": (2, 4, 8, 16), "frontier-1t": (1, 2, 4, 6)}
 """Replicas, from the study's fewest to its most."""
 NEAR = 0.05
-"""How far an efficiency may be from the published one to count as the same; assumed, as batches are."""
+"""Largest difference from a published efficiency that counts as the same; assumed, as batches are."""
 SMALL = ModelConfig(num_layers=4, hidden_size=192, num_heads=6, seq_len=128)
 SMOKE = ModelConfig(num_layers=2, hidden_size=64, num_heads=2, seq_len=64)
 
 
 def on_cpus(model: ModelConfig, kind: Kind, dp: int, repeat: int = 0) -> Run:
-    """A replica on each rank, which has 16 sequences, or its part of 16."""
+    """Return a run with a replica on each rank, which has 16 sequences (weak scaling) or its part of 16 (strong)."""
     batch = 16 * dp if kind == "weak" else 16
     microbatch = 2 if kind == "weak" else 4
     return Run(
@@ -54,7 +54,7 @@ def on_cpus(model: ModelConfig, kind: Kind, dp: int, repeat: int = 0) -> Run:
 
 @cache
 def _points() -> dict[Run, tuple[Kind, str, int, float]]:
-    """Kind, study, replicas and published efficiency of every point of the experiment, by the point of its run."""
+    """Return kind, study, replicas and published efficiency of every point of the experiment, by its run's point."""
     found: dict[Run, tuple[Kind, str, int, float]] = {}
     for study in STUDIES:
         for kind in MICROBATCH:
@@ -69,7 +69,7 @@ def _points() -> dict[Run, tuple[Kind, str, int, float]]:
 
 
 def scaled(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Timed points, each with its rate per device over that of the fewest replicas on the same device."""
+    """Return timed points, each with its rate per device over that of the fewest replicas on the same device."""
     known = [(row, _points()[row["point"]]) for row in combine(rows) if row["point"] in _points()]
     points = [row | {"kind": kind, "published": printed} for row, (kind, _, _, printed) in known]
     out = []
@@ -91,7 +91,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """The rate per device of every number of replicas, and what is left of the fewest's."""
+    """Tabulate the rate per device of every number of replicas, and its share of the rate with the fewest."""
     title, rows = f"Frontier's scaling{about(records)}", pd.DataFrame(scaled(frame(records)))
     if rows.empty:
         return Table("scaling_of_replicas", title, (), rows)
@@ -105,7 +105,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def lines(rows: Sequence[Row], kind: Kind) -> list[list[dict[Any, Any]]]:
-    """Points of a kind whose efficiency is known, by model, each from its fewest replicas on."""
+    """Return points of a kind whose efficiency is known, by model, each from its fewest replicas on."""
     found: dict[str, list[dict[Any, Any]]] = {}
     for row in scaled(pd.DataFrame(list(rows))):
         if row["kind"] == kind and not math.isnan(row["efficiency"]):
@@ -118,20 +118,20 @@ def told(found: Sequence[Row]) -> str:
 
 
 def as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the most devices keep the published share of the rate in strong scaling."""
+    """Judge whether the most devices keep the published share of the rate in strong scaling."""
     found = [row for line in lines(rows, "strong") for row in line if not math.isnan(row["published"])]
     return tally((abs(row["efficiency"] - row["published"]) <= NEAR for row in found), "models", told(found))
 
 
 def strong_falls(rows: Sequence[Row]) -> Evidence | None:
-    """Whether every increase of the replicas lowers the rate per device, at the same batch of all."""
+    """Judge whether every increase of the replicas lowers the rate per device, at the same batch of all."""
     found = lines(rows, "strong")
     pairs = [(a, b) for line in found for a, b in pairwise(line)]
     return tally((b["efficiency"] < a["efficiency"] for a, b in pairs), "increases", told([line[-1] for line in found]))
 
 
 def weak_is_better(rows: Sequence[Row]) -> Evidence | None:
-    """Whether more is left of the rate with a batch that grows, on as many devices of the same model."""
+    """Judge whether weak scaling keeps more of the rate than strong, on as many devices of the same model."""
     ends = [{line[-1]["model"]: line[-1] for line in lines(rows, kind)} for kind in KINDS]
     both = [(weak, ends[1][model]) for model, weak in ends[0].items() if model in ends[1]]
     both = [(weak, strong) for weak, strong in both if weak["ranks"] == strong["ranks"]]

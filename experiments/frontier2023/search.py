@@ -39,17 +39,17 @@ SPACE = {"tp": (4, 8), "pp": (4, 8, 16), "microbatch": (1, 4, 16), "microbatches
 SMOKE = {"tp": (1, 2), "pp": (1, 2), "microbatch": (1, 8), "microbatches": (4,), "zero_stage": (0,)}
 SMALL = {"tp": (1, 2), "pp": (1, 2), "microbatch": (1, 4, 16), "microbatches": (2, 8), "zero_stage": (0, 1)}
 LEAST = 6
-"""Points that make a space."""
+"""Fewest points that count as a space."""
 TRIED, FOUND = 1 / 3, 0.05
-"""Share of the space that the sampler may try, and how far from the best its best may be then; assumed."""
+"""Share of the space that the sampler may attempt, and the tolerance of its best rate below the best; assumed."""
 PROPOSALS = 2
-"""For every plan of the space, most of which are proposed again once the sampler has settled."""
+"""Proposals for every plan of the space, most of which are repeats once the sampler has settled."""
 Values = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Space:
-    """The rates of a model on a device, by the knobs' values; what failed has none."""
+    """The rates of a model on a device, by the knobs' values; failed plans have none."""
 
     model: str
     device: str
@@ -66,12 +66,12 @@ class Space:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every combination that divides the ranks was tried."""
+        """True if every combination that divides the ranks was run."""
         every = [values for values in itertools.product(*self.axes) if self.ranks % (values[0] * values[1]) == 0]
         return len(every) >= LEAST and all(values in self.rates for values in every)
 
     def rate(self, values: Values) -> float:
-        """0 for what cannot be had, or failed."""
+        """Return the rate of a plan, 0 if it is impossible or failed."""
         return self.rates.get(values, 0.0)
 
     @property
@@ -84,19 +84,19 @@ class Space:
 
     @cached_property
     def importance(self) -> dict[str, float]:
-        """How far each varying knob moves the rate on average, up or down."""
+        """Mean size of each varying knob's effect on the rate (Shapley value), largest first."""
         grid = np.array([self.rate(values) for values in itertools.product(*self.axes)])
         moved = shapley(grid.reshape([len(axis) for axis in self.axes]))
         known = {knob: float(one) for knob, one in zip(KNOBS, moved, strict=True) if knob in self.varying}
         return dict(sorted(known.items(), key=lambda item: -item[1]))
 
     def best_with(self, knob: str) -> dict[int, float]:
-        """The highest rate with each value of a knob."""
+        """Return the highest rate with each value of a knob."""
         i = KNOBS.index(knob)
         return {value: max(r for at, r in self.rates.items() if at[i] == value) for value in self.axes[i]}
 
     def pairs(self, knob: str) -> list[tuple[float, float]]:
-        """Rates with a value of a knob and with the next larger one, all else equal and neither failed."""
+        """Return rates with a value of a knob and with the next larger one, all else equal and neither failed."""
         i, found = KNOBS.index(knob), []
         for values, rate in self.rates.items():
             larger = [one for one in self.axes[i] if one > values[i]]
@@ -106,7 +106,7 @@ class Space:
 
     @cached_property
     def searched(self) -> tuple[int, float]:
-        """How many plans the sampler tried, a third of the space or a little less, and the best rate among them."""
+        """Number of plans that the sampler attempted, about a third of the space, and the best rate among them."""
         study, tried = study_of(Journal(None, "space")), dict[Values, float]()
         for _ in range(PROPOSALS * len(self.rates)):
             if len(tried) >= TRIED * len(self.rates):
@@ -114,13 +114,13 @@ class Space:
             trial = study.ask()
             proposed = (trial.suggest_categorical(knob, axis) for knob, axis in zip(KNOBS, self.axes, strict=True))
             values: Values = tuple(proposed)
-            tried[values] = self.rate(values)  # what is proposed again costs nothing
+            tried[values] = self.rate(values)  # a repeated proposal costs nothing
             study.tell(trial, -tried[values])
         return len(tried), max(tried.values())
 
 
 def spaces(rows: pd.DataFrame) -> list[Space]:
-    """The spaces that were tried whole, each of one model on one device."""
+    """Return the spaces in which every combination was run, each of one model on one device."""
     if rows.empty:
         return []
     rates = {(row["point"], row["device_name"]): row[FLOP_RATE.key] for row in combine(rows)}
@@ -144,7 +144,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """What each knob is worth, and the best rate with each of its values."""
+    """Tabulate the importance of each knob, and the best rate with each of its values."""
     title, found = f"Searching the plans{about(records)}", spaces(frame(records))
     rows = [
         {
@@ -167,7 +167,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """How far each knob moves the rate: a panel for each model and device."""
+    """Draw the importance of each knob for the rate: a panel for each model and device."""
     records, simulated = to_draw(records)
     found = spaces(frame(records))
     if not found:
@@ -201,7 +201,7 @@ def microbatch_matters_most(rows: Sequence[Row]) -> Evidence | None:
 
 
 def moves(knob: str, *, falls: bool) -> Check:
-    """A check that a larger value of a knob lowers, or raises, the rate with all else equal."""
+    """Return a check that a larger value of a knob lowers (or raises) the rate, all else equal."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         pairs = [pair for space in spaces(pd.DataFrame(list(rows))) for pair in space.pairs(knob)]
@@ -213,7 +213,7 @@ def moves(knob: str, *, falls: bool) -> Check:
 
 
 def search_finds_it(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the sampler's best is about the best of all."""
+    """Judge whether the best plan of the sampler is about as fast as the best of all."""
     found = spaces(pd.DataFrame(list(rows)))
     shares = [space.searched[1] / space.rate(space.best) for space in found]
     numbers = ", ".join(
@@ -224,7 +224,7 @@ def search_finds_it(rows: Sequence[Row]) -> Evidence | None:
 
 
 def of_space(space: Mapping[str, Sequence[int]], ranks: int) -> list[dict[str, int]]:
-    """Its combinations that divide the ranks."""
+    """Return the combinations of a space that divide the ranks."""
     every = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
     return [knobs for knobs in every if ranks % (knobs["tp"] * knobs["pp"]) == 0]
 

@@ -50,10 +50,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "_sequence_parallel_selective": {"sequence_parallel": True, "recompute": "selective"},
     "_full_recompute": {"recompute": "full"},
 }
-"""Of saving memory, by the ends of names of published quantities."""
+"""Ways of saving memory, by the suffixes of the names of published quantities."""
 FULL, BOTH = "_full_recompute", "_sequence_parallel_selective"
 INTERLEAVED = ("korthikanti-175b", "korthikanti-530b")
-"""Three chunks a rank (table 3)."""
+"""Models that run with three chunks a rank (table 3)."""
 EXACT, SAME_SHARE = 0.01, 0.01
 A_THIRD = 1 / 3 + POINTS
 LAYER, RATE = "layer_activation_bytes", "tokens_per_second"
@@ -76,14 +76,14 @@ def every_way(run: Run) -> list[Run]:
 
 
 def printed(quantity: str, **where: Any) -> float:
-    """The published number, or NaN."""
+    """Return the published number, or NaN."""
     paper = "ptdp2021" if quantity.startswith("sequence_rate") else "korthikanti2022"
     rows = published(paper).query("quantity == @quantity").to_dict("records")
     return next((row["value"] for row in rows if all(row[name] == value for name, value in where.items())), math.nan)
 
 
 def two_layers(name: str) -> Run:
-    """One of the paper's models with layers that fit eight GPUs, however little is recomputed."""
+    """Return a two-layer run of one of the paper's models, which fits eight GPUs with any recomputation."""
     microbatch = MICROBATCH.get(name, 1)
     return Run(
         model=replace(PAPER[name], num_layers=2),
@@ -103,7 +103,7 @@ def of_table_5(name: str, way: str) -> Run:
 
 @cache
 def of_the_paper() -> dict[Run, tuple[Run, dict[str, float]]]:
-    """Every point of figure 7, tables 4 and 5 and PTD-P's figure 17: its run, and what is printed of times."""
+    """Return every point of figure 7, tables 4 and 5 and PTD-P's figure 17: its run, and the published times."""
     found: list[tuple[Run, dict[str, float]]] = []
     for name in PAPER:
         layer = {way: printed(f"layer_combined_milliseconds{way}", model=name) for way in WAYS}
@@ -122,7 +122,7 @@ def of_the_paper() -> dict[Run, tuple[Run, dict[str, float]]]:
 
 @cache
 def described(run: Run) -> dict[str, Any]:
-    """What is known of a point before it is run: bytes of a layer by formula, and what is printed for it."""
+    """Return what is known of a point before it is run: bytes of a layer by formula, and published numbers."""
     names = same_in_paper(run.model, run.plan.tp) if run.model.dropout else []
     way, known = way_of(run), layer_bytes(run)
     share = printed(f"activation_memory{way}", model=names[0]) / 100 if names and way else math.nan
@@ -141,9 +141,9 @@ def described(run: Run) -> dict[str, Any]:
 
 
 def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Points that were run, repeats combined: bytes of a layer, and rates relative to those of the other ways."""
+    """Return measured points, repeats combined: bytes of a layer, and rates relative to those of the other ways."""
     if not rows.empty:
-        known = rows[LAYER].notna() | (rows["source"] == SIMULATED)  # of which only times are
+        known = rows[LAYER].notna() | (rows["source"] == SIMULATED)  # simulated records have times only
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & known]).drop_duplicates("id")
     if rows.empty:
         return []
@@ -157,7 +157,7 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _against_the_others(row: Mapping[Any, Any], rows: Sequence[Mapping[Any, Any]]) -> dict[str, float]:
-    """Share of the bytes and of the rate without recomputation, and gain over the rate with full recomputation."""
+    """Return shares of bytes and rate without recomputation, and the gain over the rate with full recomputation."""
     same = [r for r in rows if (r["apart"], r["device_name"]) == (row["apart"], row["device_name"])]
     plain, full = (next((r for r in same if r["way"] == way), None) for way in ("", FULL))
     out = {"share": row[LAYER] / plain[LAYER] if plain else math.nan, "rate": row[RATE] / row["seq_len"]}
@@ -198,7 +198,7 @@ PARALLEL = {False: "tensor", True: "tensor, sequence"}
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Our points, then the papers'; where one of these was run here, both in one row."""
+    """Tabulate our points, then the papers'; a paper's point that was run here shares one row."""
     title = f"Recomputation of activations{about(records)}"
     ours = points(frame(records))
     if not ours:
@@ -248,7 +248,7 @@ def shares_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def speeds(rows: Sequence[Row], *, is_pipeline: bool) -> dict[str, list[dict[Any, Any]]]:
-    """Points whose speed is known, by way."""
+    """Return points whose speed is known, by way."""
     found: dict[str, list[dict[Any, Any]]] = {}
     for row in points(pd.DataFrame(list(rows))):
         if not math.isnan(row["speed"]) and (row["pp"] > 1) == is_pipeline:
@@ -257,7 +257,7 @@ def speeds(rows: Sequence[Row], *, is_pipeline: bool) -> dict[str, list[dict[Any
 
 
 def selective_is_cheap(rows: Sequence[Row]) -> Evidence | None:
-    """Whether selective recomputation takes less than half of the time that full takes, for the same run."""
+    """Judge whether selective recomputation takes less than half of the time that full takes, for the same run."""
     by_way = speeds(rows, is_pipeline=False)
     taken = {way: {row["apart"]: 1 / row["speed"] - 1 for row in found} for way, found in by_way.items()}
     selective, full = taken.get("_selective", {}), taken.get(FULL, {})
@@ -280,16 +280,16 @@ def gains_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def a_third_at_most(rows: Sequence[Row]) -> Evidence | None:
-    """Whether full recomputation slows pipelines down at every batch, by a third at most, measured within 5 points."""
+    """Judge whether full recomputation slows pipelines at every batch, by a third at most, measured within 5 points."""
     found = speeds(rows, is_pipeline=True).get(FULL, [])
     numbers = ", ".join(f"{1 - row['speed']:.0%} (batch {row['global_batch']})" for row in found)
     return tally([0 < 1 - row["speed"] <= A_THIRD for row in found], "batches", numbers)
 
 
 def worth_more_than_it_costs(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the largest batch with full recomputation is faster than those without that keep as little.
+    """Judge whether the largest batch with full recomputation is faster than batches without it that keep as little.
 
-    Those have at most half as many microbatches as the pipeline has ranks, as in the paper.
+    Batches without it have at most half as many microbatches as the pipeline has ranks, as in the paper.
     """
     found: dict[str, list[float]] = {"": [], FULL: []}
     for row in points(pd.DataFrame(list(rows))):
@@ -304,7 +304,7 @@ def worth_more_than_it_costs(rows: Sequence[Row]) -> Evidence | None:
 
 
 def in_every_way(model: ModelConfig, tp: int, microbatch: int, steps: int, repeats: int = 1) -> list[Run]:
-    """For memory, and where a rank has a core and there are steps enough, for time."""
+    """Return runs for the memory of every way, which serve for time too if ranks have a core each and steps suffice."""
     run = Run(
         model=model,
         plan=Plan(tp=tp),
@@ -316,7 +316,7 @@ def in_every_way(model: ModelConfig, tp: int, microbatch: int, steps: int, repea
 
 
 def pipelines(seq_len: int, batches: Sequence[int], repeats: int = 1) -> list[Run]:
-    """Two ranks deep, with microbatches of two sequences; the smallest batch has one, half as many as ranks."""
+    """Return runs two ranks deep, with microbatches of two sequences; the smallest batch has half as many as ranks."""
     return [
         with_way(timed(small_model(seq_len), Plan(pp=2), batch, repeat=repeat), way)
         for repeat in range(repeats)

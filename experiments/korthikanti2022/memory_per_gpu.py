@@ -36,15 +36,16 @@ A100 = 80e9
 SMALL = replace(SMOKE, seq_len=384)
 """On two ranks its attention scores have about the share of the activations that they have in the paper's models."""
 CLOSE = 0.02
-"""How far formulas may be from figure 1, and counted bytes from predicted ones, to count as the same."""
+"""Relative tolerance of formulas against figure 1, and of counted bytes against predicted ones."""
 LAYER = "layer_activation_bytes"
 WAYS = {"": "activations_gib", BOTH: "activations_gib_sequence_parallel_selective"}
-"""What figure 1 has for each way of saving."""
+"""Quantity of figure 1 for each way of saving."""
 
 
 def by_formula(run: Run, parameters: float, in_flight: float) -> dict[str, float]:
-    """Bytes as figure 1 draws them: states spread evenly over all ranks, and what a pipeline rank's layers keep of the
-    microbatches in flight; the embedding's and the head's activations are not in it.
+    """Return bytes as figure 1 draws them: states spread evenly over all ranks, and activations of a rank's layers.
+
+    Activations are those of the microbatches in flight; the embedding's and the head's are left out.
 
     Source: Korthikanti et al. 2022, sections 4.2.3 and 6.1, table 2.
     """
@@ -55,7 +56,7 @@ def by_formula(run: Run, parameters: float, in_flight: float) -> dict[str, float
 
 @cache
 def of_the_figure() -> dict[Run, dict[str, Any]]:
-    """Every bar of figure 1 by the point of its run."""
+    """Return every bar of figure 1 by the point of its run."""
     found: dict[Run, dict[str, Any]] = {}
     for name in PAPER:
         gib = {row["quantity"]: row["value"] for row in published("korthikanti2022").to_dict("records")
@@ -69,7 +70,7 @@ def of_the_figure() -> dict[Run, dict[str, Any]]:
 
 
 def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Runs in one of the two ways whose memory was counted or is predicted, and what the formulas and figure 1 have."""
+    """Return runs of the two ways with counted or predicted memory, next to the formulas' bytes and figure 1's."""
     if rows.empty:
         return []
     out = []
@@ -107,7 +108,7 @@ COLUMNS = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """States and activations of a GPU, by formula beside figure 1; and counted, of what was trained here."""
+    """Tabulate states and activations of a GPU, by formula next to figure 1, and as counted in training here."""
     title, rows = f"What fills a GPU{about(records)}", pd.DataFrame(points(frame(records)))
     if rows.empty:
         return Table("memory_per_gpu", title, (), rows)
@@ -125,7 +126,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """States, activations and what else is predicted on a GPU, a bar for each model and way of saving; 80 GB dashed."""
+    """Draw states, activations and other predicted memory of a GPU, a bar for each model and way; 80 GB dashed."""
     records, simulated = to_draw(records)
     found = bars(frame(records).to_dict("records"))
     if not found:
@@ -153,12 +154,12 @@ def figure(records: Sequence[Record]) -> Any:
 
 
 def bars(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    """Points of figure 1 of which all memory is predicted."""
+    """Return points of figure 1 whose whole memory is predicted."""
     return [row for row in points(pd.DataFrame(list(rows))) if not math.isnan(row["needed"] + row["published_states"])]
 
 
 def only_with_both(rows: Sequence[Row]) -> Evidence | None:
-    """Whether each model needs more than 80 GB with nothing saved, and no more with both."""
+    """Judge whether each model needs more than 80 GB with nothing saved, and no more with both ways."""
     found = bars(rows)
     numbers = ", ".join(
         f"{row['needed'] / 1e9:.0f} GB ({row['model']}{', both' if row['way'] else ''})" for row in found
@@ -167,7 +168,7 @@ def only_with_both(rows: Sequence[Row]) -> Evidence | None:
 
 
 def share_left(rows: Sequence[Row], key: str) -> list[tuple[str, float]]:
-    """What is left with both ways of the bytes that nothing saved takes, by model."""
+    """Return, by model, the share of the bytes of nothing saved that remains with both ways."""
     found = points(pd.DataFrame(list(rows)))
     plain = {row["apart"]: row[key] for row in found if not row["way"]}
     both = [(row["model"], row[key] / plain[row["apart"]]) for row in found if row["way"] and row["apart"] in plain]
@@ -175,7 +176,7 @@ def share_left(rows: Sequence[Row], key: str) -> list[tuple[str, float]]:
 
 
 def a_fifth_is_left(rows: Sequence[Row]) -> Evidence | None:
-    """Whether at most a quarter of the activations is left, counted where ranks trained, by formula elsewhere."""
+    """Judge whether at most a quarter of the activations remains, counted where ranks trained, by formula elsewhere."""
     found = share_left(rows, LAYER) or share_left(bars(rows), "formula_activations")
     return tally(
         (share <= 0.25 for _, share in found), "models", ", ".join(f"{share:.0%} ({name})" for name, share in found)
@@ -190,7 +191,7 @@ def as_predicted(rows: Sequence[Row]) -> Evidence | None:
 
 
 def both_ways(tp: int, pp: int, microbatches: int) -> list[Run]:
-    """A small model with dropout for two steps, there for the memory only, with nothing saved and with both ways."""
+    """Return two-step runs of a small model with dropout, for memory only, with nothing saved and with both ways."""
     run = Run(
         model=SMALL,
         plan=Plan(tp=tp, pp=pp),

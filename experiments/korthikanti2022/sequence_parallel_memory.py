@@ -31,19 +31,19 @@ from impl.recipe import Recipe
 from impl.run import Run
 
 PAPER = {name: named(name) for name in ("korthikanti-22b", "korthikanti-175b", "korthikanti-530b", "korthikanti-1t")}
-"""Table 3, by the models' names among the published numbers too."""
+"""Models of table 3, by their names among the published numbers."""
 MICROBATCH = {"korthikanti-22b": 4}
-"""Table 3; 1 where nothing else stands here."""
+"""Microbatch of table 3, where it is not 1."""
 DEGREE = 8
 """The tensor-parallel degree of all of them."""
 SMOKE = ModelConfig(hidden_size=128, num_heads=8, seq_len=256, dropout=0.1)
 CLOSE, SAME_SHARE = 0.02, 0.01
-"""How far measured bytes may be from the formula's, and a share from another one, to count as the same."""
+"""Relative tolerance of measured bytes against the formula's, and largest difference between equal shares."""
 LAYER = "layer_activation_bytes"
 
 
 def memory(model: ModelConfig, tp: int, microbatch: int) -> list[Run]:
-    """Without sequence parallelism and, where ranks share a layer, with it; two steps, there for the memory only."""
+    """Return two-step runs for the memory only, without sequence parallelism and, if ranks share a layer, with it."""
     return [
         Run(
             model=model,
@@ -57,31 +57,31 @@ def memory(model: ModelConfig, tp: int, microbatch: int) -> list[Run]:
 
 
 def quarter(model: ModelConfig) -> ModelConfig:
-    """Heads and sequence a quarter of the model's, a head on each of 8 ranks: 5as/h stays, and so does the share."""
+    """Return the model with a quarter of the heads and the sequence, so that 5as/h and the share stay the same."""
     head_size = model.hidden_size // model.num_heads // 4
     shape = {"num_layers": 2, "hidden_size": DEGREE * head_size, "num_heads": DEGREE, "seq_len": model.seq_len // 4}
     return replace(model, **shape, vocab_size=None)
 
 
 def scores(model: ModelConfig) -> float:
-    """5as/h: bytes that attention's scores take, in units of sbh."""
+    """Return 5as/h: bytes of attention's scores, in units of sbh."""
     return 5 * model.num_heads * model.seq_len / model.hidden_size
 
 
 def same_in_paper(model: ModelConfig, tp: int) -> list[str]:
-    """The paper's models that have the same t and 5as/h."""
+    """Return the paper's models that have the same t and 5as/h."""
     return [name for name, other in PAPER.items() if tp == DEGREE and scores(other) == scores(model)]
 
 
 @functools.cache
 def published_share(name: str) -> float:
-    """What sequence parallelism leaves of the activations, as drawn in figure 7."""
+    """Return the share of the activations that sequence parallelism leaves, as drawn in figure 7."""
     rows = published("korthikanti2022", "activation_memory_sequence_parallel").to_dict("records")
     return next(row["value"] / 100 for row in rows if row["model"] == name)
 
 
 def formula(row: Mapping[Any, Any], *, is_split: bool | None = None) -> float:
-    """Table 2's bytes of a layer, with or without sequence parallelism, or as the point has it."""
+    """Return table 2's bytes of a layer, with or without sequence parallelism; None: as the point has it."""
     run: Run = row["point"]
     return activation_bytes_per_layer(
         run.model,
@@ -93,7 +93,7 @@ def formula(row: Mapping[Any, Any], *, is_split: bool | None = None) -> float:
 
 
 def layers(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Points whose activations were measured: bytes of a layer, and their share of tensor parallelism's alone.
+    """Return points with measured activations: bytes of a layer, and their share of tensor parallelism's alone.
 
     Shares are of the point that is equal but for sequence parallelism, by measurement and by formula.
     """
@@ -114,7 +114,7 @@ def layers(rows: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _share(row: Mapping[Any, Any], layer: Mapping[str, Any], alone: float) -> dict[str, Any]:
-    """Of tensor parallelism's bytes, for a point with sequence parallelism; NaN for one without."""
+    """Return a sequence-parallel point's share of the bytes of tensor parallelism alone; NaN for other points."""
     if not row["sequence_parallel"] or row["tp"] == 1:
         return {"share": math.nan, "formula_share": math.nan, "published": math.nan, "same": ""}
     names = layer["names"]
@@ -127,7 +127,7 @@ def _share(row: Mapping[Any, Any], layer: Mapping[str, Any], alone: float) -> di
 
 
 def _apart(row: Mapping[Any, Any]) -> Run:
-    """A point without what says whether it is sequence parallel."""
+    """Return a point without its field for sequence parallelism."""
     return apart_from(row["point"], "plan.sequence_parallel")
 
 
@@ -154,7 +154,7 @@ PARALLEL = {False: "tensor", True: "tensor, sequence"}
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Bytes that a layer keeps for the backward pass: measured, by formula, and as figure 7 has them."""
+    """Tabulate bytes that a layer keeps for the backward pass: measured, by formula, and in figure 7."""
     title = f"Activation memory of a layer{about(records)}"
     rows = pd.DataFrame(layers(frame(records)))
     if rows.empty:
@@ -186,12 +186,12 @@ def share_as_formula(rows: Sequence[Row]) -> Evidence | None:
 
 
 def _shares(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    """The points that were measured without sequence parallelism as well."""
+    """Return the points that were also measured without sequence parallelism."""
     return [row for row in layers(pd.DataFrame(list(rows))) if not math.isnan(row["share"])]
 
 
 def share_as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether shares are figure 7's, for the same t and 5as/h."""
+    """Judge whether shares are those of figure 7, for the same t and 5as/h."""
     found = [row for row in _shares(rows) if row["names"]]
     numbers = [f"{row['share']:.1%} (published {row['published']:.1%})" for row in found]
     held = [abs(row["share"] - row["published"]) <= SAME_SHARE for row in found]

@@ -29,13 +29,13 @@ from impl.run import Precision, Run
 
 DEGREE: dict[Tier, int] = {"smoke": 2, "small": 2, "paper": 8}
 HEADS: dict[Tier, tuple[int, int, int]] = {"smoke": (4, 6, 8), "small": (4, 6, 8), "paper": (16, 24, 32)}
-"""In the paper's proportions."""
+"""Numbers of heads, in the paper's proportions."""
 HEADS_COLUMN = Column(key="heads", header="heads")
 HEAD_SIZE = Column(key="head_size", header="head size")
 
 
 def runs(tier: Tier, recipe: Recipe, repeats: int, precision: Precision = "fp32") -> list[Run]:
-    """The first model on one rank, then the model of the highest degree with each number of heads; in turn."""
+    """Return the first model on one rank, then the model of the highest degree with each number of heads, in turn."""
     tp, models = DEGREE[tier], MODELS[tier]
     points = [(models[1], Plan())]
     points += [(replace(models[tp], num_heads=heads), Plan(tp=tp)) for heads in HEADS[tier]]
@@ -43,7 +43,7 @@ def runs(tier: Tier, recipe: Recipe, repeats: int, precision: Precision = "fp32"
 
 
 def with_heads(model: ModelConfig) -> Tier | None:
-    """The tier in which the model is one of those whose heads vary."""
+    """Return the tier in which the model is one of those whose heads vary; None: no tier."""
     for tier, heads in HEADS.items():
         if model.num_heads in heads and replace(MODELS[tier][DEGREE[tier]], num_heads=model.num_heads) == model:
             return tier
@@ -51,7 +51,7 @@ def with_heads(model: ModelConfig) -> Tier | None:
 
 
 def efficiencies(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Timed points by heads, with their rate of model FLOPs per device over the first model's on one rank.
+    """Return timed points by heads, with their rate of model FLOPs per device over the first model's on one rank.
 
     `published` is what the paper prints for `in_paper` heads: as many in proportion; 0 for the first model.
     """
@@ -70,7 +70,7 @@ def efficiencies(rows: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Efficiency for each number of heads beside the published one."""
+    """Tabulate efficiency for each number of heads next to the published one."""
     title = f"Attention heads and efficiency{about(records)}"
     rows = pd.DataFrame(efficiencies(frame(records)))
     if rows.empty:
@@ -84,7 +84,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def by_heads(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    """The points whose heads vary and whose efficiency is known."""
+    """Return the points whose heads vary and whose efficiency is known."""
     found = efficiencies(pd.DataFrame(list(rows)))
     return [row for row in found if row["in_paper"] and not math.isnan(row["efficiency"])]
 

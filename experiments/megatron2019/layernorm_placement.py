@@ -27,12 +27,14 @@ from impl.run import Run
 NORMS = ("pre", "post", "sandwich")
 
 WIDTH = 0.64
-"""Standard deviation of initial weights times the root of the hidden size: of 0.02 at 1024, BERT-large's."""
+"""Standard deviation of initial weights times the root of the hidden size: BERT-large's, 0.02 at 1024."""
 
 
 def scaled(layers: int, hidden: int, **fields: Any) -> ModelConfig:
-    """A small model whose initial weights act as a large one's: with a deviation of 0.02 its blocks would add next to
-    nothing to what post-layernorm scales up to 1."""
+    """Return a small model whose initial weights act as a large one's.
+
+    With a deviation of 0.02 its blocks would add next to nothing to the input that post-layernorm scales up to 1.
+    """
     shape: dict[str, Any] = {"num_layers": layers, "hidden_size": hidden, "num_heads": max(1, hidden // 32)}
     shape |= {"seq_len": 128, "init_std": round(WIDTH / math.sqrt(hidden), 4)}
     return ModelConfig(**shape | fields)
@@ -41,13 +43,13 @@ def scaled(layers: int, hidden: int, **fields: Any) -> ModelConfig:
 SMOKE = ModelConfig(num_layers=2, hidden_size=64, num_heads=1)
 SHALLOW, DEEP = scaled(2, 64), scaled(12, 64)
 LARGE = named("bert-336m")
-LARGER = replace(LARGE, num_layers=36, hidden_size=1280, num_heads=20)  # assumed: the paper says 752M, not its shape
+LARGER = replace(LARGE, num_layers=36, hidden_size=1280, num_heads=20)  # assumed: the paper gives 752M, not the shape
 WORSE = 1.05
 """Ratio of perplexities that counts as worse; assumed, as the spread between seeds has not been measured."""
 
 
 def by_point(rows: Sequence[Row], norm: str) -> dict[tuple[str, int, int, float], float]:
-    """Perplexity on held-out text by family, layers, parameters and learning rate; infinite where a run diverged."""
+    """Return perplexity on held-out text by family, layers, parameters and learning rate; infinite if diverged."""
     shown = [{**row, "token_perplexity": math.inf} if row["diverged"] else row for row in rows]
     key = lambda row: (
         (row["family"], row["layers"], row["parameters"], row["lr"]) if row["norm_placement"] == norm else None
@@ -65,7 +67,7 @@ def pre_beats_post(rows: Sequence[Row]) -> Evidence | None:
 
 
 def only_post_diverges(rows: Sequence[Row]) -> Evidence | None:
-    """Whether some run with LayerNorm after each block diverges, and none with it before."""
+    """Judge whether some run with LayerNorm after each block diverges, and none with it before."""
     runs: dict[str, dict[str, bool]] = {"pre": {}, "post": {}}
     for row in rows:
         if row["norm_placement"] in runs and row["status"] in FINISHED:
@@ -90,7 +92,7 @@ def deep_post_fails(rows: Sequence[Row]) -> Evidence | None:
 
 
 def rate_hurts_post_more(rows: Sequence[Row]) -> Evidence | None:
-    """Whether post loses more than pre, or gains less, from the lowest learning rate to the highest."""
+    """Judge whether post-layernorm loses more than pre, or gains less, from the lowest learning rate to the highest."""
     found = {norm: by_point(rows, norm) for norm in ("pre", "post")}
     rates: dict[tuple[str, int, int], set[float]] = {}
     for family, layers, parameters, lr in found["pre"].keys() & found["post"].keys():

@@ -29,7 +29,7 @@ by about twice their sampling error."""
 
 
 def rises_on_lambada(rows: Sequence[Row]) -> Evidence | None:
-    """Whether larger models predict more last words; not told where the best predicts fewer than can be compared."""
+    """Judge whether larger models predict more last words; None if the best predicts too few to compare."""
     best = max((row["accuracy"] for row in rows if row["name"] == "lambada"), default=math.nan)
     return None if best * PASSAGES < FEWEST else with_size("accuracy", "lambada", falls=False)(rows)
 

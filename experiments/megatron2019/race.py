@@ -4,7 +4,7 @@ Megatron-LM fine-tunes BERT of 336M, 1.3B and 3.9B parameters on RACE, questions
 schools with four options each, and the larger model answers more of them (section 5.4, table 5): each option is read as
 `[CLS] passage [SEP] question with option [SEP]`, and a linear function of the pooled first token scores it. Here a
 point is pretrained and keeps its last checkpoint; others start from its weights and learn to answer, or start from
-initial weights, which tells what pretraining is worth.
+initial weights, which shows what pretraining is worth.
 """
 
 import math
@@ -33,25 +33,25 @@ from impl.run import Run
 
 PERCENT = 0.01
 POINT = 0.01
-"""Of accuracy: within which an answer of ours to the paper's own questions is the paper's."""
+"""Largest difference of accuracy from the paper's that counts as the same, on the paper's own questions."""
 GUESSING = 1 / OPTIONS
 ERRORS = 3
-"""Standard errors above guessing from which on a model has learned something."""
+"""Standard errors above guessing from which a model counts as having learned something."""
 TEST = "RACE test"
 TESTS = {TEST: "both", f"{TEST} middle": "middle", f"{TEST} high": "high"}
-"""Evaluations, and the columns that they are."""
+"""Evaluations, and the table's column of each."""
 SEQUENCE = 56
-"""Holds every question that is made up, letter by letter."""
+"""Sequence length that holds every made-up question, letter by letter."""
 SMOKE_SIZES = [ModelConfig(family="bert", hidden_size=h, num_heads=h // 32, seq_len=SEQUENCE) for h in (32, 64)]
 SMALL_SIZES = [ModelConfig(family="bert", hidden_size=h, num_heads=h // 32, seq_len=SEQUENCE) for h in (32, 64, 128)]
 PAPER_SIZES = {"bert-336m": (1, 32, 2e-5), "bert-1.3b": (2, 16, 1e-5), "bert-3.9b": (4, 32, 2e-5)}
-"""Tensor-parallel degree, and of fine-tuning (table 6): questions in a batch, learning rate."""
+"""Tensor-parallel degree, and fine-tuning's questions in a batch and learning rate (table 6)."""
 QUESTIONS, EPOCHS = 87_866, 3
-"""RACE's for training (Lai et al. 2017), and how often each is seen (table 6)."""
+"""RACE's training questions (Lai et al. 2017), and the epochs over them (table 6)."""
 
 
 def fine_tuned(pretraining: Run, recipe: Recipe, race: str, *, plan: Plan | None = None, seed: int = 0) -> Run:
-    """The same model, started from the end of its pretraining, learning to answer."""
+    """Return a run that fine-tunes the same model on questions, started from the end of its pretraining."""
     return replace(
         pretraining,
         train=recipe,
@@ -64,7 +64,7 @@ def fine_tuned(pretraining: Run, recipe: Recipe, race: str, *, plan: Plan | None
 
 
 def made_up(sizes: Sequence[ModelConfig], pretraining: Recipe, answering: Recipe, seeds: int) -> list[Run]:
-    """Runs on made-up questions: for each size its pretraining, then every seed from there and from initial weights."""
+    """Return runs on made-up questions: each size's pretraining, then every seed from it and from initial weights."""
     runs: list[Run] = []
     for size in sizes:
         first = Run(
@@ -102,12 +102,12 @@ def at_paper_scale(name: str, tp: int, batch: int, lr: float) -> list[Run]:
 
 
 def is_pretrained(row: Row) -> bool:
-    """Whether a run that answers questions started from pretrained weights."""
+    """Return True if a run that answers questions started from pretrained weights."""
     return row["point"].start is not None
 
 
 def accuracies(rows: Sequence[Row], name: str = TEST, *, pretrained: bool = True) -> dict[float, float]:
-    """Mean accuracy over seeds by number of parameters, from small to large."""
+    """Return mean accuracy over seeds by number of parameters, from small to large."""
     key = lambda row: row["parameters"] if row["name"] == name and is_pretrained(row) is pretrained else None
     return dict(sorted(mean_by(rows, "accuracy", key).items()))
 
@@ -122,7 +122,7 @@ def rises_with_size(rows: Sequence[Row]) -> Evidence | None:
 
 
 def on_race(rows: Sequence[Row]) -> list[Row]:
-    """Runs that were asked RACE's own questions: how hard others are we have chosen ourselves."""
+    """Return runs on RACE's own questions: the difficulty of other questions is our own choice."""
     return [row for row in rows if row["point"].data.race not in (None, SYNTHETIC)]
 
 
@@ -162,14 +162,14 @@ def as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def _table_5() -> dict[str, dict[str, float]]:
-    """Published accuracies by evaluation and model."""
+    """Return published accuracies by evaluation and model."""
     quantities = {TEST: "race_accuracy"} | {f"{TEST} {x}": f"race_{x}_accuracy" for x in ("middle", "high")}
     rows = {name: published("megatron2019", quantity) for name, quantity in quantities.items()}
     return {name: dict(zip(of["model"], of["value"] * PERCENT, strict=True)) for name, of in rows.items()}
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Accuracy on both schools' questions by size and start, the paper's models below."""
+    """Tabulate accuracy on both schools' questions by size and start, the paper's models below."""
     title = f"RACE: questions answered after fine-tuning{about(records)}"
     found = evaluations(records)
     rows: dict[Run | str, dict[str, Any]] = {}
@@ -178,7 +178,7 @@ def table(records: Sequence[Record]) -> Table:
             continue
         for point in scores(records, name, "choice").to_dict("records"):
             if point["point"].data.race is None:
-                continue  # pretraining that failed was asked nothing
+                continue  # failed pretraining was not evaluated on questions
             row = rows.setdefault(point["point"], {key: point[key] for key in ("model", "parameters", "n")})
             row |= {"start": "pretrained" if is_pretrained(point) else "initial weights", "whose": "ours"}
             row |= {column: point["accuracy"], f"{column}_half_width": point["accuracy_half_width"]}

@@ -29,17 +29,17 @@ from impl.recipe import Recipe
 from impl.run import Run
 
 NEAR = 0.1
-"""How far a speed-up may be from the published one, as a share of it, to count as the same; assumed."""
+"""Relative tolerance of a speed-up against the published one; assumed."""
 PAPER = named("gpt-1.2b")
 CPU = Recipe(steps=10, global_batch=8, microbatch=8, warmup_steps=2)
 V100S = Recipe(steps=20, global_batch=8, microbatch=8, lr=1.5e-4, warmup_steps=2)
 
 
 def sped_up(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Points of timed runs, each with its speed-up over one rank, and that of the same degree in table 8."""
+    """Return points of timed runs, each with its speed-up over one rank, and that of the same degree in table 8."""
     out = []
     for row in against(rows, lambda row: row["ranks"] == 1, RATE.key, ("tp_bytes_sent",)):
-        # the rate is of all ranks, so that what `against` calls efficiency is the speed-up
+        # the rate is of all ranks, so `against` returns the speed-up as efficiency
         speedup, width, t = row["efficiency"], row["efficiency_half_width"], row["tp"]
         share = published_efficiency(CONSTANT, t, 1)
         both = {"speedup": speedup, "speedup_half_width": width, "efficiency": speedup / t}
@@ -58,7 +58,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Speed-up over one rank, beside that of table 8 for the same degree."""
+    """Tabulate speed-up over one rank, next to that of table 8 for the same degree."""
     title, rows = f"Strong scaling of one model{about(records)}", pd.DataFrame(sped_up(frame(records)))
     if rows.empty:
         return Table("strong_scaling", title, (), rows)
@@ -72,7 +72,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def known(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    """The points that a speed-up is known of, one rank's among them."""
+    """Return the points whose speed-up is known, that of one rank included."""
     return [row for row in sped_up(pd.DataFrame(list(rows))) if not math.isnan(row["speedup"])]
 
 
@@ -81,7 +81,7 @@ def shown(found: Sequence[Row]) -> str:
 
 
 def faster_but_less_so(rows: Sequence[Row]) -> Evidence | None:
-    """Whether every doubling of the ranks is faster, and less than twice as fast."""
+    """Judge whether every doubling of the ranks is faster, and less than twice as fast."""
     found = known(rows)
     if len(found) < 2:
         return None
@@ -90,15 +90,17 @@ def faster_but_less_so(rows: Sequence[Row]) -> Evidence | None:
 
 
 def as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the paper's model speeds up as in table 8."""
+    """Judge whether the paper's model speeds up as in table 8."""
     found = [row for row in known(rows) if row["tp"] > 1 and model_of(row) == PAPER]
     off = [abs(row["speedup"] / row["published_speedup"] - 1) for row in found]
     return tally((one <= NEAR for one in off), "degrees", shown(found))
 
 
 def sends_no_less(rows: Sequence[Row]) -> Evidence | None:
-    """Whether what a rank sends grows as (t - 1) / t, while its share of the products falls; bytes, whatever the
-    cores."""
+    """Judge whether bytes that a rank sends grow as (t - 1) / t, while its share of the products falls.
+
+    Bytes count with any number of cores.
+    """
     sent = {row["tp"]: row["tp_bytes_sent"] for row in rows if row["tp"] > 1 and not math.isnan(row["tp_bytes_sent"])}
     pairs = list(pairwise(sorted(sent.items())))
     grown = [(b / a) / ((1 - 1 / u) / (1 - 1 / t)) for (t, a), (u, b) in pairs]

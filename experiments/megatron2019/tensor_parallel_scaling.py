@@ -54,16 +54,16 @@ MODELS: dict[Tier, dict[int, ModelConfig]] = {
 """The model of each tensor-parallel degree: about as many parameters on a rank as the first has."""
 GROWS, GROWS_WITH_DATA, CONSTANT = "model", "model and data", "ranks only"
 LINES = {GROWS: "model grows", GROWS_WITH_DATA: "model and data grow", CONSTANT: "only ranks grow"}
-"""What the figure calls them."""
+"""Names of the curves in the figure."""
 POINTS = 0.05
-"""How far an efficiency may be from the published one to count as the same; assumed, as devices differ."""
+"""Largest difference from a published efficiency that counts as the same; assumed, as devices differ."""
 RATE = "tokens_per_second"
 SLOWER = 0.98
 """Ratio of speeds that still counts as no slower; assumed, as repeats of one point differ."""
 
 
 def speed(model: ModelConfig, plan: Plan, recipe: Recipe, precision: Precision = "fp32") -> Run:
-    """A run that is there for its speed; `recipe.global_batch` is what one data-parallel rank has."""
+    """Return a run for speed only; `recipe.global_batch` is the batch of one data-parallel rank."""
     recipe = replace(recipe, global_batch=recipe.global_batch * plan.dp)
     return Run(model=model, plan=plan, train=recipe, evaluation=EvaluationConfig(sequences=None), precision=precision)
 
@@ -71,7 +71,7 @@ def speed(model: ModelConfig, plan: Plan, recipe: Recipe, precision: Precision =
 def points(
     models: dict[int, ModelConfig], constant: Sequence[int], with_data: Sequence[Plan]
 ) -> list[tuple[ModelConfig, Plan]]:
-    """Figure 5's two curves and table 8's, and both choices the other way for every model that is split."""
+    """Return figure 5's two curves and table 8's, and both choices the other way for every model that is split."""
     made = [(model, Plan(tp=tp)) for tp, model in models.items()]
     made += [(models[plan.tp], plan) for plan in with_data]
     made += [(models[1], Plan(tp=tp)) for tp in constant]
@@ -83,12 +83,12 @@ def points(
 
 
 def model_of(row: Mapping[Any, Any]) -> ModelConfig:
-    """The model of a row of `measures.frame`."""
+    """Return the model of a row of `measures.frame`."""
     return row["point"].model
 
 
 def what_grows(row: Mapping[Any, Any]) -> str:
-    """What grows along the curve that a point belongs to; all curves begin at the first model on one rank."""
+    """Return what grows along the curve of a point; all curves begin at the first model on one rank."""
     model, tp, dp = model_of(row), row["tp"], row["dp"]
     for models in MODELS.values():
         if models.get(tp) == model:
@@ -100,7 +100,7 @@ def what_grows(row: Mapping[Any, Any]) -> str:
 
 @functools.cache
 def published_efficiency(grows: str, tp: int, dp: int) -> float:
-    """As printed in figure 5, or table 8's speed-up over the number of GPUs; NaN for degrees that are not there."""
+    """Return the efficiency of figure 5, or table 8's speed-up over the GPUs; NaN for degrees that are in neither."""
     if grows == CONSTANT:
         rows = published("megatron2019", "strong_scaling_speedup").to_dict("records")
         found = [row["value"] / row["gpus"] for row in rows if (row["tp"], row["dp"]) == (tp, dp)]
@@ -112,7 +112,7 @@ def published_efficiency(grows: str, tp: int, dp: int) -> float:
 
 
 def efficiencies(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Timed points, each with its rate of model FLOPs per device over that of the first model on one rank.
+    """Return timed points, each with its rate of model FLOPs per device over that of the first model on one rank.
 
     `published` is what the paper prints for the same degrees and curve, whatever the size of the model here.
     """
@@ -138,11 +138,11 @@ WHOLE = {
     "bert": "gains and biases of LayerNorms, position and token-type embeddings, the biases of row-parallel layers "
     "(attention's projection, the MLP's second layer), and the heads but for the bias of every token's score",
 }
-"""What every tensor-parallel rank has, by family."""
+"""State that every tensor-parallel rank holds whole, by family."""
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Efficiency beside the published one, and what a rank holds of weights, gradients and optimizer states."""
+    """Tabulate efficiency next to the published one, and weights, gradients and optimizer states of a rank."""
     title = f"Efficiency of tensor parallelism{about(records)}"
     found = efficiencies(frame(records))
     order = [GROWS, GROWS_WITH_DATA, CONSTANT, "other"]
@@ -165,7 +165,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def _line(row: Mapping[Any, Any]) -> str:
-    """The name of a point's line in the figure; empty where all begin."""
+    """Return the name of a point's line in the figure; empty where all begin."""
     if row["grows"] == GROWS and row["ranks"] == 1:
         return ""
     way = "" if is_plain(row) else ", sequence parallel" if row["sequence_parallel"] else ", no input overlap"
@@ -173,12 +173,12 @@ def _line(row: Mapping[Any, Any]) -> str:
 
 
 def is_plain(row: Mapping[Any, Any]) -> bool:
-    """Whether layers work as in the paper, and gradients are reduced as they come."""
+    """Return True if layers work as in the paper, and gradients are reduced as they come."""
     return not row["sequence_parallel"] and row["overlap_input_grad_reduce"]
 
 
 def on_curve(rows: Sequence[Row], grows: str) -> list[dict[Any, Any]]:
-    """A curve's plain points whose efficiency is known, by degree."""
+    """Return a curve's plain points whose efficiency is known, by degree."""
     known = [row for row in efficiencies(pd.DataFrame(list(rows))) if not math.isnan(row["efficiency"])]
     first = {GROWS} if grows == CONSTANT else set()
     chosen = [row for row in known if row["grows"] == grows or (row["grows"] in first and row["ranks"] == 1)]
@@ -186,7 +186,7 @@ def on_curve(rows: Sequence[Row], grows: str) -> list[dict[Any, Any]]:
 
 
 def as_published(grows: str) -> Check:
-    """A check that the paper's models, the 8-way one among them, are as efficient here, within POINTS."""
+    """Return a check that the paper's models, the 8-way one among them, are as efficient here, within POINTS."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         paper = MODELS["paper"]
@@ -202,7 +202,7 @@ def as_published(grows: str) -> Check:
 
 
 def falls(grows: str) -> Check:
-    """A check that efficiency falls with every increase of the tensor-parallel degree."""
+    """Return a check that efficiency falls with every increase of the tensor-parallel degree."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         curve = on_curve(rows, grows)
@@ -215,7 +215,7 @@ def falls(grows: str) -> Check:
 
 
 def states_fall(rows: Sequence[Row]) -> Evidence | None:
-    """Whether every rank holds what the formula says; the shares are of models that one rank held whole, too."""
+    """Judge whether every rank holds the bytes of the formula; shares are of models that one rank held whole, too."""
     held: dict[str, dict[int, tuple[float, float]]] = {}
     exact: list[bool] = []
     for row in rows:
@@ -235,7 +235,7 @@ def states_fall(rows: Sequence[Row]) -> Evidence | None:
 
 
 def no_slower(way: str) -> Check:
-    """A check that layers are no slower with a field of the plan on than off, wherever both were run.
+    """Return a check that layers are no slower with a field of the plan on than off, wherever both were run.
 
     Equal predictions to the last bit are one prediction twice, as a system's habits override the field: no evidence.
     """

@@ -40,7 +40,7 @@ WAYS: tuple[Way, ...] = ("by hand", "same knobs", "all knobs")
 BUCKET = 2**29
 """Bytes of all plans' buckets at the papers' sizes."""
 NEAR_BEST = 1.10
-"""How many times as long as the best plan with the same knobs a hand-made one may take to count as near it; assumed."""
+"""Largest ratio of a hand-made plan's time to the best one's with the same knobs that counts as near it; assumed."""
 AS_FAST = 1.02
 """Ratio of step times that still counts as no slower; assumed, as repeats of one point differ."""
 NO_OFFLOAD = ("offload_activations=false", "offload_optimizer=false")
@@ -51,7 +51,7 @@ OLD_SCHEDULES = "schedule=gpipe,one_f_one_b,interleaved"
 
 
 class Hand(NamedTuple):
-    """A recipe of a paper, or of its rules, for a model on so many devices."""
+    """A recipe of a paper, or of its rules, for a model on a number of devices."""
 
     paper: str
     model: ModelConfig
@@ -60,7 +60,7 @@ class Hand(NamedTuple):
     microbatch: int
     plan: Plan
     knobs: tuple[str, ...]
-    """What `tune --fix` keeps to where only what the paper's software had is meant."""
+    """Values for `tune --fix` that keep plans to features of the paper's software."""
     precision: Precision = "bf16"
 
     @property
@@ -68,7 +68,7 @@ class Hand(NamedTuple):
         return f"{self.paper}: {size_name(count_parameters(self.model, self.model.vocab_size or 1).total)}"
 
     def run(self, plan: Plan, microbatch: int, repeat: int = 0) -> Run:
-        """A step of the recipe's with some plan."""
+        """Return a run of the recipe with a plan."""
         recipe = Recipe(steps=12, global_batch=self.batch, microbatch=microbatch, lr=1e-4, warmup_steps=2)
         bucket = BUCKET if self.plan.world_size > 2 else plan.bucket_bytes
         return Run(
@@ -81,7 +81,7 @@ class Hand(NamedTuple):
         )
 
     def way(self, way: Way, repeat: int = 0) -> Run:
-        """With the hand-made plan, or one that was found."""
+        """Return the run with the hand-made plan, or with a plan from FOUND."""
         if way == "by hand":
             return self.run(self.plan, self.microbatch, repeat)
         fields = dict(FOUND[self.name, way])
@@ -89,7 +89,7 @@ class Hand(NamedTuple):
         return self.run(Plan(**fields), microbatch, repeat)
 
     def searched(self, way: Way) -> dict[str, Any]:
-        """What FOUND has to say: the fields of the best plan that are not as a plan has them by default.
+        """Return the entry of FOUND: the fields in which the best plan differs from the defaults.
 
         At the papers' sizes this takes minutes.
         """
@@ -155,7 +155,7 @@ CPUS = [
         ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_len=256, vocab_size=8192),
     )
 ]
-"""Its first rule: layers are shared by all devices of a node."""
+"""Runs by PTD-P's first rule: layers are shared by all devices of a node."""
 FOUND: dict[tuple[str, Way], dict[str, Any]] = {
     ("PTD-P's rules: 3.5M", "same knobs"): {"dp": 2, "microbatch": 8},
     ("PTD-P's rules: 3.5M", "all knobs"): {"dp": 2, "microbatch": 8},
@@ -332,17 +332,17 @@ FOUND: dict[tuple[str, Way], dict[str, Any]] = {
         "sequence_parallel": True,
     },
 }
-"""Best plans by `Hand.searched`: fields that are not as a plan has them by default, and the microbatch."""
+"""Best plans by `Hand.searched`: fields that differ from the defaults, and the microbatch."""
 
 
 def runs(hands: Sequence[Hand], repeats: int = 1) -> list[Run]:
-    """Every recipe in all ways, in turn; once where ways are the same."""
+    """Return every recipe in all ways, in turn; once where ways are the same."""
     return list(dict.fromkeys(hand.way(way, i) for i in range(repeats) for hand in hands for way in WAYS))
 
 
 @cache
 def meant_by() -> dict[Run, list[tuple[Hand, Way]]]:
-    """Recipes and ways that a point stands for."""
+    """Return the recipes and ways of every point."""
     found: dict[Run, list[tuple[Hand, Way]]] = {}
     for hand in (*HANDS, *CPUS):
         for way in WAYS:
@@ -351,7 +351,7 @@ def meant_by() -> dict[Run, list[tuple[Hand, Way]]]:
 
 
 def compared(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Every recipe in every way that was run, or simulated for its own system; each beside the hand-made plan."""
+    """Return every recipe in every way that was run, or simulated for its own system, next to the hand-made plan."""
     if not rows.empty:
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows["step_seconds"].notna()]).drop_duplicates("id")
     if rows.empty:
@@ -372,7 +372,7 @@ def _where(row: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 
 def in_words(run: Run) -> str:
-    """`tp 8, pp 8, dp 24, microbatch 2, interleaved 2, full`: what a plan has otherwise than by default."""
+    """Return a plan's fields that are not defaults, as `tp 8, pp 8, dp 24, microbatch 2, interleaved 2, full`."""
     plan = run.plan
     parts = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp") if getattr(plan, axis) > 1]
     parts += [f"microbatch {run.train.microbatch}"]
@@ -398,7 +398,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Each recipe's plan and step by hand, as found with the same knobs, and with all."""
+    """Tabulate each recipe's plan and step: by hand, found with the same knobs, and found with all."""
     title, found = f"Plans by hand and by search{about(records)}", compared(frame(records))
     if not found:
         return Table("auto_plan", title, (), pd.DataFrame())
@@ -413,14 +413,14 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def ratios(rows: Sequence[Row], way: Way) -> dict[str, float]:
-    """How many times as fast a way's plans are as the hand-made, by recipe; not where ranks were crowded."""
+    """Return the speed-up of a way's plans over the hand-made ones, by recipe; without oversubscribed runs."""
     found = compared(pd.DataFrame(list(rows)))
     fair = [row for row in found if row["way"] == way and not row["oversubscribed"]]
     return {row["recipe"]: row["speedup"] for row in fair if not math.isnan(row["speedup"])}
 
 
 def no_slower(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the plan found among all is as fast as every hand-made one, but for AS_FAST.
+    """Judge whether the plan found among all is as fast as every hand-made one, but for AS_FAST.
 
     Only measured runs can tell: the simulator that chose the plan finds it the fastest whatever its errors.
     """
@@ -429,7 +429,7 @@ def no_slower(rows: Sequence[Row]) -> Evidence | None:
 
 
 def near_the_best(rows: Sequence[Row]) -> Evidence | None:
-    """Whether every hand-made plan takes at most NEAR_BEST of the best with the same knobs."""
+    """Judge whether every hand-made plan takes at most NEAR_BEST of the best with the same knobs."""
     return _told(ratios(rows, "same knobs"), lambda ratio: ratio <= NEAR_BEST)
 
 
@@ -440,7 +440,7 @@ def _told(found: Mapping[str, float], holds: Any) -> Evidence | None:
 
 
 def within_nodes(rows: Sequence[Row]) -> Evidence | None:
-    """Whether layers are shared within a node in all the plans found for several nodes."""
+    """Judge whether layers are shared within a node in all the plans found for several nodes."""
     found = [row for row in compared(pd.DataFrame(list(rows))) if row["way"] != WAYS[0] and row["source"] == SIMULATED]
     sizes = {row["system"]: load_system(row["system"]).node.size.value for row in found if row["ranks"] > 2}
     large = [row for row in found if row["ranks"] > sizes.get(row["system"], math.inf)]

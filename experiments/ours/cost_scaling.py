@@ -28,9 +28,9 @@ from impl.recipe import Recipe
 from impl.run import Precision, Run
 
 LINEAR = 0.15
-"""How far a step's time may be from proportional to its FLOPs, as a share of it."""
+"""Relative tolerance of a step's time against time proportional to its FLOPs."""
 LEAST, SPAN = 7e6, 20
-"""Parameters of the smallest model that counts, and how many times as many the largest needs for a law."""
+"""Parameters of the smallest model that counts, and the least ratio of the largest to it for a law."""
 NO_FASTER = 1.05
 """Ratio of rates that still counts as no faster; assumed, as repeats of one point differ."""
 
@@ -43,7 +43,7 @@ def one_rank(models: Sequence[ModelConfig], recipe: Recipe, repeats: int, precis
 def in_ranks(
     degrees: Sequence[int], model: ModelConfig, recipe: Recipe, repeats: int, precision: Precision = "fp32"
 ) -> list[Run]:
-    """Data-parallel ranks with a batch of `recipe.global_batch` each."""
+    """Return runs of data-parallel ranks with a batch of `recipe.global_batch` each."""
     return [
         replace(run, plan=Plan(dp=dp), train=replace(recipe, global_batch=recipe.global_batch * dp))
         for run in one_rank([model], recipe, repeats, precision)
@@ -52,9 +52,9 @@ def in_ranks(
 
 
 def sizes(rows: pd.DataFrame) -> list[list[dict[Any, Any]]]:
-    """Models of one rank with the same tokens a step on one device, by parameters; each beside proportional time.
+    """Return models of one rank with the same tokens a step on one device, by parameters, next to proportional time.
 
-    `flops` are a step's model FLOPs, `over` what its time is over c times these, less 1: c is the geometric mean of
+    `flops` are a step's model FLOPs, `over` is its time over c times these, less 1: c is the geometric mean of
     time over FLOPs, so that the models deviate to both sides.
     """
     if not rows.empty:
@@ -96,7 +96,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Step time and rate of one rank by model size, beside what proportional time would be."""
+    """Tabulate step time and rate of one rank by model size, next to proportional time."""
     title = f"Cost of a step by model size{about(records)}"
     rows = pd.DataFrame([row for group in sizes(frame(records)) for row in group])
     if rows.empty:
@@ -111,7 +111,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def is_linear(rows: Sequence[Row]) -> Evidence | None:
-    """Whether time is proportional to FLOPs within LINEAR, from LEAST parameters on, where sizes span enough."""
+    """Judge whether time is proportional to FLOPs within LINEAR, from LEAST parameters on, where sizes span enough."""
     judged = []
     for group in sizes(pd.DataFrame(list(rows))):
         meant = [row for row in group if row["parameters"] >= LEAST and not row["oversubscribed"]]
@@ -130,7 +130,7 @@ def is_linear(rows: Sequence[Row]) -> Evidence | None:
 
 
 def slope(group: Sequence[dict[Any, Any]]) -> float:
-    """Of log time over log FLOPs, by least squares."""
+    """Return the slope of log time over log FLOPs, by least squares."""
     x, y = ([math.log(row[name]) for row in group] for name in ("flops", "step_seconds"))
     x_mean, y_mean = math.fsum(x) / len(x), math.fsum(y) / len(y)
     products = math.fsum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True))
@@ -138,7 +138,7 @@ def slope(group: Sequence[dict[Any, Any]]) -> float:
 
 
 def turns_add_nothing(rows: Sequence[Row]) -> Evidence | None:
-    """Whether ranks that share cores have no higher rate in all than those that have a core each."""
+    """Judge whether ranks that share cores have in total no higher rate than ranks with a core each."""
     found = pd.DataFrame(list(rows))
     if not found.empty:
         found = pd.DataFrame(found[(found["status"] == "ok") & (found["dp"] == found["ranks"])]).drop_duplicates("id")
@@ -166,7 +166,7 @@ SMALL = [
         for layers, hidden in ((12, 768), (16, 1024), (20, 1280))
     ),
 ]  # fmt: skip
-"""As `impl.model.sizes` has them, then on to 85M, 200M and 400M with as many hidden units a head."""
+"""Models of `impl.model.sizes`, then on to 85M, 200M and 400M with as many hidden units a head."""
 PAPER = [replace(named(f"gpt-{size}"), dropout=0.0) for size in ("355m", "1.2b", "2.5b", "4.2b")]
 
 EXPERIMENT = Experiment(

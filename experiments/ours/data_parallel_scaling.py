@@ -27,7 +27,7 @@ from impl.run import Precision, Run
 def sweep(
     size: ModelConfig, degrees: tuple[int, ...], recipe: Recipe, precision: Precision = "fp32", *, overlap: bool = True
 ) -> list[Run]:
-    """Weak and strong scaling over the degrees, for speed only; `recipe.global_batch` is what one rank has."""
+    """Return weak and strong scaling over the degrees, for speed only; `recipe.global_batch` is one rank's batch."""
     strong = {(dp, recipe.global_batch) for dp in degrees}
     weak = {(dp, recipe.global_batch * dp) for dp in degrees}
     return [
@@ -45,7 +45,7 @@ def sweep(
 def with_and_without_overlap(
     size: ModelConfig, degrees: tuple[int, ...], recipe: Recipe, repeats: int, precision: Precision = "fp32"
 ) -> list[Run]:
-    """The sweep, reduced during and after the backward pass, measured `repeats` times in turn."""
+    """Return the sweep, reduced during and after the backward pass, measured `repeats` times in turn."""
     during = sweep(size, degrees, recipe, precision)
     after = sweep(size, degrees, recipe, precision, overlap=False)
     return [replace(run, repeat=repeat) for repeat in range(repeats) for run in (*during, *after)]
@@ -58,8 +58,11 @@ network that takes no time must not be; figure 5's of 1.2B on 64 GPUs."""
 
 
 def compared(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    """Points of timed runs on more than one rank: `kind` of scaling, and `efficiency`, the rate of a rank over that of
-    one alone, with the same model, device and overlap; NaN where ranks are crowded."""
+    """Return points of timed runs on more than one rank, with `kind` of scaling and `efficiency`.
+
+    Efficiency is the rate of a rank over that of one alone, with the same model, device and overlap; NaN where ranks
+    are oversubscribed.
+    """
     found = pd.DataFrame(list(rows))
     if not found.empty:
         found = pd.DataFrame(found[(found["status"] == "ok") & found[RATE].notna()]).drop_duplicates("id")
@@ -82,7 +85,7 @@ def compared(rows: Sequence[Row]) -> list[dict[Any, Any]]:
 
 
 def pairs(rows: Sequence[Row], name: str, one: Any, other: Any) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
-    """Points alike but for a choice, whose efficiency is known, with the one and with the other."""
+    """Return pairs of points that differ in one choice only and whose efficiency is known."""
     rest = {"kind", "overlap"} - {name}
     by_rest: dict[tuple[Any, ...], dict[Any, dict[Any, Any]]] = {}
     for row in compared(rows):
@@ -105,7 +108,7 @@ def overlap_is_no_slower(rows: Sequence[Row]) -> Evidence | None:
 
 
 def as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether 1.2B on 64 GPUs keeps what figure 5 prints."""
+    """Judge whether 1.2B on 64 GPUs has the efficiency of figure 5."""
     is_of_paper: Callable[[dict[Any, Any]], bool] = lambda row: (
         row["parameters"] > 1e9 and (row["ranks"], row["kind"], row["overlap"]) == (64, "weak", True)
     )

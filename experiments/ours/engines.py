@@ -40,7 +40,7 @@ claimed = partial(Claim, source="our own")
 
 
 def data_parallel(n: int, **fields: Any) -> list[Plan]:
-    """ZeRO's stages over n ranks; stage 0 divides nothing."""
+    """Return ZeRO's stages over n ranks; stage 0 divides nothing."""
     return [Plan(dp=n, zero_stage=stage, **fields) for stage in (0, 1, 2, 3)]
 
 
@@ -57,7 +57,7 @@ def pipelines(n: int, chunks: int) -> list[Plan]:
 
 
 def plan_name(plan: Plan) -> str:
-    """What a plan over one axis is called: `dp`, `zero 3`, `tp, sequence parallel`, `pp, 1F1B`."""
+    """Return the name of a plan over one axis: `dp`, `zero 3`, `tp, sequence parallel`, `pp, 1F1B`."""
     if plan.tp > 1:
         return "tp, sequence parallel" if plan.sequence_parallel else "tp"
     if plan.pp > 1:
@@ -66,7 +66,7 @@ def plan_name(plan: Plan) -> str:
 
 
 def order(run: Run) -> tuple[Any, ...]:
-    """Where a run stands among others of its model: as in the docstring, fp32 before bf16."""
+    """Return the sort key of a run among those of its model: as in the module's docstring, fp32 before bf16."""
     plan = run.plan
     schedule = [*SCHEDULES, plan.schedule].index(plan.schedule)
     return (plan.pp > 1, plan.tp > 1, plan.sequence_parallel, schedule, plan.zero_stage, run.precision != "fp32")
@@ -75,7 +75,7 @@ def order(run: Run) -> tuple[Any, ...]:
 def by_every_engine(
     model: ModelConfig, plans: Sequence[Plan], recipe: Recipe, precisions: Sequence[Precision], repeats: int
 ) -> list[Run]:
-    """Each plan in each precision by each engine, which take turns: A B C A B C."""
+    """Return each plan in each precision by each engine, which take turns: A B C A B C."""
     run = Run(model=model, train=recipe, evaluation=EvaluationConfig(sequences=None))
     return [
         replace(run, plan=plan, precision=precision, engine=engine, repeat=repeat)
@@ -87,7 +87,7 @@ def by_every_engine(
 
 
 def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
-    """Each plan in each precision, with what every engine takes, and ours over the peer that is fastest there."""
+    """Return each plan in each precision with the costs of every engine, and ours over the fastest peer's."""
     found = cells(rows, "engine", choice=lambda run: run.engine)
     return [_compared(cell) for cell in sorted(found, key=lambda c: (c.first["parameters"], *order(c.run)))]
 
@@ -121,7 +121,7 @@ def _compared(cell: Cell) -> dict[str, Any]:
 
 
 def _losses(cell: Cell) -> dict[str, Any]:
-    """The last one, of ours where there is one, over how many steps, and the largest difference to ours of a step."""
+    """Return the last loss (ours if known), the steps compared, and the largest relative difference to ours."""
     runs = {engine: next(iter(repeats.values()))["losses"] for engine, repeats in cell.runs.items()}
     ours = runs.get("native", ())
     differences = [
@@ -162,7 +162,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Throughput, memory and loss of every engine on every plan, and our step time over the best peer's."""
+    """Tabulate throughput, memory and loss of every engine on every plan, and our step time over the best peer's."""
     title, found = f"Engines side by side{about(records)}", compared(frame(records).to_dict("records"))
     if not found:
         return Table("engines", title, (), pd.DataFrame())
@@ -178,7 +178,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def same_losses(precision: Precision) -> Check:
-    """A check that all engines' losses are ours at every step, within SAME_LOSSES."""
+    """Return a check that all engines' losses are ours at every step, within SAME_LOSSES."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         found = [row for row in compared(rows) if row["precision"] == precision and row["compared_steps"]]
@@ -195,15 +195,15 @@ def same_losses(precision: Precision) -> Check:
 
 
 def timed(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Cells in which ours can be compared with a peer's."""
+    """Return cells in which our time can be compared with a peer's."""
     return [row for row in compared(rows) if not math.isnan(row["ratio"])]
 
 
 def at_most(limit: float, is_meant: Callable[[dict[str, Any]], bool], *, within_interval: bool = False) -> Check:
-    """A check that our step takes at most this share of the best peer's, in every cell that is meant.
+    """Return a check that our step takes at most this share of the best peer's, in every cell that is meant.
 
     Args:
-        within_interval: it is enough that the 95% interval reaches as low.
+        within_interval: accept a ratio whose 95% interval reaches as low.
     """
 
     def check(rows: Sequence[Row]) -> Evidence | None:
@@ -217,7 +217,7 @@ def at_most(limit: float, is_meant: Callable[[dict[str, Any]], bool], *, within_
 
 
 def _in_short(found: Sequence[dict[str, Any]]) -> str:
-    """The smallest ratio and the largest."""
+    """Return the smallest and the largest ratio, in words."""
     ordered = sorted(found, key=lambda row: row["ratio"])
     ends = ordered[:1] + ordered[1:][-1:]
     return " to ".join(
@@ -226,12 +226,12 @@ def _in_short(found: Sequence[dict[str, Any]]) -> str:
 
 
 def in_bf16(kind: str, limit: float) -> Check:
-    """A check that in bf16 our step takes at most this share of the best peer's, on all plans of a kind."""
+    """Return a check that in bf16 our step takes at most this share of the best peer's, on all plans of a kind."""
     return at_most(limit, lambda row: row["precision"] == "bf16" and row["plan"].startswith(kind))
 
 
 def least_memory(rows: Sequence[Row]) -> Evidence | None:
-    """Whether no peer needs less memory on a rank, wherever states are divided; bytes, whatever the cores."""
+    """Judge whether no peer needs less memory on a rank where states are divided; holds with any number of cores."""
     found = [row for row in compared(rows) if row["zero_stage"] and not math.isnan(row["memory_ratio"])]
     if not found:
         return None

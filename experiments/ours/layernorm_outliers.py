@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 FAR = 3.0
 """Standard deviations from the mean beyond which a dimension is an outlier; assumed."""
 IN_LAYERS = 0.5
-"""Share of the layers in which it has to be one."""
+"""Share of the layers in which an outlier dimension has to be one."""
 WORTH = 10
-"""How many times what an average dimension is worth the one that stands out most has to be worth; assumed."""
+"""Least ratio of the loss without the most outstanding dimension to that without an average one; assumed."""
 EARLY = 0.5
-"""Share of the training after which outliers are there already."""
+"""Share of the training after which outliers have to be there."""
 MEASURES = ("outliers", "ratio", "weight", "same", "lost", "lost_average")
 
 
 def seen(looked: Dimensions) -> dict[str, float]:
-    """What one look at the dimensions says: MEASURES; NaN for what was not looked at."""
+    """Return MEASURES of one look at the dimensions; NaN for what was not looked at."""
     sizes = np.array(list(looked.layers.values()))
     deviations = (sizes - sizes.mean(axis=1, keepdims=True)) / np.maximum(sizes.std(axis=1, keepdims=True), 1e-12)
     weights = [norm["weight"] for norm in looked.norms.values()]
@@ -64,7 +64,7 @@ def seen(looked: Dimensions) -> dict[str, float]:
 
 
 def looks(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every look at every run that ended well: family, placement, seed, the share of its training, and MEASURES."""
+    """Return every look at every run that ended well: family, placement, seed, share of its training, and MEASURES."""
     found = []
     for row in rows:
         if row["status"] != "ok" or row["diverged"] or not isinstance(row["course"], tuple):
@@ -78,7 +78,7 @@ def looks(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def at_the_end(rows: Sequence[Row], norm: str | None = None) -> list[dict[str, Any]]:
-    """The last look at each run, of one placement or of all."""
+    """Return the last look at each run, of one placement or of all."""
     return [one for one in looks(rows) if one["share"] == 1 and norm in (None, one["norm_placement"])]
 
 
@@ -98,7 +98,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Outliers of each model and placement over its training, mean over seeds."""
+    """Tabulate outliers of each model and placement over its training, mean over seeds."""
     title, found = f"Outlier dimensions{about(records)}", looks(measured(records))
     if not found:
         return Table("layernorm_outliers", title, (), pd.DataFrame())
@@ -129,7 +129,7 @@ def _combined(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def figure(records: Sequence[Record]) -> "Figure | None":
-    """How far the largest dimension stands out over training, a panel a model, a line for each placement and seed."""
+    """Draw the largest dimension over the median during training: a panel a model, a line a placement and seed."""
     from harness.figures.style import COLOURS, panels
 
     found = looks(measured(records))
@@ -150,20 +150,20 @@ def figure(records: Sequence[Record]) -> "Figure | None":
 
 
 def has_outliers(rows: Sequence[Row], norm: str, families: Sequence[str] = ("gpt", "bert")) -> Evidence | None:
-    """Whether every model with this placement ends with outlier dimensions."""
+    """Judge whether every model with this placement ends with outlier dimensions."""
     found = [one for one in at_the_end(rows, norm) if one["family"] in families]
     return tally([one["outliers"] > 0 for one in found], "runs", _by_model(found, "outliers"))
 
 
 def same_in_most_norms(rows: Sequence[Row]) -> Evidence | None:
-    """Whether BERTs with post-layernorm have their furthest weight over FAR, in the same dimension of most norms."""
+    """Judge whether post-layernorm BERTs have their furthest weight over FAR, in the same dimension of most norms."""
     found = [one for one in at_the_end(rows, "post") if one["family"] == "bert"]
     numbers = f"furthest {_by_model(found, 'weight')} sd; the same in {_by_model(found, 'same')} of the norms"
     return tally([one["weight"] > FAR and one["same"] > IN_LAYERS for one in found], "runs", numbers)
 
 
 def worth_more(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the loss without the dimension that stands out most rises WORTH times as much as without another."""
+    """Judge whether losing the most outstanding dimension raises the loss WORTH times as much as losing another."""
     found = [one for one in at_the_end(rows) if not math.isnan(one["lost"])]
     numbers = "; ".join(
         f"{norm}: {_by_model(own, 'lost')} and {_by_model(own, 'lost_average')} nats"
@@ -174,14 +174,14 @@ def worth_more(rows: Sequence[Row]) -> Evidence | None:
 
 
 def there_early(rows: Sequence[Row]) -> Evidence | None:
-    """Whether runs that end with outliers have some after EARLY of their training, or before."""
+    """Judge whether runs that end with outliers have some after EARLY of their training, or before."""
     ended = {one["id"] for one in at_the_end(rows) if one["outliers"] > 0}
     early = {one["id"] for one in looks(rows) if one["outliers"] > 0 and one["share"] <= EARLY}
     return tally([run in early for run in sorted(ended)], "runs that end with some")
 
 
 def most_without_end_norm(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the largest dimension stands out more with pre-layernorm, whose sum nothing scales, than with post."""
+    """Judge whether the largest dimension stands out more with pre-layernorm, whose sum is unscaled, than with post."""
     pre, post = at_the_end(rows, "pre"), at_the_end(rows, "post")
     models = [model for model in dict.fromkeys(one["model"] for one in pre) if model in {one["model"] for one in post}]
     means = [[_mean(of, model, "ratio") for of in (pre, post)] for model in models]
@@ -194,13 +194,13 @@ def _mean(found: Sequence[Mapping[str, Any]], model: str, measure: str) -> float
 
 
 def _by_model(found: Sequence[Mapping[str, Any]], measure: str) -> str:
-    """`1.3 (GPT 0.3M), 2 (BERT 0.3M)`: means over seeds."""
+    """Return means over seeds by model, as `1.3 (GPT 0.3M), 2 (BERT 0.3M)`."""
     models = dict.fromkeys(one["model"] for one in found)
     return ", ".join(f"{number(_mean(found, model, measure), 3)} ({model})" for model in models)
 
 
 def watched(norms: Sequence[str], families: Sequence[str], seeds: int, shape: tuple[int, int], steps: int) -> list[Run]:
-    """Small models that are looked at six times."""
+    """Return runs of small models whose dimensions are looked at six times."""
     every = steps // 6
     return [
         Run(

@@ -3,7 +3,7 @@
 A family of small GPTs is trained for each norm placement, with several seeds, and validated along the way. The
 learning rate is constant after its warm-up, so that each validation is what a run of that length would end with. To
 every placement's losses Chinchilla's law L(N, D) = E + A / N^alpha + B / D^beta is fitted (Hoffmann et al. 2022,
-section 3.3), again and again with runs drawn anew, and extrapolated: what the placements differ by in models 10, 100
+section 3.3), many times with other draws of the runs, and extrapolated: what the placements differ by in models 10, 100
 and 1000 times the largest, and in how many of the draws they differ in that direction.
 """
 
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BASELINE = "pre"
-"""What the others are held against."""
+"""Placement that the others are compared with."""
 FITTED_FROM = 0.2
 """Share of the steps that come before the first validation that is fitted: earlier the law does not hold."""
 TIMES, TOKENS_PER_PARAMETER = (10, 100, 1000), 20
-"""Extrapolated to: parameters, in those of the largest model, and the tokens that Hoffmann et al. train these on."""
+"""Extrapolation sizes as multiples of the largest model's parameters, and tokens a parameter (Hoffmann et al.)."""
 CLOSE = 0.02
-"""Root mean square of log loss over the law's that counts as described by it; assumed."""
+"""Largest root mean square of log loss over the law's that counts as described by it; assumed."""
 SURE = 0.95
 """Share of the draws that have to agree."""
 
 
 def points_of(rows: Sequence[Row]) -> dict[str, list[Point]]:
-    """Validations of runs that ended well, by norm placement, from FITTED_FROM of their steps on."""
+    """Return validations of runs that ended well, by norm placement, from FITTED_FROM of their steps on."""
     found: dict[str, list[Point]] = {}
     for row in rows:
         for one in row["course"] if _counts(row) else ():
@@ -61,12 +61,12 @@ def points_of(rows: Sequence[Row]) -> dict[str, list[Point]]:
 
 
 def _counts(row: Row) -> bool:
-    """Whether this is the validation of a run that ended well."""
+    """Return True if a row is the validation of a run that ended well."""
     return row.get("kind") == "causal" and row["status"] == "ok" and not row["diverged"]
 
 
 def fits(rows: Sequence[Row]) -> dict[str, Fitted]:
-    """The law of every norm placement that has models enough."""
+    """Return the law of every norm placement that has enough models."""
     return {
         norm: _fitted(tuple(sorted(points)), list(PLACEMENTS).index(norm))
         for norm, points in points_of(rows).items()
@@ -75,7 +75,7 @@ def fits(rows: Sequence[Row]) -> dict[str, Fitted]:
 
 
 def _fitted(points: tuple[Point, ...], seed: int) -> Fitted:
-    """Fitted once; draws of one placement say nothing of another's."""
+    """Return the law of one placement's points, fitted once; the seed keeps placements' draws independent."""
     if (points, seed) not in _KNOWN:
         _KNOWN[points, seed] = fitted(points, seed=seed)
     return _KNOWN[points, seed]
@@ -85,7 +85,7 @@ _KNOWN: dict[tuple[tuple[Point, ...], int], Fitted] = {}
 
 
 def difference(of: Fitted, baseline: Fitted, parameters: float, tokens: float) -> dict[str, float]:
-    """What a placement's loss is over the baseline's by their laws, its interval, and the share of draws above 0."""
+    """Return a placement's loss over the baseline's by their laws, its interval, and the share of draws above 0."""
     each = of.resampled.loss(parameters, tokens) - baseline.resampled.loss(parameters, tokens)
     low, high = between(each)
     mean = of.law.loss(parameters, tokens) - baseline.law.loss(parameters, tokens)
@@ -99,11 +99,11 @@ class End(NamedTuple):
     parameters: float
     tokens: float
     losses: list[float]
-    """Of a seed each."""
+    """Loss of each seed."""
 
 
 def ends(rows: Sequence[Row], norm: str) -> dict[str, End]:
-    """Of every model with this placement, by its name, the smallest first."""
+    """Return every model of this placement at its end, by name, the smallest first."""
     found: dict[str, End] = {}
     for row in rows:
         if row["norm_placement"] == norm and _counts(row):
@@ -114,7 +114,7 @@ def ends(rows: Sequence[Row], norm: str) -> dict[str, End]:
 
 
 def targets(laws: dict[str, Fitted]) -> list[tuple[float, float]]:
-    """Parameters and tokens that the laws are extrapolated to."""
+    """Return parameters and tokens that the laws are extrapolated to."""
     largest = max(point.parameters for one in laws.values() for point in one.points)
     return [(times * largest, times * largest * TOKENS_PER_PARAMETER) for times in TIMES]
 
@@ -137,7 +137,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Losses of the trained models and of larger ones, measured and by each placement's law, with its certainty."""
+    """Tabulate losses of trained and of larger models, measured and by each placement's law, with its certainty."""
     title, rows = f"Loss by size, data and norm placement{about(records)}", measured(records)
     laws = fits(rows)
     if not laws:
@@ -171,7 +171,7 @@ def _row(norm: str, laws: dict[str, Fitted], parameters: float, tokens: float) -
 
 
 def in_words(one: Fitted) -> str:
-    """`E 1.2 (1.1 to 1.3), ..., 0.5% off`: the constants with their intervals."""
+    """Return the constants with their intervals, as `E 1.2 (1.1 to 1.3), ..., 0.5% off`."""
     parts = []
     for name in Law._fields:
         low, high = one.interval(lambda law, name=name: getattr(law, name))
@@ -181,7 +181,7 @@ def in_words(one: Fitted) -> str:
 
 
 def figure(records: Sequence[Record]) -> "Figure | None":
-    """Loss against tokens of every model, a panel for each placement, its law drawn through; None without a law."""
+    """Draw loss against tokens of every model, a panel a placement, with its law; None without a law."""
     from harness.figures.style import COLOURS, panels
 
     laws = fits(measured(records))
@@ -204,14 +204,14 @@ def figure(records: Sequence[Record]) -> "Figure | None":
 
 
 def described(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the law is close to the losses of every placement."""
+    """Judge whether the law is close to the losses of every placement."""
     laws = fits(rows)
     numbers = ", ".join(f"{one.off:.2%} ({norm})" for norm, one in laws.items())
     return tally([one.off <= CLOSE for one in laws.values()], "placements", numbers)
 
 
 def higher_here(rows: Sequence[Row], other: str) -> Evidence | None:
-    """Whether the other placement ends higher than the baseline at every size that was trained."""
+    """Judge whether the other placement ends higher than the baseline at every size that was trained."""
     ours, theirs = ends(rows, BASELINE), ends(rows, other)
     over = {
         name: estimate(theirs[name].losses).mean - estimate(ours[name].losses).mean for name in ours if name in theirs
@@ -221,7 +221,7 @@ def higher_here(rows: Sequence[Row], other: str) -> Evidence | None:
 
 
 def higher_beyond(rows: Sequence[Row], other: str) -> Evidence | None:
-    """Whether SURE of the draws say the same of every extrapolated size; nothing is known where a law does not hold."""
+    """Judge whether SURE of the draws agree at every extrapolated size; None where a law does not hold."""
     laws = fits(rows)
     if any(norm not in laws or laws[norm].off > CLOSE for norm in (BASELINE, other)):
         return None
@@ -236,7 +236,7 @@ def higher_beyond(rows: Sequence[Row], other: str) -> Evidence | None:
 
 
 def as_chinchilla(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the baseline's exponents are Chinchilla's, within the interval of the draws."""
+    """Judge whether the baseline's exponents are Chinchilla's, within the interval of the draws."""
     one = fits(rows).get(BASELINE)
     if one is None:
         return None
@@ -254,7 +254,7 @@ def as_chinchilla(rows: Sequence[Row]) -> Evidence | None:
 def family(
     sizes: Sequence[tuple[int, int]], norms: Sequence[str], seeds: int, recipe: Recipe, every: int, dataset: str
 ) -> list[Run]:
-    """Models of so many layers and hidden units, each placement of a seed in turn."""
+    """Return models of these layers and hidden units, each placement of a seed in turn."""
     return [
         Run(
             model=scaled(layers, hidden, norm_placement=norm),
@@ -272,7 +272,7 @@ def family(
 CPU = Recipe(steps=480, global_batch=8, microbatch=8, lr=2e-3, warmup_steps=40, decay="constant")
 GPU = Recipe(steps=20_000, global_batch=256, microbatch=8, lr=3e-4, warmup_steps=500, decay="constant")
 LARGE = ((6, 384), (8, 512), (12, 768), (16, 1024), (24, 1024))
-"""From 30M to 360M parameters, with the embedding's."""
+"""Layers and hidden size of models from 30M to 360M parameters, with the embedding's."""
 
 EXPERIMENT = Experiment(
     source="our own; the law and its fit: Hoffmann et al. 2022 (2203.15556), section 3.3; the question: Megatron-LM "

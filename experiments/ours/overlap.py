@@ -32,13 +32,13 @@ OVERLAPS = {
     "overlap_param_gather": "parameters' gathers, ahead of their use",
     "overlap_input_grad_reduce": "input gradients' reductions, with weight gradients",
 }
-"""Fields of the plan, and what they overlap with what."""
+"""Fields of the plan, and the communication and computation that each overlaps."""
 SLOWER = 1.02
 """Ratio of step times that still counts as no slower; assumed, as repeats of one point differ."""
 
 
 def overlaps_of(plan: Plan) -> list[str]:
-    """Those that a plan has anything to do with."""
+    """Return the overlaps that have an effect on a plan."""
     found = ["overlap_grad_reduce"] if plan.dp > 1 else []
     found += ["overlap_param_gather"] if plan.zero_stage else []
     return found + (["overlap_input_grad_reduce"] if plan.tp > 1 else [])
@@ -47,7 +47,7 @@ def overlaps_of(plan: Plan) -> list[str]:
 def with_and_without(
     model: ModelConfig, plans: Sequence[Plan], recipe: Recipe, precisions: Sequence[Precision], repeats: int
 ) -> list[Run]:
-    """Each plan with all of its overlaps, then without one of them, in turn."""
+    """Return each plan with all of its overlaps, then without one of them, in turn."""
     run = Run(model=model, train=recipe, evaluation=EvaluationConfig(sequences=None))
     return [
         replace(run, plan=replace(plan, **({without: False} if without else {})), precision=precision, repeat=repeat)
@@ -59,12 +59,12 @@ def with_and_without(
 
 
 def without(run: Run) -> str:
-    """The overlap that a run does without; empty where it has all."""
+    """Return the overlap that a run lacks; empty if it has all."""
     return " ".join(name for name in OVERLAPS if not getattr(run.plan, name))
 
 
 def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
-    """Each overlap of each plan: a step with it, without it, and their ratio over the pairs of repeats."""
+    """Return each overlap of each plan: a step with it, without it, and their ratio over the pairs of repeats."""
     found = cells(rows, *(f"plan.{name}" for name in OVERLAPS), choice=without)
     return [
         _compared(cell, name)
@@ -114,7 +114,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Step time with all overlaps and without one of them, for each plan that has it."""
+    """Tabulate step time with all overlaps and without one of them, for each plan that has it."""
     title, found = f"What overlaps buy{about(records)}", compared(frame(records).to_dict("records"))
     if not found:
         return Table("overlap", title, (), pd.DataFrame())
@@ -126,7 +126,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def no_slower(name: str) -> Check:
-    """A check that steps with an overlap take no more time than without it, but for SLOWER, on every plan."""
+    """Return a check that steps with an overlap take no more time than without it, but for SLOWER, on every plan."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         found = [row for row in compared(rows) if row["overlap"] == name and not math.isnan(row["ratio"])]
@@ -137,7 +137,7 @@ def no_slower(name: str) -> Check:
 
 
 def same_losses(rows: Sequence[Row]) -> Evidence | None:
-    """Whether every step's loss is the same with and without each overlap, whatever the cores."""
+    """Judge whether every step's loss is the same with and without each overlap, with any number of cores."""
     found = [row for row in compared(rows) if row["same_losses"] is not None]
     same = sum(row["same_losses"] for row in found)
     return Evidence(same == len(found), f"{same} of {len(found)} pairs") if found else None

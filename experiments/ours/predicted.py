@@ -29,13 +29,13 @@ from impl.recipe import Recipe
 from impl.run import Run
 
 OFF, SAME_ORDER = 0.10, 0.85
-"""Mean of the errors' sizes, and Kendall's tau, to be reached: aims."""
+"""Goals: largest mean of the errors' sizes, and least Kendall's tau."""
 
 
 def training(
     shape: tuple[int, int, int, int], plan: Plan, microbatch: int, microbatches: int, repeats: int
 ) -> list[Run]:
-    """Runs of a model with so many layers, hidden size, heads and tokens, timed only; all but for the repeat alike."""
+    """Return timed runs of a model with these layers, hidden size, heads and tokens, which differ in repeat only."""
     layers, hidden, heads, seq_len = shape
     model = ModelConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, seq_len=seq_len)
     recipe = replace(CPU, global_batch=microbatch * microbatches * plan.dp, microbatch=microbatch)
@@ -44,7 +44,7 @@ def training(
 
 
 def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
-    """Every point that was both trained and simulated: its step's seconds, and how far the simulated ones are off."""
+    """Return every point both trained and simulated: its step's seconds, and the error of the simulated ones."""
     sources: dict[str, list[Mapping[Any, Any]]] = {}
     for row in rows:
         sources.setdefault(row["source"], []).append(row)
@@ -86,7 +86,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """The step of every point that was trained and simulated, and how far the two are apart."""
+    """Tabulate the step of every point that was trained and simulated, and the error of the prediction."""
     title, found = f"Predicted and measured{about(records)}", compared(frame(records).to_dict("records"))
     if not found:
         return Table("predicted", title, (), pd.DataFrame())
@@ -114,13 +114,13 @@ def _order(found: Sequence[Mapping[str, Any]]) -> Evidence:
 
 
 def close(rows: Sequence[Row]) -> Evidence | None:
-    """Whether predictions are off by OFF on average, or less."""
+    """Judge whether predictions are off by OFF on average, or less."""
     found = compared(rows)
     return _errors(found) if found else None
 
 
 def in_order(rows: Sequence[Row]) -> Evidence | None:
-    """Whether predicted and measured steps are in the same order, but for a few pairs."""
+    """Judge whether predicted and measured steps are in the same order, but for a few pairs."""
     found = compared(rows)
     return _order(found) if len(found) > 1 else None
 
@@ -140,7 +140,7 @@ POINTS: list[tuple[tuple[int, int, int, int], Plan, int, int]] = [
     ((5, 256, 4, 192), Plan(dp=2, zero_stage=3), 4, 2),
     ((2, 512, 8, 64), Plan(dp=2, recompute="selective"), 8, 1),
 ]
-"""Layers, hidden size, heads and tokens; plan; microbatch, and how many of them a rank has in a step."""
+"""Layers, hidden size, heads and tokens; plan; microbatch, and microbatches of a rank in a step."""
 ON_8 = replace(named("gpt-1.2b"), dropout=0.0)
 
 EXPERIMENT = Experiment(

@@ -4,7 +4,7 @@ Ranks that share a layer's matrices all need what lies between them. Megatron-LM
 rather than on one and send it (section 3). Computed by each rank for its part of the tokens and gathered, it would cost
 two gathers more in each pass of a layer. Sequence parallelism (Korthikanti et al. 2022) has it computed once for none:
 its gathers and scatters take the place of all-reduces. Here both of the two that are built run side by side, and are
-simulated over model sizes, ranks that share a layer, and networks; what the gathers would add is told by the same
+simulated over model sizes, ranks that share a layer, and networks; what the gathers would add follows from the same
 curves.
 """
 
@@ -40,15 +40,15 @@ from impl.simulator.seconds import collective, group
 SLOWER = 1.02
 """Ratio of step times that still counts as no slower; assumed, as repeats of one point differ."""
 NEAR = 0.02
-"""How far a ratio may be from the published one to count as the same; assumed."""
+"""Largest difference from a published ratio that counts as the same; assumed."""
 GATHERS = 4
-"""That computing once would add to a layer and microbatch: for attention and MLP, forward and backward."""
+"""Gathers that computing once adds to a layer and microbatch: for attention and MLP, forward and backward."""
 OF_TABLE_4 = "korthikanti-22b"
 SPLIT = "plan.sequence_parallel"
 
 
 def both(model: ModelConfig, tp: int, recipe: Recipe, precision: Precision = "fp32", repeats: int = 1) -> list[Run]:
-    """What lies between the split matrices computed on every rank, and by each for its part, in turn."""
+    """Return runs with the work between split matrices done by every rank in full, or by each for its part, in turn."""
     run = Run(model=model, train=recipe, evaluation=EvaluationConfig(sequences=None), precision=precision)
     return [
         replace(run, plan=Plan(tp=tp, sequence_parallel=is_split), repeat=repeat)
@@ -58,7 +58,7 @@ def both(model: ModelConfig, tp: int, recipe: Recipe, precision: Precision = "fp
 
 
 def compared(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
-    """Every model on so many ranks, with both ways' steps and their ratio, by device."""
+    """Return every model on each number of ranks, with both ways' steps and their ratio, by device."""
     found = [
         _compared(cell) for cell in cells(rows, SPLIT, choice=attrgetter(SPLIT)) if {False, True} <= cell.runs.keys()
     ]
@@ -90,7 +90,7 @@ def _or_nan(value: float | None) -> float:
 
 
 def gathers(cell: Cell) -> float:
-    """Seconds of a step's GATHERS, of all tokens' hidden states each, by the curves of the system; NaN: not known."""
+    """Return seconds of a step's GATHERS of all tokens' hidden states, by the curves of the system; NaN: unknown."""
     if cell.first["system"] not in names():
         return math.nan
     run, system = cell.run, _system(cell.first["system"])
@@ -103,7 +103,7 @@ _system = cache(load_system)
 
 
 def is_of_table_4(cell: Cell) -> bool:
-    """Whether this is the layer that Korthikanti et al. time: of 22B parameters, on 8 GPUs, four sequences."""
+    """Return True if a cell is the layer that Korthikanti et al. time: of 22B parameters, 8 GPUs, four sequences."""
     run = cell.run
     same = replace(named(OF_TABLE_4), num_layers=run.model.num_layers) == run.model
     return same and run.plan.tp == 8 and run.train.microbatch == 4
@@ -111,7 +111,7 @@ def is_of_table_4(cell: Cell) -> bool:
 
 @cache
 def published_ratio() -> float:
-    """A layer's pass forward and back with sequence parallelism, over that without (table 4)."""
+    """Return a layer's time forward and back with sequence parallelism over that without (table 4)."""
     both = ("", "_sequence_parallel")
     plain, split = (published("korthikanti2022", f"layer_combined_milliseconds{way}")["value"].iloc[0] for way in both)
     return split / plain
@@ -132,7 +132,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Steps of both ways, and of the third by formula, by model, ranks and system."""
+    """Tabulate steps of both ways, and of the third by formula, by model, ranks and system."""
     title, found = f"Duplicate or communicate{about(records)}", compared(frame(records).to_dict("records"))
     if not found:
         return Table("redundant_compute", title, (), pd.DataFrame())
@@ -152,26 +152,26 @@ def timed(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def beats_gathering(rows: Sequence[Row]) -> Evidence | None:
-    """Whether computing on every rank is faster than once, with gathers."""
+    """Judge whether computing on every rank is faster than computing once and gathering."""
     found = [row for row in timed(rows) if not math.isnan(row["gathered_ratio"])]
     return tally([row["gathered_ratio"] > 1 for row in found], "points", _ends(found, "gathered_ratio"))
 
 
 def no_slower(rows: Sequence[Row]) -> Evidence | None:
-    """Whether splitting makes no step slower, but for SLOWER."""
+    """Judge whether splitting makes no step slower, but for SLOWER."""
     found = timed(rows)
     return tally([row["ratio"] <= SLOWER for row in found], "points", _ends(found, "ratio"))
 
 
 def saves_as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether splitting saves what table 4 says, within NEAR, on the hardware that it is of."""
+    """Judge whether splitting saves as much as in table 4, within NEAR, on table 4's hardware."""
     found = [row for row in timed(rows) if not math.isnan(row["published"])]
     numbers = ", ".join(f"{1 - row['ratio']:.1%}" for row in found)
     return tally([abs(row["ratio"] - row["published"]) <= NEAR for row in found], "points", f"saves {numbers}")
 
 
 def grows_with_ranks(rows: Sequence[Row]) -> Evidence | None:
-    """Whether more ranks that share a model save more by splitting: what each computes again is less of less."""
+    """Judge whether splitting saves more with more ranks that share a model, as the divided work shrinks."""
     lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in timed(rows):
         lines.setdefault((row["device_name"], row["model"]), []).append(row)
@@ -180,7 +180,7 @@ def grows_with_ranks(rows: Sequence[Row]) -> Evidence | None:
 
 
 def _ends(found: Sequence[dict[str, Any]], ratio: str) -> str:
-    """The smallest ratio and the largest, and where they are."""
+    """Return the smallest and the largest ratio, and where they are."""
     if not found:
         return ""
     low, high = (of(found, key=lambda row: row[ratio]) for of in (min, max))
@@ -203,7 +203,7 @@ PAPER = {
     OF_TABLE_4: (4, UP_TO_TWO_NODES),
     "korthikanti-1t": (2, (8, 16)),
 }
-"""Layers that are left of a model, as a step is a matter of one; and ranks that share them, of nodes with 8 or 16."""
+"""Layers that are left of a model, as one layer decides a step; and ranks that share them, of nodes with 8 or 16."""
 
 EXPERIMENT = Experiment(
     source="our own; Megatron-LM 2019, section 3; Korthikanti et al. 2022, section 4, table 4",

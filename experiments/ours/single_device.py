@@ -29,11 +29,11 @@ from impl.recipe import Recipe
 from impl.run import EngineName, Precision, Run
 
 H200, MFU = "NVIDIA H200", 0.55
-"""Of its 989 TFLOP/s: about 70% of what a plain product of 8192 x 8192 matrices in bf16 reaches there."""
+"""GPU and the share to reach of its 989 TFLOP/s: about 70% of the rate of a bf16 product of 8192 x 8192 matrices."""
 OF_PLAIN, OF_ALONE = 0.85, 1.25
-"""Our step's time on a CPU, over PyTorch's model's in bf16, and over its products and attention alone in fp32: aims."""
+"""Goals for our step's time on a CPU: over PyTorch's model's in bf16, and over its products and attention in fp32."""
 SAME_RATE = 0.1
-"""How far rates of the same operations may be apart, as a share; assumed."""
+"""Relative tolerance between rates of the same operations; assumed."""
 WAYS: tuple[Recompute, ...] = ("none", "selective", "full")
 WHO: dict[str, tuple[EngineName, ZeroStage]] = {
     "native": ("native", 0),
@@ -41,13 +41,13 @@ WHO: dict[str, tuple[EngineName, ZeroStage]] = {
     "torch, FSDP2": ("torch", 3),
     "deepspeed": ("deepspeed", 0),
 }
-"""Engine, and ZeRO's stage, which one rank divides among nobody: it tells FSDP2 from PyTorch's model without it."""
+"""Engine and ZeRO stage of each contestant; one rank divides nothing, the stage selects FSDP2 in PyTorch."""
 PEERS = tuple(WHO)[1:]
 HARDWARE_RATE = "hardware_flops_per_second_per_device"
 
 
 def alone(model: ModelConfig, recipe: Recipe, precision: Precision, who: str, **changed: Any) -> Run:
-    """One rank that trains for its speed."""
+    """Return a run of one rank for speed only."""
     engine, stage = WHO[who]
     plan = Plan(recompute=changed.pop("recompute", "none"), zero_stage=stage)
     evaluation = EvaluationConfig(sequences=None)
@@ -56,7 +56,7 @@ def alone(model: ModelConfig, recipe: Recipe, precision: Precision, who: str, **
 
 
 def on_cpu(model: ModelConfig, recipe: Recipe, repeats: int, ways: Mapping[str, Sequence[Recompute]]) -> list[Run]:
-    """In both precisions, by engines that take turns, each with these ways to recompute."""
+    """Return runs in both precisions, by engines that take turns, each with these ways to recompute."""
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
     return [
         alone(model, recipe, precision, who, recompute=way, repeat=repeat)
@@ -68,7 +68,7 @@ def on_cpu(model: ModelConfig, recipe: Recipe, repeats: int, ways: Mapping[str, 
 
 
 def on_gpu(model: ModelConfig, microbatches: Sequence[int]) -> list[Run]:
-    """In bf16 every microbatch by every engine, compiled and not; and ours that recomputes, at the largest but one."""
+    """Return bf16 runs: every microbatch by every engine, compiled and not; ours recomputing at the second largest."""
     recipes = {b: replace(GPU, microbatch=b) for b in microbatches}
     swept = [
         alone(model, recipe, "bf16", who, compile=is_compiled)
@@ -85,7 +85,7 @@ def on_gpu(model: ModelConfig, microbatches: Sequence[int]) -> list[Run]:
 
 
 def who_trains(run: Run) -> str:
-    """A key of WHO."""
+    """Return the key of WHO of a run."""
     return "torch, FSDP2" if run.engine == "torch" and run.plan.zero_stage else run.engine
 
 
@@ -96,7 +96,7 @@ MEASURES = (
 
 
 def points(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Points of one rank, repeats combined: rates as shares of the GEMM rate, and step times over ours."""
+    """Return points of one rank, repeats combined: rates as shares of the GEMM rate, and step times over ours."""
     if not rows.empty:
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & (rows["ranks"] == 1) & rows["tokens_per_second"].notna()])
     if rows.empty:
@@ -153,7 +153,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Rates of one rank and their shares of what its products reach alone, and each engine's step time over ours."""
+    """Tabulate rates of one rank, as shares of its products' rate alone, and each engine's step time over ours."""
     title, found = f"One device{about(records)}", points(frame(records))
     if not found:
         return Table("single_device", title, (), pd.DataFrame())
@@ -167,12 +167,12 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def timed(rows: Sequence[Row], device: str) -> list[dict[str, Any]]:
-    """Points on a kind of device whose times can be trusted."""
+    """Return points on a kind of device whose times can be trusted."""
     return [row for row in points(pd.DataFrame(list(rows))) if row["device"] == device and not row["oversubscribed"]]
 
 
 def best(found: Sequence[dict[str, Any]], who: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Each model's fastest point by one of these engines."""
+    """Return each model's fastest point by one of these engines."""
     fastest: dict[str, dict[str, Any]] = {}
     for row in sorted(found, key=lambda row: row["tokens_per_second"]):
         if row["engine"] in who:
@@ -192,7 +192,7 @@ def _settings(row: Mapping[str, Any]) -> str:
 
 
 def best_is_ours(rows: Sequence[Row]) -> Evidence | None:
-    """Whether on a GPU the fastest settings of ours are as fast as any peer's fastest, for every model."""
+    """Judge whether on a GPU our fastest settings are as fast as any peer's fastest, for every model."""
     found = timed(rows, "cuda")
     ours, theirs = best(found, ["native"]), best(found, PEERS)
     ratios = {
@@ -205,20 +205,20 @@ def best_is_ours(rows: Sequence[Row]) -> Evidence | None:
 
 
 def our_25m(rows: Sequence[Row], precision: Precision) -> list[dict[str, Any]]:
-    """Our points of the 25M model on a CPU, nothing recomputed or compiled."""
+    """Return our points of the 25M model on a CPU, nothing recomputed or compiled."""
     meant = point(alone(MODEL_25M, CPU, precision, "native"))
     return [row for row in timed(rows, "cpu") if row["point"] == meant]
 
 
 def faster_than_plain(rows: Sequence[Row]) -> Evidence | None:
-    """Whether our step takes at most OF_PLAIN of PyTorch's model's, in bf16."""
+    """Judge whether our step takes at most OF_PLAIN of PyTorch's model's, in bf16."""
     found = [row["cell"].ratio("native", "torch") for row in our_25m(rows, "bf16") if "torch" in row["cell"].runs]
     numbers = ", ".join(f"{in_words(ratio)} of its time" for ratio in found)
     return tally([ratio.mean <= OF_PLAIN for ratio in found], "models", numbers)
 
 
 def close_to_alone(rows: Sequence[Row]) -> Evidence | None:
-    """Whether our step takes at most OF_ALONE of what its matrix products and its attention take alone, in fp32."""
+    """Judge whether our step takes at most OF_ALONE of the time of its products and attention alone, in fp32."""
     found = [row["step_seconds"] / row["alone_seconds"] for row in our_25m(rows, "fp32")]
     found = [ratio for ratio in found if not math.isnan(ratio)]
     numbers = ", ".join(f"{ratio:.3g} times their time" for ratio in found)
@@ -226,7 +226,7 @@ def close_to_alone(rows: Sequence[Row]) -> Evidence | None:
 
 
 def recomputation_costs_its_operations(rows: Sequence[Row]) -> Evidence | None:
-    """Whether rates that count recomputed operations are those without recomputation, within SAME_RATE."""
+    """Judge whether rates that count recomputed operations equal those without recomputation, within SAME_RATE."""
     rates: dict[tuple[Any, ...], dict[str, float]] = {}
     for device in ("cpu", "cuda"):
         for row in timed(rows, device):
@@ -249,7 +249,7 @@ LARGE = (
     (named("gpt-2.5b"), (2, 4, 8)),
     (replace(named("gpt-8.3b"), num_layers=24), (2, 4, 8)),
 )
-"""Models, all with sequences of 2,048 tokens, and microbatches that one GPU with 141 GB has room for."""
+"""Models, all with sequences of 2,048 tokens, and microbatches that fit a GPU with 141 GB."""
 
 
 EXPERIMENT = Experiment(

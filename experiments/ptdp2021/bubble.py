@@ -31,19 +31,18 @@ CURVES = ((32, 32), (32, 128), (128, 128), (128, 512))
 """Ranks, and microbatches of a batch, of figure 6's curves."""
 LAYERS = ModelConfig(num_layers=128, hidden_size=2048, num_heads=16)
 VOCABULARY = 2048
-"""Assumed, as the figure is of a formula: a layer for each of 128 ranks, and an output head that takes next to none of
-the last one's time."""
+"""Assumed vocabulary, so small that the output head takes almost none of the last rank's time."""
 NEAR = 0.1
-"""How far a bubble may be from the formula's, which knows neither transfers nor uneven stages; assumed."""
+"""Largest difference of a bubble from the formula's, which has neither transfers nor uneven stages; assumed."""
 
 
 def formula(n: int, d: int, microbatches: int) -> float:
-    """Idle over computing time. Source: PTD-P (2104.04473), section 3.3.1, with t = 1."""
+    """Return idle over computing time. Source: PTD-P (2104.04473), section 3.3.1, with t = 1."""
     return (n - d) / microbatches
 
 
 def pipelines(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Points with pipelines whose bubble is known, repeats combined, beside the formula's."""
+    """Return points with pipelines whose bubble is known, repeats combined, next to the formula's."""
     out = []
     for row in combine(rows):
         total = row["global_batch"] // row["microbatch"]
@@ -61,7 +60,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """The bubble of every pipeline: measured, simulated, and by the paper's formula."""
+    """Tabulate the bubble of every pipeline: measured, simulated, and by the paper's formula."""
     title, rows = f"The bubble and data parallelism{about(records)}", pd.DataFrame(pipelines(frame(records)))
     if rows.empty:
         return Table("bubble", title, (), rows)
@@ -73,7 +72,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """The bubble against the data-parallel ranks, a line for as many ranks and microbatches, dashed by the formula."""
+    """Draw the bubble against the data-parallel ranks, a line per ranks and microbatches; the formula dashed."""
     records, simulated = to_draw(records)
     ours: dict[str, list[tuple[float, float]]] = {}
     printed: dict[str, list[tuple[float, float]]] = {}
@@ -98,7 +97,7 @@ def as_the_formula(rows: Sequence[Row]) -> Evidence | None:
 
 
 def falls_with_data_parallelism(rows: Sequence[Row]) -> Evidence | None:
-    """Whether every increase of d lowers the bubble, at as many ranks and microbatches."""
+    """Judge whether every increase of d lowers the bubble, at as many ranks and microbatches."""
     curves: dict[tuple[int, int], list[dict[Any, Any]]] = {}
     for row in fair(rows):
         curves.setdefault((row["ranks"], row["total"]), []).append(row)
@@ -107,7 +106,7 @@ def falls_with_data_parallelism(rows: Sequence[Row]) -> Evidence | None:
 
 
 def falls_with_microbatches(rows: Sequence[Row]) -> Evidence | None:
-    """Whether a larger batch lowers the bubble of the same pipelines."""
+    """Judge whether a larger batch lowers the bubble of the same pipelines."""
     lines: dict[tuple[int, int], list[dict[Any, Any]]] = {}
     for row in fair(rows):
         lines.setdefault((row["ranks"], row["dp"]), []).append(row)
@@ -118,7 +117,7 @@ def falls_with_microbatches(rows: Sequence[Row]) -> Evidence | None:
 
 
 def of_the_figure() -> list[Run]:
-    """Every whole number of data-parallel ranks of the figure, but for those that leave no pipeline."""
+    """Return a run for every whole number of data-parallel ranks of the figure that leaves a pipeline."""
     printed = [
         {"tp": 1, "pp": n // d, "dp": d, "global_batch": total}
         for n, total in CURVES
@@ -129,7 +128,7 @@ def of_the_figure() -> list[Run]:
 
 
 def runs(seq_len: int, counts: Sequence[int], degrees: Sequence[int], repeats: int) -> list[Run]:
-    """So many pipelines of two ranks each."""
+    """Return runs of each number of pipelines of two ranks."""
     return [
         timed(small_model(seq_len), Plan(pp=2, dp=d), 2 * count, repeat=repeat)
         for repeat in range(repeats)

@@ -34,9 +34,9 @@ LAYOUTS = {
 }
 """Microbatch, and chunks of a pipeline rank: the authors' `examples/sc21/run_table_1.sh` in Megatron-LM."""
 FITTED = ("GPT 1.7B", "GPT 18B", "GPT 146B")
-"""Models of which the constants of `selene` come."""
+"""Models whose rows the constants of `selene` are fitted to."""
 NEAR = 0.06
-"""How far a rate may be from the printed one, as a share of it; another A100 cluster differed by up to 6.5%."""
+"""Relative tolerance of a rate against the published one; another A100 cluster differed by up to 6.5%."""
 
 
 def run_of(printed: Printed) -> Run:
@@ -63,7 +63,7 @@ FIGURE = Figure(
 
 
 def rises_with_size(rows: Sequence[Row]) -> Evidence | None:
-    """Whether a device is faster with the larger half of the models; a half of one model is no half."""
+    """Judge whether the larger half of the models is faster per device; one model alone makes no half."""
     found = sorted(FIGURE.known(rows), key=lambda row: row["parameters"])
     half = len(found) // 2
     if half < 2 or found[0]["parameters"] == found[-1]["parameters"]:
@@ -77,7 +77,7 @@ def rises_with_size(rows: Sequence[Row]) -> Evidence | None:
 
 
 def largest_over_smallest(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the largest model is faster per device than the smallest, and by what factor."""
+    """Judge whether the largest model is faster per device than the smallest, and by what factor."""
     found = sorted(FIGURE.known(rows), key=lambda row: row["parameters"])
     if len(found) < 2 or found[0]["parameters"] == found[-1]["parameters"]:
         return None
@@ -86,8 +86,7 @@ def largest_over_smallest(rows: Sequence[Row]) -> Evidence | None:
 
 
 def grown(seq_len: int, unit: int, repeats: int) -> list[Run]:
-    """A model on one rank, one of twice its width that two ranks share, and one of twice that one's depth on two
-    pipeline ranks."""
+    """Return a model on one rank, one twice as wide on two tensor-parallel ranks, one also twice as deep, pipelined."""
     shapes = [(4, unit, Plan()), (4, 2 * unit, Plan(tp=2)), (8, 2 * unit, Plan(pp=2))]
     return [
         Run(

@@ -41,7 +41,7 @@ FIGURE = Figure(
 
 
 def gains(rows: Sequence[Row]) -> dict[int, dict[int, float]]:
-    """Speed over 1F1B's by chunks, by global batch."""
+    """Return speed over 1F1B's by chunks, by global batch."""
     groups = [group for group in FIGURE.groups(rows) if any(row["chunks"] == 1 for row in group)]
     return {
         group[0]["global_batch"]: {row["chunks"]: row["relative"] for row in group if row["chunks"] > 1}
@@ -71,7 +71,7 @@ def gain_shrinks(rows: Sequence[Row]) -> Evidence | None:
 
 
 def runs(seq_len: int, microbatches: Sequence[int], chunks: Sequence[int], repeats: int) -> list[Run]:
-    """Two ranks deep; the paper's batches are 1 to 5 times the pipeline's depth, in microbatches."""
+    """Return runs two ranks deep; the paper's batches are 1 to 5 times the pipeline's depth, in microbatches."""
     model = small_model(seq_len)
     return [
         timed(model, Plan(pp=2, **plan_of(v)), batch=2 * m, repeat=repeat)

@@ -18,7 +18,7 @@ from impl.run import Run
 
 SIZES = (1, 2, 4, 8)
 BEST = 2
-"""Of the paper's (section 5.5)."""
+"""Best microbatch of the paper (section 5.5)."""
 
 
 def run_of(printed: Printed) -> Run:
@@ -39,7 +39,7 @@ FIGURE = Figure(
 
 
 def lies_between(rows: Sequence[Row]) -> Evidence | None:
-    """Whether neither the smallest microbatch is fastest nor the largest, at every batch."""
+    """Judge whether neither the smallest nor the largest microbatch is fastest, at every batch."""
     lines = [sorted(group, key=lambda row: row["microbatch"]) for group in FIGURE.groups(rows)]
     lines = [line for line in lines if len(line) > 2]
     held = [max(line, key=lambda row: row["relative"]) in line[1:-1] for line in lines]
@@ -55,7 +55,7 @@ def best_is_two(rows: Sequence[Row]) -> Evidence | None:
 
 
 def runs(seq_len: int, batches: Sequence[int], repeats: int) -> list[Run]:
-    """Two ranks deep; batches of 16 and 64 sequences for every rank are the paper's too."""
+    """Return runs two ranks deep; batches of 16 and 64 sequences for every rank are the paper's too."""
     return [
         timed(small_model(seq_len), Plan(pp=2), batch, microbatch, repeat)
         for repeat in range(repeats)

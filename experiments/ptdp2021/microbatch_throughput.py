@@ -29,7 +29,7 @@ BATCHES = (128, 512)
 DEPTH = 8
 """p of figure 8."""
 NEAR = 0.1
-"""How far an estimate may be from the published one, of microbatch 1, to count as the same; assumed."""
+"""Largest difference from a published estimate, relative to microbatch 1, that counts as the same; assumed."""
 
 
 def run_of(printed: Printed) -> Run:
@@ -61,18 +61,18 @@ FIGURE = Figure(
 
 
 def estimate(relative: float, microbatch: int, batch: int) -> float:
-    """A pipeline's rate relative to that with microbatches of one sequence.
+    """Return a pipeline's rate relative to that with microbatches of one sequence.
 
     Source: PTD-P (2104.04473), equation 1: (B'/b + p - 1) (t_f(b) + t_b(b)) seconds a step.
 
     Args:
-        relative: what a single device's rate is, relative to that with one sequence.
+        relative: rate of a single device relative to that with one sequence.
     """
     return relative * (batch + DEPTH - 1) / (batch + (DEPTH - 1) * microbatch)
 
 
 def printed_estimate(microbatch: int, batch: int) -> float:
-    """Figure 8's; NaN for what it does not have."""
+    """Return figure 8's estimate, or NaN."""
     rows = published("ptdp2021").query("where == 'figure 8' and global_batch == @batch").to_dict("records")
     found = [row["value"] for row in rows if row["quantity"].endswith(f"_{microbatch}")]
     return found[0] if found else math.nan
@@ -86,7 +86,7 @@ COLUMNS = tuple(
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Figure 7's rates, and figure 8's estimates from them."""
+    """Tabulate figure 7's rates, and figure 8's estimates from them."""
     made = FIGURE.table(records)
     if made.frame.empty:
         return made
@@ -103,7 +103,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def estimates(rows: Sequence[Row]) -> list[tuple[int, dict[int, float]]]:
-    """By batch and microbatch, of every device whose rates with one sequence and with others are known."""
+    """Return estimates by batch and microbatch, of devices whose rates with one sequence and others are known."""
     lines = [group for group in FIGURE.groups(rows) if any(row["microbatch"] == 1 for row in group)]
     return [
         (batch, {row["microbatch"]: estimate(row["relative"], row["microbatch"], batch) for row in line})
@@ -113,7 +113,7 @@ def estimates(rows: Sequence[Row]) -> list[tuple[int, dict[int, float]]]:
 
 
 def lies_between(rows: Sequence[Row]) -> Evidence | None:
-    """Whether neither the smallest microbatch is best once the bubble is counted nor the largest."""
+    """Judge whether neither the smallest nor the largest microbatch is best once the bubble is counted."""
     found = [(batch, line) for batch, line in estimates(rows) if len(line) > 2]
     best = [max(line, key=lambda b: line[b]) for _, line in found]
     numbers = ", ".join(f"{b} at batch {batch}" for b, (batch, _) in zip(best, found, strict=True))
@@ -129,7 +129,7 @@ def estimates_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def gain(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the largest microbatch is faster than the smallest."""
+    """Judge whether the largest microbatch is faster than the smallest."""
     lines = [sorted(group, key=lambda row: row["microbatch"]) for group in FIGURE.groups(rows)]
     lines = [line for line in lines if line[0]["microbatch"] < line[-1]["microbatch"]]
     gains = [line[-1]["relative"] for line in lines]

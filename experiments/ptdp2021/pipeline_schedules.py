@@ -32,11 +32,11 @@ from impl.run import Run
 
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 POINTS = 0.1
-"""How far a bubble may be from the closed form, which knows neither transfers nor uneven stages; assumed."""
+"""Largest difference of a bubble from the closed form, which has neither transfers nor uneven stages; assumed."""
 
 
 def closed_bubble(schedule: str, p: int, m: int, v: int) -> Fraction:
-    """Idle over computing time with even stages and T_F = T_B = T_W.
+    """Return idle over computing time with even stages and T_F = T_B = T_W.
 
     Source: PTD-P (2104.04473), section 2.2; zero bubble (2401.10241), table 2, with m less than p as in
     `impl.pipeline.schedules.zb_h1`.
@@ -47,7 +47,7 @@ def closed_bubble(schedule: str, p: int, m: int, v: int) -> Fraction:
 
 
 def closed_in_flight(schedule: str, p: int, m: int, v: int) -> Fraction:
-    """Microbatches that the fullest rank holds.
+    """Return microbatches that the fullest rank holds.
 
     Source: as `closed_bubble`; interleaved: Korthikanti et al. 2022, section 4.2.3.
     """
@@ -57,7 +57,7 @@ def closed_in_flight(schedule: str, p: int, m: int, v: int) -> Fraction:
 
 
 def pipelined(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Measured pipelines, repeats combined, with the closed forms beside."""
+    """Return measured pipelines, repeats combined, next to the closed forms."""
     out = []
     for row in combine(rows):
         at = row["schedule"], row["pp"], row["microbatches"], row["chunks"]
@@ -68,7 +68,7 @@ def pipelined(rows: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Bubble and activations of each schedule and count of microbatches: measured, simulated and published."""
+    """Tabulate bubble and activations of each schedule and count of microbatches: measured, simulated and published."""
     title = f"Pipeline schedules{about(records)}"
     rows = pd.DataFrame(pipelined(frame(records)))
     if rows.empty:
@@ -97,7 +97,7 @@ def uncrowded(rows: Sequence[Row]) -> list[dict[Any, Any]]:
 
 
 def falls_with_microbatches(rows: Sequence[Row]) -> Evidence | None:
-    """Whether GPipe's and 1F1B's bubbles fall as (p - 1) / m."""
+    """Judge whether GPipe's and 1F1B's bubbles fall as (p - 1) / m."""
     held: list[bool] = []
     numbers: list[str] = []
     for schedule in SCHEDULES[:2]:
@@ -111,7 +111,7 @@ def falls_with_microbatches(rows: Sequence[Row]) -> Evidence | None:
 
 
 def against_one_f_one_b(schedule: str, measure: str, is_better: Callable[[float], bool]) -> Callable[..., Any]:
-    """A check of a schedule's measure over 1F1B's, at every count of microbatches."""
+    """Return a check of a schedule's measure over 1F1B's, at every count of microbatches."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         ways: dict[tuple[int, int], dict[str, dict[Any, Any]]] = {}
@@ -126,7 +126,7 @@ def against_one_f_one_b(schedule: str, measure: str, is_better: Callable[[float]
 
 
 def in_flight_as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether every rank keeps as many activations as the closed forms say; counts, whatever the cores."""
+    """Judge whether ranks keep as many activations as in the closed forms; counts hold with any number of cores."""
     found = pipelined(pd.DataFrame(list(rows)))
     numbers = [f"{row['schedule']} {row['microbatches_in_flight']:g} (m={row['microbatches']})" for row in found]
     held = [row["microbatches_in_flight"] == row["closed_in_flight"] for row in found]
@@ -143,7 +143,7 @@ def runs(seq_len: int, microbatches: Sequence[int], repeats: int) -> list[Run]:
 
 
 def on_96_gpus(schedule: str, batch: int) -> Run:
-    """GPT-3 as in figure 12."""
+    """Return GPT-3 as in figure 12."""
     plan = Plan(tp=8, pp=12, schedule=schedule, chunks=4 if schedule == "interleaved" else 1, recompute="full")
     return Run(
         model=replace(named("gpt-175b"), vocab_size=51200),

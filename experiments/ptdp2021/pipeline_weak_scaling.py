@@ -25,29 +25,29 @@ DEVIATIONS = (
     "bf16, not fp16; no dropout, with fused attention. Every layer is recomputed at `paper`, as in the paper, and none "
     "at `smoke` and `small`. "
 )
-"""From all the paper's runs."""
+"""Deviations that all runs of the paper share."""
 
 
 def timed(model: ModelConfig, plan: Plan, batch: int, microbatch: int = CPU.microbatch, repeat: int = 0) -> Run:
-    """A run that is there for its speed, on CPUs."""
+    """Return a run for speed only, on CPUs."""
     recipe = replace(CPU, global_batch=batch, microbatch=microbatch)
     return Run(model=model, plan=plan, train=recipe, evaluation=EvaluationConfig(sequences=None), repeat=repeat)
 
 
 def small_model(seq_len: int) -> ModelConfig:
-    """Eight layers that two or four ranks of a CPU can share, in any way."""
+    """Return a model of eight layers that two or four ranks of a CPU can share, in any way."""
     return ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_len=seq_len)
 
 
 def layouts(seq_len: int, two: Sequence[Plan], batches: Sequence[int], repeats: int = 1) -> list[Run]:
-    """Every layout of two ranks at every batch."""
+    """Return every layout of two ranks at every batch."""
     model = small_model(seq_len)
     every = [(plan, batch) for batch in batches for plan in two]
     return [timed(model, *one, repeat=repeat) for repeat in range(repeats) for one in every]
 
 
 def on_selene(printed: Printed, model: ModelConfig, microbatch: int = 1, **plan: Any) -> Run:
-    """The run behind a point of a figure; all models have the paper's sequence and vocabulary."""
+    """Return the run behind a point of a figure; all models have the paper's sequence and vocabulary."""
     degrees = {name: int(printed[name]) for name in ("tp", "pp", "dp")}
     return Run(
         model=replace(model, seq_len=2048, vocab_size=51200),
@@ -59,7 +59,7 @@ def on_selene(printed: Printed, model: ModelConfig, microbatch: int = 1, **plan:
 
 
 def layers_of(printed: Printed) -> int:
-    """Three layers for each pipeline rank."""
+    """Return three layers for each pipeline rank."""
     return 3 * int(printed["pp"])
 
 
@@ -76,7 +76,7 @@ FIGURE = Figure(
 
 
 def small_batch_falls_more(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the deepest pipeline keeps more of its speed at the larger batch."""
+    """Judge whether the deepest pipeline keeps more of its speed at the larger batch."""
     lines = [sorted(group, key=lambda row: row["pp"]) for group in FIGURE.groups(rows)]
     deepest = {line[-1]["global_batch"]: line[-1] for line in lines if line[-1]["pp"] > line[0]["pp"]}
     if len(deepest) < 2:
@@ -87,7 +87,7 @@ def small_batch_falls_more(rows: Sequence[Row]) -> Evidence | None:
 
 
 def runs(hidden: int, seq_len: int, repeats: int) -> list[Run]:
-    """Four layers a rank; two and sixteen microbatches a step, for a bubble of a half and of a sixteenth."""
+    """Return runs of four layers a rank; two and sixteen microbatches, for a bubble of a half and of a sixteenth."""
     models = {
         pp: ModelConfig(num_layers=4 * pp, hidden_size=hidden, num_heads=hidden // 64, seq_len=seq_len) for pp in (1, 2)
     }

@@ -37,7 +37,7 @@ FIGURE = Figure(
 
 
 def sends_a_part(rows: Sequence[Row]) -> Evidence | None:
-    """Whether a rank sends 1/t of the bytes, exactly, whatever the cores."""
+    """Judge whether a rank sends exactly 1/t of the bytes; bytes count with any number of cores."""
     sent: dict[tuple[int, int], dict[bool, float]] = {}
     for row in combine(pd.DataFrame(list(rows))):
         if row["pp_bytes_sent"] > 0:
@@ -51,7 +51,7 @@ def sends_a_part(rows: Sequence[Row]) -> Evidence | None:
 
 
 def runs(seq_len: int, microbatches: Sequence[int]) -> list[Run]:
-    """Two ranks to a layer and two deep, with two chunks each: four ranks, which share two cores."""
+    """Return runs with two ranks to a layer, two deep, with two chunks each: four ranks, which share two cores."""
     return [
         timed(
             small_model(seq_len),

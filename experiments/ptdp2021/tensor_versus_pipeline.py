@@ -36,7 +36,7 @@ NODE = 8
 
 
 def best_fills_a_node(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the fastest of the paper's layouts has as many ranks to a layer as a node has GPUs."""
+    """Judge whether the fastest of the paper's layouts has as many ranks to a layer as a node has GPUs."""
     of_paper = [row for row in FIGURE.known(rows) if not math.isnan(row["published_relative"])]
     lines = [line for line in FIGURE.groups(of_paper) if any(row["tp"] == NODE for row in line)]
     best = [max(line, key=lambda row: row["relative"]) for line in lines]
@@ -45,7 +45,7 @@ def best_fills_a_node(rows: Sequence[Row]) -> Evidence | None:
 
 
 def layers_cost_more(rows: Sequence[Row]) -> Evidence | None:
-    """Whether ranks that share layers send more than as many that share the depth; bytes, whatever the cores."""
+    """Judge whether tensor-parallel ranks send more than as many pipeline ranks; holds with any number of cores."""
     sent: dict[tuple[int, int], dict[str, float]] = {}
     for row in combine(pd.DataFrame(list(rows))):
         for way in ("tp", "pp"):

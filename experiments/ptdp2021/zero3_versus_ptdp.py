@@ -28,13 +28,13 @@ from impl.plan import Plan
 from impl.run import Run
 
 TWICE = 1.7
-"""How fast PTD-P is over ZeRO-3 with twice the fewest GPUs."""
+"""Published speed of PTD-P over ZeRO-3 with twice the fewest GPUs."""
 BUCKET = 2**29
 """Bytes of a bucket at the paper's sizes, where a rank owns a thousandth of it."""
 
 
 def run_of(printed: Printed) -> Run:
-    """ZeRO-3 has a microbatch a rank, and gradients of 16 bits; PTD-P microbatches of a sequence."""
+    """Return a row's run: ZeRO-3 has one microbatch a rank and 16-bit gradients, PTD-P one-sequence microbatches."""
     if printed["tp"] > 1:
         return on_selene(printed, named(printed["model"]), bucket_bytes=BUCKET)
     microbatch = int(printed["global_batch"]) // int(printed["dp"])
@@ -64,9 +64,9 @@ BETWEEN = Column(key="between_nodes", header="sent between nodes", unit="MiB", s
 
 @cache
 def between_nodes(run: Run, vocab_size: int) -> float:
-    """Bytes that the busiest rank sends to data-parallel ranks and to other stages in a step, by formula."""
+    """Return bytes that the busiest rank sends to data-parallel ranks and to other stages in a step, by formula."""
     pp = run.plan.pp
-    places = [Place(run, vocab_size, rank) for rank in sorted({0, pp // 2, pp - 1})]  # those between are alike
+    places = [Place(run, vocab_size, rank) for rank in sorted({0, pp // 2, pp - 1})]  # stages between these are alike
     in_ring = (run.plan.dp - 1) / run.plan.dp
     states = max(_over_the_ring(state_traffic(place).get("dp", {})) * in_ring for place in places)
     middle = pipeline_traffic(Place(run, vocab_size, pp // 2))  # in both directions
@@ -74,18 +74,18 @@ def between_nodes(run: Run, vocab_size: int) -> float:
 
 
 def _over_the_ring(counts: Counts) -> int:
-    """An all-reduce goes round twice."""
+    """Return bytes sent; an all-reduce goes round the ring twice."""
     return sum(count.bytes * (2 if op == "all_reduce" else 1) for op, count in counts.items())
 
 
 def sent(row: Row) -> float:
-    """Bytes that a run's busiest rank sent to data-parallel ranks and to other stages."""
+    """Return bytes that a run's busiest rank sent to data-parallel ranks and to other stages."""
     to_stages = row["pp_bytes_sent"]
     return float(row["dp_bytes_sent"] + (0 if math.isnan(to_stages) else to_stages))
 
 
 def counted(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Bytes of every point whose ranks counted them, beside the formula's."""
+    """Return bytes of every point whose ranks counted them, next to the formula's."""
     out = []
     for row in combine(pd.DataFrame(list(rows))):
         if not math.isnan(sent(row)) and row["ranks"] > 1:
@@ -96,7 +96,7 @@ def counted(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def table(records: Sequence[Record]) -> Table:
-    """The figure's table with what crosses nodes."""
+    """Tabulate the figure's rows with the bytes that cross nodes."""
     made = FIGURE.table(records)
     if made.frame.empty:
         return made
@@ -119,7 +119,7 @@ def _degrees(row: Row) -> tuple[int, ...]:
 
 
 def gains(rows: Sequence[Row]) -> dict[tuple[str, int], float]:
-    """How fast the fastest layout with shared layers or depth is over ZeRO-3, by model and ranks."""
+    """Return the speed of the fastest layout with tensor or pipeline parallelism over ZeRO-3, by model and ranks."""
     found: dict[tuple[str, int, int], list[Row]] = {}
     for row in FIGURE.known(rows):
         found.setdefault((row["model"], row["ranks"], row["global_batch"]), []).append(row)
@@ -139,7 +139,7 @@ def is_faster(rows: Sequence[Row]) -> Evidence | None:
 
 
 def at_twice_the_gpus(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the gain is the published 70% where the paper's models are on twice PTD-P's fewest GPUs."""
+    """Judge whether the gain is the published 70% for the paper's models on twice PTD-P's fewest GPUs."""
     twice = {2 * 384, 2 * 560}
     of_paper = {row["model"] for row in FIGURE.known(rows) if not math.isnan(row["published_relative"])}
     found = {key: gain for key, gain in gains(rows).items() if key[0] in of_paper and key[1] in twice}
@@ -148,7 +148,7 @@ def at_twice_the_gpus(rows: Sequence[Row]) -> Evidence | None:
 
 
 def falls_less(rows: Sequence[Row]) -> Evidence | None:
-    """Whether PTD-P keeps more of its rate per device than ZeRO-3 as ranks are added at the same batch."""
+    """Judge whether PTD-P keeps more of its rate per device than ZeRO-3 as ranks are added at the same batch."""
     lines: dict[tuple[str, bool], list[Row]] = {}
     for row in FIGURE.known(rows):
         lines.setdefault((row["model"], row["zero_stage"] == 3), []).append(row)
@@ -163,7 +163,7 @@ def falls_less(rows: Sequence[Row]) -> Evidence | None:
 
 
 def sends_more(rows: Sequence[Row]) -> Evidence | None:
-    """Whether ZeRO-3 sends more between nodes than each layout of as many ranks; bytes, whatever the cores."""
+    """Judge whether ZeRO-3 sends more between nodes than each layout of as many ranks, with any number of cores."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in counted(rows):
         groups.setdefault((row["model"], row["ranks"], row["global_batch"]), []).append(row)
@@ -185,7 +185,7 @@ def as_counted(rows: Sequence[Row]) -> Evidence | None:
 
 
 def runs(seq_len: int, layouts: Sequence[Plan], repeats: int = 1) -> list[Run]:
-    """Eight sequences a step; ZeRO-3's in one microbatch a rank, the others' in microbatches of two."""
+    """Return runs of eight sequences a step; ZeRO-3's in one microbatch a rank, the others' in microbatches of two."""
     plans = [replace(plan, recompute="full", bucket_bytes=2**18) for plan in layouts]
     return [
         timed(small_model(seq_len), plan, 8, 8 // plan.dp if plan.zero_stage == 3 else 2, repeat=repeat)

@@ -34,7 +34,7 @@ from impl.run import Run
 V100 = 32 * 2**30
 """Bytes."""
 TOO_LARGE = "2.5B"
-"""Of figure 4's models the smallest that undivided states leave no room for: 16 bytes a parameter."""
+"""The smallest of figure 4's models that does not fit with undivided states, of 16 bytes a parameter."""
 
 
 def run_of(printed: Printed) -> Run:
@@ -43,7 +43,7 @@ def run_of(printed: Printed) -> Run:
 
 @cache
 def of_the_figure() -> dict[Run, dict[str, Any]]:
-    """Every point of figure 4 by the point of its run, and one that plain data parallelism has no room for."""
+    """Return every point of figure 4 by the point of its run, and one that does not fit plain data parallelism."""
     rows = published("zero2019").query("where == 'figure 4'").to_dict("records")
     found: dict[Run, dict[str, Any]] = {}
     for row in rows:
@@ -56,7 +56,7 @@ def of_the_figure() -> dict[Run, dict[str, Any]]:
 
 
 def compared(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Timed points, each with its rate over that of the smallest model with divided states on the same device."""
+    """Return timed points, each with its rate over that of the device's smallest model with divided states."""
     points = [row for row in combine(rows) if row["tp"] == row["pp"] == 1 and row["dp"] > 1]
     smallest = min(row["published_rate"] for row in of_the_figure().values() if row["model"] == "GPT 1.5B")
     out = []
@@ -86,7 +86,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Rates with divided and with undivided states, beside figure 4's."""
+    """Tabulate rates with divided and with undivided states, next to figure 4's."""
     title, ours = f"Data parallelism alone{about(records)}", compared(frame(records))
     if not ours:
         return Table("data_parallel_only", title, (), pd.DataFrame())
@@ -99,7 +99,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """The rate relative to the smallest divided model's against the parameters, dashed as published."""
+    """Draw the rate relative to the smallest divided model's against the parameters, dashed as published."""
     records, simulated = to_draw(records)
     ours: dict[str, list[tuple[float, float]]] = {}
     printed: dict[str, list[tuple[float, float]]] = {}
@@ -117,7 +117,7 @@ def known(rows: Sequence[Row]) -> list[dict[Any, Any]]:
 
 
 def fits_the_larger(rows: Sequence[Row]) -> Evidence | None:
-    """Whether figure 4's models fit 32 GB as it says, and 2.5B only with divided states; by prediction."""
+    """Judge whether figure 4's models fit 32 GB as in the paper, and 2.5B only with divided states; by prediction."""
     found = [row for row in rows if row["point"] in of_the_figure() and row["memory_kind"] == "predicted bytes"]
     is_plain = lambda row: row["zero_stage"] == 0 and row["parameters"] > 2e9
     numbers = ", ".join(
@@ -136,7 +136,7 @@ def as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def falls_at_the_end(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the largest model, with the fewest sequences a rank, is slower per device than the fastest between."""
+    """Judge whether the largest model, with the fewest sequences a rank, is slower per device than the fastest."""
     found = sorted((row for row in known(rows) if row["zero_stage"]), key=lambda row: row["parameters"])
     if len(found) < 3:
         return None
@@ -146,7 +146,7 @@ def falls_at_the_end(rows: Sequence[Row]) -> Evidence | None:
 
 
 def divided_is_no_slower(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the fastest model with divided states is faster than every model with undivided ones."""
+    """Judge whether the fastest model with divided states is faster than every model with undivided ones."""
     found = known(rows)
     divided = [row["relative"] for row in found if row["zero_stage"]]
     plain = [row["relative"] for row in found if not row["zero_stage"]]
@@ -161,7 +161,7 @@ SIZES = ((2, 96, 8), (4, 128, 4), (6, 192, 2))
 
 
 def small_runs(unit: int, seq_len: int, repeats: int) -> list[Run]:
-    """Growing models with divided states, and the smallest ones with undivided ones, on two ranks."""
+    """Return growing models with divided states, and the smallest ones with undivided ones, on two ranks."""
     models = [(ModelConfig(num_layers=layers, hidden_size=h * unit, num_heads=h * unit // 32, seq_len=seq_len), batch)
               for layers, h, batch in SIZES]  # fmt: skip
     stages: tuple[tuple[ZeroStage, int], ...] = ((OF_ZERO_100B, 3), (0, 2))

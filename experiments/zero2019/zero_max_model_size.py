@@ -34,11 +34,11 @@ LIMIT = 20e6
 """Bytes that a rank may take here."""
 SHAPE = ModelConfig(hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
 CLOSE = 0.05
-"""How far counted bytes may be from the predicted."""
+"""Relative tolerance of counted bytes against the predicted."""
 
 
 def deep(layers: int, tp: int, zero_stage: ZeroStage, dp: int = 2) -> Run:
-    """Two steps, there for the memory only; the precisions are the paper's."""
+    """Return a run of two steps, for the memory only; the precisions are the paper's."""
     return Run(
         model=replace(SHAPE, num_layers=layers),
         plan=Plan(tp=tp, dp=dp, zero_stage=zero_stage, bucket_bytes=2**16),
@@ -53,12 +53,12 @@ DEEPEST: dict[tuple[int, ZeroStage], int] = {
     **{(1, 0): 5, (1, 1): 8, (1, 2): 8, (1, 3): 10},
     **{(2, 0): 10, (2, 1): 16, (2, 2): 18, (2, 3): 21},
 }
-"""Layers, by tensor-parallel ranks and stage, of the largest model that is predicted to take no more than LIMIT."""
+"""Layers of the largest model that is predicted to take at most LIMIT, by tensor-parallel ranks and stage."""
 MORE = 2
 
 
 def both_sides(degrees: Sequence[int], stages: Sequence[ZeroStage]) -> list[Run]:
-    """What is predicted to fit, and what is predicted not to."""
+    """Return runs predicted to fit, and runs predicted not to."""
     return [
         deep(layers + more, tp, stage)
         for (tp, stage), layers in DEEPEST.items()
@@ -68,7 +68,7 @@ def both_sides(degrees: Sequence[int], stages: Sequence[ZeroStage]) -> list[Run]
 
 
 def on_v100s(billions: float, hidden_size: int, tp: int, zero_stage: ZeroStage) -> Run:
-    """One of the models that table 2 says were trained; the shapes are near those of tables 5 to 10."""
+    """Return one of the models that were trained according to table 2; the shapes are near those of tables 5 to 10."""
     layers = round(billions * 1e9 / (12 * hidden_size**2))
     model = ModelConfig(
         num_layers=layers, hidden_size=hidden_size, num_heads=hidden_size // 128, seq_len=1024, vocab_size=51200
@@ -91,12 +91,12 @@ MEASURED: dict[ZeroStage, dict[int, tuple[float, int]]] = {
 
 
 def largest(tp: int, dp: int, zero_stage: ZeroStage, memory: float = V100) -> float:
-    """Parameters whose states fill a device's memory: table 2's analysis."""
+    """Return parameters whose states fill a device's memory: table 2's analysis."""
     return tp * memory / model_state_bytes(deep(1, tp, zero_stage, dp), 1)
 
 
 def of_the_paper() -> list[dict[str, Any]]:
-    """Table 2's analysis, as it is printed and by formula."""
+    """Return table 2's analysis, as printed and by formula."""
     rows = []
     for printed in published("zero2019").to_dict("records"):
         if printed["where"] == "table 2" and "measured" not in printed["quantity"]:
@@ -108,7 +108,7 @@ def of_the_paper() -> list[dict[str, Any]]:
 
 
 def counted(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    """The points whose tensors were counted, by layout and size."""
+    """Return the points whose tensors were counted, by layout and size."""
     found = [{**row, "limit": LIMIT} for row in rows if not math.isnan(row["memory_bytes"])]
     return sorted(found, key=lambda row: (row["tp"], row["zero_stage"], row["parameters"]))
 
@@ -130,7 +130,7 @@ COLUMNS = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Models at the edge of a small memory, counted and predicted; and table 2, printed and by formula."""
+    """Tabulate models at the edge of a small memory, counted and predicted; and table 2, printed and by formula."""
     title = f"The largest model that fits{about(records)}"
     rows = frame(records)
     found = counted(rows.to_dict("records")) if not rows.empty else []
@@ -146,7 +146,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def edge_is_where_predicted(rows: Sequence[Row]) -> Evidence | None:
-    """Whether what is predicted to fit does, and what is predicted not to does not."""
+    """Judge whether the runs predicted to fit do, and the others do not."""
     found = [row for row in counted(rows) if row["dp"] == 2]
     if not found:
         return None
@@ -164,7 +164,7 @@ def as_predicted(rows: Sequence[Row]) -> Evidence | None:
 
 
 def grows_with_the_stage(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the largest model that was counted to fit is larger, or as large, with every stage."""
+    """Judge whether the largest model that was counted to fit is larger, or as large, with every stage."""
     fits: dict[tuple[int, int], dict[int, int]] = {}
     for row in counted(rows):
         if row["dp"] == 2 and row["memory_bytes"] <= LIMIT:

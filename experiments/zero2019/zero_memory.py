@@ -31,11 +31,11 @@ STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 SIZES = {"7.5b": 7.5e9, "128b": 128e9, "1t": 1e12}
 """Parameters of the paper's models, by their names among the published numbers."""
 EXACT, SMALL = 0.01, 0.05
-"""How far counted bytes may be from the predicted: of model states, and of all that a step takes."""
+"""Relative tolerances of counted bytes against predicted ones: of model states, and of all memory of a step."""
 
 
 def divided(model: ModelConfig, dp: int, zero_stage: ZeroStage, *, bucket_bytes: int = 2**18) -> Run:
-    """Two steps, there for the memory only; the precisions are the paper's."""
+    """Return a run of two steps, for the memory only; the precisions are the paper's."""
     return Run(
         model=model,
         plan=Plan(dp=dp, zero_stage=zero_stage, bucket_bytes=bucket_bytes),
@@ -47,12 +47,12 @@ def divided(model: ModelConfig, dp: int, zero_stage: ZeroStage, *, bucket_bytes:
 
 
 def by_formula(parameters: float, dp: int, zero_stage: ZeroStage) -> float:
-    """Figure 1's bytes of model states on each device."""
+    """Return figure 1's bytes of model states on each device."""
     return model_state_bytes(divided(ModelConfig(), dp, zero_stage), parameters)
 
 
 def counted(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    """The points whose tensors were counted, with the formula's bytes; padding is in what is predicted only."""
+    """Return the points whose tensors were counted, with the formula's bytes; only predictions include padding."""
     return [
         {**row, "formula_states_bytes": by_formula(row["parameters"], row["dp"], row["zero_stage"])}
         for row in rows
@@ -61,7 +61,7 @@ def counted(rows: Sequence[Row]) -> list[dict[Any, Any]]:
 
 
 def of_the_paper() -> list[dict[str, Any]]:
-    """Figure 1 and table 1: what is printed, and what the formulas say."""
+    """Return rows of figure 1 and table 1: printed bytes and the formula's."""
     rows = []
     for printed in published("zero2019").to_dict("records"):
         if printed["where"] in ("figure 1", "table 1"):
@@ -92,7 +92,7 @@ COLUMNS = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Bytes of model states on a device: counted and predicted for what was trained, printed for the paper's models."""
+    """Tabulate bytes of model states on a device: counted and predicted here, printed for the paper's models."""
     title = f"Model states on each device{about(records)}"
     rows = frame(records)
     found = counted(rows.to_dict("records")) if not rows.empty else []
@@ -125,7 +125,7 @@ def _close(rows: Sequence[Row], measured: str, predicted: str, most: float) -> E
 
 
 def stages_save(rows: Sequence[Row]) -> Evidence | None:
-    """Whether each stage leaves no more than the share of stage 0's states that figure 1's formulas say."""
+    """Judge whether each stage leaves at most the share of stage 0's states that figure 1's formulas give."""
     found = counted(rows)
     whole = {(row["model"], row["dp"]): row for row in found if row["zero_stage"] == 0}
     numbers: list[str] = []

@@ -35,9 +35,9 @@ from impl.run import Precision, Run
 V100 = 32e9
 """Bytes."""
 CLOSE = 0.05
-"""How far counted bytes may be from the predicted."""
+"""Relative tolerance of counted bytes against the predicted."""
 NEAR = 0.10
-"""How far a largest model may be from the published one to count as the same; assumed."""
+"""Relative tolerance of a largest model against the published one; assumed."""
 NEEDED = "peak_memory_bytes"
 P_A: dict[str, Any] = {"partition_activations": True}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -47,15 +47,15 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "C4": {"zero_stage": 2, **P_A},
     "C5": {"zero_stage": 2, **P_A, "offload_activations": True},
 }
-"""Table 3; buffers of constant size, and memory that is given out once (C_B, M_D), are in all of them."""
+"""Configurations of table 3; constant-size buffers and one-time allocation (C_B, M_D) are in all of them."""
 SAVES = (("C1", "C2"), ("C1", "C3"), ("C2", "C4"), ("C3", "C4"))
-"""The second of two configurations has one saving more than the first."""
+"""Pairs of configurations, of which the second has one saving more than the first."""
 LAYER = "layer_activation_bytes"
 SMALL_BUCKETS = 2**16
 
 
 def configuration(plan: Plan) -> str:
-    """Its name in table 3; empty for other plans."""
+    """Return a configuration's name in table 3; empty for other plans."""
     fields = ("zero_stage", "partition_activations", "offload_activations")
     own = tuple(int(getattr(plan, name)) for name in fields)
     named = {tuple(int(c.get(name, 0)) for name in fields): name for name, c in CONFIGURATIONS.items()}
@@ -63,7 +63,7 @@ def configuration(plan: Plan) -> str:
 
 
 def of_the_paper() -> list[tuple[Run, Printed]]:
-    """The run behind each bar of figures 7 and 8."""
+    """Return the run behind each bar of figures 7 and 8."""
     bars = published("zero2019").query("where in ('figure 7', 'figure 8')").to_dict("records")
     return [(on_v100s(bar, **CONFIGURATIONS[_of_bar(bar)]), bar) for bar in bars]
 
@@ -74,14 +74,14 @@ def _of_bar(bar: Printed) -> str:
 
 @cache
 def predicted(run: Run) -> dict[str, float]:
-    """Bytes that a GPU is predicted to need, of all and of a layer's input, wherever that waits."""
+    """Return predicted bytes of a GPU: of all, and of the layer inputs, on the GPU or offloaded."""
     memory = memory_of_ranks(run, run.model.vocab_size or 0, run.model.seq_len)[0]
     return {"predicted_memory_bytes": memory.total, "predicted_layer": layer_bytes(run)}
 
 
 @cache
 def printed_rows() -> dict[Run, dict[str, Any]]:
-    """Figures 7 and 8 as rows of the table, by the point of the run, with what is predicted for it."""
+    """Return figures 7 and 8 as rows of the table, by the point of the run, with its prediction."""
     rows: dict[Run, dict[str, Any]] = {}
     for run, bar in of_the_paper():
         known = {"model": f"GPT {bar['note'].partition(':')[0]}", "configuration": _of_bar(bar), **predicted(run)}
@@ -93,7 +93,7 @@ def printed_rows() -> dict[Run, dict[str, Any]]:
 
 
 def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """What was run in one of the configurations, repeats combined, with what figures 7 and 8 have."""
+    """Return runs in one of the configurations, repeats combined, with the numbers of figures 7 and 8."""
     if not rows.empty:
         rows = pd.DataFrame(rows[rows["status"] == "ok"]).drop_duplicates("id")
     if rows.empty:
@@ -112,7 +112,7 @@ def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def by_configuration(rows: Sequence[Row]) -> list[dict[str, dict[Any, Any]]]:
-    """Points that differ in their configuration only."""
+    """Return groups of points that differ in their configuration only."""
     groups: dict[tuple[Any, ...], dict[str, dict[Any, Any]]] = {}
     for row in points(pd.DataFrame(list(rows))):
         same = tuple(row[name] for name in ("model", "tp", "dp", "microbatch", "global_batch", "device_name"))
@@ -140,7 +140,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Our points, then the bars of figures 7 and 8; where one of these was run here, both in one row."""
+    """Tabulate our points, then the bars of figures 7 and 8; a bar that was run here shares one row."""
     title = f"ZeRO-R's configurations{about(records)}"
     ours = points(frame(records))
     if not ours:
@@ -170,7 +170,7 @@ def as_predicted(rows: Sequence[Row]) -> Evidence | None:
 
 
 def leaves_a_part(rows: Sequence[Row]) -> Evidence | None:
-    """Whether P_a leaves exactly 1/t of the inputs of layers."""
+    """Judge whether P_a leaves exactly 1/t of the inputs of layers."""
     pairs = [(g[a], g[b]) for g in by_configuration(rows) for a, b in (("C1", "C2"), ("C3", "C4")) if {a, b} <= set(g)]
     pairs = [(whole, part) for whole, part in pairs if not math.isnan(whole[LAYER])]
     shares = {(row["tp"], row[LAYER] / whole[LAYER]) for whole, row in pairs}
@@ -179,7 +179,7 @@ def leaves_a_part(rows: Sequence[Row]) -> Evidence | None:
 
 
 def every_saving_counts(rows: Sequence[Row]) -> Evidence | None:
-    """Whether each of P_os+g and P_a lowers the memory, and P_a+cpu does not raise it."""
+    """Judge whether each of P_os+g and P_a lowers the memory, and P_a+cpu does not raise it."""
     groups = [{name: row["memory_bytes"] for name, row in group.items()} for group in by_configuration(rows)]
     groups = [group for group in groups if len(group) == len(CONFIGURATIONS) and not math.isnan(sum(group.values()))]
     if not groups:
@@ -190,7 +190,7 @@ def every_saving_counts(rows: Sequence[Row]) -> Evidence | None:
 
 
 def largest_as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the largest models predicted to fit 32 GB are figure 6's; needs simulated runs."""
+    """Judge whether the largest models predicted to fit 32 GB are figure 6's; None without simulated runs."""
     if all(row["source"] != SIMULATED for row in rows):
         return None
     bars = sorted(published("zero2019").query("where == 'figure 6'").to_dict("records"), key=lambda bar: bar["value"])
@@ -202,7 +202,7 @@ def largest_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 @cache
 def largest(name: str) -> float:
-    """Parameters, by 12 L h^2, of the deepest model of figure 6's width, batch and ranks predicted to fit a V100."""
+    """Return parameters (12 L h^2) of the deepest model of figure 6's width, batch and ranks that fits a V100."""
     bar = next(bar for bar in published("zero2019", f"max_model_size_{name.lower()}").to_dict("records"))
     run = on_v100s(bar | {"note": "1 layers, hidden size 8192, 64 heads"}, **CONFIGURATIONS[name])
     fits, too_deep = 1, 1024
@@ -217,7 +217,7 @@ def largest(name: str) -> float:
 
 
 def below_the_cached(rows: Sequence[Row]) -> Evidence | None:
-    """Whether simulated runs of figure 7's models need less than PyTorch had cached, in the same order."""
+    """Judge whether simulated runs of figure 7's models need less than PyTorch had cached, in the same order."""
     found = [row for row in points(pd.DataFrame(list(rows))) if not math.isnan(row["cached"] + row[NEEDED])]
     bars = [row for row in found if row["source"] == SIMULATED]
     if not bars:
@@ -237,7 +237,7 @@ def below_the_cached(rows: Sequence[Row]) -> Evidence | None:
 
 
 def rates_as_published(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the rates of figure 8's 60B model relative to C4's are the published."""
+    """Judge whether the rates of figure 8's 60B model relative to C4's are the published."""
     found = [
         row for row in points(pd.DataFrame(list(rows))) if not math.isnan(row["published_rate"] + row[FLOP_RATE.key])
     ]
@@ -251,7 +251,7 @@ def rates_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def tried(model: ModelConfig, names: Sequence[str], tp: int, dp: int, batch: int, **run: Any) -> list[Run]:
-    """The configurations on CPUs; two steps for the memory, in the paper's precision, where nothing else is said."""
+    """Return the configurations on CPUs; by default two steps for the memory, in the paper's precision."""
     precision: Precision = run.pop("precision", "fp16")
     steps, repeats = run.pop("steps", 2), run.pop("repeats", 1)
     return [
@@ -272,7 +272,7 @@ def tried(model: ModelConfig, names: Sequence[str], tp: int, dp: int, batch: int
 SMOKE = ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_len=128)
 SMALL = ModelConfig(num_layers=8, hidden_size=256, num_heads=4, seq_len=256)
 ON_FAIR_TERMS: dict[str, Any] = {"tp": 2, "dp": 1, "steps": 8, "precision": "fp32"}
-"""Two ranks, each with a core, for the speed."""
+"""Options of runs for speed: two ranks with a core each."""
 
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), sections 6.1 and 10.5, tables 3 and 7 to 9, figures 6 to 8",
@@ -318,7 +318,7 @@ EXPERIMENT = Experiment(
     "CPU's memory is the host's, so that P_a+cpu moves nothing there.",
     runs={
         "smoke": [
-            # in usual buckets, two of which wait for their sums, such a small model's gradients would be whole
+            # with usual buckets, two of which wait for their sums, such a small model's gradients would be whole
             replace(run, plan=replace(run.plan, bucket_bytes=SMALL_BUCKETS))
             for run in (
                 *tried(replace(SMOKE, num_layers=4), list(CONFIGURATIONS), tp=2, dp=2, batch=4),

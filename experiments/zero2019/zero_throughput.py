@@ -35,13 +35,13 @@ V100S = Recipe(steps=10, lr=1.5e-4, min_lr=1e-5, warmup_steps=2)
 CPU = Recipe(steps=8, warmup_steps=2)
 OF_ZERO_100B: ZeroStage = 2
 NEAR = 0.2
-"""How far a speed-up may be from the published one, as a share of it, to count as the same; assumed."""
+"""Relative tolerance of a speed-up against the published one; assumed."""
 SAME_VOLUME = 0.05
-"""So too for what is sent: the embedding is gathered once more than section 7 counts, for the output head."""
+"""Tolerance of sent volumes: the embedding is gathered once more than section 7 counts, for the output head."""
 
 
 def shape_of(printed: Printed) -> ModelConfig:
-    """The model of the appendix's tables, GPT-2's otherwise."""
+    """Return the model of the appendix's tables, GPT-2's otherwise."""
     found = re.search(r"(\d+) layers, hidden size (\d+), (\d+) heads", printed["note"])
     assert found is not None, printed["note"]
     layers, hidden, heads = map(int, found.groups())
@@ -49,7 +49,7 @@ def shape_of(printed: Printed) -> ModelConfig:
 
 
 def on_v100s(printed: Printed, **plan: Any) -> Run:
-    """The run behind a point of a figure: one microbatch a step, all layers recomputed."""
+    """Return the run behind a point of a figure: one microbatch a step, all layers recomputed."""
     tp, dp, batch = (int(printed[name]) for name in ("tp", "dp", "global_batch"))
     return Run(
         model=shape_of(printed),
@@ -62,7 +62,7 @@ def on_v100s(printed: Printed, **plan: Any) -> Run:
 
 
 def run_of(printed: Printed) -> Run:
-    """ZeRO-100B, or Megatron's tensor and data parallelism."""
+    """Return the run of ZeRO-100B, or of Megatron's tensor and data parallelism."""
     if printed["quantity"] == "flop_rate_megatron":
         return on_v100s(printed)
     return on_v100s(printed, zero_stage=OF_ZERO_100B, partition_activations=bool(printed["tp"] > 1))
@@ -70,7 +70,7 @@ def run_of(printed: Printed) -> Run:
 
 @cache
 def of_the_paper() -> dict[Run, dict[str, Any]]:
-    """Every rate of figures 2 and 3 as a row of the table, by the point of its run."""
+    """Return every rate of figures 2 and 3 as a row of the table, by the point of its run."""
     rates = published("zero2019").query("where in ('figure 2', 'figure 3') and unit == 'TFLOP/s per GPU'")
     rows: dict[Run, dict[str, Any]] = {}
     for printed in rates.to_dict("records"):
@@ -86,7 +86,7 @@ def of_the_paper() -> dict[Run, dict[str, Any]]:
 
 
 def _printed_ratios(rows: dict[Run, dict[str, Any]], key: Run) -> dict[str, float]:
-    """What is printed relative to what is printed."""
+    """Return published speed-up and scaling, from published rates only."""
     every = [{**row, "point": at, "device_name": "V100"} for at, row in rows.items()]
     own = next(row for row in every if row["point"] == key)
     against = {name: found(own, every) for name, found in (("speedup", megatron), ("scaling", fewest))}
@@ -95,13 +95,13 @@ def _printed_ratios(rows: dict[Run, dict[str, Any]], key: Run) -> dict[str, floa
 
 
 def model_of(row: Row) -> tuple[int, int]:
-    """Layers and hidden size: figure 2's baselines have more heads, for more ranks to share."""
+    """Return layers and hidden size: figure 2's baselines have more heads, for more ranks to share."""
     model = row["point"].model
     return model.num_layers, model.hidden_size
 
 
 def megatron(row: Row, rows: Sequence[Row]) -> Row | None:
-    """The baseline that a row with divided states has: more ranks to a layer, and undivided states."""
+    """Return the baseline of a row with divided states: more ranks to a layer, and undivided states."""
     if row["zero_stage"] == 0 or row["dp"] == 1:
         return None
     alike = [other for other in rows if model_of(other) == model_of(row) and other["device_name"] == row["device_name"]]
@@ -109,7 +109,7 @@ def megatron(row: Row, rows: Sequence[Row]) -> Row | None:
 
 
 def fewest(row: Row, rows: Sequence[Row]) -> Row | None:
-    """ZeRO-100B on the fewest ranks that divide the same model, each with a smaller batch."""
+    """Return ZeRO-100B on the fewest ranks that divide the same model, each with a smaller batch."""
     if row["zero_stage"] != OF_ZERO_100B:
         return None
     same = lambda one: (model_of(one), one["tp"], one["zero_stage"], one["device_name"])
@@ -118,7 +118,7 @@ def fewest(row: Row, rows: Sequence[Row]) -> Row | None:
 
 
 def compared(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Points of timed runs, each relative to Megatron's and to the fewest ranks; NaN if oversubscribed."""
+    """Return points of timed runs, each relative to Megatron's and to the fewest ranks; NaN if oversubscribed."""
     points, out = combine(rows), []
     fair = [row for row in points if not row["oversubscribed"]]
     for row in points:
@@ -149,7 +149,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Our points, then those of figures 2 and 3; where one of these was run here, both in one row."""
+    """Tabulate our points, then those of figures 2 and 3; a published point that was run here shares one row."""
     title = f"Throughput with divided states{about(records)}"
     ours = compared(frame(records))
     if not ours:
@@ -187,7 +187,7 @@ def speedups_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def super_linear(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the rate per device is above that on the fewest ranks wherever there are more."""
+    """Judge whether the rate per device is above that on the fewest ranks wherever there are more."""
     found = [row for row in known(rows, "scaling") if not row["scaling_of_itself"]]
     numbers = ", ".join(f"{row['scaling']:.0%} of the rate per device ({row['ranks']} ranks)" for row in found)
     return tally([row["scaling"] > 1 for row in found], "points", numbers)
@@ -200,7 +200,10 @@ def scaling_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def volumes(rows: Sequence[Row]) -> Evidence | None:
-    """Whether the stages send 2, 2, 2 and 3 times the parameters, relative to stage 0; bytes, whatever the cores."""
+    """Judge whether the stages send 2, 2, 2 and 3 times the parameters, relative to stage 0.
+
+    Bytes count with any number of cores.
+    """
     groups: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in combine(pd.DataFrame(list(rows))):
         if row["dp"] > 1 and row["dp_bytes_sent"] > 0:
@@ -214,7 +217,7 @@ def volumes(rows: Sequence[Row]) -> Evidence | None:
 
 
 def small_runs(model: ModelConfig, repeats: int) -> list[Run]:
-    """Two ranks with eight sequences, in all stages and as Megatron has them; and one that has room for two."""
+    """Return runs of two ranks with eight sequences, in all stages and as Megatron's; and one with two sequences."""
     layouts = [(Plan(dp=2, zero_stage=stage), 8) for stage in (0, 1, 2, 3)]
     layouts += [(Plan(tp=2), 8), (Plan(zero_stage=OF_ZERO_100B), 2)]
     return [

@@ -27,19 +27,19 @@ from impl.recipe import Recipe
 from impl.run import Run
 
 CLOSE = 0.05
-"""How far counted bytes may be from the predicted, and from 1F1B's, to count as the same."""
+"""Relative tolerance of counted bytes against the predicted, and against 1F1B's."""
 NEAR = 0.15
-"""How far a predicted peak may be from the published one, which PyTorch's allocator reported; assumed."""
+"""Relative tolerance of a predicted peak against the published one, which PyTorch's allocator reported; assumed."""
 
 
 def held(row: Mapping[Any, Any]) -> float:
-    """Bytes of the fullest rank: of its tensors where they were counted, by prediction for a simulated run."""
+    """Return bytes of the fullest rank: counted over its tensors, or predicted for a simulated run."""
     is_told = row["memory_kind"] == "predicted bytes"
     return row["peak_memory_bytes"] if is_told else row["memory_bytes"]
 
 
 def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Pipelines whose memory is known, each with 1F1B's of the same model beside it."""
+    """Return pipelines whose memory is known, each with its share of 1F1B's of the same model."""
     if rows.empty:
         return []
     found = [row for row in rows.drop_duplicates("id").to_dict("records") if row["schedule"] in SCHEDULES]
@@ -61,7 +61,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Memory of the fullest rank of every pipeline, beside table 4 where it has it."""
+    """Tabulate memory of the fullest rank of every pipeline, next to table 4."""
     title, rows = f"Memory of zero bubble{about(records)}", pd.DataFrame(points(frame(records)))
     if rows.empty:
         return Table("zero_bubble_memory", title, (), rows)
@@ -78,7 +78,7 @@ def of_zb_h1(rows: Sequence[Row], key: str) -> list[dict[Any, Any]]:
 
 
 def as_much_as_1f1b(rows: Sequence[Row]) -> Evidence | None:
-    """Whether ZB-H1 takes 1F1B's memory, or what table 4's ZB-1p takes more, a tenth."""
+    """Judge whether ZB-H1 takes at most a tenth more memory than 1F1B, as table 4's ZB-1p."""
     shares = sorted(row["share"] for row in of_zb_h1(rows, "share"))
     numbers = f"{shares[0]:.3f} to {shares[-1]:.3f} times 1F1B's" if shares else ""
     return tally((share <= 1.1 for share in shares), "pipelines", numbers)
@@ -99,7 +99,7 @@ def as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def whatever_the_microbatches(rows: Sequence[Row]) -> Evidence | None:
-    """Whether a schedule's memory does not grow with the microbatches, once there are more than ranks."""
+    """Judge whether a schedule's memory does not grow with the microbatches, once there are more than ranks."""
     lines: dict[tuple[Any, ...], list[float]] = {}
     for row in points(pd.DataFrame(list(rows))):
         if row["microbatches"] >= row["pp"]:
@@ -111,7 +111,7 @@ def whatever_the_microbatches(rows: Sequence[Row]) -> Evidence | None:
 
 
 def runs(seq_len: int, depths: Sequence[int], counts: Sequence[int]) -> list[Run]:
-    """Two steps, there for the memory only."""
+    """Return runs of two steps, for the memory only."""
     return [
         Run(
             model=small_model(seq_len),

@@ -37,14 +37,14 @@ from impl.run import Run
 
 SCHEDULES = ("one_f_one_b", "zb_h1")
 AS = {"one_f_one_b": "one_f_one_b", "zb_h1": "zb_1p"}
-"""What table 4 has of a schedule: ZB-1p searches for what ZB-H1 does by hand, with the same bubble in table 5."""
+"""Schedule of table 4 that stands for each of ours: ZB-1p finds ZB-H1's order by search, with table 5's same bubble."""
 SAME_BUBBLE = 0.03
-"""How far a bubble may be from the published one, in shares of the step, to count as the same; assumed."""
+"""Largest difference from a published bubble, in shares of the step, that counts as the same; assumed."""
 RATE = "tokens_per_second"
 
 
 def shape_of(printed: Printed) -> tuple[ModelConfig, int]:
-    """Model and microbatch of a row; vocabulary and dropout are Megatron's."""
+    """Return model and microbatch of a row; vocabulary and dropout are Megatron's."""
     found = re.search(
         r"(\d+) layers, hidden size (\d+), (\d+) heads; sequence (\d+), microbatch (\d+)", printed["note"]
     )
@@ -55,7 +55,7 @@ def shape_of(printed: Printed) -> tuple[ModelConfig, int]:
 
 
 def on_a100s(printed: Printed, schedule: str) -> Run:
-    """A row's model in one pipeline, with Megatron's dropout and gradients of 16 bits; nothing is recomputed."""
+    """Return a row's model in one pipeline, with Megatron's dropout and 16-bit gradients, without recomputation."""
     model, microbatch = shape_of(printed)
     return Run(
         model=model,
@@ -69,7 +69,7 @@ def on_a100s(printed: Printed, schedule: str) -> Run:
 
 @cache
 def of_the_paper() -> dict[Run, dict[str, Any]]:
-    """Rows of tables 4 and 5 by the points of their runs: rate, bubble, memory, and the rate over 1F1B's."""
+    """Return rows of tables 4 and 5 by the points of their runs: rate, bubble, memory, and the rate over 1F1B's."""
     rows = published("zerobubble2024").to_dict("records")
     value = {(row["quantity"], row["note"].partition(":")[0], row["global_batch"]): row["value"] for row in rows}
     found: dict[Run, dict[str, Any]] = {}
@@ -93,19 +93,19 @@ def paper_runs() -> list[Run]:
 
 
 def of_point(row: Mapping[Any, Any]) -> dict[str, float]:
-    """What tables 4 and 5 print for a point; NaN for what is not theirs."""
+    """Return the numbers of tables 4 and 5 for a point; NaN where they have none."""
     names = ("published_rate", "published_gain", "published_bubble", "published_memory")
     printed = of_the_paper().get(row["point"], {})
     return {name: printed.get(name, math.nan) for name in names}
 
 
 def apart(row: Mapping[Any, Any]) -> tuple[Run, str]:
-    """A point without its schedule, on its device."""
+    """Return a point without its schedule, and its device."""
     return apart_from(row["point"], "plan.schedule"), row["device_name"]
 
 
 def compared(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Timed pipelines, each with its rate over 1F1B's and the share of its step that is bubble."""
+    """Return timed pipelines, each with its rate over 1F1B's and the share of its step that is bubble."""
     points = [row for row in combine(rows) if row["schedule"] in SCHEDULES and row["pp"] > 1]
     plain = {apart(row): row for row in points if row["schedule"] == "one_f_one_b"}
     out = []
@@ -140,7 +140,7 @@ SHOWN = (
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Rate, gain over 1F1B and bubble of every pipeline, beside tables 4 and 5 where they have it."""
+    """Tabulate rate, gain over 1F1B and bubble of every pipeline, next to tables 4 and 5."""
     title, rows = f"Zero bubble against 1F1B{about(records)}", pd.DataFrame(compared(frame(records)))
     if rows.empty:
         return Table("zero_bubble", title, (), rows)
@@ -152,7 +152,7 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """What ZB-H1 gains over 1F1B against the microbatches, a line a model, dashed as published of ZB-1p."""
+    """Draw ZB-H1's gain over 1F1B against the microbatches, a line a model, dashed as published of ZB-1p."""
     records, simulated = to_draw(records)
     rows = [row for row in compared(frame(records)) if row["schedule"] == "zb_h1"]
     ours: dict[str, list[tuple[float, float]]] = {}
@@ -166,7 +166,7 @@ def figure(records: Sequence[Record]) -> Any:
 
 
 def known(rows: Sequence[Row], key: str) -> list[dict[Any, Any]]:
-    """ZB-H1's points of which a number is known."""
+    """Return ZB-H1's points of which a number is known."""
     found = compared(pd.DataFrame(list(rows)))
     return [row for row in found if row["schedule"] == "zb_h1" and not math.isnan(row[key])]
 
@@ -186,7 +186,7 @@ def gains_as_published(rows: Sequence[Row]) -> Evidence | None:
 
 
 def falls_with_microbatches(rows: Sequence[Row]) -> Evidence | None:
-    """Whether what is gained falls as there are more microbatches, of every model."""
+    """Judge whether the gain falls with more microbatches, for every model."""
     lines: dict[tuple[str, str], list[dict[Any, Any]]] = {}
     for row in known(rows, "gain"):
         lines.setdefault((row["model"], row["device_name"]), []).append(row)

@@ -1,4 +1,4 @@
-"""What share of its limit a run reaches, and where the rest of a step's time goes, for records that were profiled."""
+"""Share of its limit that a profiled run reaches, and the breakdown of the rest of its steps' time."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ PARTS = {
     "communication": "exposed communication",
     "rest": "Python, data",
 }
-"""Of a profiled step, as `harness.rank.profile` names them, and as tables do."""
+"""Parts of a profiled step: names in `harness.rank.profile`, and headers in tables."""
 
 
 def _milliseconds(key: str, header: str) -> Column:
@@ -67,7 +67,7 @@ BREAKDOWN_NOTES = (
 
 
 def limit_table(records: Sequence[Record]) -> Table:
-    """Each profiled point's step beside what it has to compute and to communicate, each alone.
+    """Return the table of each profiled point's step next to its computation and communication, each run alone.
 
     Raises:
         InputError: the records are of several tiers.
@@ -76,7 +76,7 @@ def limit_table(records: Sequence[Record]) -> Table:
 
 
 def breakdown_table(records: Sequence[Record]) -> Table:
-    """What each profiled point's step consists of.
+    """Return the table of the parts of each profiled point's step.
 
     Raises:
         InputError: the records are of several tiers.
@@ -85,9 +85,9 @@ def breakdown_table(records: Sequence[Record]) -> Table:
 
 
 def values(record: Record) -> dict[str, float]:
-    """A profiled run's limit, that of the rank with most to do, and the parts of its step, means over the ranks.
+    """Return a profiled run's limit, of the rank with most work, and the parts of its step, means over the ranks.
 
-    Nothing, where it was not profiled.
+    Empty if the run was not profiled.
     """
     found = [(rank.profile, rank.limit) for rank in record.ranks if rank.profile and rank.limit]
     if not found:
@@ -105,7 +105,7 @@ def values(record: Record) -> dict[str, float]:
 
 
 def _least(limit: Limit) -> float:
-    """Seconds of a step that computes and communicates at the same time, and does nothing else."""
+    """Return the seconds of a step that computes and communicates at the same time, and does nothing else."""
     return max(limit.gemm_seconds + limit.attention_seconds, limit.collective_seconds)
 
 

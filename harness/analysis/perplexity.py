@@ -19,7 +19,7 @@ from impl.errors import InputError
 from impl.model.norm_placement import PLACEMENTS
 
 MOST_COLUMNS = 9
-"""Placements times learning rates that are still shown side by side."""
+"""Most combinations of placement and learning rate that are shown as columns."""
 PERCENT = 0.01
 TWO_SIDED = 1.96
 """Standard errors to either side of a mean that hold 95% of a normal distribution."""
@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "last_word": ("accuracy", "Last-word accuracy", (ACCURACY, Column(key="questions", header="passages"))),
     "choice": ("accuracy", "Multiple-choice accuracy", (ACCURACY, Column(key="questions", header="questions"))),
 }
-"""Stem of the file, what stands in the title, and the columns, the main one first."""
+"""Stem of the file, beginning of the title, and columns of each kind of evaluation, the main column first."""
 MODEL = Column(key="model", header="model", text=True)
 NORM = Column(key="norm_placement", header="norm", text=True)
 LR = Column(key="lr", header="learning rate", digits=2)
@@ -53,7 +53,7 @@ RUNS = (Column(key="n", header="n"), Column(key="diverged_runs", header="diverge
 
 
 def perplexity_tables(records: Sequence[Record]) -> list[Table]:
-    """Tables of every evaluation, one for each comparability key: sizes against placements if these vary, and points.
+    """Return tables of every evaluation and comparability key: sizes against placements if these vary, and points.
 
     Raises:
         InputError: the records are of several tiers.
@@ -69,7 +69,7 @@ def perplexity_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def comparable(records: Sequence[Record]) -> Iterator[tuple[str, str, str, list[Record]]]:
-    """Name and kind of each evaluation, what tells its parts from one another, and each part's comparable records."""
+    """Yield name and kind of each evaluation, the differing part of its comparability key, and comparable records."""
     found = evaluations(records)
     for name, kind in dict.fromkeys(zip(found["name"], found["kind"], strict=True)):
         rows = found[(found["name"] == name) & (found["kind"] == kind)]
@@ -81,16 +81,16 @@ def comparable(records: Sequence[Record]) -> Iterator[tuple[str, str, str, list[
 
 
 def perplexity_table(records: Sequence[Record], name: str, kind: str, apart: str = "", suffix: str = "") -> Table:
-    """One row a point, with all that one evaluation says about it; seeds and repeats combined.
+    """Return the table of one evaluation, one row per point, with seeds and repeats combined.
 
     Args:
-        name: of the evaluation, as `valid`.
-        kind: of the evaluation, as `causal`.
-        apart: what tells this table from others of the same evaluation, for its title and its file.
-        suffix: more for the name of its file.
+        name: name of the evaluation, as `valid`.
+        kind: kind of the evaluation, as `causal`.
+        apart: part of the comparability key that distinguishes this table from others, for its title and file.
+        suffix: suffix of the name of its file.
 
     Raises:
-        InputError: the records are of several tiers, or their comparability keys differ; names what differs.
+        InputError: the records are of several tiers, or their comparability keys differ; names the differences.
     """
     points = scores(records, name, kind)
     points["varies"] = labels(list(points["point"]), IN_COLUMNS)
@@ -101,9 +101,9 @@ def perplexity_table(records: Sequence[Record], name: str, kind: str, apart: str
 
 
 def placement_table(records: Sequence[Record], name: str, kind: str, apart: str = "") -> Table | None:
-    """Model sizes against norm placements, and learning rates where a model has several; only the main value.
+    """Return model sizes against norm placements, and learning rates if a model has several; the main value only.
 
-    A cell with a seed that diverged says so, instead of a mean over the others. None: there is only one column.
+    A cell with a diverged seed shows that instead of a mean over the others. None if there is only one column.
     Arguments and errors as in `perplexity_table`.
     """
     points = scores(records, name, kind)
@@ -134,7 +134,7 @@ def _half_width(column: str) -> str:
 
 
 def differing_keys(keys: Sequence[str]) -> dict[str, list[Any]]:
-    """The parts in which comparability keys, each as JSON, differ, with their values."""
+    """Return the parts in which comparability keys, given as JSON, differ, with their values."""
     parsed = [json.loads(key) for key in dict.fromkeys(keys)]
     values = {part: list(dict.fromkeys(k.get(part) for k in parsed)) for key in parsed for part in key}
     return {part: found for part, found in values.items() if len(found) > 1}
@@ -142,7 +142,7 @@ def differing_keys(keys: Sequence[str]) -> dict[str, list[Any]]:
 
 @once_for_all
 def scores(records: Sequence[Record], name: str, kind: str) -> pd.DataFrame:
-    """One row a point, its means over the runs that ended well or a text that says why there is none.
+    """Return one row per point: its means over the successful runs, or a text with the reason for their absence.
 
     Raises:
         InputError: as `perplexity_table`.
@@ -171,12 +171,12 @@ def scores(records: Sequence[Record], name: str, kind: str) -> pd.DataFrame:
     values = zip(points[main], points["n"], texts, strict=True)
     points[main] = pd.Series([value if n else text for value, n, text in values], dtype=object)
     points["floor_half_width"] = TWO_SIDED * points["floor_standard_error"]
-    points["key"] = found["key"].iloc[0]  # of all; a point's first run may have none
+    points["key"] = found["key"].iloc[0]  # the key of all rows; a point's first run may have none
     return points
 
 
 def _count_diverged(outcome: Sequence[str]) -> str:
-    """`1 of 3`; empty where none did, and `all` where a single run says it."""
+    """Return the count of diverged runs as `1 of 3`; empty if none diverged, `all` for a single run."""
     count = list(outcome).count("diverged")
     if not count:
         return ""
@@ -199,7 +199,7 @@ def _notes(points: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _lr_in_columns(points: pd.DataFrame) -> bool:
-    """Whether some model was trained with several learning rates, and they fit side by side."""
+    """Return True if some model was trained with several learning rates, and they fit in columns."""
     rest = labels(list(points["point"]), IN_COLUMNS)
     tried: dict[tuple[Any, ...], set[float]] = {}
     for model, norm, other, lr in zip(points["model"], points["norm_placement"], rest, points["lr"], strict=True):
@@ -209,7 +209,7 @@ def _lr_in_columns(points: pd.DataFrame) -> bool:
 
 
 def _with_unfinished(records: Sequence[Record], evaluated: set[str], elsewhere: set[str]) -> list[Record]:
-    """The evaluated records, and those never evaluated that would have had the same key as one of them."""
+    """Return the evaluated records, and unevaluated ones that would have the same key as one of them."""
 
     def kin(record: Record) -> tuple[Any, ...]:
         return record.run.model.family, record.run.model.seq_len, record.run.data.dataset
@@ -219,13 +219,13 @@ def _with_unfinished(records: Sequence[Record], evaluated: set[str], elsewhere: 
 
 
 def title(records: Sequence[Record], name: str, kind: str, apart: str) -> str:
-    """What is shown of which text, for a table or a figure."""
+    """Return the title of a table or a figure: kind of the evaluation and its text."""
     where = {"valid": "held-out text"}.get(name, name)
     return f"{KINDS[kind][1]} on {where}{f' ({apart})' if apart else ''}{about(records)}"
 
 
 def stem(name: str, kind: str, apart: str, suffix: str = "") -> str:
-    """Stem of the file of a table or a figure."""
+    """Return the stem of the file of a table or a figure."""
     parts = [KINDS[kind][0], name, apart, suffix]
     return re.sub(r"[^a-z0-9]+", "_", " ".join(part for part in parts if part).lower()).strip("_")
 

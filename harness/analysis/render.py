@@ -1,4 +1,4 @@
-"""A table as Markdown, CSV, LaTeX, JSON or for the terminal. Only here are numbers scaled and rounded."""
+"""Rendering of tables as Markdown, CSV, LaTeX, JSON or for the terminal; numbers are scaled and rounded only here."""
 
 import csv as csv_format
 import functools
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 MISSING = "–"
 EMBEDS = re.compile(r"!(?=\[)|<(?=[a-zA-Z/!])")
-"""Where Markdown begins an image or HTML."""
+"""Beginning of an image or of HTML in Markdown."""
 HEADING_CHARS, CELL_CHARS, NOTE_CHARS = 8, 36, 110
-"""Width that a heading, a cell and a note take on a terminal before they are broken."""
+"""Widths of a heading, a cell and a note on a terminal above which they are wrapped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """How one column of a table is shown; the frame itself holds SI units."""
+    """Format of one column of a table; the frame itself holds SI units."""
 
     key: str
     """Column of the frame."""
@@ -51,47 +51,47 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Raw numbers in SI units, how to show them, and what must be said below them.
+    """Raw numbers in SI units, their format, and notes.
 
-    A text in a cell of numbers says why there is no number.
+    A text in a column of numbers is the reason for a missing number.
     """
 
     name: str
-    """Stem of its files."""
+    """Stem of the table's files."""
     title: str
     columns: tuple[Column, ...]
     frame: pd.DataFrame
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Make title and notes printable, which may name what records hold."""
+        """Make title and notes printable, as they may quote records."""
         object.__setattr__(self, "title", printable(self.title))
         object.__setattr__(self, "notes", tuple(map(printable, self.notes)))
 
     def cells(self) -> list[list[str]]:
-        """The shown text, row by row."""
+        """Return the formatted texts, row by row."""
         return self._cells
 
     @functools.cached_property
     def _cells(self) -> list[list[str]]:
-        """Made once for all formats."""
+        """Formatted texts, computed once for all formats."""
         used = {key for c in self.columns for key in (c.key, c.interval)}
         rows = rows_of(self.frame.loc[:, [name for name in self.frame if name in used]])
         return [[cell(row[c.key], row.get(c.interval or ""), c) for c in self.columns] for row in rows]
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
+        """Return the Markdown that a notebook shows."""
         return markdown(self) if len(self.frame) else f"{self.title}: no records yet."
 
 
 def shown(columns: Iterable[Column], frame: pd.DataFrame) -> tuple[Column, ...]:
-    """The columns that say something: those of the frame with a value in some row."""
+    """Return the columns that the frame has and that have a value in some row."""
     said = [c for c in columns if c.key in frame and any(not is_missing(v) and v != "" for v in frame[c.key])]
     return tuple(said)
 
 
 def cell(value: Any, half_width: Any, column: Column) -> str:
-    """One value as it is shown, scaled and with its interval."""
+    """Return one value as text, scaled and with its interval."""
     if isinstance(value, str):
         return printable(" ".join(value.split()))
     if is_missing(value):
@@ -105,7 +105,7 @@ def cell(value: Any, half_width: Any, column: Column) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Rounded to significant digits, never dropping those before the point; exponents only far from one."""
+    """Return a number with significant digits, all of those before the point; exponents only far from one."""
     if not math.isfinite(value):
         return str(value)
     if float(value).is_integer() and abs(value) < 1e9:
@@ -116,7 +116,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def number_with_interval(value: float, half_width: float, digits: int = 4) -> str:
-    """`1234 ± 56`: the half-width decides the decimals; a tiny one never adds more than two digits to the value."""
+    """Return `1234 ± 56`, with decimals by the half-width; a tiny one adds at most two digits to the value."""
     if half_width == 0 or value == 0:
         return f"{number(value, digits)} ± {number(half_width, 2)}"
     if not 1e-4 <= abs(value) < 1e9:
@@ -127,15 +127,15 @@ def number_with_interval(value: float, half_width: float, digits: int = 4) -> st
 
 
 def _decimals(value: float, digits: int) -> int:
-    rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has one digit before the point less than its rounded value
+    rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has one digit before the point, its rounded value has two
     return max(0, digits - 1 - math.floor(math.log10(rounded)))
 
 
 def markdown(table: Table, *, padded: bool = True) -> str:
-    """A heading, a pipe table, and the notes as a list.
+    """Return a heading, a pipe table, and the notes as a list.
 
     Args:
-        padded: makes the cells of a column equally wide, to read well as plain text.
+        padded: pad the cells of a column to equal width, to be readable as plain text.
     """
     cells = table.cells()
     columns = [[c.heading, *(row[i] for row in cells)] for i, c in enumerate(table.columns)]
@@ -155,12 +155,12 @@ def markdown(table: Table, *, padded: bool = True) -> str:
 
 
 def _plain_markdown(text: str) -> str:
-    """The text without images and HTML, which would load what a record names."""
+    """Return the text with images and HTML escaped, which would load files named by a record."""
     return EMBEDS.sub(r"\\\g<0>", text)
 
 
 def csv(table: Table) -> str:
-    """Unrounded SI values, the unit in the header, the half-widths in columns of their own; no title and no notes."""
+    """Return unrounded SI values as CSV, units in the header, half-widths in columns of their own; without notes."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
     columns = _raw_columns(table)
@@ -171,7 +171,7 @@ def csv(table: Table) -> str:
 
 
 def _raw(value: Any) -> Any:
-    """A value as CSV has it."""
+    """Return a value for CSV."""
     if is_missing(value):
         return ""
     return printable(value) if isinstance(value, str) else value
@@ -188,7 +188,7 @@ def _raw_columns(table: Table) -> list[tuple[str, str]]:
 
 
 def as_json(table: Table) -> dict[str, Any]:
-    """A JSON document: the columns with their SI units, and unrounded rows."""
+    """Return a JSON document: the columns with their SI units, and unrounded rows."""
     keys = [key for c in table.columns for key in (c.key, c.interval) if key]
     rows = [{key: _plain(row[key]) for key in keys} for row in rows_of(table.frame)]
     columns = [{"key": c.key, "header": c.header, "unit": c.si, "half_width": c.interval} for c in table.columns]
@@ -214,7 +214,7 @@ def escape_latex(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table` environment with a booktabs `tabular`; needs only \\usepackage{booktabs}."""
+    """Return a `table` environment with a `tabular`; it needs only the package booktabs."""
 
     def line(cells: list[str]) -> str:
         return "  " + " & ".join(map(escape_latex, cells)) + r" \\"
@@ -230,7 +230,7 @@ def latex(table: Table) -> str:
 
 
 def console(table: Table) -> "rich.console.Group":
-    """For a terminal: the title above, the notes below; headings and long cells are broken between words."""
+    """Return the table for a terminal: title above, notes below, headings and long cells wrapped between words."""
     import rich.box
     import rich.console
     import rich.table

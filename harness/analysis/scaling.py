@@ -1,4 +1,4 @@
-"""Weak and strong scaling: which points belong together, and how they stand to the one with the fewest ranks."""
+"""Weak and strong scaling: groups of comparable points, relative to the point with the fewest ranks."""
 
 import itertools
 import math
@@ -21,21 +21,21 @@ WAYS = {
     "tp": ("sequence_parallel", "overlap_input_grad_reduce"),
     "pp": ("schedule", "chunks", "scatter_gather"),
 }
-"""Fields of the plan that say how layers, or stages, are shared; at degree 1 all ways are one."""
+"""Fields of the plan without effect at degree 1 of tensor or pipeline parallelism."""
 PLAN_DEGREES = tuple(f"plan.{degree}" for degree in DEGREES)
 VARIED = (*PLAN_DEGREES, *(f"plan.{name}" for name in itertools.chain(*WAYS.values())))
-"""Fields in which runs of one strong scaling differ."""
+"""Fields in which points of one strong-scaling group may differ."""
 LEAST_TIMED_STEPS = 3
-"""A rate over fewer steps says nothing about scaling: runs that short are there for their memory."""
+"""Least timed steps of a rate for scaling; shorter runs measure memory only."""
 
 
 def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Points of timed runs in groups that differ in their parallel degrees, the one with the fewest ranks first.
+    """Return points of timed runs in groups that differ in their parallel degrees, fewest ranks first.
 
     Strong scaling groups have a constant global batch and any mix of degrees; weak ones a constant global batch per
-    data-parallel rank and the other degrees equal. A point may stand in one of each. Speed-up is the ratio of tokens/s,
-    efficiency that of tokens/s per device; neither is given where the row or its baseline is oversubscribed. `curve`
-    says which rows are one line of a figure: those of which the same degree grows, in the same way.
+    data-parallel rank and the other degrees equal. A point may be in one of each. Speed-up is the ratio of tokens/s,
+    efficiency that of tokens/s per device; both are NaN if the row or its baseline is oversubscribed. `curve` names the
+    line of a row in a figure: rows of a line scale the same degree in the same way.
     """
     if not rows.empty:
         rows = pd.DataFrame(rows[(rows["timed_steps"] >= LEAST_TIMED_STEPS) | (rows["source"] == SIMULATED)])
@@ -62,16 +62,19 @@ def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown_elsewhere(rows: pd.DataFrame) -> tuple[str, ...]:
-    """Fields that tables have columns for: the model, and where all ranks are data-parallel ones, that degree."""
+    """Return the fields that tables have columns for: the model, and `dp` if all ranks are data-parallel."""
     return (*SHAPE, *(("plan.dp",) if all(rows["ranks"] == rows["dp"]) else ()))
 
 
 def against(
     rows: pd.DataFrame, is_baseline: Callable[[Row], bool], rate: str, measures: Sequence[str] = ()
 ) -> list[dict[Any, Any]]:
-    """Points of timed runs, repeats combined, each with `efficiency`: its rate over that of a baseline it names.
+    """Return points of timed runs, repeats combined, with `efficiency`: their rate over a baseline's.
 
-    Points of whose engine and device there is no baseline have NaN. The measures are combined too.
+    The efficiency is NaN if no baseline has the point's engine and device. `measures` are combined too.
+
+    Args:
+        is_baseline: function that returns True for the row of a baseline.
     """
     if not rows.empty:
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[rate].notna()]).drop_duplicates("id")
@@ -88,7 +91,7 @@ def against(
 
 
 def ratio(row: Row, baseline: Row, measure: str) -> Estimate:
-    """A measure over the baseline's; NaN where one of the two is oversubscribed, exactly 1 for the baseline itself."""
+    """Return a measure over the baseline's; NaN if one is oversubscribed, exactly 1 for the baseline itself."""
     if row["oversubscribed"] or baseline["oversubscribed"]:
         return Estimate(math.nan, None, row["n"])
     if row is baseline:
@@ -97,8 +100,8 @@ def ratio(row: Row, baseline: Row, measure: str) -> Estimate:
 
 
 def _group(point: Run, kind: Kind) -> tuple[Any, ...]:
-    """Return what the points of one group have in common."""
-    common = fields(point)
+    """Return the values that the points of one group have in common."""
+    common = dict(fields(point))
     if kind == "weak":
         common["train.global_batch"] /= common.pop("plan.dp")
     else:
@@ -114,7 +117,7 @@ def _against_fewest(kind: Kind, rows: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def _baseline(row: Row, rows: Sequence[Row]) -> Row:
-    """The fewest ranks that work in the same way, or at degree 1, where the ways are all one."""
+    """Return the row with the fewest ranks whose options of WAYS are equal, or without effect at degree 1."""
 
     def differs(other: Row, degree: str) -> bool:
         return any(other[name] != row[name] for name in WAYS[degree])
@@ -139,7 +142,7 @@ def _compared(kind: Kind, row: Row, baseline: Row) -> dict[str, Any]:
 
 
 def _curves(scaled: pd.DataFrame) -> list[str]:
-    """For each row the name of its line in a figure; empty for a baseline, which all its lines begin at."""
+    """Return for each row the name of its line in a figure; empty for a baseline, which is part of all its lines."""
     shown = {"weak": ("plan.dp",), "strong": PLAN_DEGREES}
     names: list[str] = []
     rows = scaled.to_dict("records")
@@ -158,7 +161,7 @@ def _curves(scaled: pd.DataFrame) -> list[str]:
 
 
 def _grows(row: Row, baseline: Row) -> str:
-    """The degree that a row has more of than its baseline; where several differ, the others given."""
+    """Return the first degree in which a row differs from its baseline, with the values of further ones."""
     first, *others = [degree for degree in DEGREES if row[degree] != baseline[degree]] or DEGREES[:1]
     return f"{first} with {' '.join(f'{degree}={row[degree]}' for degree in others)}" if others else first
 

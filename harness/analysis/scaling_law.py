@@ -1,4 +1,4 @@
-"""Loss by model size and data: a law fitted to trained models, how certain it is, and what it says of larger ones.
+"""Scaling law of loss by model size and data: fitted to trained models, with its uncertainty and predictions.
 
 L(N, D) = E + A / N^alpha + B / D^beta, of N parameters trained on D tokens; the letters are those of the source.
 Source: Hoffmann et al. 2022 (2203.15556), section 3.3 (approach 3); it is their Huber loss of logarithms.
@@ -13,35 +13,35 @@ from typing import Any, NamedTuple
 import numpy as np
 
 DELTAS = (1e-1, 1e-2, 1e-3)
-"""Where the Huber loss turns linear; the last is the source's, the others lead up to it."""
+"""Residuals at which the Huber loss turns linear; the last is the source's, the others lead up to it."""
 STEPS = 40
-"""Of the solver, at each of DELTAS."""
+"""Steps of the solver at each of DELTAS."""
 POWERS, SHARE = (0.1, 0.3, 0.7, 1.5), 0.5
-"""Starts: exponents, and E's share of the mean loss. The solver may end elsewhere from each; the best counts."""
+"""Starting exponents, and E's starting share of the mean loss; the best end point over all starts is used."""
 POSSIBLE = (0.01, 5.0)
-"""Exponents."""
+"""Bounds of the exponents."""
 RESAMPLES = 100
 INSIDE = 0.95
 LEAST_POINTS = 6
-"""The law has five constants."""
+"""Least number of points for a fit of the law's five constants."""
 FLOPS = 6
-"""Of training, a parameter and token."""
+"""FLOPs of training per parameter and token."""
 
 
 class Point(NamedTuple):
-    """What a run's validation said at some time of its training."""
+    """Validation loss of a run at some time of its training."""
 
     parameters: float
     tokens: float
-    """Trained on until then."""
+    """Tokens trained on until then."""
     loss: float
     """Nats per token."""
     run: str
-    """Which one: points of a run are drawn together, as they are not independent."""
+    """Run of the point; points of a run are resampled together, as they are not independent."""
 
 
 class Law(NamedTuple):
-    """The five constants, each a number, or an array over resamples."""
+    """Five constants of the law, each a number, or an array over resamples."""
 
     E: Any
     A: Any
@@ -50,11 +50,11 @@ class Law(NamedTuple):
     beta: Any
 
     def loss(self, parameters: Any, tokens: Any) -> Any:
-        """L(N, D) in nats per token."""
+        """Return L(N, D) in nats per token."""
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     def optimum(self, flops: float) -> tuple[Any, Any]:
-        """Parameters and tokens of the least loss for so many FLOPs of training, 6 N D.
+        """Return the parameters and tokens of the least loss for a number of training FLOPs, 6 N D.
 
         Source: Hoffmann et al. 2022, equation 4.
         """
@@ -65,42 +65,42 @@ class Law(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A law, and those of resampled runs, which say how certain it is."""
+    """Fitted law, and laws of resampled runs for its uncertainty."""
 
     law: Law
     resampled: Law
-    """Arrays, a number for each resample; NaN where no size has a second run."""
+    """Arrays with a number for each resample; NaN if no size has a second run."""
     points: tuple[Point, ...]
     off: float
-    """Root mean square of log loss over the law's."""
+    """Root mean square of the logarithm of loss over the law's loss."""
 
     def interval(self, of: Callable[[Law], Any]) -> tuple[float, float]:
-        """Between which INSIDE of the resamples have what is asked of a law; NaN: nothing is known."""
+        """Return the interval of a law's value that holds INSIDE of the resamples; NaN if it is unknown."""
         return between(of(self.resampled))
 
 
 def between(values: Any) -> tuple[float, float]:
-    """Percentiles with INSIDE of the values between them."""
+    """Return the percentiles with INSIDE of the values between them."""
     low, high = np.quantile(np.asarray(values, float), [(1 - INSIDE) / 2, (1 + INSIDE) / 2])
     return float(low), float(high)
 
 
 def can_fit(points: Sequence[Point]) -> bool:
-    """Whether there are points, sizes and amounts of data enough for five constants."""
+    """Return True if points, sizes and amounts of data are enough for five constants."""
     sizes, amounts = {point.parameters for point in points}, {point.tokens for point in points}
     return len(points) >= LEAST_POINTS and len(sizes) > 2 and len(amounts) > 2
 
 
 def fitted(points: Sequence[Point], resamples: int = RESAMPLES, seed: int = 0) -> Fitted:
-    """The law that these points follow best, and its bootstrap: of every model size, runs drawn with replacement.
+    """Return the law that fits the points best, and its bootstrap: per model size, runs drawn with replacement.
 
     Args:
-        points: `can_fit` is true of them.
-        seed: of the draws; equal seeds draw alike, so that laws of as many runs each can be compared draw by draw.
+        points: points for which `can_fit` is True.
+        seed: seed of the draws; laws with equal seeds and numbers of runs can be compared draw by draw.
     """
     data = np.array([point[:3] for point in points], float)
     places, logs = np.log(data[:, :2]), np.log(data[:, 2])
-    centre = places.mean(axis=0)  # of it all constants are told nearly independently
+    centre = places.mean(axis=0)  # around it the constants are nearly independent
     n, d = (places - centre).T
     once = np.ones((1, len(points)))
     found, costs = _solved(n, d, logs, once, _starts(logs))
@@ -115,14 +115,14 @@ def fitted(points: Sequence[Point], resamples: int = RESAMPLES, seed: int = 0) -
 
 
 def _starts(logs: np.ndarray) -> np.ndarray:
-    """Logarithms of A, B and E with sizes and data around 1, and of alpha and beta. Shapes: [starts, 5]."""
+    """Return logarithms of A, B and E with sizes and data around 1, and of alpha and beta. Shapes: [starts, 5]."""
     mean = float(np.exp(logs).mean())
     part, floor = math.log(mean * (1 - SHARE) / 2), math.log(mean * SHARE)
     return np.array([(part, part, floor, math.log(a), math.log(b)) for a, b in product(POWERS, POWERS)])
 
 
 def _drawn(points: Sequence[Point], resamples: int, generator: np.random.Generator) -> np.ndarray:
-    """How often each point counts in each resample. Shapes: [resamples, points]."""
+    """Return how often each point counts in each resample. Shapes: [resamples, points]."""
     counts = np.zeros((resamples, len(points)))
     for size in sorted({point.parameters for point in points}):
         runs = sorted({point.run for point in points if point.parameters == size})
@@ -134,24 +134,24 @@ def _drawn(points: Sequence[Point], resamples: int, generator: np.random.Generat
 
 
 def _terms(at: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """Logarithms of the law's three terms. Shapes: [r, 5], [points] -> [r, points, 3]."""
+    """Return the logarithms of the law's three terms. Shapes: [r, 5], [points] -> [r, points, 3]."""
     a, b, e, alpha, beta = at[:, :, None].swapaxes(0, 1)
     return np.stack([a - np.exp(alpha) * n, b - np.exp(beta) * d, e + 0 * n], axis=-1)
 
 
 def _residuals(at: np.ndarray, n: np.ndarray, d: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """Logarithm of the law's loss over the measured one. Shapes: [r, points]."""
+    """Return the logarithm of the law's loss over the measured one. Shapes: [r, points]."""
     return np.logaddexp.reduce(_terms(at, n, d), axis=-1) - logs
 
 
 def _solved(
     n: np.ndarray, d: np.ndarray, logs: np.ndarray, counts: np.ndarray, at: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the Huber loss of the residuals is least, and that loss: Levenberg's steps, all starts at once.
+    """Return the constants of least Huber loss, and that loss, by Levenberg's steps from all starts at once.
 
     Args:
         counts: how often each point counts. Shapes: [1 or r, points].
-        at: where to begin. Shapes: [r, 5].
+        at: starts. Shapes: [r, 5].
     """
     cost = np.zeros(len(at))
     for delta in DELTAS:
@@ -182,7 +182,7 @@ def _step(
     delta: float,
     damping: np.ndarray,
 ) -> np.ndarray:
-    """Of Gauss and Newton, with weights under which squares have the Huber loss's gradient. Shapes: [r, 5]."""
+    """Return a damped Gauss-Newton step, with weights that give squares the Huber loss's gradient. Shapes: [r, 5]."""
     terms = _terms(at, n, d)
     log_loss = np.logaddexp.reduce(terms, axis=-1)
     shares = np.exp(terms - log_loss[..., None])
@@ -198,7 +198,7 @@ def _step(
 
 
 def _law(at: np.ndarray, centre: np.ndarray) -> Law:
-    """The constants, of sizes and data as they are."""
+    """Return the constants of the law for uncentred sizes and data."""
     a, b, e, alpha, beta = at.T
     alpha, beta = np.exp(alpha), np.exp(beta)
     return Law(np.exp(e), np.exp(a + alpha * centre[0]), np.exp(b + beta * centre[1]), alpha, beta)

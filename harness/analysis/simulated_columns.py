@@ -1,4 +1,4 @@
-"""Measured and simulated numbers of a point, side by side in one row of a table."""
+"""Measured and simulated numbers of a point in one row of a table."""
 
 import math
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ TWINS = frozenset({
     "hfu", "peak_memory_bytes", "bubble", "speedup", "efficiency", "relative", "scaling", "speed", "gain", "rate",
     "counted_rate",
 })  # fmt: skip
-"""Columns that a run and its simulation each have a number in; what else a row says is true of both."""
+"""Columns in which a run and its simulation have different numbers; the others hold for both."""
 SYSTEM = Column(key="simulated_on", header="simulated on", text=True)
 
 
 def twin(key: str) -> str:
-    """The key of the column with the simulated number."""
+    """Return the key of the column with the simulated number."""
     return f"simulated_{key}"
 
 
 def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column], pd.DataFrame]:
-    """Columns and rows in which a simulated point stands in the row of the measured one, else in one of its own.
+    """Return columns and rows with each simulated point in the row of the measured one, or in one of its own.
 
     A simulated number has a column of its own, left of the measured one; without simulated rows nothing changes.
     """
@@ -59,10 +59,10 @@ def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column],
 
 
 def _point(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a run and its simulation have in common; a point may stand in weak and in strong scaling."""
+    """Return the key that a run and its simulation share; a point may be in weak and in strong scaling."""
     return row["point"], row.get("kind")
 
 
 def _is_printed(row: dict[str, Any]) -> bool:
-    """Whether this is a paper's row that was not run."""
+    """Return True if this is a paper's row that was not run."""
     return not isinstance(row["source"], str)

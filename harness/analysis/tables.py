@@ -16,7 +16,7 @@ from harness.records.store import SIMULATED
 from impl.run import Run
 
 MakesTable = Callable[[Sequence[Record]], Table]
-"""How an experiment's own table is made; without records it has its name, and no rows."""
+"""Function that makes an experiment's own table; without records the table has its name, and no rows."""
 
 GIB, TERA, PERCENT, MILLI = 2**30, 1e12, 0.01, 1e-3
 OVERSUBSCRIBED = "† more ranks × threads than cores: the ranks wait for each other's turn; no scaling efficiency."
@@ -82,7 +82,7 @@ FAILURES = (
 
 
 def throughput_table(records: Sequence[Record], convention: str = CONVENTION) -> Table:
-    """Speed and memory of every point that was measured, repeats and seeds combined.
+    """Return the table of speed and memory of every timed point, repeats and seeds combined.
 
     Raises:
         InputError: the records are of several tiers.
@@ -91,7 +91,7 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
     if rows.empty:
         return Table("throughput", title, (), rows)
     spread = rows["step_seconds_q3"] - rows["step_seconds_q1"]
-    rows["step_seconds_iqr"] = spread.where(rows["source"] != SIMULATED)  # which has one step
+    rows["step_seconds_iqr"] = spread.where(rows["source"] != SIMULATED)  # a simulation has one step
     rows = pd.DataFrame(combine(rows, ("point", "source", "device_name"), MEASURES))
     rows["varies"] = labels(list(rows["point"]), shown_elsewhere(rows))
     kinds = ", ".join(dict.fromkeys(kind for kind in rows["memory_kind"] if isinstance(kind, str)))
@@ -111,7 +111,9 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
 
 
 def scaling_table(records: Sequence[Record]) -> Table:
-    """Weak scaling (constant batch per data-parallel rank) and strong (constant global batch), against fewest ranks.
+    """Return the table of weak (constant batch per data-parallel rank) and strong scaling (constant global batch).
+
+    Points are relative to the one with the fewest ranks.
 
     Raises:
         InputError: the records are of several tiers.
@@ -129,21 +131,21 @@ def scaling_table(records: Sequence[Record]) -> Table:
 
 
 def timed(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
-    """The rows of `measures.frame` of runs that ended well and were timed."""
+    """Return the rows of `measures.frame` of successful, timed runs."""
     rows = frame(records, convention)
     return rows if rows.empty else pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()])
 
 
 @once_for_all
 def scaled(records: Sequence[Record]) -> pd.DataFrame:
-    """The rows of `scaling_rows` of timed runs."""
+    """Return the rows of `scaling_rows` of timed runs."""
     return scaling_rows(timed(records))
 
 
 def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFrame, notes: Sequence[str]) -> Table:
-    """A table of timings: devices as a column where there are several, else as a note; oversubscribed rows marked.
+    """Return a table of timings, with several devices as a column, a single one as a note, and oversubscription marked.
 
-    What was simulated stands beside what was measured.
+    Simulated numbers are next to measured ones.
     """
     rows["mark"] = ["†" if over else "" for over in rows["oversubscribed"]]
     columns, rows = beside(columns, rows)
@@ -164,10 +166,10 @@ def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFram
 
 
 def failures_table(records: Sequence[Record]) -> Table:
-    """Every point with a run that did not end well, with the reason; the denominators stand below.
+    """Return the table of points with an unsuccessful run, with the reason, and the denominators as a note.
 
     Raises:
-        InputError: records of several tiers.
+        InputError: the records are of several tiers.
     """
     title, rows = f"Points without a result{about(records)}", frame(records)
     if not rows.empty:
@@ -180,9 +182,10 @@ def failures_table(records: Sequence[Record]) -> Table:
 
 
 def denominators(records: Sequence[Record]) -> str:
-    """`12 points: 10 ok, 1 failed, 1 invalid`; a point is ok when all its runs are, else what its first bad run was.
+    """Return the numbers of points by status, as `12 points: 10 ok, 1 failed, 1 invalid`.
 
-    Simulated points are counted apart.
+    A point is ok if all its runs are, else it has the status of its first other run. Simulated points are counted
+    separately.
     """
     simulated = [record for record in records if record.is_simulated]
     if simulated and len(simulated) < len(records):

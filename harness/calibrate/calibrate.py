@@ -1,4 +1,4 @@
-"""The verb `calibrate`: measures this machine, and writes it down as a system that can be predicted for."""
+"""The verb `calibrate`: measure this machine, and write it as a system that can be predicted for."""
 
 import datetime
 import json as json_format
@@ -36,7 +36,7 @@ from impl.simulator.system import System
 
 POLL_SECONDS = 0.5
 LOOK_SECONDS, BUSY_PERCENT = 0.5, 15.0
-"""Before anything is measured: how long the processors are looked at, and what of them others may use."""
+"""Seconds for which the load is sampled before measuring, and percent of the processors that others may use."""
 HEAD = """# Measured by `{command}`.
 # SI units; seconds of products by m, n, k of [m, k] times [k, n], of attention by batch, heads, sequence and head size
 # forward and backward, of collectives by bytes of the whole tensor. Every number says where it comes from.
@@ -90,13 +90,17 @@ def calibrate(
 
 
 def text_of(system: System, command: str) -> str:
-    """The file of a system."""
+    """Return the text of a system's file."""
     document = yaml.safe_dump(system.as_dict(), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
     return HEAD.format(command=command) + document
 
 
 def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threads: int, wait: float) -> None:
-    """Raises InputError where it cannot be done, before anything is measured."""
+    """Check that a calibration is possible, before anything is measured.
+
+    Raises:
+        InputError: an option has an impossible value.
+    """
     if out.suffix not in SUFFIXES:
         raise InputError(f"--out {out}: a system is a YAML file; valid: a name that ends in {' or '.join(SUFFIXES)}")
     if out.is_dir() or not out.resolve().parent.is_dir():
@@ -115,7 +119,7 @@ def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threa
 def _measured(
     site: Site, run: Run, precisions: tuple[Precision, ...], wait: float, *, quiet: bool
 ) -> list[dict[str, Any]]:
-    """What every rank has found; none: one has failed, which is told."""
+    """Return the facts that every rank measured; none if a rank failed, after its failure is printed."""
     ranks, folder = run.plan.world_size, Path(tempfile.mkdtemp(prefix="calibrate-")).resolve()
     attempt = folder / "calibrate"
     attempt.mkdir()
@@ -141,7 +145,7 @@ def _measured(
 
 
 def _follow(attempt: Path, wait: float, *, quiet: bool) -> None:
-    """Show how far the first rank is, until the job has ended or has taken too long."""
+    """Show the progress of the first rank, until the job has ended or has taken too long."""
     end = time.monotonic() + wait
     with _progress(quiet=quiet) as show:
         while time.monotonic() < end:
@@ -154,7 +158,7 @@ def _follow(attempt: Path, wait: float, *, quiet: bool) -> None:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Any]:
-    """A bar on a terminal, else a line for every part, on standard error."""
+    """Yield a function that shows progress on standard error: a bar on a terminal, else a line for every part."""
     console = Console(stderr=True, highlight=False, quiet=quiet)
     said = ""
     columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()
@@ -173,7 +177,7 @@ def _progress(*, quiet: bool) -> Iterator[Any]:
 
 
 def _about(name: str, device: Device, ranks: int, facts: dict[str, Any]) -> dict[str, Any]:
-    """Which machine it is, and what of it is one rank's."""
+    """Return which machine this is, and the share of it that is one rank's."""
     memory = gpu_memory() if device == "cuda" else None
     return {
         "name": name,

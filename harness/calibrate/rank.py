@@ -1,4 +1,4 @@
-"""One rank of a calibration: measures what a system's file describes, all ranks at once, and trains a few small runs.
+"""One rank of a calibration: measure what a system's file describes, all ranks at once, and train a few small runs.
 
 Started by the launcher as a worker is. Ranks compute at the same time, as they do in training: cores, caches and memory
 that they share are measured as they will be used.
@@ -41,15 +41,15 @@ from impl.squares import squares
 from impl.train import WEIGHTS, Trainer
 
 REPEATS = 7
-"""Of what is timed, after a first one that does not count; the median counts."""
+"""Timed repeats of a measurement, after an untimed first one; the median counts."""
 PASSES: tuple[Pass, ...] = ("forward", "input gradient", "weight gradient")
 EDGES = {"cpu": (64, 256, 1024, 2048), "cuda": (128, 512, 2048, 8192)}
-"""Of the products that are measured, in all combinations."""
+"""Edges of the measured products, in all combinations."""
 CORES = {
     "cpu": list(itertools.product((4,), (4,), (64, 128, 256, 512), (32, 64, 128))),
     "cuda": list(itertools.product((2,), (16,), (512, 1024, 2048, 4096), (64, 128))),
 }
-"""Of attention: batch, heads, sequence, size of a head."""
+"""Shapes of measured attention: batch, heads, sequence, size of a head."""
 SENT = {
     "cpu": (2**8, 2**12, 2**15, 2**18, 2**20, 2**22, 2**24),
     "cuda": (2**8, 2**14, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28),
@@ -58,17 +58,17 @@ SENT = {
 MOVED = {"cpu": (2**12, 2**20, 2**24), "cuda": (2**12, 2**24, 2**30)}
 """Bytes that an elementwise operation reads and writes."""
 LAYER = {"cpu": (512, 256), "cuda": (4096, 2048)}
-"""Tokens and hidden size of those that a layer has."""
+"""Tokens and hidden size of a layer's elementwise operations."""
 UPDATED = {"cpu": 2**21, "cuda": 2**26}
 """Elements of an update."""
 TENSORS = 50
-"""Of an update whose time is not the elements'."""
+"""Tensors of an update whose time does not depend on their elements."""
 STEPS = {"cpu": (3, 9), "cuda": (5, 15)}
-"""Of each run that is trained: those that warm up, and those of which the median counts."""
+"""Steps of each trained run: warm-up steps, and steps of which the median counts."""
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
-    """Measure with the other ranks; returns the exit status, and leaves a failure for whoever reads."""
+    """Measure with the other ranks; return the exit status, and write a failure file if it fails."""
     told = Told(attempt, rank)
     with told.failure():
         orders = CalibrationOrders.read(attempt)
@@ -93,7 +93,7 @@ class Calibrating:
         self.rank, self.ranks = self.world.rank(), self.world.size()
 
     def run_to_end(self) -> None:
-        """Every part, told as it begins with how far it is, and what it has found."""
+        """Carry out every part, reporting its name and the progress as it begins, and its results."""
         parts: dict[str, Callable[[], object]] = {}
         for precision in self.precisions:
             parts |= {
@@ -115,14 +115,14 @@ class Calibrating:
     # What a rank computes -----------------------------------------------------------------------------------------
 
     def _products(self, precision: str) -> dict[str, list[list[float]]]:
-        """m, n, k, seconds, by pass."""
+        """Measure products by pass: m, n, k, seconds."""
         dtype, shapes = WEIGHTS[precision], list(itertools.product(EDGES[self.device.type], repeat=3))
         timed = lambda pass_, m, n, k: self._seconds(product(Product("", pass_, m, n, k, 1, False), dtype, self.device))
         rows = lambda pass_: [[m, n, k, timed(pass_, m, n, k)] for m, n, k in shapes]
         return {pass_: rows(pass_) for pass_ in PASSES}
 
     def _attention(self, precision: str) -> list[list[float]]:
-        """Batch, heads, sequence, size of a head, seconds forward and backward, as a layer calls it."""
+        """Measure attention as a layer calls it: batch, heads, sequence, head size, seconds forward and backward."""
         found = []
         for batch, heads, seq_len, head_size in CORES[self.device.type]:
             qkv = self._random(precision, batch * seq_len, 3 * heads * head_size).requires_grad_()
@@ -132,8 +132,11 @@ class Calibrating:
         return found
 
     def _elementwise(self, precision: str) -> dict[str, Any]:
-        """Bytes and seconds of additions, small and large; and bytes a second, forward and backward, of what layers
-        have between their products, by its name in `impl.simulator.operations`."""
+        """Measure additions, small and large, and the elementwise operations of layers.
+
+        Additions: bytes and seconds. Operations: bytes a second, forward and backward, by their names in
+        `impl.simulator.operations`.
+        """
         size, kind = WEIGHTS[precision].itemsize, self.device.type
         added = []
         for moved in MOVED[kind]:
@@ -151,9 +154,9 @@ class Calibrating:
         return {"added": added, "rates": rates}
 
     def _update(self) -> dict[str, float]:
-        """Seconds of an update of parameters in fp32: of one large tensor, and of each of many small ones.
+        """Measure an update of fp32 parameters: seconds of one large tensor, and of each of many small ones.
 
-        What comes with it too: zeroing the gradient, its norm, clipping.
+        Zeroing the gradient, its norm and clipping are included.
         """
         found = {"count": float(UPDATED[self.device.type])}
         for name, n, tensors in (("parameters", UPDATED[self.device.type], 1), ("tensor", 16, TENSORS)):
@@ -175,7 +178,7 @@ class Calibrating:
     # What ranks send ----------------------------------------------------------------------------------------------
 
     def _collectives(self) -> dict[str, list[list[float]]]:
-        """Bytes of the whole tensor and seconds, of every kind over all ranks."""
+        """Measure every collective over all ranks: bytes of the whole tensor, and seconds."""
         kinds: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
         return {
             op: [[size, self._seconds(self._collective(op, size))] for size in SENT[self.device.type]] for op in kinds
@@ -194,7 +197,7 @@ class Calibrating:
         return self._around(whole)
 
     def _around(self, tensor: Tensor) -> Callable[[], object]:
-        """To the next rank, and from the one before, all at once."""
+        """Return an exchange that sends to the next rank and receives from the previous one, on all ranks at once."""
         buffer, before, behind = torch.empty_like(tensor), (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
 
         def exchange() -> None:
@@ -205,7 +208,7 @@ class Calibrating:
         return exchange
 
     def _overlap(self) -> list[dict[str, float]]:
-        """Seconds of products alone, of an all-reduce alone, and of the products while it is under way."""
+        """Measure seconds of products alone, of an all-reduce alone, and of the products while it is under way."""
         n, found = 512 if self.device.type == "cpu" else 4096, []
         operation = product(Product("", "forward", n, n, n, 1, False), WEIGHTS["fp32"], self.device)
         one = self._seconds(operation)
@@ -226,7 +229,7 @@ class Calibrating:
     # Whole steps --------------------------------------------------------------------------------------------------
 
     def _trained(self, run: Run) -> dict[str, Any]:
-        """The run, and the median of a few of its steps after others that do not count."""
+        """Train a run for a few steps; return it with the seconds of its timed steps, after the warm-up steps."""
         with tempfile.TemporaryDirectory() as folder:
             write_synthetic(Path(folder) / "data", SyntheticConfig(train_tokens=100_000, valid_tokens=1_000))
             data = TokenFolder.open(Path(folder) / "data")
@@ -235,7 +238,7 @@ class Calibrating:
             for i in range(warm + counted):
                 dist.barrier()
                 begin = time.perf_counter()
-                trainer.step(i).grad_norm.item()  # waits for the device
+                trainer.step(i).grad_norm.item()  # wait for the device
                 seconds.append(time.perf_counter() - begin)
         return {"run": to_dict(run), "vocab_size": trainer.vocab_size, "seconds": seconds[warm:]}
 
@@ -245,14 +248,14 @@ class Calibrating:
         return torch.randn(*shape, device=self.device).to(WEIGHTS[precision])
 
     def _both(self, forward: Callable[[], Tensor], of: Tensor) -> tuple[float, float]:
-        """Seconds of a forward pass, and of its backward pass."""
+        """Return seconds of a forward pass, and of its backward pass."""
         once = self._seconds(forward)
         grad = torch.ones_like(forward())
         whole = self._seconds(lambda: torch.autograd.grad(forward(), of, grad))
         return once, max(whole - once, 1e-9)
 
     def _seconds(self, operation: Callable[[], object]) -> float:
-        """The median time of a call, all ranks beginning at once; as many calls on each of them."""
+        """Return the median time of a call, with all ranks beginning at once and calling equally often."""
         operation()
         dist.barrier()
         return self._median(operation)
@@ -265,4 +268,4 @@ if __name__ == "__main__":
     status = main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # as a worker does: all is written
+    os._exit(status)  # as a worker does: all files are written

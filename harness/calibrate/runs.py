@@ -1,4 +1,4 @@
-"""The runs that a calibration trains for a few steps, to know what software takes beside what is measured alone."""
+"""Runs that a calibration trains for a few steps, to measure the software's costs beyond single operations."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,20 +19,20 @@ MODELS = {
         ModelConfig(num_layers=8, hidden_size=1024, seq_len=2048, vocab_size=32768),
     ),
 }
-"""A wide one and a long one; heads follow from the ranks that share them."""
+"""A wide model and a long one; their heads follow from the ranks that share them."""
 HEAD_SIZE = {"cpu": 64, "cuda": 128}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationOrders(Orders):
-    """What the ranks of a calibration are told besides."""
+    """Orders of a calibration's ranks, in addition to a run's."""
 
     precisions: tuple[Precision, ...]
-    """What the runs to be predicted compute in."""
+    """Precisions of the runs to be predicted."""
 
 
 def runs_to_train(ranks: int, device: str, precisions: Sequence[Precision], threads: int) -> dict[str, Run]:
-    """By label: every axis alone over all ranks, with what changes its work or its traffic, in every precision."""
+    """Return runs by label: every axis alone over all ranks, with options that change work or traffic, by precision."""
     found: dict[str, Run] = {}
     for precision in precisions:
         for run, label in _runs(ranks, device):
@@ -62,7 +62,7 @@ def _runs(ranks: int, device: str) -> Iterator[tuple[Run, str]]:
 
 
 def _with_heads(model: ModelConfig, ranks: int, size: int) -> ModelConfig:
-    """With heads of this size, or smaller ones where more ranks share them; as it is where they cannot."""
+    """Return a model with heads of this size, or smaller ones if more ranks share them; unchanged if they cannot."""
     hidden = model.hidden_size
     heads = next((n for n in range(hidden // size, hidden + 1) if n % ranks == 0 and hidden % n == 0), hidden // size)
     return replace(model, num_heads=heads)

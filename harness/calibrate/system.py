@@ -1,4 +1,4 @@
-"""What a calibration's ranks have measured, as a system to predict for."""
+"""Conversion of the measurements of a calibration's ranks into a system to predict for."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from impl.simulator.seconds import STATE_BYTES, TRAVELS
 from impl.simulator.system import System
 
 Facts = dict[str, Any]
-"""What a rank has written of itself."""
+"""Measurements that a rank wrote."""
 FREE = {
     "memory_efficiency": (0.6, 0.5),
     "host_forward": (2e-4, 1.0),
@@ -24,28 +24,27 @@ FREE = {
     "microbatch_seconds": (5e-4, 1.0),
     "step_seconds": (2e-3, 1.0),
 }
-"""Constants that the runs that were trained decide: what they are taken to be before, and how far their logarithms may
-be off."""
+"""Priors of the constants that are fitted to the trained runs: value, and standard deviation of its logarithm."""
 ROW_SD = 0.05
-"""Of the logarithm of a step's seconds, from one time to another, on a machine that others may use."""
+"""Standard deviation of the logarithm of a step's seconds between repeats, on a machine that others may use."""
 DIGITS = 4
 NOTHING = 1e18
-"""Bytes a second of what takes no time of its own."""
+"""Bytes a second that stand for an operation that takes no time of its own."""
 
 
 def system_of(found: Sequence[Facts], about: Mapping[str, Any], precisions: Sequence[Precision], source: str) -> System:
-    """The system, with constants fitted to the steps of the runs trained; arguments as of `described`."""
+    """Return the system, with constants fitted to the steps of the trained runs; arguments as of `described`."""
     system = described(found, about, precisions, source)
     return fit(trained(found), system, row_sd=ROW_SD, with_surface=False)
 
 
 def described(found: Sequence[Facts], about: Mapping[str, Any], precisions: Sequence[Precision], source: str) -> System:
-    """The system before that: tables and curves of the median rank, and constants as they are taken to be.
+    """Return the system before fitting: tables and curves of the median rank, and constants at their priors.
 
     Args:
-        found: every rank's.
+        found: measurements of every rank.
         about: name, stack, hardware, kind, memory_bytes and, of a GPU, processors.
-        source: who says so, of every number.
+        source: source of every number.
     """
     ranks, kind = len(found), about["kind"]
     number = lambda value, says=source: {"value": _short(value), "source": says}
@@ -94,7 +93,7 @@ def described(found: Sequence[Facts], about: Mapping[str, Any], precisions: Sequ
 
 
 def trained(found: Sequence[Facts]) -> list[Measured]:
-    """The runs and their steps: of each the slowest rank's, of all the median."""
+    """Return the trained runs with their step times: of each step the slowest rank's, of all steps the median."""
     rows = []
     for name, facts in found[0].items():
         if name.startswith("training, "):
@@ -107,7 +106,7 @@ def trained(found: Sequence[Facts]) -> list[Measured]:
 def _constants(
     found: Sequence[Facts], kind: str, added: list[list[float]], bandwidth: float, source: str
 ) -> dict[str, dict[str, Any]]:
-    """All of them: what is measured, what is fitted, and the rest as it is taken to be."""
+    """Return all constants: measured, fitted, and the rest at their priors."""
     update = _over(found, "update")
     per_tensor = update["tensor"]
     rate = update["count"] * 4 * STATE_BYTES / max(update["parameters"] - per_tensor, 1e-9)
@@ -125,12 +124,12 @@ def _constants(
 
 
 def _rate(row: list[float]) -> float:
-    """Bytes a second."""
+    """Return bytes a second."""
     return row[0] / row[1]
 
 
 def _elementwise(precision: str, rates: Mapping[str, list[float]], source: str) -> list[dict[str, Any]]:
-    """What has a rate of its own; how heads are laid out is part of attention's time."""
+    """Return operations with a rate of their own; the layout of heads is part of attention's time."""
     known = [(name, *map(_short, both), source) for name, both in rates.items()]
     known += [("heads", NOTHING, NOTHING, "measured with attention")]
     names = "name", "forward", "backward", "source"
@@ -138,7 +137,7 @@ def _elementwise(precision: str, rates: Mapping[str, list[float]], source: str) 
 
 
 def _overlap(rows: list[dict[str, float]]) -> float:
-    """The share of a collective that hides behind computing, of the largest that was measured."""
+    """Return the share of a collective that hides behind computing, of the largest one measured."""
     last = rows[-1]
     hidden = last["computing"] + last["sending"] - last["both"]
     return min(1.0, max(0.0, hidden / min(last["computing"], last["sending"])))
@@ -153,7 +152,7 @@ def _peak(hardware: str, precision: str, tables: Mapping[str, list[list[float]]]
 
 
 def curves(measured: Mapping[str, list[list[float]]]) -> dict[str, list[list[float]]]:
-    """Fewer bytes never take longer: what was disturbed is as fast as the next larger one."""
+    """Return curves in which fewer bytes never take longer: a disturbed point is as fast as the next larger one."""
     found = {}
     for op, rows in measured.items():
         seconds = np.minimum.accumulate([row[1] for row in reversed(rows)])[::-1]
@@ -162,7 +161,7 @@ def curves(measured: Mapping[str, list[list[float]]]) -> dict[str, list[list[flo
 
 
 def _over(found: Sequence[Facts], name: str) -> Any:
-    """The median of all ranks, of every number in what they found."""
+    """Return the median over all ranks of every number in their measurements."""
     return _median([rank[name] for rank in found])
 
 

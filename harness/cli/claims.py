@@ -22,8 +22,7 @@ def claims(
     out: Path | None = None,
     json: Flag = False,
 ) -> int:
-    """Hold the claims of experiments against the records that are there: reproduced, partly, not reproduced, or not run
-    here.
+    """Hold the claims of experiments against the records that are there: reproduced, partly, not, or not run here.
 
     Args:
         name: Id of an experiment, its last word, or the folder of a paper, as megatron2019; all where it is left out.
@@ -48,7 +47,7 @@ def claims(
 
 
 def chosen(name: str | None) -> list[Experiment]:
-    """All experiments, those of a paper's folder, or the one with this id or last word.
+    """Return all experiments, those of a paper's folder, or the one with this id or last word.
 
     Raises:
         InputError: there is no such experiment.
@@ -60,7 +59,7 @@ def chosen(name: str | None) -> list[Experiment]:
 
 
 def _document(experiment: str, found: Sequence[Judged]) -> dict[str, Any]:
-    """An experiment's claims, each with its verdicts, for programs."""
+    """Return an experiment's claims, each with its verdicts, as a JSON document."""
     documents: dict[int, dict[str, Any]] = {}
     for one in found:
         claim = {"claim": one.claim.text, "source": one.claim.source, "published": one.claim.published, "verdicts": []}

@@ -1,4 +1,4 @@
-"""Perplexity and accuracy of a checkpoint, in one process; beside them what lm-evaluation-harness says of it."""
+"""Perplexity and accuracy of a checkpoint, in one process, next to the results of lm-evaluation-harness."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,7 +89,7 @@ def evaluate(
 
 
 def _run_of(saved: "Saved", data: Path, evaluation: EvaluationConfig, batch: int) -> Run:
-    """What a checkpoint says of its model, on one rank."""
+    """Return a run on one rank with the model of a checkpoint."""
     identity = saved.state["identity"]
     model = {name.removeprefix("model."): value for name, value in identity.items() if name.startswith("model.")}
     return Run(
@@ -103,7 +103,7 @@ def _run_of(saved: "Saved", data: Path, evaluation: EvaluationConfig, batch: int
 
 
 def _scored(saved: "Saved", run: Run, device: str, with_lm_eval: bool) -> list[dict[str, Any]]:
-    """A row for each evaluation, by our own path and, if asked for, by lm-evaluation-harness."""
+    """Return a row for each evaluation, by our own path and, on request, by lm-evaluation-harness."""
     import torch
     import torch.distributed as dist
 
@@ -126,7 +126,7 @@ def _scored(saved: "Saved", run: Run, device: str, with_lm_eval: bool) -> list[d
 
 @contextmanager
 def _alone(device: str) -> Iterator["DeviceMesh"]:
-    """The mesh of this process, which meets no other."""
+    """Yield the mesh of this process alone."""
     import torch.distributed as dist
 
     from impl.mesh import build_mesh
@@ -141,7 +141,7 @@ def _alone(device: str) -> Iterator["DeviceMesh"]:
 
 
 def _rows(evaluation: "Evaluation") -> list[dict[str, Any]]:
-    """Its measures; words of LAMBADA are the last ones."""
+    """Return an evaluation's measures; words of LAMBADA are the last ones."""
     found = {"word perplexity": evaluation.word_perplexity}
     if evaluation.kind == "last_word":
         found = {"accuracy": evaluation.accuracy, **found}

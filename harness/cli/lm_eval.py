@@ -1,4 +1,4 @@
-"""A model of ours under lm-evaluation-harness, whose requests, windows, tasks and metrics it meets as any other model.
+"""A model of ours under lm-evaluation-harness, with its requests, windows, tasks and metrics as for any other model.
 
 Ours are the forward pass and the tokenizer. Imported only where the extra `eval` is installed.
 """
@@ -30,7 +30,7 @@ WORDS = {
         {"metric": "word_perplexity", "aggregation": "weighted_perplexity", "higher_is_better": False},
     ],
 }
-"""As its task `wikitext`, on a file as one document, in the words of the original text."""
+"""Settings of its task `wikitext`, on a file as one document, with the words of the original text."""
 LAST_WORD = {
     "output_type": "loglikelihood",
     "doc_to_text": "{{text.rsplit(none, 1)[0]}}",
@@ -40,7 +40,7 @@ LAST_WORD = {
         {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False},
     ],
 }
-"""As its task `lambada_openai`; a last word may stand in a line of its own."""
+"""Settings of its task `lambada_openai`; a last word may be on a line of its own."""
 METRICS = {"words": ("word_perplexity,none",), "last_word": ("acc,none", "perplexity,none")}
 
 
@@ -75,7 +75,7 @@ class OurModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """Of each request's continuation, given its context: log p, and whether every token is the likeliest."""
+        """Return log p of each request's continuation given its context, and True if every token is the likeliest."""
         rows = [np.array([*context, *continuation])[-self.seq_len - 1 :] for _, context, continuation in requests]
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         found: dict[int, tuple[float, bool]] = {}
@@ -105,8 +105,10 @@ class OurModel(TemplateLM):
 
 
 def scores(run: Run, tokenizer: Tokenizer, scorer: Scorer) -> list[float]:
-    """Word perplexity of each of the run's texts, then accuracy and perplexity of LAMBADA's last words, as found by
-    lm-evaluation-harness."""
+    """Return the scores that lm-evaluation-harness finds.
+
+    These are the word perplexity of each of the run's texts, then accuracy and perplexity of LAMBADA's last words.
+    """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     model = OurModel(
         scorer,
@@ -124,7 +126,7 @@ def scores(run: Run, tokenizer: Tokenizer, scorer: Scorer) -> list[float]:
 
 
 def _tasks(run: Run) -> Iterator[tuple[str, str, ConfigurableTask]]:
-    """Name, kind and task of every evaluation, the documents from local files."""
+    """Yield name, kind and task of every evaluation, with documents from local files."""
     for number, path in enumerate(run.evaluation.texts):
         [text] = TextFile(path, Path(path)).documents()
         natural = detokenize(text) if is_word_tokenised(text) else text

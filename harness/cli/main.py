@@ -1,4 +1,4 @@
-"""The command line: `lmscale VERB ...`, which `python -m harness VERB ...` is too."""
+"""The command line: `lmscale VERB ...`, or `python -m harness VERB ...`."""
 
 import atexit
 import contextlib
@@ -30,13 +30,13 @@ from impl.run import Run
 
 FAILED, INTERRUPTED = 1, 130
 TRACEBACK = "LMSCALE_TRACEBACK"
-"""Environment variable: anything but empty lets an error of the program's own through, with where it is from."""
+"""Environment variable: if not empty, internal errors are raised with their traceback."""
 OBJECTS = 1_000_000
-"""Made between two searches for cycles of dead ones: a record is a thousand small objects without cycles."""
+"""Objects made between two searches for dead cycles: a record is a thousand small objects without cycles."""
 READERS = ("table", "claims", "report", "export")
-"""Verbs that read all records and end: they search a tenth as often."""
+"""Verbs that read all records and end: they search for cycles a tenth as often."""
 PLANNED = ("run", "status", "watch", "cancel")
-"""Verbs that are told which fields of the plan were given."""
+"""Verbs that get the given fields of the plan passed."""
 RUN_FIELDS = frozenset(FIELDS)
 
 
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     _make_printable()
-    os.environ["MPLBACKEND"] = "agg"  # figures are only written; a name that is none ends matplotlib's import
+    os.environ["MPLBACKEND"] = "agg"  # figures are only written; an unknown name would fail matplotlib's import
     gc.set_threshold(OBJECTS * (10 if argv[:1] and argv[0] in READERS else 1))
-    atexit.register(gc.freeze)  # else all records are searched once more for cycles when all is done
+    atexit.register(gc.freeze)  # else all records are searched for cycles again at exit
     try:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return 0
-    except OSError as error:  # a disk that is full or read-only, a name too long: the machine's, not a bug's
+    except OSError as error:  # a disk that is full or read-only, a name too long: the machine's fault, not a bug
         return _complain(f"{error.filename or 'a file or standard output'}: {error.strerror or error}")
     except Exception as error:
         if os.environ.get(TRACEBACK):
@@ -89,10 +89,10 @@ def _find_modules_here() -> None:
 
 
 def _parse(argv: list[str], default: Run) -> Callable[..., int]:
-    """The verb and its typed arguments, ready to be called; only verbs that are named are imported.
+    """Return the verb with its typed arguments, ready to be called; only named verbs are imported.
 
     Raises:
-        InputError: the command line is off; tyro's own explanation, in one line.
+        InputError: the command line is not valid; with tyro's own explanation, in one line.
         ValidationError: a field's value is not valid.
     """
     if not argv:
@@ -115,7 +115,7 @@ def _parse(argv: list[str], default: Run) -> Callable[..., int]:
 
 
 def _described(name: str) -> Callable[[], None]:
-    """A function in the place of a verb that is not called, for its line of --help."""
+    """Return a placeholder for a verb that is not called, for its line of --help."""
 
     def nothing() -> None: ...
 
@@ -124,9 +124,9 @@ def _described(name: str) -> Callable[[], None]:
 
 
 def _deferred(name: str, default: Run) -> Callable[..., Callable[[], int]]:
-    """A function with the verb's signature that only trusts the schedule that the command line names.
+    """Return a function with the verb's signature that only trusts the schedule that the command line names.
 
-    It does not call the verb, whose errors are not the parser's.
+    It does not call the verb, so that the verb's errors are not mistaken for the parser's.
     """
     verb = verb_table.function_of(name, default)
 
@@ -141,7 +141,7 @@ def _deferred(name: str, default: Run) -> Callable[..., Callable[[], int]]:
 
 
 def _take(argv: list[str], flag: str) -> str | None:
-    """Remove a flag and its value, `--flag VALUE` or `--flag=VALUE`, from the command line; None: it is not there."""
+    """Remove a flag and its value, `--flag VALUE` or `--flag=VALUE`, from the command line; return None if absent."""
     for at, word in enumerate(argv):
         if word.startswith(f"{flag}="):
             return argv.pop(at).removeprefix(f"{flag}=")
@@ -154,7 +154,7 @@ def _take(argv: list[str], flag: str) -> str | None:
 
 
 def _given(argv: list[str], *, is_sized: bool) -> frozenset[str]:
-    """Fields of a run, by dotted name, that the command line sets, to a default too; a named size sets the model's."""
+    """Return fields of a run, by dotted name, that the command line sets, defaults too; a named size sets the model."""
     names = set[str]()
     for word in argv:
         group, dot, name = word.removeprefix("--").partition("=")[0].rpartition(".")
@@ -165,7 +165,7 @@ def _given(argv: list[str], *, is_sized: bool) -> frozenset[str]:
 
 
 def _one_line(panel: str) -> str:
-    """The message in tyro's frame, with what is valid or was probably meant; its title and pointers are left out."""
+    """Return the message in tyro's frame, with what is valid or was probably meant, without its title and pointers."""
     rows = [row.strip("│ ") for row in panel.splitlines()][1:]
     parts = [""]
     for row in rows:
@@ -183,7 +183,7 @@ def _one_line(panel: str) -> str:
 
 
 def _validation_error(error: BaseException) -> ValidationError | None:
-    """The refusal by pydantic that led to an error, if one did."""
+    """Return pydantic's refusal that caused an error, or None."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ValidationError):
         cause = cause.__context__
@@ -191,7 +191,7 @@ def _validation_error(error: BaseException) -> ValidationError | None:
 
 
 def _first_problem(error: ValidationError, prefix: str = "") -> str:
-    """Field, value and what would be valid, of the first thing pydantic refuses."""
+    """Return field, value and valid values of the first problem that pydantic reports."""
     first = error.errors()[0]
     where = ".".join(filter(None, [prefix, *map(str, first["loc"])]))
     message = first["msg"].removeprefix("Value error, ")
@@ -201,7 +201,7 @@ def _first_problem(error: ValidationError, prefix: str = "") -> str:
 
 
 def _own(error: Exception) -> str:
-    """An error that is not the user's: what it is, where, and how to see all of it."""
+    """Return an internal error in words: what it is, where, and how to see all of it."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(at.filename).name}, line {at.lineno}"
     why = "the memory here is too small for it, or it is" if isinstance(error, MemoryError) else "this is"
@@ -215,7 +215,7 @@ def _complain(text: str, status: int = 2) -> int:
 
 
 def _make_printable() -> None:
-    """Let everything be printed: escaped where the terminal's encoding lacks it, nowhere if a stream is closed."""
+    """Let everything be printed: escaped where the terminal's encoding lacks it, dropped if a stream is closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

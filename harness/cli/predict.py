@@ -1,4 +1,4 @@
-"""The verb `predict`: what an experiment, one run, or a table of configurations would take on a described system."""
+"""The verb `predict`: time and memory of an experiment, one run, or a table of configurations on a described system."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,11 +28,11 @@ from impl.simulator.step import Prediction
 from impl.simulator.system import Calibration, System
 
 AXES = {"tp": "within layers", "pp": "for other stages", "dp": "gradients", "zero": "parameters"}
-"""What a rank waits for, by the axis that it communicates over."""
+"""Waits of a rank, by the axis that it communicates over."""
 
 
 def predict_from(default: Run) -> Callable[..., int]:
-    """The verb `predict`, with options that start from `default`."""
+    """Return the verb `predict`, with options that start from `default`."""
 
     def predict(
         experiment: tyro.conf.Positional[str | None] = None,
@@ -74,7 +74,7 @@ def predict_from(default: Run) -> Callable[..., int]:
         if (slowdown or stack) and (rows is not None or experiment is not None):
             raise InputError("--slowdown and --stack are for one run; valid: without --rows and an experiment")
         if rows is not None:
-            from harness.predict.csv_rows import predict_rows  # it fits, for which SciPy is loaded
+            from harness.predict.csv_rows import predict_rows  # csv_rows fits, which imports SciPy
 
             _only_one(rows=True, experiment=experiment is not None, config=bool(given))
             return predict_rows(rows, found, json)
@@ -91,7 +91,7 @@ def predict_from(default: Run) -> Callable[..., int]:
 
 
 def _only_one(**given: bool) -> None:
-    """Check that one thing is asked for.
+    """Check that at most one of several exclusive inputs is given.
 
     Raises:
         InputError: several are.
@@ -103,7 +103,7 @@ def _only_one(**given: bool) -> None:
 
 
 def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store, system: System, json: bool) -> int:
-    """Write a simulated record of every point, then all tables and figures anew; print those of the points."""
+    """Write a simulated record of every point, then all tables and figures again; print those of the points."""
     store.require_writable()
     documents = [document_of(point.run, store, system) for point in shown_progress(chosen, "predicting")]
     for document in documents:
@@ -129,7 +129,7 @@ def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store,
 
 
 def _warnings(records: Sequence[Record], system: System) -> Iterable[str]:
-    """What makes predictions doubtful, once; of sizes that the system was not calibrated on, only which they are."""
+    """Yield what makes predictions doubtful, once; of sizes without calibration, only their names."""
     found = [record.prediction.warnings for record in records]
     beyond = {text.split()[1]: None for texts in found for text in texts if text.startswith(EXTRAPOLATES)}
     if beyond:
@@ -161,7 +161,7 @@ def predict_run(
 
 
 def _document(run: Run, vocab_size: int, system: System, found: Prediction, stack: str | None) -> dict[str, Any]:
-    """All that is predicted of a run, in SI units."""
+    """Return all that is predicted of a run, in SI units."""
     known = system.calibration
     names = ("tokens_per_s", "model_flops_per_gpu_s", "hardware_flops_per_gpu_s", "mfu", "hfu", "bubble", "exposed")
     return {
@@ -183,7 +183,7 @@ def _document(run: Run, vocab_size: int, system: System, found: Prediction, stac
 
 
 def _calibration(known: Calibration) -> dict[str, Any]:
-    """How many rows were fitted and held out, and how far off the others are."""
+    """Return the numbers of fitted and held-out rows, and the errors of a calibration."""
     names = ("stack", "mape", "worst", "constant_mfu_mape", "calculon_mape", "interval", "ranges", "features")
     counts = {"rows": len(known.rows), "held_out": len(known.held_out)}
     return {name: getattr(known, name) for name in names} | counts
@@ -220,6 +220,6 @@ def _seconds(seconds: float) -> str:
 
 
 def _exposed(found: Prediction) -> str:
-    """`1.2 s within layers (6%)`, for every axis that takes a thousandth of the step."""
+    """Return waits as `1.2 s within layers (6%)`, for every axis that takes a thousandth of the step."""
     waits = {AXES.get(axis, axis): s for axis, s in found.exposed.items() if s > 1e-3 * found.seconds}
     return ", ".join(f"{_seconds(s)} {text} ({s / found.seconds:.1%})" for text, s in waits.items())

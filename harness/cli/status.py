@@ -1,4 +1,4 @@
-"""The verbs for a sweep that is somewhere on its way: `status`, `watch` and `cancel`."""
+"""The verbs for a sweep under way: `status`, `watch` and `cancel`."""
 
 import sys
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ def cancel(
 
 
 def rows_of(store: Store, chosen: list[Point]) -> list[dict[str, Any]]:
-    """The state of each point: what its record says, or its job."""
+    """Return the state of each point, from its record or its job."""
     attempts = store.attempts()
     states = jobs.states([attempt for point in chosen for attempt in attempts.get(point.id, [])])
     rows = []

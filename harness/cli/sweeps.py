@@ -1,4 +1,4 @@
-"""What `run` and `train` do alike: choose a place, look at what can run there, and run it."""
+"""Steps that `run` and `train` share: choose a site, check what can run there, and run it."""
 
 import contextlib
 import tempfile
@@ -28,10 +28,10 @@ def site_of(
     allow_oom: bool = False,
     is_there: bool = True,
 ) -> Site:
-    """The place to run at; `auto` takes GPUs if they are enough for every run, so that all run on the same device.
+    """Return the site to run at; `auto` takes GPUs if they suffice for every run, so that all run on the same device.
 
     Raises:
-        InputError: it is not there, though it should be.
+        InputError: the site is not available, though it should be.
     """
     if device == "auto":
         enough = on == "local" and gpu_count() >= max(run.plan.world_size for run in runs)
@@ -55,7 +55,7 @@ def options_of(site: Site, trying: Trying, saving: Saving, **others: Any) -> Opt
 
 
 def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
-    """Run points into a folder that can be written, which the embedded language is kept beside."""
+    """Run points into a writable folder, next to which the embedded language is kept."""
     store.require_writable()
     datasets.keep_in(synthetic_cache(store))
     sweep(chosen, store, datasets, options)
@@ -68,10 +68,10 @@ def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Option
 
 @contextlib.contextmanager
 def nothing_written(store: Store, data: str | None = None) -> Iterator[Datasets]:
-    """Yield token folders for a look at what can run, after which nothing is left, the embedded language neither.
+    """Yield token folders for a check of what can run; all files are removed afterwards, the embedded language too.
 
     Args:
-        data: one that must be there.
+        data: token folder that must exist.
     """
     cache = synthetic_cache(store)
     with tempfile.TemporaryDirectory() as scratch:
@@ -82,6 +82,6 @@ def nothing_written(store: Store, data: str | None = None) -> Iterator[Datasets]
 
 
 def synthetic_cache(store: Store) -> Path:
-    """Where the embedded language lies: beside the experiments, so that all of them read one copy."""
+    """Return the folder of the embedded language: next to the experiments, so that all of them read one copy."""
     up = len(Path(store.experiment).parts) + 1
     return store.folder.parents[up - 1] / ".synthetic"

@@ -17,7 +17,7 @@ from impl.plan import Plan
 
 Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 MOST = 1e9
-"""Times that can be drawn, and one over those."""
+"""Largest time that can be drawn; its inverse is the smallest."""
 
 
 def draw_timeline(

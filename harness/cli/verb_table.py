@@ -1,4 +1,4 @@
-"""The verbs: what each does, in the first words of its function's own text, and where that function is."""
+"""The verbs: a summary of each, from its function's docstring, and the place of that function."""
 
 from collections.abc import Callable
 from importlib import import_module

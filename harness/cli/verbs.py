@@ -1,4 +1,4 @@
-"""What each verb of the command line does."""
+"""Functions of the verbs of the command line."""
 
 import dataclasses
 import json as json_format
@@ -166,7 +166,7 @@ def table(
 
 
 def train_from(default: Run) -> Callable[..., int]:
-    """The verb `train`, with options that start from `default`."""
+    """Return the verb `train`, with options that start from `default`."""
 
     def train(
         config: Annotated[Run, tyro.conf.arg(name="")] = default,
@@ -201,7 +201,7 @@ def train_from(default: Run) -> Callable[..., int]:
             raise InputError("--keep-end: needs --out, where the checkpoint is kept")
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(out or Path(scratch), "train", "small")
-            # asked for by name, it runs, whatever came of it before
+            # a run requested by name is repeated whatever its last outcome
             options = options_of(site, dataclasses.replace(trying, retry="all"), saving)
             with nothing_written(store) as datasets:
                 if reason := why_refused(config, store, datasets, options):

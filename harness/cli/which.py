@@ -1,4 +1,4 @@
-"""Which points of an experiment a verb is about."""
+"""Options that choose the points of an experiment for a verb."""
 
 import shlex
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Which:
-    """Which points of an experiment are meant, and where their records lie."""
+    """Choice of an experiment's points, and the folder of their records."""
 
     tier: Tier | None = None
     """smoke (CPU, a minute or so), small (one machine), paper (the paper's scale). Without it `run` takes smoke, the

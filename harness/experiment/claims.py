@@ -1,4 +1,4 @@
-"""Claims of a source, held against records: reproduced, partly, not reproduced, or not run here."""
+"""Claims of a source, checked against records: reproduced, partly, not reproduced, or not run here."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -17,24 +17,24 @@ from harness.records.source import is_one_each
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not run here"]
 PARTLY = 0.5
-"""Share of a claim's points that have to hold for it to be partly reproduced, where not all do."""
+"""Least share of a claim's points that must hold for the verdict `partly`."""
 
 
 class Evidence(NamedTuple):
-    """Whether a claim holds, and the numbers that say so."""
+    """Result of a claim's check, with its numbers."""
 
     holds: bool
     numbers: str
     share: float = math.nan
-    """Of its points, those that hold; NaN: it has but one, or they only say something together."""
+    """Share of the claim's points that hold; NaN if it has a single point, or is judged as a whole."""
 
 
 def tally(held: Iterable[bool], what: str, numbers: str = "") -> Evidence | None:
-    """Whether every point holds, and how many do, as `7 of 8 pairs; NUMBERS`; None where there are no points.
+    """Return whether every point holds, and how many do, as `7 of 8 pairs; NUMBERS`; None without points.
 
     Args:
-        held: of each point; what holds by construction, as a baseline relative to itself, is none.
-        what: the points are called, as `pairs`.
+        held: whether each point holds; omit points that hold by construction, as a baseline relative to itself.
+        what: plural name of the points, as `pairs`.
     """
     held = list(held)
     if not held:
@@ -44,39 +44,37 @@ def tally(held: Iterable[bool], what: str, numbers: str = "") -> Evidence | None
 
 
 BY_FORMULA = ("tp_calls", "tp_bytes_sent", "dp_bytes_sent", "pp_sends", "pp_bytes_sent")
-"""What a simulated record has by the very formulas that measured ones are held against: no evidence."""
+"""Columns that simulated records compute by the same formulas as the claims' checks: no evidence."""
 Row = Mapping[str, Any]
-"""A run and one of its evaluations; NaN: not measured."""
+"""Columns of a run and one of its evaluations; NaN where not measured."""
 Check = Callable[[Sequence[Row]], Evidence | None]
-"""None: these runs cannot tell."""
+"""Function that checks a claim; it returns None if the runs cannot decide it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A statement that records can bear out or refute."""
+    """Statement of a source or of our own that records can confirm or refute."""
 
     text: str
     source: str
     check: Check
     compares: bool = False
-    """It is about simulated runs beside measured ones, and judged by both together."""
+    """True if the claim compares simulated with measured runs, and is judged by both together."""
     published: str = ""
-    """What the source prints, for a reader to hold beside the numbers found; an experiment's first such claim is its
-    headline."""
+    """Numbers that the source prints, for comparison; an experiment's first claim with any is its headline."""
     hardware: str = ""
-    """Part of the name of the device that its absolute numbers are for: what ran on another, or was simulated for one,
-    is not compared."""
+    """Part of the name of the device that the claim's absolute numbers are for; other devices are not compared."""
 
 
 def measured(records: Sequence[Record]) -> list[Row]:
-    """One row per run and evaluation, one for a run without any: `measures.frame` beside `perplexity.evaluations`."""
+    """Return one row per run and evaluation, one for a run without any: `measures.frame` joined with `evaluations`."""
     if not records:
         return []
     return [*rows_of(frame(records).merge(evaluations(records), on="id", how="left"))]
 
 
 def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, list[Evidence | None]]:
-    """Evidence on every claim, by where its runs were: "" what was measured, else the systems it was simulated for.
+    """Return evidence on every claim, by systems of the simulated runs; "" for measured runs.
 
     Systems are judged together unless a run was simulated for several of them.
 
@@ -95,7 +93,7 @@ def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, li
 
 
 def _evidence(claim: Claim, rows: Mapping[str, Sequence[Row]], system: str) -> Evidence | None:
-    """On a claim, of what was run, or was simulated for these systems."""
+    """Return evidence on a claim from the measured runs, or from those simulated for these systems."""
     own: Sequence[Row] = rows[system]
     if system:
         own = [{**row, **dict.fromkeys(BY_FORMULA, math.nan)} for row in own]
@@ -107,7 +105,7 @@ def _evidence(claim: Claim, rows: Mapping[str, Sequence[Row]], system: str) -> E
 
 
 def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
-    """The verdict on every claim, with the numbers it rests on."""
+    """Return the table of verdicts on the claims, with the numbers of their evidence."""
     columns = {"claim": [claim.text for claim in claims], "source": [claim.source for claim in claims]}
     if any(claim.published for claim in claims):
         columns["published"] = [claim.published for claim in claims]
@@ -122,7 +120,7 @@ def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
 
 
 def verdict(found: Evidence | None) -> Verdict:
-    """In words; a claim that holds for half of its points or more, and not for all, is partly reproduced."""
+    """Return the verdict in words: `partly` if half of the claim's points or more hold, but not all."""
     if found is None:
         return "not run here"
     if found.holds:
@@ -131,7 +129,7 @@ def verdict(found: Evidence | None) -> Verdict:
 
 
 def with_size(measure: str, name: str, *, falls: bool) -> Check:
-    """A check that the mean of an evaluation's measure falls, or rises, strictly with the number of parameters.
+    """Return a check that an evaluation's mean measure falls, or rises, strictly with the number of parameters.
 
     A run that diverged refutes the claim.
     """
@@ -150,7 +148,7 @@ def with_size(measure: str, name: str, *, falls: bool) -> Check:
 
 
 def mean_by(rows: Sequence[Row], measure: str, key: Callable[[Row], Hashable | None]) -> dict[Any, float]:
-    """The mean of a measure over the rows of equal key; rows without key or measure are left out."""
+    """Return the mean of a measure over the rows of equal key; rows without key or measure are left out."""
     groups: dict[Any, list[float]] = {}
     for row in rows:
         if (at := key(row)) is not None and not math.isnan(row[measure]):

@@ -1,4 +1,4 @@
-"""Rates of layouts beside a published figure's: its points as runs, one table, and checks on relative speed."""
+"""Comparison of layouts' rates with a published figure: its points as runs, one table, checks on relative speed."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,11 +24,11 @@ from impl.cost.parameters import count_parameters
 from impl.run import Run
 
 Printed = Mapping[Any, Any]
-"""A row of `harness/experiment/published`."""
+"""Row of a file in `harness/experiment/published`."""
 RATE_UNIT = "TFLOP/s per GPU"
 MIB = 2**20
 POINTS = 0.05
-"""How far a relative speed may be from the published one to count as the same; assumed, as devices differ."""
+"""Largest distance of a relative speed from the published one to count as equal; assumed, as devices differ."""
 COLUMNS = {
     "ranks": RANKS,
     "tp": Column(key="tp", header="tp"),
@@ -67,7 +67,7 @@ MEASURES = (
 
 
 def combine(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Points of timed runs, repeats combined."""
+    """Return the points of timed runs, repeats combined."""
     if not rows.empty:
         rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[FLOP_RATE.key].notna()]).drop_duplicates("id")
     return combine_repeats(rows, ("point", "source", "device_name"), MEASURES) if len(rows) else []
@@ -75,19 +75,19 @@ def combine(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure of rates per GPU: the run behind each of its points, and what stands beside what."""
+    """Published figure of rates per GPU: the runs of its points, and how they are compared."""
 
     paper: str
-    """As `harness.experiment.published` knows it."""
+    """Name of the paper in `harness.experiment.published`."""
     where: str
     name: str
-    """Of the table."""
+    """Name of the table."""
     title: str
     run_of: Callable[[Printed], Run]
     shown: tuple[str, ...]
-    """The fields of a point that vary, of COLUMNS: the last is the horizontal axis, unless `at` says otherwise."""
+    """Fields of a point that vary, of COLUMNS; the last is the horizontal axis unless `at` is given."""
     baseline: Callable[[Row], Any]
-    """What is smallest for the point of a group that the others are relative to."""
+    """Function of a row whose smallest value in a group marks the baseline of relative speeds."""
     relative_to: str
     group: tuple[str, ...] = ("global_batch",)
     """Fields that compared points have in common."""
@@ -95,16 +95,16 @@ class Figure:
     at: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     hardware: str = "A100s"
-    """That the printed rates are of."""
+    """Hardware of the printed rates."""
 
     @property
     def runs(self) -> list[Run]:
-        """A run for every point of the figure, in its order."""
+        """Runs of all points of the figure, in its order."""
         return [run for run, _ in self._points]
 
     @cached_property
     def printed(self) -> dict[Run, dict[str, Any]]:
-        """Every point of the figure as a row of the table, by the point of its run."""
+        """Rows of the figure's points for the table, by the point of their run."""
         made = {point(run): self._row(run, rate) for run, rate in self._points}
         for row in made.values():
             group = [other for other in made.values() if self._same_group(row, other)]
@@ -117,7 +117,7 @@ class Figure:
         return [(self.run_of(row), row["value"] * TERA) for row in rows]
 
     def _row(self, run: Run, rate: float) -> dict[str, Any]:
-        """What a record's row would have; the rate in model FLOPs is the printed one without recomputed FLOPs."""
+        """Return the columns of a record's row; the rate in model FLOPs is the printed one without recomputed FLOPs."""
         model, batch, plan = run.model, run.train.global_batch, run.plan
         share = model_flops("ptdp", model, batch) / hardware_flops("ptdp", model, batch, recompute="full")
         return {
@@ -135,7 +135,7 @@ class Figure:
         return all(a[name] == b[name] for name in self.group)
 
     def compared(self, rows: pd.DataFrame) -> list[dict[Any, Any]]:
-        """Points of timed runs, each relative to its group's baseline on the same device; NaN if oversubscribed."""
+        """Return the points of timed runs, relative to their group's baseline on one device; NaN if oversubscribed."""
         points = combine(rows)
         out = []
         for row in points:
@@ -152,18 +152,18 @@ class Figure:
         return out
 
     def known(self, rows: Sequence[Row]) -> list[dict[Any, Any]]:
-        """The compared points whose relative speed is known."""
+        """Return the compared points whose relative speed is known."""
         return [row for row in self.compared(pd.DataFrame(list(rows))) if not math.isnan(row["relative"])]
 
     def groups(self, rows: Sequence[Row]) -> list[list[dict[Any, Any]]]:
-        """The known points in groups of two or more, each on one device."""
+        """Return the known points in groups of two or more, each on one device."""
         found: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
         for row in self.known(rows):
             found.setdefault((row["device_name"], *(row[name] for name in self.group)), []).append(row)
         return [group for _, group in sorted(found.items()) if len(group) > 1]
 
     def table(self, records: Sequence[Record]) -> Table:
-        """Our points, then the figure's; where a point of the figure was run here, both in one row."""
+        """Return the table of our points, then of the figure's; a point of the figure that was run here is one row."""
         title = f"{self.title}{about(records)}"
         ours = self.compared(frame(records))
         if not ours:
@@ -179,7 +179,7 @@ class Figure:
         rows["device_name"] = rows["device_name"].fillna(rows["device_name"].iloc[0])
         rows["oversubscribed"] = rows["oversubscribed"].eq(True)
         for column, degree in zip(SENT, ("pp", "tp"), strict=True):
-            rows[column.key] = rows[column.key].where(rows[degree] > 1)  # a single rank has nobody to send to
+            rows[column.key] = rows[column.key].where(rows[degree] > 1)  # a single rank sends nothing
         columns = (
             MODEL, RANKS, *(COLUMNS[name] for name in self.shown), FLOP_RATE, RELATIVE, COUNTED, *PRINTED, BUBBLE,
             PREDICTED, *SENT, RUNS, MARK,
@@ -205,7 +205,7 @@ class Figure:
 
 
 def as_the_paper_counts(row: Row) -> float:
-    """FLOP/s of a device with the recomputed forward pass, by PTD-P's equation 3; NaN where none is recomputed."""
+    """Return a device's FLOP/s with the recomputed forward pass, by PTD-P's equation 3; NaN if not all recomputed."""
     run: Run = row["point"]
     if run.plan.recompute != "full" or run.model.vocab_size is None:
         return math.nan
@@ -214,8 +214,7 @@ def as_the_paper_counts(row: Row) -> float:
 
 
 def as_published(figure: Figure) -> Check:
-    """A check that the figure's points have its relative speeds, within POINTS; those that they are relative to are
-    none."""
+    """Return a check that the points have the figure's relative speeds, within POINTS; baselines are not counted."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         ours = [row for group in figure.groups(rows) for row in group if not math.isnan(row["published_relative"])]
@@ -232,11 +231,12 @@ def as_published(figure: Figure) -> Check:
 
 
 def rates_near(figure: Figure, within: float, fitted: Collection[str] = ()) -> Check:
-    """A check that the rates themselves, recomputation counted, are the figure's within a share of them; a claim with
-    it names its hardware.
+    """Return a check that the rates, recomputation counted, are the figure's within a share of them.
+
+    A claim with this check names its hardware.
 
     Args:
-        fitted: models, as tables call them, of which a system's constants come: their simulation is no evidence.
+        fitted: models, as tables name them, that a system's constants were fitted to: their simulation is no evidence.
     """
 
     def check(rows: Sequence[Row]) -> Evidence | None:
@@ -250,7 +250,7 @@ def rates_near(figure: Figure, within: float, fitted: Collection[str] = ()) -> C
 
 
 def ordered(figure: Figure, along: str, *, falls: bool = True, by: float = 0.0) -> Check:
-    """A check that speed falls, or rises, with a field in every group, at every step by over this share."""
+    """Return a check that speed falls, or rises, with a field in every group, at every step by over this share."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         lines = [sorted(group, key=lambda row: row[along]) for group in figure.groups(rows)]
@@ -263,7 +263,7 @@ def ordered(figure: Figure, along: str, *, falls: bool = True, by: float = 0.0) 
 
 
 def ends(figure: Figure, along: str) -> Check:
-    """A check that the least of a field is fastest in every group, and the most of it slowest."""
+    """Return a check that in every group the smallest value of a field is fastest, and the largest slowest."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         lines = [sorted(group, key=lambda row: row["relative"]) for group in figure.groups(rows)]
@@ -277,7 +277,7 @@ def ends(figure: Figure, along: str) -> Check:
 
 
 def faster_at_larger_batch(figure: Figure) -> Check:
-    """A check that every layout is faster at a larger batch."""
+    """Return a check that every layout is faster at a larger batch."""
 
     def check(rows: Sequence[Row]) -> Evidence | None:
         layouts: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
@@ -294,13 +294,13 @@ def faster_at_larger_batch(figure: Figure) -> Check:
 
 
 def shown(line: Sequence[Row], *along: str) -> str:
-    """`batch 8: 100% (pp 1), 86% (pp 2)`."""
+    """Return the relative speeds of a group as text: `batch 8: 100% (pp 1), 86% (pp 2)`."""
     numbers = (f"{row['relative']:.0%} ({' '.join(f'{name} {row[name]}' for name in along)})" for row in line)
     return f"batch {line[0]['global_batch']}: {', '.join(numbers)}"
 
 
 def in_print(figure: Figure, *along: str) -> str:
-    """The figure's relative speeds as `shown` has ours."""
+    """Return the figure's relative speeds as text, in the format of `shown`."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in figure.printed.values():
         line = {**row, "relative": row["published_relative"]}
@@ -310,7 +310,7 @@ def in_print(figure: Figure, *along: str) -> str:
 
 
 def as_simulated(rows: Sequence[Row]) -> Evidence | None:
-    """Whether pipelined steps last as long as simulated with their own times, within a tenth."""
+    """Check that pipelined steps last as long as simulated with their own times, within a tenth."""
     found = combine(pd.DataFrame(list(rows)))
     found = [row for row in found if not math.isnan(row["pipeline_seconds"]) and not row["oversubscribed"]]
     if not found:

@@ -1,4 +1,4 @@
-"""What an experiment is, and how one is found by its name."""
+"""Definition of experiments, and their loading by name."""
 
 import dataclasses
 import difflib
@@ -29,38 +29,40 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One question of a paper and the runs that answer it; its file's docstring opens with the question.
+    """Question of a paper and the runs that answer it; the docstring of its file begins with the question.
 
     Raises:
-        InputError: a field holds something else than what it is for.
+        InputError: a field has a value of the wrong type.
     """
 
     source: str
     expectation: str
     cost: dict[Tier, str]
-    """Expected time and the machine it is for, per tier."""
+    """Expected time, and the machine that it is for, per tier."""
     runs: dict[Tier, list[Run]]
     claims: tuple[Claim, ...] = ()
-    """They are judged by the runs of the experiment's own engines; by those of another where there are no others."""
+    """Claims, judged by runs of the experiment's own engines, or by another engine's if there are no others."""
     table: Callable[[Sequence[Record]], Table] | None = None
-    """A table of the experiment's own, of whatever records of the same engines there are; the stem of its files is its
-    name."""
+    """Function that makes the experiment's own table from records of the same engines; its name is its files' stem."""
     figure: Callable[[Sequence[Record]], Any] | None = None
-    """A figure of the experiment's own: a Matplotlib figure made without pyplot, or None where there is nothing to
-    draw; else its table is drawn, where its columns are known. Of the records that the table is of."""
+    """Function that draws the experiment's own figure from the records of its table.
+
+    It returns a Matplotlib figure made without pyplot, or None if there is nothing to draw. Without this function the
+    table is drawn if its columns are known.
+    """
     profiles: bool = False
-    """Its runs are asked, after what is timed, where a step's time goes."""
+    """True if the runs are profiled after their timed steps."""
     deviations: str = ""
-    """What differs from the source, and why."""
+    """Differences from the source, with reasons."""
     found: str = ""
-    """What the committed records say, in the words of whoever looked at them; EXPERIMENTS.md shows it."""
+    """Findings from the committed records, written by hand and shown in EXPERIMENTS.md."""
     id: str = ""
     question: str = ""
     about: str = ""
-    """The docstring after the question."""
+    """Docstring after the question."""
 
     def __post_init__(self) -> None:
-        """Check the fields, which anybody may have written, and trust the schedules of the runs."""
+        """Check the fields, which come from a user's file, and trust the schedules of the runs."""
         texts = ("source", "expectation", "deviations", "found", "id", "question", "about")
         is_tiers = lambda value, each: (
             isinstance(value, dict) and set(value) == set(TIERS) and all(map(each, value.values()))
@@ -85,19 +87,19 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep; `label` says what distinguishes it from the others."""
+    """Run of a sweep, with a label that distinguishes it from the others."""
 
     run: Run
     label: str
 
     @cached_property
     def id(self) -> str:
-        """The run's, which takes a while to be made."""
+        """Id of the run, cached as its computation is slow."""
         return self.run.id
 
 
 def experiment_ids() -> list[str]:
-    """Ids of all experiments, `quickstart` or `paper/question`: the Python files of the packages of `experiments`."""
+    """Return the ids of all experiments, `quickstart` or `paper/question`: files in packages of `experiments`."""
     found = []
     for root in map(Path, importlib.import_module("experiments").__path__):
         for path in root.rglob("*.py"):
@@ -110,7 +112,7 @@ def experiment_ids() -> list[str]:
 
 
 def load(name: str) -> Experiment:
-    """The experiment with this id, or with this last word where that is unique.
+    """Return the experiment with this id, or with this last word if it is unique.
 
     Raises:
         InputError: there is none, or several.
@@ -126,7 +128,11 @@ def load(name: str) -> Experiment:
 
 
 def _imported(name: str) -> ModuleType:
-    """The module of an experiment; whatever its file does instead of that is told in one line."""
+    """Import the module of an experiment.
+
+    Raises:
+        InputError: the import raises any exception; the message gives it in one line.
+    """
     try:
         return importlib.import_module("experiments." + name.replace("/", "."))
     except (Exception, SystemExit) as error:
@@ -134,7 +140,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _told(name: str, error: BaseException) -> str:
-    """What is wrong with an experiment's file, and in which line of it."""
+    """Return in one line what is wrong with an experiment's file, and in which line of it."""
     end = f"experiments/{name}.py"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(end)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
@@ -151,7 +157,7 @@ def _text(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value, shortened; it may be anything."""
+    """Return a short text for any value."""
     try:
         return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else type(value).__name__
     except Exception:
@@ -187,7 +193,7 @@ def _table_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]]
 
     def named(records: Sequence[Record]) -> Table:
         made = table(_own(experiment, records))
-        require_name(made.name)  # files are called so
+        require_name(made.name)  # its files have this name
         return made
 
     return _guarded(experiment, named)
@@ -201,13 +207,13 @@ def _figure_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]
 
 
 def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
-    """The records that the experiment compares, without those whose schedule its functions could not build."""
+    """Return the records that the experiment compares, without those whose schedule cannot be trusted."""
     known = [record for record in records if record.has_trusted_schedule]
     return _of_own_engines(experiment, known, lambda record: record.run.engine)
 
 
 def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """A function of an experiment's file, whose errors are told in one line."""
+    """Wrap a function of an experiment's file so that any exception becomes an InputError of one line."""
 
     def guarded(found: Any) -> _T:
         try:
@@ -219,17 +225,17 @@ def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[
 
 
 def _of_own_engines(experiment: Experiment, found: Sequence[_T], engine: Callable[[_T], str]) -> list[_T]:
-    """What the engines found that the experiment compares; where there is nothing of them, another engine."""
+    """Return the items of the experiment's own engines, or those of one other engine if there are none."""
     own, there = {run.engine for runs in experiment.runs.values() for run in runs}, sorted(set(map(engine, found)))
     chosen = own.intersection(there) or there[:1]
     return [one for one in found if engine(one) in chosen]
 
 
 def points(runs: list[Run], only: str | None = None) -> list[Point]:
-    """The sweep's points, labelled by the fields in which they differ; `only` keeps those whose label or id it matches.
+    """Return the sweep's points, labelled by the fields in which they differ; `only` selects by label or id.
 
     Raises:
-        InputError: two runs are the same, one cannot be named, or nothing matches `only`.
+        InputError: two runs are equal, a run cannot be named, or nothing matches `only`.
     """
     rows = [fields(run) for run in runs]
     names = telling(rows)
@@ -248,7 +254,7 @@ def points(runs: list[Run], only: str | None = None) -> list[Point]:
 
 
 def _label(run: Run, values: dict[str, Any], names: Sequence[str], again: Sequence[str]) -> str:
-    """What tells a run from the others, as `norm=pre seed=1`; its id where nothing does."""
+    """Return what distinguishes a run from the others, as `norm=pre seed=1`; its id if nothing does."""
     text = label_of(values, names) or label_of(values, names, unsaid={})
     return " ".join([*filter(None, [text]), *(f"{name}={getattr(run, name)}" for name in again)]) or run.id
 
@@ -256,8 +262,10 @@ def _label(run: Run, values: dict[str, Any], names: Sequence[str], again: Sequen
 def changed(
     runs: list[Run], data: str | None, engine: EngineName | None, plan: Plan, plan_fields: Iterable[str]
 ) -> list[Run]:
-    """The runs on another token folder or by another engine if one is given, with these fields of the plan; what
-    becomes equal, once."""
+    """Return the runs with the given token folder, engine and fields of the plan.
+
+    Runs that become equal are returned once.
+    """
     given = {name: getattr(plan, name) for name in plan_fields}
     others: dict[str, Any] = {"data": DataConfig(dataset=data)} if data else {}
     others |= {"engine": engine} if engine else {}

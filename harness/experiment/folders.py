@@ -1,9 +1,9 @@
-"""Which folder of records a verb uses when none is named: the user's own, or the records that came with the checkout.
+"""Default folders of records: the user's own, or the committed ones of the checkout.
 
-A sweep (`run`, `status`, `watch`, `cancel`, `predict EXPERIMENT`) works in the user's own folder, so that it never
-changes the committed archive. What reads records (`table`, `claims`, `report`, `export`) takes, for each tier, the
-user's own measured records where there are some, else the committed ones, and the same for each simulated system. A
-folder that is named is used as it is.
+A sweep (`run`, `status`, `watch`, `cancel`, `predict EXPERIMENT`) uses the user's own folder, so that it never changes
+the committed archive. Verbs that read records (`table`, `claims`, `report`, `export`) use, for each tier, the user's
+own measured records if there are any, else the committed ones, and likewise for each simulated system. A folder given
+by `--out` or `--results` is used as it is.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from harness.records.store import SIMULATED, Store
 from impl.errors import InputError
 
 OWN = Path("runs")
-"""Folder of the user's own records, in the working directory; git ignores it in a checkout."""
+"""Folder of the user's own records, in the working directory; ignored by git in a checkout."""
 ARCHIVE = CODE / "results"
 """Folder of the committed records; an installed package has none."""
 
@@ -25,7 +25,7 @@ def sweep_folder(out: Path | None) -> Path:
 
 
 def stores(out: Path | None, experiment: str, tier: Tier) -> list[Store]:
-    """Return what the records of a tier are read from: the store of measured ones, then one for each system."""
+    """Return the stores that a tier's records are read from: the measured ones, then one for each system."""
     if out is not None:
         return _of(out, experiment, tier)
     archived, own = ({store.system: store for store in _of(folder, experiment, tier)} for folder in (ARCHIVE, OWN))
@@ -35,8 +35,10 @@ def stores(out: Path | None, experiment: str, tier: Tier) -> list[Store]:
 
 
 def reading_tier(out: Path | None, experiment: str) -> Tier | None:
-    """Return the largest tier with measured records, else the largest with simulated ones, the user's own before the
-    committed ones; None: there are no records."""
+    """Return the largest tier with measured records, else the largest with simulated ones; None without records.
+
+    The user's own records have precedence over the committed ones.
+    """
     for folder in (OWN, ARCHIVE) if out is None else (out,):
         for pattern in ("records/*.json", f"{SIMULATED}/*/*.json"):
             for tier in TIERS[::-1]:
@@ -46,10 +48,10 @@ def reading_tier(out: Path | None, experiment: str) -> Tier | None:
 
 
 def sweep_tier(out: Path, experiment: str) -> Tier:
-    """Return the tier with jobs under way, else the one that records are read from, else the one that `run` takes.
+    """Return the tier with open attempts, else the one that records are read from, else the default of `run`.
 
     Raises:
-        InputError: jobs of several tiers are under way.
+        InputError: several tiers have open attempts.
     """
     busy: list[Tier] = [tier for tier in TIERS if Store(out, experiment, tier).attempts()]
     if len(busy) > 1:
@@ -60,14 +62,14 @@ def sweep_tier(out: Path, experiment: str) -> Tier:
 
 
 def of_archive(experiment: str, tier: Tier) -> str | None:
-    """Return a line that names the committed records where the user has none of that tier; None: nothing to say."""
+    """Return a line that points to the committed records if the user has none of this tier; else None."""
     if any(map(_has_records, _of(OWN, experiment, tier))) or not any(map(_has_records, _of(ARCHIVE, experiment, tier))):
         return None
     return f"{OWN} has no records of this tier; the committed ones are in {ARCHIVE}, which --out reads"
 
 
 def read_from(out: Path | None, experiments: list[str]) -> str:
-    """Return a line that says whose records of these experiments were read; empty where their folder was named."""
+    """Return a line that names the folders whose records were read; empty if a folder was given."""
     if out is not None:
         return ""
     own = [each for each in experiments if any(_has_records(s) for tier in TIERS for s in _of(OWN, each, tier))]

@@ -1,4 +1,4 @@
-"""Runs that are alike but for one choice, measured in turn: what they take side by side, pair by pair of repeats."""
+"""Comparison of runs that differ in one choice only, measured in turn, by pairs of repeats."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -10,39 +10,40 @@ from harness.records.statistics import Estimate, estimate
 from impl.run import Run
 
 Row = Mapping[Any, Any]
-"""Of `measures.frame`."""
+"""Row of `measures.frame`."""
 
 
 @dataclass
 class Cell:
-    """Runs on one device that have all in common but a choice."""
+    """Runs on one device that differ only in a choice, seed and repeat."""
 
     run: Run
-    """What they have in common: the fields that may differ, seed and repeat are at their defaults."""
+    """Common part of the runs: the fields that may differ, seed and repeat are at their defaults."""
     runs: dict[Any, dict[tuple[int, int], Row]] = field(default_factory=dict)
-    """Those that ended well, by choice, then by seed and repeat."""
+    """Rows of successful runs, by choice, then by seed and repeat."""
     why_not: dict[Any, str] = field(default_factory=dict)
-    """What became of the others, by choice: invalid, oom, failed."""
+    """Status of the other runs, by choice: invalid, oom, failed."""
 
     @property
     def first(self) -> Row:
-        """A row, for what describes all of them."""
+        """Row that has the values common to all runs."""
         return next(iter(next(iter(self.runs.values())).values()))
 
     @property
     def is_crowded(self) -> bool:
-        """Whether ranks waited for each other's turn on a core: their times say nothing."""
+        """True if ranks of some run shared cores, which makes its times useless."""
         return any(row["oversubscribed"] for runs in self.runs.values() for row in runs.values())
 
     def mean(self, choice: Hashable, measure: str) -> Estimate:
-        """Of a measure over the repeats; NaN where it was not measured."""
+        """Return the estimate of a measure over the repeats; NaN if it was not measured."""
         values = [row[measure] for row in self.runs.get(choice, {}).values() if not math.isnan(row[measure])]
         return estimate(values) if values else Estimate(math.nan, None, 0)
 
     def ratio(self, ours: Hashable, theirs: Hashable, measure: str = "step_seconds") -> Estimate:
-        """Mean of a measure's ratio, ours over theirs, over the pairs of equal seed and repeat, with its t-interval.
+        """Return the mean ratio of a measure, ours over theirs, over pairs of equal seed and repeat.
 
-        What slows a machine down for a while meets both of a pair. NaN where there are no pairs, or ranks were crowded.
+        It has a 95% t-interval. A temporary slowdown of the machine affects both runs of a pair. NaN if there are no
+        pairs, or ranks shared cores.
         """
         a, b = self.runs.get(ours, {}), self.runs.get(theirs, {})
         ratios = [a[key][measure] / b[key][measure] for key in a if key in b]
@@ -51,11 +52,11 @@ class Cell:
 
 
 def cells(rows: Iterable[Row], *fields: str, choice: Callable[[Run], Hashable]) -> list[Cell]:
-    """The runs in cells, in the order of their first rows.
+    """Return the runs in cells, in the order of their first rows.
 
     Args:
-        fields: dotted names of those in which the runs of a cell may differ.
-        choice: what a run chose in them.
+        fields: dotted names of the fields in which the runs of a cell may differ.
+        choice: function that returns a run's choice in these fields.
     """
     found: dict[tuple[Run, str | None], Cell] = {}
     why_not: dict[Run, dict[Any, str]] = {}
@@ -71,10 +72,10 @@ def cells(rows: Iterable[Row], *fields: str, choice: Callable[[Run], Hashable]) 
 
 
 def reaches_below(ratio: Estimate, limit: float = 1.0) -> bool:
-    """Whether a ratio, or the lower end of its 95% interval, is at most the limit."""
+    """Return True if a ratio, or the lower end of its 95% interval, is at most the limit."""
     return ratio.mean - (ratio.half_width or 0.0) <= limit
 
 
 def in_words(ratio: Estimate) -> str:
-    """`0.87 ± 0.02`; a single pair has no interval."""
+    """Return the ratio as text, `0.87 ± 0.02`; a single pair has no interval."""
     return f"{ratio.mean:.3g}" if ratio.half_width is None else f"{ratio.mean:.3g} ± {ratio.half_width:.2g}"

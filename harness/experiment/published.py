@@ -1,4 +1,4 @@
-"""The papers' numbers, to be shown beside ours."""
+"""Published numbers of the papers, for comparison with ours."""
 
 import io
 from functools import cache
@@ -11,27 +11,27 @@ from impl.errors import InputError
 from impl.files import read_text
 
 FOLDER = Path(__file__).resolve().with_suffix("")
-"""One CSV a paper, all with the same columns."""
+"""Folder with one CSV file per paper, all with the same columns."""
 
 _INTEGERS = ("tp", "pp", "dp", "gpus", "global_batch")
 _TEXTS = ("paper", "arxiv", "where", "quantity", "model", "norm_placement", "unit", "how", "note")
 
 
 def papers() -> list[str]:
-    """Names of the papers with published numbers here."""
+    """Return the names of the papers with published numbers here."""
     return sorted(path.stem for path in FOLDER.glob("*.csv"))
 
 
 def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
-    """Numbers a paper prints, one a row, in the unit it prints them in.
+    """Return the numbers that a paper prints, one per row, in the printed unit.
 
-    Columns: paper, arxiv, where (table, figure or section), quantity, model (a name of `impl.model.sizes` where there
-    is one), norm_placement, tp, pp, dp, gpus, global_batch, value, unit, how (stated, digitised or derived), note.
-    What the paper does not say is an empty text or a missing integer.
+    Columns: paper, arxiv, where (table, figure or section), quantity, model (a name of `impl.model.sizes` if there is
+    one), norm_placement, tp, pp, dp, gpus, global_batch, value, unit, how (stated, digitised or derived), note. A value
+    that the paper does not give is an empty text or a missing integer.
 
     Args:
-        paper: as its folder under `experiments`, for instance `megatron2019`.
-        quantity: None: all.
+        paper: name of its folder under `experiments`, for instance `megatron2019`.
+        quantity: quantity of the rows; None for all.
 
     Raises:
         InputError: the paper or the quantity does not exist; lists the valid ones.
@@ -61,7 +61,7 @@ def _read(path: Path) -> pd.DataFrame:
         rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
         if lacking := [row for row, value in enumerate(rows["value"], 2) if pd.isna(value)]:
             raise ValueError(f"line {lacking[0]} has no value")
-    except ValueError as error:  # pandas' own errors among them
+    except ValueError as error:  # includes the errors of pandas
         told = " ".join(str(error).split())
         raise InputError(f"{path}: {told}; valid: a CSV file with columns {', '.join(columns)}") from None
     return rows

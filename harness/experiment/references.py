@@ -1,4 +1,4 @@
-"""Which tables and figures of the papers an experiment is about: what an index by their numbers is made of."""
+"""Tables and figures of the papers that experiments refer to, for the index by paper and number."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -17,20 +17,20 @@ PAPERS = {
     "torchtitan2024": ("TorchTitan 2024", "torchtitan"),
     "chinchilla2022": ("Chinchilla 2022", "chinchilla", "hoffmann"),
 }
-"""By the folder of their experiments: what they are called, and how a source that names them begins."""
+"""Title of each paper by the folder of its experiments, and lower-case texts that name it in a source."""
 ROMAN, NUMERALS = ("frontier2023",), ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X")
-"""Papers that number their tables so."""
+"""Papers with Roman table numbers, and these numerals."""
 NUMBER = rf"(?:\d+[a-d]?|{'|'.join(NUMERALS)})\b"
 PLACE = re.compile(rf"\b((?i:table|figure))s? ({NUMBER}(?:(?:, | and | to ){NUMBER})*(?!\.?\d))")
 SAME = re.compile(r"\s*(table|figure|section|appendix|abstract)", re.IGNORECASE)
-"""How a part of a source begins that is of the paper named before."""
+"""Beginning of a part of a source that refers to the previously named paper."""
 
 
 class Place(NamedTuple):
-    """A table or a figure of a paper."""
+    """Table or figure of a paper."""
 
     paper: str
-    """As its folder under `experiments`."""
+    """Name of the paper's folder under `experiments`."""
     kind: str
     number: int
 
@@ -40,15 +40,15 @@ class Place(NamedTuple):
 
 
 def title(paper: str) -> str:
-    """What a paper is called; its folder's name where it is not known."""
+    """Return the title of a paper; the name of its folder if it is unknown."""
     return PAPERS.get(paper, (paper,))[0]
 
 
 def places(source: str, paper: str = "") -> list[Place]:
-    """The tables and figures that a source names, as `tables 3 and 7 to 9, figure 8; PTD-P 2021, figure 17`.
+    """Return the tables and figures that a source names, as `tables 3 and 7 to 9, figure 8; PTD-P 2021, figure 17`.
 
     Args:
-        paper: whose they are until another one is named; those of no known paper are left out.
+        paper: paper of the places before another one is named; those of unknown papers are left out.
     """
     found: list[Place] = []
     for part in re.split(r";|, and (?=[A-Z])", source):
@@ -59,14 +59,14 @@ def places(source: str, paper: str = "") -> list[Place]:
 
 
 def _named(part: str) -> str | None:
-    """The paper that a part of a source names first."""
+    """Return the paper that a part of a source names first."""
     text = part.lower()
     at = {paper: text.find(name) for paper, (_, *names) in PAPERS.items() for name in names if name in text}
     return min(at, key=lambda paper: at[paper]) if at else None
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """`3 and 7 to 9` is 3, 7, 8, 9; of `7a` it is 7, and of `IV` 4."""
+    """Yield the numbers of a text: 3, 7, 8, 9 for `3 and 7 to 9`; 7 for `7a`, and 4 for `IV`."""
     for part in re.split(", | and ", text):
         first, _, last = part.partition(" to ")
         yield from range(_number(first), _number(last or first) + 1)
@@ -77,8 +77,7 @@ def _number(text: str) -> int:
 
 
 def of_experiment(experiment: Experiment) -> list[Place]:
-    """The tables and figures that an experiment names as its source, and those that its claims do, the own paper's
-    first."""
+    """Return the tables and figures that an experiment's source and claims name, its own paper's first."""
     own = experiment.id.partition("/")[0]
     found = places(experiment.source, own)
     for claim in experiment.claims:
@@ -87,8 +86,10 @@ def of_experiment(experiment: Experiment) -> list[Place]:
 
 
 def answered(experiments: Iterable[Experiment]) -> dict[str, dict[Place, list[str]]]:
-    """By paper: every table and figure that has experiments, or published numbers here, with the ids of the
-    experiments, those of the paper's own folder first."""
+    """Return, by paper, every table and figure with experiments or published numbers, and its experiments' ids.
+
+    Experiments of the paper's own folder come first.
+    """
     found: dict[Place, list[str]] = {place: [] for paper in papers() for place in _printed(paper)}
     for experiment in experiments:
         for place in of_experiment(experiment):
@@ -102,7 +103,7 @@ def answered(experiments: Iterable[Experiment]) -> dict[str, dict[Place, list[st
 
 
 def _printed(paper: str) -> Iterator[Place]:
-    """The tables and figures of which numbers are in `harness/experiment/published`."""
+    """Yield the tables and figures with numbers in `harness/experiment/published`."""
     for where in dict.fromkeys(published(paper)["where"]):
         for kind, text in PLACE.findall(where):
             yield from (Place(paper, kind.lower(), n) for n in _numbers(text))

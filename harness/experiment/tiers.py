@@ -1,4 +1,4 @@
-"""The tiers of an experiment: how much of it is run."""
+"""The tiers of an experiment: amounts of work for different machines."""
 
 from typing import Literal, get_args
 

@@ -19,19 +19,19 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 class Judged(NamedTuple):
-    """A claim and the verdict of the runs of one tier that can tell."""
+    """Claim with the verdict of the runs of one tier."""
 
     claim: Claim
     tier: Tier | None
-    """None: no run can tell."""
+    """Tier of the runs; None if no run can decide the claim."""
     systems: str
-    """What the runs were simulated for; empty: they were measured."""
+    """Systems that the runs were simulated for; empty if they were measured."""
     verdict: Verdict
     numbers: str
 
     @property
     def runs(self) -> str:
-        """Which runs, as `paper, simulated for selene`; empty where there are none."""
+        """Description of the runs, as `paper, simulated for selene`; empty if there are none."""
         kind = f"simulated for {self.systems}" if self.systems else "measured"
         return f"{self.tier}, {kind}" if self.tier else ""
 
@@ -39,11 +39,11 @@ class Judged(NamedTuple):
 def records_of(
     experiment: Experiment, out: Path | None, tiers: Iterable[Tier] = TIERS, tracked: set[Path] | None = None
 ) -> list[Record]:
-    """All records of an experiment at these tiers, each tier's measured ones before the simulated.
+    """Return all records of an experiment at these tiers, each tier's measured ones before the simulated.
 
     Args:
-        out: the folder of records; None: as `harness.experiment.folders` chooses.
-        tracked: leaves out the records that are none of these files; None: no record.
+        out: folder of records; None for the choice of `harness.experiment.folders`.
+        tracked: the only files whose records are returned; None for all.
     """
     found: list[Record] = []
     for store in (store for tier in tiers for store in stores(out, experiment.id, tier)):
@@ -54,9 +54,9 @@ def records_of(
 
 
 def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
-    """For every claim a verdict of what was measured and one for each system that it was simulated for.
+    """Return for every claim one verdict on measured runs, and one for each system that it was simulated for.
 
-    Each is of the largest tier whose runs can tell; a claim that none can tell has one verdict, `not run here`.
+    Each is of the largest tier whose runs can decide the claim; if none can, the only verdict is `not run here`.
     """
     known: dict[Tier, dict[str, list[Evidence | None]]] = {}
     for tier in TIERS[::-1]:
@@ -77,7 +77,7 @@ def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
 
 
 def verdicts_table(experiment: str, found: Sequence[Judged]) -> Table:
-    """Claims, what is published, and one row for every verdict."""
+    """Return the table of claims and published numbers, with one row per verdict."""
     rows = pd.DataFrame([
         {
             **{name: getattr(one.claim, name) for name in ("text", "source", "published")},
@@ -94,7 +94,7 @@ def verdicts_table(experiment: str, found: Sequence[Judged]) -> Table:
 
 
 def headline_table(experiment: str, found: Sequence[Judged]) -> Table:
-    """What the source prints of the first claim that it prints something of, beside what was simulated and measured."""
+    """Return the headline: the first claim with published numbers, next to the simulated and measured ones."""
     claims = list(dict.fromkeys(one.claim for one in found))
     headline = next((claim for claim in claims if claim.published), claims[0] if claims else None)
     title = f"Headline: {experiment}"
@@ -114,7 +114,7 @@ def headline_table(experiment: str, found: Sequence[Judged]) -> Table:
 
 
 def counts(found: Sequence[Judged]) -> dict[str, Any]:
-    """Count claims, those that no run can tell, and the verdicts on the others, measured and simulated.
+    """Count the claims, the verdicts on them, measured and simulated, and the claims that no run can decide.
 
     A claim that was simulated for several systems counts once, by the verdict of all systems together.
     """
@@ -130,20 +130,22 @@ def counts(found: Sequence[Judged]) -> dict[str, Any]:
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the one verdict of several systems on a claim: theirs where they agree; else `partly` where it holds for
-    half of them or more."""
+    """Return one verdict on a claim for several systems: the common one, or `partly` if half or more reproduce it.
+
+    Otherwise it is `not reproduced`.
+    """
     if len(set(verdicts)) == 1:
         return verdicts[0]
     return "partly" if verdicts.count("reproduced") >= PARTLY * len(verdicts) else "not reproduced"
 
 
 def in_words(said: dict[str, Any]) -> str:
-    """`3 claims; measured: 1 reproduced, 1 partly; simulated: 2 reproduced; not run here: 1`."""
+    """Return the counts as text: `3 claims; measured: 1 reproduced, 1 partly; simulated: 2 reproduced`."""
     parts = [f"{said['claims']} {'claim' if said['claims'] == 1 else 'claims'}"]
     parts += [f"{kind}: {listed}" for kind in ("measured", "simulated") if (listed := listed_counts(said[kind]))]
     return "; ".join([*parts, *([f"{NOT_RUN}: {said[NOT_RUN]}"] if said[NOT_RUN] else [])])
 
 
 def listed_counts(verdicts: dict[str, int]) -> str:
-    """`1 reproduced, 1 partly`."""
+    """Return the counts of verdicts as text: `1 reproduced, 1 partly`."""
     return ", ".join(f"{count} {each}" for each, count in verdicts.items() if count)

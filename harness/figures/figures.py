@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MakesFigure = Callable[[Sequence[Record]], "Figure | None"]
-"""How an experiment's own figure is drawn; None: there is nothing to draw."""
+"""Function that draws an experiment's own figure; None if there is nothing to draw."""
 SMOOTHED_SHARE = 0.02
-"""Share of the steps over which training loss is averaged for drawing."""
+"""Share of the steps that training loss is averaged over for drawing."""
 MOST_PANELS, MOST_RUNS = 9, 80
-"""Models that have a panel each; runs that all have a curve, of more `MOST_LINES` have."""
+"""Most models with a panel each; most runs that are all drawn, else `MOST_LINES` of them are."""
 OWN = "own"
-"""Stem of the files of an experiment's own figure where it has no table, whose name they have else."""
+"""Stem of the files of an experiment's own figure if it has no table to be named after."""
 ABOVE_START, DIVERGED = 1.03, 2.0
-"""Times the highest loss of a first step that is still shown: what stands out above it is cut off; a run that diverged
-may stand higher, at most so many times as high as it began."""
+"""Upper end of the loss axis over the highest first loss; limit for a diverged run, over its own first loss."""
 WIDE = 20
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
@@ -43,7 +42,7 @@ WIDE = 20
 def write(
     records: Sequence[Record], folder: Path, *, table: MakesTable | None = None, figure: MakesFigure | None = None
 ) -> list[Path]:
-    """Write every figure there is data for as SVG and PNG (150 dpi), in place of what an earlier call wrote.
+    """Write all figures that there is data for as SVG and PNG (150 dpi), in place of those of an earlier call.
 
     Raises:
         InputError: the records are of several tiers.
@@ -62,7 +61,7 @@ def write(
 def drawn(
     records: Sequence[Record], *, table: MakesTable | None = None, figure: MakesFigure | None = None
 ) -> dict[str, "Figure"]:
-    """Every figure there is data for, by the stem of its files; within `style`.
+    """Return all figures that there is data for, by the stem of their files; call it within `style`.
 
     Raises:
         InputError: the records are of several tiers.
@@ -77,10 +76,10 @@ def drawn(
 
 
 def curves(records: Sequence[Record]) -> "Figure | None":
-    """Training loss (smoothed) and validation loss against tokens: a panel for each model, a colour for each point.
+    """Draw training loss (smoothed) and validation loss against tokens: a panel per model, a colour per point.
 
-    Runs that were not validated, which are there for their speed, are left out, and those that learn to answer
-    questions: their loss is of another kind.
+    None without such runs. Runs without validation, which measure speed, are left out, and those that learn to answer
+    questions, whose loss is of another kind.
     """
     heading, learns_text = about(records), lambda r: not r.run.data.race
     trained = [r for r in records if len(r.losses) > 1 and (r.evaluations or r.has_diverged)]
@@ -121,7 +120,7 @@ def _family(record: Record) -> str:
 
 
 def _from_the_first_loss(ax: "Axes", alike: Sequence[Record]) -> None:
-    """The same range for panels whose losses are alike, from the highest first one down to the lowest of all."""
+    """Set the loss axis from the lowest loss of all runs up to their highest first one."""
     runs = [(record, losses) for record in alike if len(losses := _finite(record)[1])]
     held_out = [e.per("tokens") for record in alike for e in _validations(record)]
     known = [*(losses.min() for _, losses in runs), *held_out, *filter(None, map(_floor, alike))]
@@ -137,7 +136,7 @@ def _validations(record: Record) -> list[Evaluation]:
 
 
 def _finite(record: Record) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the steps whose loss is a finite number, and these losses."""
+    """Return the indices of the steps whose loss is finite, and these losses."""
     losses = np.array(record.losses)
     at = np.flatnonzero(np.isfinite(losses))
     return at, losses[at]
@@ -159,15 +158,15 @@ def _curve(ax: "Axes", record: Record, colour: str) -> None:
 
 
 def _floor(record: Record) -> float | None:
-    """Nats per token that no left-to-right model can be expected to beat; None where not known."""
+    """Return the nats per token that no left-to-right model can be expected to beat; None if unknown."""
     entropy = record.resolved.data.entropy if record.resolved.data else None
     return entropy.floor if entropy and record.run.model.family == "gpt" else None
 
 
 def scaling(records: Sequence[Record]) -> "Figure | None":
-    """Throughput and scaling efficiency against ranks; ideal is the baseline's throughput per device, kept.
+    """Draw throughput and scaling efficiency against ranks; ideal is the baseline's throughput per device.
 
-    None: nothing was measured, or simulated, on several numbers of ranks.
+    None if no runs differ in their number of ranks.
     """
     heading, rows = about(records), scaled(records)
     found, note = _scaling_lines(rows) if not rows.empty else ([], "")
@@ -200,7 +199,7 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
 
 
 def _rates(ax: "Axes", rates: Sequence[float]) -> None:
-    """An axis of throughput, logarithmic where the rates are far apart."""
+    """Format an axis of throughput, logarithmic if the rates differ widely."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     if max(rates) > WIDE * min(rates):
@@ -213,7 +212,7 @@ def _rates(ax: "Axes", rates: Sequence[float]) -> None:
 
 
 def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], str]:
-    """Lines of a scaling figure with their names, each from its baseline on to other ranks; and what a title says."""
+    """Return the named lines of a scaling figure, each from its baseline on, and the suffix of the title."""
     rest = rows[rows["baseline"] != "baseline"]
     by = ["kind", "model", "curve", "device_name"]
     several = {name for name in by if len(set(rest[name])) > 1} | {"kind"}
@@ -232,7 +231,7 @@ def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], 
 
 
 def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "Figure | None":
-    """Perplexity or accuracy against parameters, a line for each norm placement; None: fewer than two sizes.
+    """Draw perplexity or accuracy against parameters, a line per norm placement; None for fewer than two sizes.
 
     Raises:
         InputError: as `harness.analysis.perplexity.perplexity_table`.
@@ -254,10 +253,10 @@ def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "
         ax.axhline(floor, color="black", linestyle="--", linewidth=1)
         ax.set_ylim(bottom=floor - 0.05 * (ax.get_ylim()[1] - floor))
         handles.append(line("black", "entropy floor", linestyle="--"))
-    if main.unit == "%":  # which has no less than none, and a few that are right are few
+    if main.unit == "%":  # accuracy has a floor of 0, and low ones should look low
         ax.set_ylim(0, max(1.0, 1.05 * ax.get_ylim()[1]))
     ax.set(xscale="log", xlabel="parameters", ylabel=main.heading)
-    sizes_of = known.sort_values("parameters", ascending=False)  # the smallest of a model, by which it is called, last
+    sizes_of = known.sort_values("parameters", ascending=False)  # a model's smallest size, which it is named by, last
     ticks = sorted(dict(zip(sizes_of["model"], sizes_of["parameters"], strict=True)).values())
     ax.set_xticks(ticks, [size_name(round(tick)) for tick in ticks])
     ax.minorticks_off()
@@ -271,7 +270,7 @@ def _sizes_line(ax: "Axes", points: pd.DataFrame, main: Column, i: int) -> None:
     values = [value / main.scale for value in means[main.key]]
     widths = list(means[f"{main.key}_half_width"].fillna(0.0).astype(float) / main.scale)
     ax.errorbar(list(means["parameters"]), values, widths, capsize=3, **mark(i))
-    top = ax.get_xaxis_transform()  # what diverged has no place on the axis of values
+    top = ax.get_xaxis_transform()  # diverged runs have no value on the axis
     for x, runs in zip(points["parameters"], points["diverged_runs"], strict=True):
         if runs:
             y = 0.97 - 0.06 * i

@@ -1,4 +1,4 @@
-"""Figures of an experiment's own table: its rows' lines, with what is published dashed."""
+"""Figures of an experiment's own table: a line per line of its rows, dashed where published."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def efficiency(table: Table) -> "Figure | None":
-    """Efficiency against ranks as a table has it, a line for each `line` of its rows, dashed where published.
+    """Draw a table's efficiency against ranks, a line for each `line` of its rows, dashed where published.
 
-    What was simulated stands for what was measured where nothing was, and says so. None: the table has no such columns,
-    or no line with two points.
+    If nothing was measured, simulated values are drawn and the title names them so. None if the table has no such
+    columns, or no line has two points.
     """
     if not {"line", "ranks", "efficiency", "published"} <= set(table.frame):
         return None
@@ -36,7 +36,7 @@ def efficiency(table: Table) -> "Figure | None":
     for i, (name, of_line) in enumerate(zip(names, own, strict=True)):
         with_intervals(ax, of_line.dropna(subset="efficiency"), "efficiency", 0.01, label=name, **mark(i))
         printed = of_line.dropna(subset="published")
-        if name in set(printed["line"]):  # the baseline's row alone is no line's
+        if name in set(printed["line"]):  # the baseline's row alone is no line
             ax.plot(list(printed["ranks"]), [100 * value for value in printed["published"]], **mark(i), **DASHED)
     against_ranks((ax,), rows["ranks"])
     of_ideal(ax)
@@ -47,10 +47,10 @@ def efficiency(table: Table) -> "Figure | None":
 
 
 def lines(table: Table) -> "Figure | None":
-    """The rate of model FLOPs against the `at` of a table's rows, a line for each `line`; the published ones beside it.
+    """Draw the rate of model FLOPs against `at` of a table's rows, a line for each `line`, and the published rates.
 
-    They have a panel of their own, as they count recomputed operations. None: the table has no such columns, or no
-    line with two points.
+    Published rates have a panel of their own, as they count recomputed operations. None if the table has no such
+    columns, or no line has two points.
     """
     if not {"line", "at", "model_flops_per_second_per_device", "published_rate"} <= set(table.frame):
         return None
@@ -65,7 +65,7 @@ def lines(table: Table) -> "Figure | None":
     known = {text: pd.DataFrame(rows.dropna(subset=key)) for text, (key, _) in kinds.items() if key in rows}
     known = {text: rows for text, rows in known.items() if rows["line"].duplicated().any()}
     if "simulated, recomputation counted" in known and "measured, model FLOPs" not in known:
-        known.pop("simulated, model FLOPs", None)  # it has nothing to stand beside
+        known.pop("simulated, model FLOPs", None)  # there is nothing to compare it with
     if not known:
         return None
     figure, axes = panels(len(known))
@@ -86,7 +86,7 @@ def lines(table: Table) -> "Figure | None":
 
 
 def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Sequence[str]) -> None:
-    """One panel: what all ticks have in common, as `global batch` of `global batch 12`, is the name of their axis."""
+    """Draw one panel; the common part of all ticks, as `global batch` of `global batch 12`, names their axis."""
     ticks = sorted(set(rows["at"]), key=_by_numbers)
     rows = rows.assign(x=pd.Categorical(rows["at"], ticks).codes).sort_values("x")
     for name, of_line in rows.groupby("line", sort=False):
@@ -104,12 +104,12 @@ def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Seq
 
 
 def _by_numbers(text: str) -> list[tuple[int, str]]:
-    """What sorts `ranks 64` before `ranks 128`."""
+    """Return a sort key with `ranks 64` before `ranks 128`."""
     return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", text)]
 
 
 def against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:
-    """An axis of ranks, by factors of two, with a tick at each number there is."""
+    """Format axes of ranks, by factors of two, with a tick at each number of ranks."""
     ticks = sorted(set(ranks))
     for ax in axes:
         ax.set_xscale("log", base=2)
@@ -118,13 +118,13 @@ def against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:
 
 
 def of_ideal(ax: "Axes", **labels: str) -> None:
-    """An axis of efficiency in percent, with a line at 100."""
+    """Format an axis of efficiency in percent, with a line at 100."""
     ax.axhline(100, color="black", linestyle=":", linewidth=1)
     ax.set(ylabel="efficiency (%)", **labels)
     drawing.with_room_above(ax)
 
 
 def with_intervals(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, **style: Any) -> None:
-    """A line through the means, with 95% intervals where there are any."""
+    """Draw a line through the means, with 95% intervals if there are any."""
     values, widths = rows[measure] / scale, rows[f"{measure}_half_width"].fillna(0.0) / scale
     ax.errorbar(list(rows["ranks"]), list(values), yerr=list(widths), capsize=3, **style)

@@ -1,4 +1,4 @@
-"""What every figure is drawn with: colours, style, panels, legends, and files that are the same for the same figure."""
+"""Style of all figures: colours, panels, legends, and files that are equal for equal figures."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#444444")
-"""Told apart with every kind of colour vision (Okabe and Ito 2008), then two more."""
+"""Colours that are distinguishable with all kinds of colour vision (Okabe and Ito 2008), then two more."""
 MARKERS = "os^Dv<>P"
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lmscale", "font.size": 10, "axes.titlesize": 11, "axes.grid": True, "grid.alpha": 0.3,
@@ -30,41 +30,41 @@ STYLE: dict[Any, Any] = {
 Point = tuple[float, float]
 _T = TypeVar("_T")
 MOST_LINES, OF_MORE, MOST_POINTS = 32, 12, 5000
-"""Lines that differ in colour or marker; how many are drawn of more; points of one that are still told apart."""
+"""Most lines that differ in colour or marker; lines drawn if there are more; most points of a line."""
 MOST_TICKS = 10
 DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
-"""What is published."""
+"""Style of published values."""
 LETTERS_PER_INCH, HANDLE_LETTERS = 14, 8
-"""Of a legend; what the sample of a line and the gap behind a name take."""
+"""Letters per inch of a legend, and letters that a line's sample and the gap behind a name take."""
 LEGEND_LINES, LINE_INCHES = 3, 0.2
-"""Lines of a legend that figures have room for; for each beyond, they grow."""
+"""Lines of a legend that figures have room for, and the height that each further line adds."""
 
 
 def style() -> AbstractContextManager[None]:
-    """In which figures are drawn and saved."""
+    """Return the context in which figures are drawn and saved."""
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
 
 
 def mark(i: int) -> dict[str, Any]:
-    """Colour and marker of the i-th line; 64 differ."""
+    """Return colour and marker of the i-th line; 64 differ."""
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
 
 
 def few(items: Sequence[_T], most: int = MOST_LINES, drawn: int = OF_MORE) -> tuple[Sequence[_T], str]:
-    """The items; of more than `most` so many, evenly spaced from first to last; and what a title says."""
+    """Return the items, or `drawn` of more than `most`, evenly spaced from first to last, and a suffix of the title."""
     chosen = items if len(items) <= most else [items[i * (len(items) - 1) // (drawn - 1)] for i in range(drawn)]
     return chosen, left_out(len(chosen), len(items), "lines")
 
 
 def left_out(drawn: int, there: int, what: str) -> str:
-    """What a title says where not all are drawn."""
+    """Return a suffix of the title if not all items are drawn; else an empty text."""
     return f", {drawn} of {there:,} {what} drawn" if drawn < there else ""
 
 
 def panels(count: int) -> tuple["Figure", list["Axes"]]:
-    """So many axes on a figure of their own, three in a row at most."""
+    """Return a new figure with this number of axes, at most three in a row."""
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
     columns = min(count, 3) if count != 4 else 2
@@ -78,14 +78,14 @@ def panels(count: int) -> tuple["Figure", list["Axes"]]:
 
 
 def line(colour: str, text: str, **style: Any) -> "Line2D":
-    """A line that stands in a legend only."""
+    """Return a line for a legend only."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=colour, label=text, **style)
 
 
 def legend(figure: "Figure", handles: Sequence[Any]) -> None:
-    """Below the panels, where it hides nothing, in as many columns as there is room for."""
+    """Add a legend below the panels, where it hides nothing, in as many columns as fit."""
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles) + HANDLE_LETTERS
         width, height = figure.get_size_inches()
@@ -96,7 +96,7 @@ def legend(figure: "Figure", handles: Sequence[Any]) -> None:
 
 
 def with_room_above(ax: "Axes", bottom: float | None = 0.0) -> None:
-    """The values from `bottom`, None: as it is, with room for the markers of the highest."""
+    """Start the axis of values at `bottom`, or at its present end if None, with room above the highest markers."""
     low, high = ax.get_ylim()
     bottom = low if bottom is None else bottom
     ax.set_ylim(bottom, high + 0.05 * (high - bottom))
@@ -105,7 +105,7 @@ def with_room_above(ax: "Axes", bottom: float | None = 0.0) -> None:
 def beside_published(
     title: str, x: str, y: str, ours: Mapping[str, Sequence[Point]], published: Mapping[str, Sequence[Point]]
 ) -> "Figure | None":
-    """Lines through points, each with what is published of its name dashed; None: none of ours has two points."""
+    """Draw lines through points, each with its published values dashed; None if none of ours has two points."""
     if not any(len(points) > 1 for points in ours.values()):
         return None
     figure, (ax,) = panels(1)
@@ -130,9 +130,9 @@ def beside_published(
 
 
 def content(figure: "Figure") -> str:
-    """Return a hash of what a figure shows: its texts, colours and sizes, and its numbers to four digits.
+    """Return a hash of a figure's content: its texts, colours and sizes, and its numbers to four digits.
 
-    An SVG file holds it, so that whether the file is up to date can be told without the layout, which takes far longer.
+    An SVG file contains it, so that a check whether the file is up to date needs no layout, which takes far longer.
     """
     parts: list[Any] = [STYLE, figure.get_size_inches(), figure.get_suptitle(), *map(_texts, figure.legends)]
     for ax in figure.axes:
@@ -165,14 +165,14 @@ def _rounded(part: Any) -> str:
 
 
 def save_both(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    """As SVG and, laid out in the same way, as PNG (150 dpi)."""
+    """Save a figure as SVG and, with the same layout, as PNG (150 dpi)."""
     written = [save(figure, folder / f"{name}.svg")]
-    figure.set_layout_engine("none")  # which has found where everything goes
+    figure.set_layout_engine("none")  # the layout is already computed
     return [*written, save(figure, folder / f"{name}.png")]
 
 
 def save(figure: "Figure", path: Path) -> Path:
-    """Whole or not at all, and without the date and version that would make equal figures differ."""
+    """Save a figure atomically, without date and version, so that equal figures give equal files."""
     out = io.BytesIO()
     own = {"Date": None, "Creator": None, "Description": content(figure)}
     metadata = own if path.suffix == ".svg" else {"Software": None}

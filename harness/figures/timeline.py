@@ -1,4 +1,4 @@
-"""A pipeline schedule's timeline, simulated or measured, as rows of actions, as text and as a figure."""
+"""Timeline of a pipeline schedule, simulated or measured: rows of actions, text, or a figure."""
 
 import math
 import re
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input gradient", Op.W: "weight gradient"}
 FILL = {Op.F: COLOURS[0], Op.B: COLOURS[2], Op.I: COLOURS[3], Op.W: COLOURS[4]}
 IDLE, LIGHTEST = "#EDEDED", 0.6
-"""Bubbles; the share of white in the last chunk's colours."""
+"""Colour of bubbles; share of white in the last chunk's colours."""
 CODES = {Op.F: "0123456789", Op.B: "abcdefghij", Op.I: "abcdefghij", Op.W: "ABCDEFGHIJ"}
-"""What a microbatch's last digit is in a drawing with no room for `F3`."""
+"""Characters for a microbatch's last digit in a drawing without room for `F3`."""
 MOST_COLUMNS = 20
-"""Widths of the terminal that an exact drawing may have before it is cut; beyond, it is rounded to one."""
+"""Widths of the terminal that an exact drawing may have before it is cut; longer ones are rounded to one width."""
 INCHES, RANK_INCHES, DIGIT_INCHES = 12.0, 0.3, 0.075
 MOST_TIMELINES = 6
 
 
 def actions(schedule: Schedule) -> list[list[str]]:
-    """Every rank's row of actions, such as 0F3: stage 0, forward, microbatch 3."""
+    """Return every rank's row of actions, such as 0F3: stage 0, forward, microbatch 3."""
     return [[str(action) for action in row] for row in schedule.rows]
 
 
 def document(timeline: Timeline) -> dict[str, Any]:
-    """What the command line prints as JSON; times in seconds, or in whatever unit the costs were given."""
+    """Return the JSON document of the command line; times in seconds, or in the unit of the given costs."""
     return {
         "spans": timeline.as_rows(),
         "step_time": float(timeline.step_time),
@@ -48,8 +48,10 @@ def document(timeline: Timeline) -> dict[str, Any]:
 
 
 def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
-    """The measured last step under the prediction from its own times: of every schedule that is trusted the run with
-    least to draw."""
+    """Draw the measured last step under the prediction from its own times, for one run of each trusted schedule.
+
+    The run with the fewest microbatches is drawn.
+    """
     texts = labels([record.point for record in records], SHAPE)
     first: dict[tuple[str, int], tuple[str, Figure]] = {}
     for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: pair[0].run.microbatches):
@@ -63,16 +65,16 @@ def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
 
 
 def heading(name: str, timeline: Timeline, unit: str) -> str:
-    """Step time, bubble fraction and, rank by rank, activations in flight."""
+    """Return step time, bubble fraction and each rank's activations in flight as text."""
     in_flight = " ".join(f"{float(timeline.microbatches_in_flight(rank)):.3g}" for rank in timeline.rows)
     step, bubble = float(timeline.step_time), float(timeline.bubble)
     return f"{name}: step {step:.4g} {unit}, bubble {bubble:.4g}, microbatches in flight {in_flight}"
 
 
 def text(name: str, timeline: Timeline, unit: str = "s", width: int = 120) -> str:
-    """One line a rank; F3 is the forward pass of microbatch 3, and where that has no room each action is a character.
+    """Return one line per rank; F3 is the forward pass of microbatch 3, and without room each action is a character.
 
-    Exact times get one column, or a few, for each of their units and are cut at the width; others are rounded to it.
+    Exact times have one or a few columns per unit and are cut at the width; others are rounded to it.
     """
     label = len(f"r{max(timeline.rows)} ")
     room = width - label - 2
@@ -113,7 +115,7 @@ def _notes(timeline: Timeline, whole: bool, column: float, unit: str, columns: i
 
 
 def _unit(timeline: Timeline, at_least: Number) -> Fraction | None:
-    """The greatest time that all starts and ends are multiples of; None: times are not exact, or it is too small."""
+    """Return the greatest common divisor of all starts and ends; None if times are not exact, or it is too small."""
     times = [time - timeline.start for span in timeline.spans for time in (span.start, span.end)]
     exact = [Fraction(time) for time in times if not isinstance(time, float)]
     if len(exact) < len(times):
@@ -124,7 +126,7 @@ def _unit(timeline: Timeline, at_least: Number) -> Fraction | None:
 
 
 def draw(panels: Mapping[str, Timeline], unit: str = "s") -> "Figure":
-    """Timelines by name, one under the other on the same time axis: what was predicted, then what was measured."""
+    """Draw timelines by name, one below the other on the same time axis."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -145,7 +147,7 @@ def draw(panels: Mapping[str, Timeline], unit: str = "s") -> "Figure":
 
 
 def _bars(axes: "Axes", timeline: Timeline, longest: float) -> dict[str, str]:
-    """One bar an action; returns the colour of each kind."""
+    """Draw one bar per action, and return the colour of each kind."""
     legend: dict[str, str] = {"idle": IDLE}
     step = float(timeline.step_time)
     for rank, row in timeline.rows.items():
@@ -173,7 +175,7 @@ def _bars(axes: "Axes", timeline: Timeline, longest: float) -> dict[str, str]:
 
 
 def _shade(colour: str, lighter: float) -> tuple[str, str]:
-    """A colour mixed with white, and the ink that is read on it."""
+    """Return a colour mixed with white, and the readable colour of text on it."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     mixed = [round(c + (255 - c) * lighter) for c in (red, green, blue)]
     light = 0.299 * mixed[0] + 0.587 * mixed[1] + 0.114 * mixed[2]
@@ -181,7 +183,7 @@ def _shade(colour: str, lighter: float) -> tuple[str, str]:
 
 
 def write(panels: Mapping[str, Timeline], stem: Path, unit: str = "s") -> list[Path]:
-    """The figure of `draw` as PNG (150 dpi) and SVG, beside each other.
+    """Write the figure of `draw` as PNG (150 dpi) and SVG.
 
     Raises:
         OSError: the folder cannot be written.

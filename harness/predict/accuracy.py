@@ -1,4 +1,4 @@
-"""The verb `accuracy`: how far the simulator is off on published steps that its constants were not fitted to."""
+"""The verb `accuracy`: errors of the simulator on published steps that its constants were not fitted to."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ STEPS = FOLDER / "steps"
 PICKED = 3
 """Rows of table 1 that constants are fitted to."""
 TIE = 1e-9
-"""Share of the seconds by which predictions that are the same may differ."""
+"""Relative difference of seconds up to which predictions count as equal."""
 PERCENT = {"unit": "%", "digits": 3}
 COLUMNS = (
     Column(key="set", header="set", text=True),
@@ -61,11 +61,11 @@ class Case(NamedTuple):
     asked: Callable[[Row], bool]
     fitted: Callable[[Row], bool] = lambda row: row.split == CALIBRATE
     fitted_file: str = ""
-    """Where it is another one."""
+    """File of the fitted rows, if it is another one."""
     goals: tuple[float | None, float | None, float | None] = (None, None, None)
-    """Percent: on average, in the middle, at most."""
+    """Goals for the errors in percent: mean, median, largest."""
     calculon: float | None = None
-    """Percent on average, of Calculon as published; measured for this project on the same kind of rows."""
+    """Mean error in percent of Calculon as published, measured for this project on the same kind of rows."""
 
 
 def _split(*names: str) -> Callable[[Row], bool]:
@@ -118,13 +118,13 @@ CASES = (
 
 
 class Result(NamedTuple):
-    """A case's rows with what is predicted of them."""
+    """A case's rows with their predictions."""
 
     case: Case
     rows: list[Measured]
     predicted: np.ndarray
     baseline: np.ndarray
-    """At a constant utilization, fitted to the same rows."""
+    """Seconds at a constant utilization, fitted to the same rows."""
 
     @property
     def measured(self) -> np.ndarray:
@@ -163,7 +163,7 @@ def _write(results: Sequence[Result], tables: Sequence[Table], out: Path) -> Non
 
 
 def result_of(case: Case) -> Result:
-    """Fit, and predict."""
+    """Fit the case's constants, and predict its rows."""
     system = load_system(case.system)
     chosen = [row.measured for row in rows_of(case.fitted_file or case.file, case.system) if case.fitted(row)]
     asked = [row.measured for row in rows_of(case.file, case.system) if case.asked(row)]
@@ -174,7 +174,7 @@ def result_of(case: Case) -> Result:
 
 @lru_cache(maxsize=32)
 def rows_of(file: str, system: str) -> list[Row]:
-    """Published steps.
+    """Return published steps.
 
     Raises:
         InputError: one of them is impossible.
@@ -191,9 +191,9 @@ def _fitted(system: str, rows: tuple[Measured, ...]) -> System:
 
 
 def splits() -> np.ndarray:
-    """Errors in percent, on average, of the seven rows of table 1 that three others were fitted to; for all threes.
+    """Return the mean error in percent of the other seven rows of table 1, for every choice of three rows to fit.
 
-    The constants' answer is taken as linear.
+    The predictions are taken as linear in the constants.
     """
     rows = [row.measured for row in rows_of("ptdp2021_table1", "selene")]
     logs, slopes = linear(rows, load_system("selene"))
@@ -206,8 +206,11 @@ def splits() -> np.ndarray:
 
 
 def choices(rows: Sequence[Measured], predicted: Iterable[float]) -> tuple[int, float, float]:
-    """Groups of plans for the same model, GPUs and batch; in how many the predicted best is the best, and how much
-    slower it is on average."""
+    """Return the number of groups of plans, the share whose best plan is predicted, and the mean loss of the choice.
+
+    A group has plans for the same model, GPUs and batch. The loss is how much slower the predicted best plan is than
+    the measured best, as a share.
+    """
     groups: dict[object, list[tuple[float, float]]] = {}
     for row, seconds in zip(rows, predicted, strict=True):
         key = (row.run.model, row.run.plan.world_size, row.run.train.global_batch)
@@ -215,14 +218,14 @@ def choices(rows: Sequence[Measured], predicted: Iterable[float]) -> tuple[int, 
     several = [np.array(group).T for group in groups.values() if len(group) > 1]
     found, regrets = [], []
     for guess, measured in several:
-        chosen = measured[guess <= guess.min() * (1 + TIE)]  # one of them, by chance
+        chosen = measured[guess <= guess.min() * (1 + TIE)]  # a tie is broken by chance
         found.append(np.mean(chosen == measured.min()))
         regrets.append(np.mean(chosen) / measured.min() - 1)
     return len(several), float(np.mean(found)), float(np.mean(regrets))
 
 
 def errors_table(results: Sequence[Result], out: Path) -> Table:
-    """Sizes of errors of every set, beside those of the baselines."""
+    """Tabulate sizes of errors of every set, next to those of the baselines."""
     rows = [_row(result) for result in results]
     spread = splits()
     rows.insert(1, _line("H1'", "PTD-P table 1, each 3 of 10 rows", 120, spread, (2.8, None, None)))
@@ -275,7 +278,7 @@ def _line(
 
 
 def _beyond_memory() -> dict[str, Any]:
-    """Rows of table 1, which ran, that are said to need more memory than there is."""
+    """Return a row that counts the rows of table 1, all of which ran, that are predicted not to fit in memory."""
     rows, system = rows_of("ptdp2021_table1", "selene"), load_system("selene")
     wrong = sum(predicted(row.run, row.vocab_size, system).fits is False for row in rows)
     what = f"memory: {wrong} of PTD-P table 1's rows said not to fit"
@@ -284,7 +287,7 @@ def _beyond_memory() -> dict[str, Any]:
 
 
 def _own_machine(out: Path) -> list[dict[str, Any]]:
-    """Of the runs on the machine that `calibrate` measured, where there are records of them."""
+    """Return a row of the runs on the machine that `calibrate` measured, if there are records of them."""
     from scipy.stats import kendalltau
 
     experiment = load("ours/predicted")
@@ -298,7 +301,7 @@ def _own_machine(out: Path) -> list[dict[str, Any]]:
 
 
 def plans_table(results: Sequence[Result]) -> Table:
-    """Whether the plan that is predicted to be the fastest is."""
+    """Tabulate whether the plan that is predicted to be the fastest is the fastest."""
     rows = []
     for result in results:
         if result.case.file == "vtrain2024":
@@ -318,7 +321,7 @@ def plans_table(results: Sequence[Result]) -> Table:
 
 
 def figures_table(results: Sequence[Result]) -> Table:
-    """Errors figure by figure of PTD-P."""
+    """Tabulate errors for each of PTD-P's figures."""
     result = next(one for one in results if one.case.id == "figures")
     off = percent_off(result.predicted, result.measured)
     named = [row.name.split(",")[0] for row in result.rows]
@@ -332,7 +335,7 @@ def figures_table(results: Sequence[Result]) -> Table:
 
 
 def figure(results: Sequence[Result]) -> "Figure":
-    """Predicted against measured seconds, every set in its colour; extrapolations apart."""
+    """Draw predicted against measured seconds, every set in its colour; extrapolations apart."""
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(result.case.id for result in results))

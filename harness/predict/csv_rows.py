@@ -1,4 +1,4 @@
-"""A table of configurations, with predictions beside them: `predict --rows`."""
+"""Predictions for a table of configurations: `predict --rows`."""
 
 import csv
 import dataclasses
@@ -30,18 +30,18 @@ REQUIRED = {
     **{"hidden": "model.hidden_size", "heads": "model.num_heads", "layers": "model.num_layers"},
     **{"seq_len": "model.seq_len", "tp": "plan.tp", "dp": "plan.dp", "pp": "plan.pp"},
 }
-"""Columns that every table has, of positive integers, and the fields of a run that they give."""
+"""Columns that every table has, of positive integers, and the fields of a run that they set."""
 COUNTS = ("gpus", *REQUIRED)
 OPTIONAL = {
     **{"vocab": "model.vocab_size", "family": "model.family", "norm_placement": "model.norm_placement"},
     **{"dropout": "model.dropout", "precision": "precision", "fp32_gradients": "fp32_gradients"},
     **{name: f"plan.{name}" for name in vars(Plan()) if name not in REQUIRED},
 }
-"""Columns that a table may have. A cell that is left out is as a field that is not given to `predict`."""
+"""Columns that a table may have. A cell that is left out counts as a field that is not given to `predict`."""
 SECONDS, SPLIT, CALIBRATE = "iteration_time_s", "split", "calibrate"
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 EVALUATIONS = 200
-"""Of all fitted rows, in a fit: what its progress is shown against."""
+"""Predictions of all fitted rows that a fit is expected to make: the total of its progress bar."""
 
 
 class Row(NamedTuple):
@@ -52,9 +52,9 @@ class Row(NamedTuple):
     vocab_size: int
     seconds: float | None
     problem: str | None
-    """Why it cannot be predicted."""
+    """Reason why the row cannot be predicted."""
     left_out: dict[str, Any]
-    """Optional columns that the row does not give, and what they stand for."""
+    """Optional columns that the row does not give, and the values assumed for them."""
 
     @property
     def split(self) -> str:
@@ -72,10 +72,10 @@ class Row(NamedTuple):
 
 
 def predict_rows(path: Path, system: System, json: bool) -> int:
-    """Print the table with predictions, from constants fitted to its rows of split `calibrate` where there are some.
+    """Print the table with predictions, from constants fitted to its rows of split `calibrate`, if any.
 
     Raises:
-        InputError: what is wrong with the table, or that no row of it can be predicted.
+        InputError: the table is not valid, or no row of it can be predicted.
     """
     rows = read_rows(path, system)
     if all(row.problem for row in rows):
@@ -112,10 +112,10 @@ def predict_rows(path: Path, system: System, json: bool) -> int:
 
 
 def read_rows(path: Path, system: System) -> list[Row]:
-    """The rows of a CSV file.
+    """Return the rows of a CSV file.
 
     Raises:
-        InputError: the file, the line, the column, its value and what would be valid.
+        InputError: the message has the file, the line, the column, its value and what would be valid.
     """
     try:
         text = read_text(path, encoding="utf-8-sig")
@@ -167,14 +167,14 @@ def row_of(cells: dict[str, str], system: System) -> Row:
 
 
 def _typed(name: str, field: str, cell: str) -> Any:
-    """A cell of an optional column as its field has it; the field checks its range."""
+    """Return a cell of an optional column with its field's type; the field checks its range."""
     if isinstance(attrgetter(field)(Run()), bool):
         return _truth(name, cell)
     return _count(name, cell) if name in ("chunks", "vocab", "bucket_bytes") else _number(cell)
 
 
 def _first_problem(error: ValidationError) -> str:
-    """The column, its value and what would be valid."""
+    """Return the first problem in words: the column, its value and what would be valid."""
     first = error.errors()[0]
     field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     column = next((name for name, own in (REQUIRED | OPTIONAL).items() if own == field), field)
@@ -182,7 +182,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _left_out(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """What left-out cells stand for, by column."""
+    """Return the values assumed for left-out cells, by column."""
     found: dict[str, dict[Any, None]] = {}
     for row in rows:
         for name, value in row.left_out.items():
@@ -193,7 +193,7 @@ def _left_out(rows: Sequence[Row]) -> dict[str, list[Any]]:
 
 
 def fitted_to(rows: Sequence[Measured], system: System) -> System:
-    """The system with constants fitted to these rows, with progress; itself where there are none."""
+    """Return the system with constants fitted to these rows, showing progress; the system itself without rows."""
     if not rows:
         return system
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -202,7 +202,7 @@ def fitted_to(rows: Sequence[Measured], system: System) -> System:
 
 
 def answer(row: Row, system: System) -> dict[str, Any]:
-    """The row, with what is predicted."""
+    """Return the row with its prediction."""
     names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "doubts")
     if row.problem:
         return {**row.cells, **dict.fromkeys(names), "problem": row.problem}
@@ -217,7 +217,7 @@ def answer(row: Row, system: System) -> dict[str, Any]:
 def errors_of(
     rows: Sequence[Row], answers: Sequence[dict[str, Any]], split: str, fitted: Sequence[Measured]
 ) -> dict[str, float]:
-    """Of the rows of a split that have been measured, in percent; empty where none has."""
+    """Return errors in percent of the measured rows of a split; empty without any."""
     known = [(row, one) for row, one in zip(rows, answers, strict=True) if row.split == split and row.is_measured]
     if not known:
         return {}
@@ -258,7 +258,7 @@ def _seconds(cells: dict[str, str]) -> float | None:
 
 
 def _number(cell: str) -> Any:
-    """A cell as JSON has it; 8.0, as some programs write integers beside empty cells, is 8."""
+    """Return a cell as a JSON value; 8.0, as some programs write integers next to empty cells, is 8."""
     try:
         number = float(cell)
     except ValueError:

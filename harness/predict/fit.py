@@ -1,4 +1,4 @@
-"""Calibration: the few constants of a software stack, fitted to measured steps, and how far off what follows is."""
+"""Calibration: fit the few constants of a software stack to measured steps, and estimate the error of predictions."""
 
 import dataclasses
 import math
@@ -16,37 +16,41 @@ from impl.simulator.residuals import IGNORED, NOISE, Residuals, place
 from impl.simulator.system import Calibration, System
 
 ROW_SD = 0.02
-"""Standard deviation of log measured over predicted seconds that rows are weighed with, against constants' priors: what
-a run of PTD-P's differs by on another cluster of the same GPUs."""
+"""Standard deviation of log measured over predicted seconds that weighs rows against priors.
+
+Runs of PTD-P differ by as much on another cluster of the same GPUs.
+"""
 ROBUST = 1.5
-"""Of these, beyond which a row pulls with a constant force."""
+"""Residual, in standard deviations, beyond which a row pulls with a constant force."""
 SURFACE_ROWS = 16
-"""Rows from which on what a fit leaves over is kept as a surface: fewer say nothing about its shape."""
+"""Least rows for which residuals are kept as a surface: fewer do not determine its shape."""
 LEAST_SD, MOST_SD = 0.03, 0.20
-"""Of the surface."""
+"""Limits of the surface's standard deviation."""
 INSIDE = 0.90
 """Share of rows that an interval holds."""
 CONFIDENCE = 0.8
-"""That it holds them: the rows are a sample."""
+"""Confidence that an interval holds INSIDE of the rows, which are a sample."""
 NORMAL = 1.645
-"""Standard deviations on each side that do."""
+"""Standard deviations on each side that hold INSIDE of a normal distribution."""
 UNCALIBRATED = 0.15
 """Standard deviation of log seconds from priors alone."""
 OTHER_STACK = 0.10
-"""What other software adds: constants of PTD-P's miss the rows of Korthikanti et al. 2022 by 10 to 14 %."""
+"""Standard deviation added for other software: PTD-P's constants miss Korthikanti et al. 2022 by 10 to 14 %."""
 PRIORS = "is not calibrated: its constants are priors"
-"""What the doubt about a system without a calibration ends with."""
+"""End of the doubt about a system without a calibration."""
 EXTRAPOLATES = "extrapolates:"
-"""What such a doubt begins with; the name of the size or feature follows, then its value."""
+"""Start of a doubt about extrapolation; the name of the size or feature follows, then its value."""
 BASELINE = {
     **{"precision": "fp32", "recompute": "none", "sequence_parallel": "false", "tp_over_nodes": "false"},
     **{"zero_stage": "0", "schedule": "one_f_one_b", "partition_activations": "false"},
     **{"offload_activations": "false", "offload_optimizer": "false"},
 }
-"""Features of a run that a calibration has or lacks, each with its value where it has no effect: ZeRO's stage without
-data parallelism, and the like."""
+"""Features of a run that a calibration may cover, each with its value where it has no effect.
+
+An example is ZeRO's stage without data parallelism.
+"""
 OCTAVE = 0.05
-"""What every doubling adds beyond the sizes that were fitted on."""
+"""Standard deviation added for every doubling beyond the fitted sizes."""
 
 
 class Measured(NamedTuple):
@@ -59,7 +63,7 @@ class Measured(NamedTuple):
 
 
 class _Off(NamedTuple):
-    """Log measured over predicted seconds of rows that were not fitted, and the standard deviations expected of it."""
+    """Log measured over predicted seconds of rows that were not fitted, and their expected standard deviations."""
 
     logs: np.ndarray
     sd: np.ndarray
@@ -75,19 +79,19 @@ def fit(
     calculon_mape: float | None = None,
     progress: Callable[[int], object] = lambda _: None,
 ) -> System:
-    """The system with the constants that predict these rows best: least squares of log seconds, log-normal priors.
+    """Return the system with the constants that fit these rows best: least squares of log seconds, log-normal priors.
 
-    A constant is free if its prior has a deviation. From SURFACE_ROWS rows on, what is left over is kept as a surface.
+    A constant is free if its prior has a deviation. From SURFACE_ROWS rows on, residuals are kept as a surface.
 
     Args:
-        held_out: measured rows that are not fitted, for the errors that are kept; without any, each row is left out in
-            turn, where the constants are taken to answer linearly.
-        row_sd: standard deviation of log measured over predicted seconds, that rows are weighed with against priors.
-        with_surface: whether what is left over may be one: where rows differ in their sizes.
-        calculon_mape: of the public tool, on the rows that errors are told of.
-        progress: called with how often all rows have been predicted.
+        held_out: rows for the kept errors; without any, each row is left out in turn, predictions taken as linear.
+        row_sd: standard deviation of log measured over predicted seconds that weighs rows against priors.
+        with_surface: keep residuals as a surface; for rows that differ in their sizes.
+        calculon_mape: mean error in percent of the public tool, on the rows of the kept errors.
+        progress: called with the number of predictions of all rows so far.
+
     Raises:
-        InputError: there is no row.
+        InputError: no row is given.
     """
     from scipy.optimize import least_squares
 
@@ -109,7 +113,7 @@ def fit(
     if len(found):
         found = least_squares(cost, found, loss="soft_l1", f_scale=ROBUST, **options).x
     if with_surface and len(found):
-        # what neighbours have in common is the surface's, not the constants'
+        # residuals that neighbours share belong to the surface, not to the constants
         whiten = np.linalg.inv(np.linalg.cholesky(_surface(rows, left_over(found)).covariance))
         found = least_squares(lambda steps: np.append(whiten @ left_over(steps), steps), found, **options).x
     logs = left_over(found)
@@ -128,7 +132,7 @@ def fit(
 
 
 def linear(rows: Sequence[Measured], system: System) -> tuple[np.ndarray, np.ndarray]:
-    """Log measured over predicted seconds with the priors, and its slopes by the constants' standard deviations.
+    """Return log measured over predicted seconds with the priors, and slopes by the constants' standard deviations.
 
     Shapes: [rows], [rows, free constants].
     """
@@ -142,23 +146,23 @@ def linear(rows: Sequence[Measured], system: System) -> tuple[np.ndarray, np.nda
 
 
 def seconds_of(rows: Sequence[Measured], system: System) -> np.ndarray:
-    """Predicted seconds of every row."""
+    """Return predicted seconds of every row."""
     return np.array([predicted_seconds(row.run, row.vocab_size, system) for row in rows])
 
 
 def constant_mfu(fitted: Sequence[Measured], asked: Sequence[Measured]) -> np.ndarray:
-    """Seconds at the utilization that rows have on (geometric) average: the baseline of every model of time."""
+    """Return seconds at the geometric mean utilization of the fitted rows: the baseline of every model of time."""
     rate = np.mean([np.log(_flops(row) / row.seconds) for row in fitted])
     return np.array([_flops(row) for row in asked]) / np.exp(rate)
 
 
 def percent_off(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Errors in percent of what was measured."""
+    """Return errors in percent of the measured seconds."""
     return 100 * (predicted / measured - 1)
 
 
 def interval(system: System, run: Run, seconds: float, stack: str | None = None) -> tuple[float, float, list[str]]:
-    """Seconds between which nine tenths of such steps should be, and what makes that doubtful.
+    """Return seconds between which nine tenths of such steps should be, and what makes that doubtful.
 
     From residuals of rows that were not fitted; wider for other software, and beyond the sizes that were fitted on. How
     far off a feature is that no fitted row had is not known: it is a doubt, and leaves the interval as it is.
@@ -189,12 +193,12 @@ def interval(system: System, run: Run, seconds: float, stack: str | None = None)
 
 
 def is_beyond(doubt: str) -> bool:
-    """Whether a doubt says that the system was never calibrated on something, or on anything."""
+    """Return True if a doubt is about sizes or features, or a whole system, without a calibration."""
     return doubt.startswith(EXTRAPOLATES) or doubt.endswith(PRIORS)
 
 
 def sizes(run: Run) -> dict[str, float]:
-    """Those that a calibration has ranges of."""
+    """Return the sizes of a run that a calibration has ranges of."""
     model, plan = run.model, run.plan
     of_model = {"hidden_size": model.hidden_size, "layers": model.num_layers}
     tokens = {"tokens": run.train.microbatch * model.seq_len}
@@ -231,7 +235,7 @@ def reach(rows: Sequence[Measured], system: System) -> dict[str, Any]:
 
 
 class _Space:
-    """What a fit moves in: deviations of the free constants from their priors, in standard deviations."""
+    """Search space of a fit: deviations of the free constants from their priors, in standard deviations."""
 
     def __init__(self, system: System, rows: int) -> None:
         constants = {name: one for name, one in system.all_constants.items() if one.log_sd > 0}
@@ -255,17 +259,17 @@ def _slopes(left_over: Callable[[np.ndarray], np.ndarray], at: np.ndarray, there
 
 
 def _surface(rows: Sequence[Measured], logs: np.ndarray) -> Residuals:
-    """Of what is left over, as high as its middle half."""
+    """Return the residuals as a surface, scaled by their middle half."""
     sd = float(np.clip(np.median(abs(logs)) / 0.6745, LEAST_SD, MOST_SD))
     return Residuals.of(sd, [place(row.run) for row in rows], logs.tolist())
 
 
 def _left_out(logs: np.ndarray, slopes: np.ndarray, surface: Residuals | None, row_sd: float) -> _Off:
-    """Each row against what the others say of it: constants and surface are one normal distribution.
+    """Return the error of each row predicted from the others: constants and surface are one normal distribution.
 
     Args:
-        logs: measured over predicted seconds with the constants' priors.
-        slopes: of these, by constant.
+        logs: log measured over predicted seconds with the constants' priors.
+        slopes: slopes of these logs by constant.
     """
     noise = np.full(len(logs), row_sd) if surface is None else np.array(surface.noises)
     own = np.diag(noise**2) if surface is None else surface.covariance
@@ -304,15 +308,17 @@ def _calibration(
 
 
 def _baseline(rows: Sequence[Measured], held_out: Sequence[Measured]) -> np.ndarray:
-    """Constant utilization, of what is held out, or of each row from the others."""
+    """Return seconds at constant utilization, of held-out rows, or of each row from the others."""
     if held_out or len(rows) == 1:
         return constant_mfu(rows, held_out or rows)
     return np.concatenate([constant_mfu([*rows[:i], *rows[i + 1 :]], [row]) for i, row in enumerate(rows)])
 
 
 def _reach(off: np.ndarray) -> float:
-    """How far nine tenths reach from 0: where rows are many, with CONFIDENCE; else Student's, of ROW_SD at least: a few
-    rows may agree by chance."""
+    """Return the half-width of an interval around 0 that holds nine tenths.
+
+    Of many rows with CONFIDENCE; of few Student's, with a deviation of at least ROW_SD: few rows may agree by chance.
+    """
     from scipy.stats import binom, t
 
     if len(off) < SURFACE_ROWS:
@@ -321,7 +327,7 @@ def _reach(off: np.ndarray) -> float:
 
 
 def _bounds(system: System, run: Run) -> tuple[float, float]:
-    """Logarithms, over predicted seconds."""
+    """Return the logarithms of the bounds over predicted seconds."""
     known = system.calibration
     if known is not None and known.residuals is not None:
         wide = known.residuals.width * known.residuals.log_sd(run)
@@ -332,7 +338,7 @@ def _bounds(system: System, run: Run) -> tuple[float, float]:
 
 
 def _flops(row: Measured) -> float:
-    """Of one device, recomputation counted."""
+    """Return FLOPs of one device, with recomputation."""
     run = row.run
     total = hardware_flops("ptdp", run.model, run.train.global_batch, row.vocab_size, recompute=run.plan.recompute)
     return total / run.plan.world_size

@@ -1,4 +1,4 @@
-"""The verb `memory`: what a run needs on every pipeline rank, before anything is launched; and what devices have."""
+"""The verb `memory`: memory that a run needs on every pipeline rank, before any launch, and that devices have."""
 
 import json as json_format
 import os
@@ -27,7 +27,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", 
 
 
 def memory_from(default: Run) -> Callable[..., int]:
-    """The verb `memory`, with options that start from `default`."""
+    """Return the verb `memory`, with options that start from `default`."""
 
     def memory(
         config: Annotated[Run, tyro.conf.arg(name="")] = default,
@@ -60,29 +60,29 @@ def memory_from(default: Run) -> Callable[..., int]:
 
 
 def predicted(run: Run, tokenizer_tokens: int, device: str) -> list[Memory]:
-    """Of every pipeline rank."""
+    """Return the predicted memory of every pipeline rank."""
     return memory_of_ranks(run, run.model.vocabulary(tokenizer_tokens), head_positions(run.model), device)
 
 
 def tokenizer_size(run: Run) -> int:
-    """Tokens of the run's data."""
+    """Return the number of tokens of the run's tokenizer."""
     if run.data.dataset == SYNTHETIC:
         return ByteTokenizer.vocab_size
     return TokenFolder.open(Path(run.data.dataset)).manifest.vocab_size
 
 
 def in_one_line(memory: Memory) -> str:
-    """A rank's memory by category."""
+    """Return a rank's memory by category, in one line."""
     sizes = {name: size for name, size in memory.as_dict().items() if size and name != "total"}
     return ", ".join(f"{name} {shown(size)}" for name, size in sizes.items())
 
 
 @cache
 def gpu_memory() -> int | None:
-    """Bytes of the smallest GPU that ranks here may use, without a context on it; None: not known, as of MIG."""
+    """Return bytes of the smallest GPU that ranks here may use, without a context on it; None: unknown, as with MIG."""
     command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
     mine = visible_gpus()
-    # CUDA numbers GPUs as nvidia-smi does only where it is told to
+    # CUDA numbers GPUs as nvidia-smi only with CUDA_DEVICE_ORDER=PCI_BUS_ID
     is_numbered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
@@ -113,7 +113,7 @@ def _document(run: Run, ranks: Sequence[Memory], limit: float | None) -> dict[st
 
 
 def memory_table(ranks: Sequence[Memory]) -> Table:
-    """The memory of every pipeline rank by category, for a terminal."""
+    """Return the memory of every pipeline rank by category, as a table for a terminal."""
     most = max(memory.total for memory in ranks)
     unit = next(unit for unit, scale in UNITS.items() if most >= scale or unit == "KiB")
     names = [name for name in CATEGORIES if name != "host" or any(memory.host for memory in ranks)]

@@ -1,4 +1,4 @@
-"""Published memory of runs beside what is predicted for them."""
+"""Published memory of runs next to its prediction."""
 
 import re
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class Compared(NamedTuple):
 
     name: str
     published: float
-    """Bytes of a device."""
+    """Published bytes of a device."""
     predicted: float
 
     @property
@@ -23,9 +23,9 @@ class Compared(NamedTuple):
 
 
 def torchtitan() -> list[Compared]:
-    """The memory that PyTorch's allocator reserved of Llama 3.1 on H100s.
+    """Return the memory that PyTorch's allocator reserved for Llama 3.1 on H100s, with its prediction.
 
-    Compilation and 8-bit products are not told apart: neither changes what is kept for the backward pass.
+    Compilation and 8-bit products are not distinguished: neither changes what is kept for the backward pass.
 
     Source: torchtitan (2410.06511), tables 1, 3, 4 and 5.
     """
@@ -38,7 +38,7 @@ def torchtitan() -> list[Compared]:
 
 
 def _described(note: str, quantity: str, dp: int, tp: int, pp: int) -> tuple[Llama, Layout]:
-    """A batch is cut into as many microbatches as the pipeline has stages."""
+    """Return the model and the layout of a row; a batch is cut into as many microbatches as the pipeline has stages."""
     said = re.fullmatch(r"(\S+); (\w+) recomputation.*; sequence (\d+), batch of a rank (\d+)", note)
     assert said is not None, note
     chunks = 2 if quantity.endswith("interleaved") else 1

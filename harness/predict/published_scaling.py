@@ -28,14 +28,14 @@ class Study(NamedTuple):
     weak_batch: int
     """Sequences of a replica in a step."""
     strong_batch: int
-    """Of all."""
+    """Sequences of all replicas in a step."""
 
 
 STUDIES = (Study("frontier-175b", 4, 16, 2, 16, 320, 8000), Study("frontier-1t", 8, 64, 1, 6, 1600, 8016))
-"""Plans: the authors' launch scripts. The batches and where scaling begins are assumed: the abstract has neither."""
+"""Studies with the plans of the authors' launch scripts; batches and starting points are assumed."""
 Kind = Literal["weak", "strong", "strong, fitted"]
 MICROBATCH: dict[Kind, int] = {"weak": 1, "strong": 1, "strong, fitted": 4}
-"""Sequences of a microbatch: 1 in the launch scripts. The DeepSpeed configuration stored with them says 4, and 4 was
+"""Sequences of a microbatch: 1 in the launch scripts. The DeepSpeed configuration stored with them has 4, and 4 was
 picked because its pipeline bubble gives the published strong scaling: results with it are fitted, not predicted. With 4
 the inputs of recomputed layers are divided among the tensor-parallel ranks; otherwise a trillion parameters are
 predicted not to fit 64 GiB."""
@@ -44,7 +44,7 @@ FITTED: tuple[Kind, ...] = ("strong, fitted",)
 
 
 class Scaling(NamedTuple):
-    """An efficiency, in percent."""
+    """An efficiency in percent, predicted and published."""
 
     what: str
     published: float
@@ -52,7 +52,7 @@ class Scaling(NamedTuple):
 
 
 def frontier(kinds: Iterable[Kind] = ("weak", "strong")) -> list[Scaling]:
-    """Rate per device on many devices over that on few, at constant sequences of a replica and of all.
+    """Return the rate per device on many devices over that on few, at constant sequences of a replica and of all.
 
     Source: Frontier, Dash et al. 2023 (2312.12705), abstract.
     """
@@ -81,7 +81,7 @@ def _scaling(study: Study, kind: Kind) -> Scaling:
 
 
 def run_of(study: Study, kind: Kind, dp: int) -> Run:
-    """The study's model on `dp` of its pipelines."""
+    """Return the run of the study's model on `dp` of its pipelines."""
     batch = study.weak_batch * dp if _regime(kind) == "weak" else study.strong_batch
     run = on_frontier(study.model, study.tp, study.pp, dp, batch, MICROBATCH[kind])
     return replace(run, plan=replace(run.plan, partition_activations=MICROBATCH[kind] > 1))
@@ -90,7 +90,7 @@ def run_of(study: Study, kind: Kind, dp: int) -> Run:
 def on_frontier(
     model: str, tp: int, pp: int, dp: int, batch: int, microbatch: int = 1, zero_stage: ZeroStage = 1
 ) -> Run:
-    """A run as the authors' launch scripts have them: fp16 in both directions, every layer recomputed."""
+    """Return a run as in the authors' launch scripts: fp16 in both directions, every layer recomputed."""
     plan = Plan(
         tp=tp,
         pp=pp,

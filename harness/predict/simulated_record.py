@@ -1,4 +1,4 @@
-"""The record that stands for a run on a described system: nothing is run, the simulator says what it would take."""
+"""The record of a run that is simulated on a described system, not carried out."""
 
 from dataclasses import asdict
 from typing import Any
@@ -23,7 +23,7 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 def document_of(run: Run, store: Store, system: System) -> Document:
-    """The record of a point, of the form that a measured one has; why there is no prediction, where there is none."""
+    """Return a point's record, in the form of a measured one, or with the reason why there is no prediction."""
     head = {
         "schema": SCHEMA,
         "id": run.id,
@@ -64,7 +64,7 @@ def document_of(run: Run, store: Store, system: System) -> Document:
 
 
 def why_no_room(found: Prediction, system: System) -> str | None:
-    """The rank whose memory is predicted to be too small, and what of; None: there is room."""
+    """Return which rank is predicted to run out of memory, with its categories; None: all fit."""
     if found.fits is not False:
         return None
     fullest = max(range(len(found.memory)), key=lambda rank: found.memory[rank].total)
@@ -74,7 +74,7 @@ def why_no_room(found: Prediction, system: System) -> str | None:
 
 
 def summary(run: Run, found: Prediction, system: System) -> dict[str, Any]:
-    """What is predicted besides seconds and bytes, for a record."""
+    """Return the predicted values other than memory, for a record."""
     names = ("bubble", "exposed", "mfu", "hfu")
     rows = Place(run, run.model.vocab_size or 2).schedule.rows
     in_flight = [peak_in_flight(row) / len({action.stage for action in row}) for row in rows]
@@ -87,7 +87,7 @@ def summary(run: Run, found: Prediction, system: System) -> dict[str, Any]:
 
 
 def bounds(run: Run, seconds: float, system: System, stack: str | None = None) -> dict[str, Any]:
-    """Seconds between which nine of ten such steps should be, and what makes that doubtful."""
+    """Return seconds between which nine of ten such steps should be, and what makes that doubtful."""
     low, high, doubts = interval(system, run, seconds, stack)
     if run.precision == "bf16" and system.peak("bf16") is None:
         doubts = [*doubts, f"{system.name} has no bf16: predicted as fp16"]
@@ -97,8 +97,10 @@ def bounds(run: Run, seconds: float, system: System, stack: str | None = None) -
 
 
 def _ranks(run: Run, vocab_size: int, found: Prediction) -> list[dict[str, Any]]:
-    """A rank of every pipeline stage: its memory, and of the ends and one between, which are like the others, what it
-    sends."""
+    """Return a rank of every pipeline stage: memory, and traffic of the first, a middle and the last stage.
+
+    The stages between the ends send alike.
+    """
     pp = run.plan.pp
     size = run.plan.world_size // pp
     ranks: list[dict[str, Any]] = [

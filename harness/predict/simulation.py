@@ -1,4 +1,4 @@
-"""What is simulated for a run on a system: the one way to a prediction for fields, rows, experiments and plans."""
+"""Simulation of a run on a system: the one path to a prediction for fields, rows, experiments and plans."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -51,7 +51,7 @@ def _with_habits(run: Run, name: str, habits: Habits, precisions: tuple[str, ...
     if run.engine != "native":
         raise InputError(f"the {run.engine} engine is not simulated; valid: --engine native")
     if run.precision == "bf16" and "bf16" not in precisions and "fp16" in precisions:
-        run = replace(run, precision="fp16")  # which moves and computes as much
+        run = replace(run, precision="fp16")  # moves and computes as much
     if run.precision not in precisions:
         raise InputError(f"precision {run.precision} is not known of {name}; valid there: {', '.join(precisions)}")
     return habits.of(run)
@@ -66,7 +66,7 @@ def predicted(run: Run, vocab_size: int, system: System, slowdown: Mapping[int, 
     """Return time and memory of one step of a run.
 
     Args:
-        slowdown: seconds of a pipeline rank's computing over what the system says, where they differ.
+        slowdown: ratio of a pipeline rank's computing seconds to the system's, where they differ.
 
     Raises:
         InputError: the run is impossible, or is not simulated.
@@ -83,7 +83,7 @@ def predicted_seconds(run: Run, vocab_size: int, system: System) -> float:
 
 
 def ignored(run: Run) -> list[str]:
-    """Return a line for each field of a run that may change a real step and does not change its prediction."""
+    """Return a line for each field of a run that may change a real step but does not change its prediction."""
     reasons = {
         f"compile {run.compile}": run.compile and "layers are predicted as they are without torch.compile",
         f"threads {run.threads}": run.threads > 1 and "rates hold for the threads that the system was measured with",

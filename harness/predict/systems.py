@@ -1,4 +1,4 @@
-"""Machines to predict for: the packaged files, one a system, and files of one's own, as `calibrate` writes them."""
+"""Machines to predict for: the packaged files, one per system, and files of the form that `calibrate` writes."""
 
 import difflib
 import re
@@ -17,9 +17,9 @@ MOST_BYTES = 2**20
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 312e12 as the number that it is in YAML 1.2, where version 1.1 wants 3.12e+14.
+    """Loader that reads 312e12 as a number, as YAML 1.2 does; version 1.1 requires 3.12e+14.
 
-    Refuses a key twice, and aliases, a few of which within each other stand for more than any memory holds.
+    Duplicate keys are refused, and aliases, a few of which nested in each other can exceed any memory.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError, TypeError):  # of a tag such as !!timestamp
+        except (ValueError, LookupError, AttributeError, TypeError):  # from a tag such as !!timestamp
             what = f"{node.value!r:.60} is no {node.tag.rpartition(':')[2]:.60}"
             raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from None
 
@@ -49,15 +49,15 @@ _Loader.add_implicit_resolver(
 
 
 def names() -> list[str]:
-    """Of the packaged systems."""
+    """Return the names of the packaged systems."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def path_of(name: str) -> Path:
-    """The file of a packaged system, or the file itself where a file is named.
+    """Return the file of a packaged system, or the given file.
 
     Raises:
-        InputError: it is neither.
+        InputError: the name is neither a packaged system nor a file.
     """
     if Path(name).suffix in SUFFIXES or "/" in name:
         return Path(name)
@@ -71,7 +71,7 @@ def path_of(name: str) -> Path:
 
 
 def load_system(name: str) -> System:
-    """The system with this name, or the one that a file describes.
+    """Return the system with this name, or the one that a file describes.
 
     Raises:
         InputError: one line with the file, the field, its value and what would be valid.

@@ -1,4 +1,4 @@
-"""The stamp of where and with what a record was measured."""
+"""Environment of a measurement: code version, packages, processor, device and network."""
 
 import contextlib
 import hashlib
@@ -24,14 +24,14 @@ PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "submitit", "tokenizers", "
 
 
 def host_environment(command: list[str]) -> dict[str, Any]:
-    """Code version, packages, processor and relevant variables of the machine that starts a sweep."""
+    """Return code version, packages, processor and relevant variables of the machine that starts a sweep."""
     return {
         "command": privacy.command(command),
         "git": git_state(CODE),
         "lock_sha256": _sha256(CODE / "requirements.lock"),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:12],  # tells machines apart, and nobody's name
+        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:12],  # distinguishes machines without their names
         "os": f"{platform.system()} {platform.release()}",
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
@@ -42,7 +42,7 @@ def host_environment(command: list[str]) -> dict[str, Any]:
 
 
 def device_environment(device: "torch.device") -> dict[str, Any]:
-    """What computes, by which backend it communicates, and the build that drives it."""
+    """Return device, communication backend, and the versions of the software that drives them."""
     import torch
     from torch.cuda import nccl
 
@@ -62,7 +62,7 @@ def device_environment(device: "torch.device") -> dict[str, Any]:
 
 
 def network() -> dict[str, str]:
-    """Interfaces that are up, with their speed where it is known, and InfiniBand's ports with their rate."""
+    """Return the interfaces that are up, with their speed where known, and InfiniBand ports with their rate."""
     up = {name: stats for name, stats in psutil.net_if_stats().items() if stats.isup and name != "lo"}
     speeds = {name: f"{stats.speed} Mb/s" if stats.speed else "speed unknown" for name, stats in up.items()}
     rates = {path: path.read_text().strip() for path in Path("/sys/class/infiniband").glob("*/ports/*/rate")}
@@ -70,7 +70,7 @@ def network() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name as reported by the operating system."""
     try:
         names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -79,7 +79,7 @@ def processor() -> str:
 
 
 def _driver() -> str | None:
-    """Version of the GPU's driver, as its kernel module tells it."""
+    """Return the GPU driver's version from its kernel module; None if there is none."""
     try:
         found = re.search(r"\s(\d{3,}\.[\d.]+)\s", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
@@ -88,8 +88,8 @@ def _driver() -> str | None:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return the commit and whether files differ from it, with the difference's hash; None: this is no checkout."""
-    if not (folder / ".git").exists():  # an installed package may lie within the repository of something else
+    """Return the commit and whether files differ from it, with the difference's hash; None outside a checkout."""
+    if not (folder / ".git").exists():  # an installed package may lie inside an unrelated repository
         return None
     try:
         changes = _changes(folder)
@@ -103,8 +103,10 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def keep_changes(folder: Path, environment: dict[str, Any]) -> None:
-    """How the code that measures differs from its commit, in a file that the difference's hash names; untracked files
-    by name only. Nothing is written where it does not differ, or has changed since the environment was stamped."""
+    """Write the uncommitted changes of the measuring code to a file named by their hash; untracked files by name only.
+
+    Nothing is written if there are no changes, or if the code changed after the environment was recorded.
+    """
     stamped = (environment.get("git") or {}).get("diff_sha256")
     path = folder / f"{stamped}.diff"
     if stamped and not path.exists():
@@ -115,7 +117,7 @@ def keep_changes(folder: Path, environment: dict[str, Any]) -> None:
 
 
 def _changes(folder: Path) -> str:
-    """Names of what differs from the commit, results left out, and the differences; empty: nothing does."""
+    """Return the names of files that differ from the commit, results excluded, and the diff; empty if none differ."""
     code = ("--", ".", ":(exclude)results")
     names = _git(folder, "status", "--porcelain", *code)
     return names + _git(folder, "diff", "HEAD", *code) if names.strip() else ""

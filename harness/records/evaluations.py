@@ -14,10 +14,10 @@ from harness.records.record import Evaluation, Record, float_or_nan
 
 @once_for_all
 def evaluations(records: Sequence[Record]) -> pd.DataFrame:
-    """One row a run and text: the last evaluation of each, with its comparability key as canonical JSON.
+    """Return one row per run and text: the last evaluation of each, with its comparability key as canonical JSON.
 
-    `course` has all evaluations of that text in a run, as recorded, the first one first. Perplexities are exp(nats per
-    token or word). `floor` and its standard error only for the synthetic language's own validation sample under
+    `course` holds all evaluations of that text in a run, in order of their steps. Perplexities are exp(nats per token
+    or word). `floor` and its standard error are given only for the synthetic language's own validation sample under
     left-to-right prediction, where no model can be expected below it.
     """
     rows = []

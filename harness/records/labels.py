@@ -1,5 +1,6 @@
-"""What a run is called among others: its configuration's fields, and which of them tell it apart."""
+"""Labels of runs among others: a configuration's fields, and those that distinguish the runs."""
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -15,20 +16,24 @@ FIELDS = tuple(
 )
 """Dotted names of all fields of a run."""
 VALUES = attrgetter(*FIELDS)
+MOST_RUNS = 2**15
+"""Runs whose fields are kept: those of a large sweep."""
 DEFAULTS = dict(zip(FIELDS, VALUES(Run()), strict=True))
 NOT_PART_OF_A_POINT = ("seed", "repeat")
 SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
-"""What a model's name stands for; the number of parameters differs a little between norm placements."""
+"""Fields that a model's name stands for; the parameter count differs slightly between norm placements."""
 PIPELINE = ("plan.pp", "plan.schedule", "plan.chunks")
 TELLING = (
     "model.norm_placement", "train.lr", "plan.dp", "plan.tp", *PIPELINE, "train.global_batch", "precision", "engine",
 )  # fmt: skip
-"""Fields that name a point best, of several that tell the same points apart."""
+"""Fields preferred in labels where several distinguish the same points."""
 ALWAYS_NAMED = ("plan.tp", *PIPELINE, "engine")
-"""Named wherever they vary, even where others say as much: the numbers of a point are one rank's part, or are another
-engine's."""
+"""Fields named wherever they vary, even if others imply them.
+
+With these a point's numbers are one rank's share, or those of another engine.
+"""
 UNSAID = {"plan.sequence_parallel": False, "plan.overlap_input_grad_reduce": True, "plan.scatter_gather": True}
-"""How tensor-parallel layers and pipelines usually work: fields that a label leaves out at this value."""
+"""Usual values of tensor-parallel and pipeline options, which labels leave out."""
 SHORT = {
     "model.norm_placement": "norm", "model.num_layers": "layers", "model.hidden_size": "hidden",
     "model.num_heads": "heads", "model.seq_len": "seq", "model.vocab_size": "vocab", "data.dataset": "data",
@@ -37,6 +42,7 @@ SHORT = {
 }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=MOST_RUNS)
 def fields(run: Run) -> dict[str, Any]:
     """Return all fields of a run by their dotted names."""
     return dict(zip(FIELDS, VALUES(run), strict=True))
@@ -48,16 +54,16 @@ def apart_from(run: Run, *names: str) -> Run:
 
 
 def varying(runs: Iterable[Run], shown: Iterable[str] = ()) -> list[str]:
-    """Dotted names of the fewest fields, the telling ones first, that tell the runs apart.
+    """Return the dotted names of the fewest fields that distinguish the runs, those of TELLING first.
 
-    `seed` and `repeat` are not among them, nor the fields that are `shown` beside; a field that only follows from those
-    named before it says nothing new, unless it is in ALWAYS_NAMED.
+    `seed`, `repeat` and the fields that are `shown` elsewhere are left out, and so is a field whose value follows from
+    those named before it, unless it is in ALWAYS_NAMED.
     """
     return telling([fields(run) for run in runs], shown)
 
 
 def telling(rows: Sequence[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
-    """The same of runs whose fields are under dotted names already."""
+    """Return the names of `varying` for runs given as mappings from dotted names to values."""
     order = dict.fromkeys((*SHAPE, *TELLING, *itertools.chain.from_iterable(rows)))
     shown, kept, groups, count = set(shown), [], [0] * len(rows), 1
     for name in sorted(order, key=lambda name: name not in shown):
@@ -73,19 +79,19 @@ def telling(rows: Sequence[Mapping[str, Any]], shown: Iterable[str] = ()) -> lis
 
 
 def label(run: Run, runs: Iterable[Run], skip: Iterable[str] = ()) -> str:
-    """What tells a run from the others, as `norm=pre lr=0.001`; empty where nothing does."""
+    """Return what distinguishes a run from the others, as `norm=pre lr=0.001`; empty if nothing does."""
     values, names = fields(run), varying(runs, skip)
     return label_of(values, names) or label_of(values, names, unsaid={})
 
 
 def labels(points: Sequence[Run], skip: Iterable[str] = ()) -> list[str]:
-    """The label of each point among the others; empty where layers work as usual and nothing else tells."""
+    """Return the label of each point among the others; empty if it has usual values only and nothing else differs."""
     names = varying(dict.fromkeys(points), skip)
     return [label_of(fields(point), names) for point in points]
 
 
 def label_of(values: Mapping[str, Any], names: Sequence[str], unsaid: Mapping[str, Any] = UNSAID) -> str:
-    """What these fields say, under short names, as `tp=2 overlap=off`; those of an unsaid value are left out."""
+    """Return these fields under short names, as `tp=2 overlap=off`, without those at their `unsaid` value."""
     last = [name.rpartition(".")[2] for name in names]
     short = {n: SHORT.get(n, n if last.count(end) > 1 else end) for n, end in zip(names, last, strict=True)}
     said = [name for name in names if name in values and not (name in unsaid and values[name] == unsaid[name])]

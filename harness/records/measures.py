@@ -1,4 +1,4 @@
-"""What the records say: one row a run, raw values turned into rates, memory and perplexities, all in SI units."""
+"""Measures of records: one row per run with rates, memory, traffic and pipeline bubbles, all in SI units."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ from impl.model.norm_placement import PLACEMENTS
 from impl.run import Run
 
 CONVENTION = "palm_12"
-"""How FLOPs are counted where nothing else is asked for: as most published numbers are; for GPT and for BERT."""
+"""Default FLOP convention, that of most published numbers; for GPT and for BERT."""
 DEGREES = ("dp", "tp", "pp")
 NONE = Collective()
 IN_THE_PLAN = (
@@ -34,25 +34,27 @@ IN_THE_PLAN = (
 
 
 def tokens_per_second(record: Record) -> float:
-    """Global tokens of the timed steps over their wall time; NaN where no step was timed."""
+    """Return the global tokens of the timed steps over their wall time; NaN if no step was timed."""
     seconds = record.step_seconds
     return len(seconds) * record.run.tokens_per_step / math.fsum(seconds) if seconds else math.nan
 
 
 def flops_per_step(record: Record, convention: str = CONVENTION, *, recomputed: bool = False) -> float:
-    """Model FLOPs of one optimizer step over all ranks, or those that are carried out, with what the run computes anew
-    in the backward pass; NaN where the vocabulary is not known.
+    """Return the model FLOPs of one optimizer step over all ranks; NaN if the vocabulary size is unknown.
+
+    Args:
+        recomputed: return hardware FLOPs instead, including what the run recomputes in the backward pass.
     """
     run, vocab_size = record.run, record.resolved.vocab_size
     if vocab_size is None and run.model.vocab_size is None:
         return math.nan
-    # BERT's head sees the masked positions only, where they were recorded
+    # BERT's head sees the masked positions only; the record has their number
     counted = convention, run.model, run.train.global_batch, vocab_size, record.resolved.head_positions
     return hardware_flops(*counted, recompute=run.plan.recompute) if recomputed else model_flops(*counted)
 
 
 def about(records: Sequence[Record]) -> str:
-    """Experiment and tier for a title, as `: quickstart, smoke tier`, and an engine that is not ours.
+    """Return experiment and tier for a title, as `: quickstart, smoke tier`, and the engine if it is not ours.
 
     Raises:
         InputError: the records are of several tiers.
@@ -65,10 +67,10 @@ def about(records: Sequence[Record]) -> str:
 
 
 def only_tier(records: Sequence[Record]) -> str:
-    """The tier all records share.
+    """Return the tier that all records share.
 
     Raises:
-        InputError: there are several; sizes and budgets of tiers differ, so their numbers do not belong side by side.
+        InputError: there are several tiers, whose sizes and budgets differ, so their numbers are not comparable.
     """
     tiers = sorted({record.tier for record in records})
     if len(tiers) > 1:
@@ -77,7 +79,7 @@ def only_tier(records: Sequence[Record]) -> str:
 
 
 def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
-    """Names of the model shapes, as `GPT 0.5M`; with layers, hidden size and heads where the count says too little."""
+    """Return the names of the model shapes, as `GPT 0.5M`, with layers, hidden size and heads where counts coincide."""
     counts: dict[tuple[Any, ...], set[int]] = {}
     for record in records:
         counts.setdefault(shape(record.run), set()).update(filter(None, [record.resolved.parameters]))
@@ -93,11 +95,11 @@ def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
 
 
 shape: Callable[[Run], tuple[Any, ...]] = attrgetter(*SHAPE)
-"""What a model's name stands for."""
+"""Function of a run that returns the fields that a model's name stands for."""
 
 
 def size_name(parameters: int) -> str:
-    """`0.5M`, `25M`, `1.2B`, as the papers name their models."""
+    """Return a number of parameters as papers name their models: `0.5M`, `25M`, `1.2B`."""
     if parameters < 5e4:
         return f"{parameters / 1e3:.3g}K"
     scale, unit = next((s, u) for s, u in ((1e6, "M"), (1e9, "B"), (1e12, "T")) if parameters < 999.5 * s or u == "T")
@@ -107,9 +109,9 @@ def size_name(parameters: int) -> str:
 
 @once_for_all
 def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
-    """One row a run, whatever became of it, by model size and then by the varying fields; NaN where not measured.
+    """Return one row per run of any status, by model size and then by the varying fields; NaN where not measured.
 
-    Ranks are combined by the largest value, for time per step and for memory.
+    Times per step and memory are the largest over the ranks.
 
     Args:
         convention: how FLOPs are counted, a name in `impl.cost.flops.MODEL_FLOPS`.
@@ -142,7 +144,7 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
 
 
 def _order(records: Sequence[Record], differing: Sequence[str]) -> Callable[[Record], tuple[Any, ...]]:
-    """Sort key: family, size, then the varying fields, placements in the order of their registry."""
+    """Return the sort key: family, size, then the varying fields, norm placements in the order of their registry."""
     sizes: dict[tuple[Any, ...], int] = {}
     for record in records:
         if count := record.resolved.parameters:
@@ -173,13 +175,13 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
     run, where, ranks = record.run, record.environment, record.run.plan.world_size
     seconds, rate = record.step_seconds, tokens_per_second(record)
     q1, median, q3 = quartiles(seconds) if seconds else (math.nan,) * 3
-    steps_of_a_rank = rate / run.tokens_per_step / ranks  # a second
+    steps_of_a_rank = rate / run.tokens_per_step / ranks  # per second
     flops, hardware = (
         flops_per_step(record, convention, recomputed=on) * steps_of_a_rank if seconds else math.nan
         for on in (False, True)
     )
     gemm = [rank.gemm_flops_per_s for rank in record.ranks if rank.gemm_flops_per_s]
-    # a CPU's peak depends on its clock of the moment: no MFU
+    # a CPU's peak depends on its current clock: no MFU
     peak = None if where.device == "cpu" else peak_flops(where.device_name or "", run.precision)
     return {
         "timed_steps": len(seconds),
@@ -201,7 +203,7 @@ def _speed(record: Record, convention: str) -> dict[str, Any]:
 
 
 def _alone_seconds(record: Record) -> float:
-    """What a step's matrix products and attention take alone, on the rank with most; NaN where not measured."""
+    """Return the seconds of a step's products and attention alone, on the rank with most; NaN if not measured."""
     limits = [rank.limit for rank in record.ranks if rank.limit]
     return max((one.gemm_seconds + one.attention_seconds for one in limits), default=math.nan)
 
@@ -210,7 +212,7 @@ def _memory(record: Record) -> dict[str, Any]:
     kinds = [rank.memory_kind for rank in record.ranks if rank.peak_memory_bytes]
 
     def largest(of: Callable[[Rank], int | None]) -> float:
-        """Over the ranks; NaN where no rank has it."""
+        """Return the largest value over the ranks; NaN if no rank has one."""
         values = [value for value in map(of, record.ranks) if value is not None]
         return max(map(float, values), default=math.nan)
 
@@ -233,19 +235,21 @@ CATEGORIES = {
 
 @functools.lru_cache(maxsize=1024)
 def _predicted(*asked: Any) -> dict[str, int]:
-    """Of `memory`: many records differ in what it does not depend on."""
+    """Return the memory prediction, cached: many records differ only in fields that it does not depend on."""
     return memory(*asked).as_dict()
 
 
 def _categories(record: Record) -> dict[str, float]:
-    """Memory of the fullest rank in a step, `memory_bytes` and by category, and all that as predicted for it; NaN where
-    tensors were not counted, and in predictions where the schedule is not trusted."""
+    """Return the fullest rank's memory in a step, total and by category, measured and predicted.
+
+    NaN where tensors were not counted; predictions are NaN also where the schedule is not trusted.
+    """
     fullest, sizes = max(record.ranks, key=lambda rank: rank.total_bytes, default=None), dict[str, dict[str, int]]()
     if fullest and fullest.memory:
         sizes[""] = fullest.memory | {"total": fullest.total_bytes}
     if fullest and sizes and record.has_trusted_schedule:
         run, resolved = record.point, record.resolved
-        alike = replace(run, train=replace(run.train, lr=1.0))  # one prediction for many
+        alike = replace(run, train=replace(run.train, lr=1.0))  # one prediction for all learning rates
         place = record.ranks.index(fullest) // (run.plan.dp * run.plan.tp)
         asked = resolved.vocab_size, place, resolved.head_positions, record.environment.device
         sizes["predicted_"] = _predicted(alike, *asked)
@@ -258,11 +262,10 @@ def _categories(record: Record) -> dict[str, float]:
 
 
 def _traffic(record: Record) -> dict[str, Any]:
-    """Collectives over the tensor-parallel and over the data-parallel ranks, and sends to the next stages, in one step:
-    the busiest rank's.
+    """Return the busiest rank's communication in one step: tensor- and data-parallel collectives, pipeline sends.
 
-    In a ring a rank sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in an
-    all-reduce, which is both.
+    In a ring of t ranks each rank sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in
+    an all-reduce, which is both.
     """
     counted = [rank.traffic for rank in record.ranks if rank.traffic is not None]
     if not counted:
@@ -285,10 +288,11 @@ def _traffic(record: Record) -> dict[str, Any]:
 
 
 def _pipeline(record: Record) -> dict[str, float]:
-    """The last step as its timeline has it, beside the simulation from its own times; NaN for runs without a pipeline.
+    """Return the last step's pipeline measures, and those simulated from its own times; NaN without a pipeline.
 
-    `pipeline_seconds` is from the first start to the last end, the update not counted. What is in flight is the fullest
-    rank's, in microbatches of all its chunks; in bytes it is that many times what the rank keeps of one.
+    `pipeline_seconds` lasts from the first start to the last end, without the optimizer update.
+    `microbatches_in_flight` is that of the fullest rank over all its chunks; `in_flight_bytes` multiplies it by the
+    bytes that the rank keeps of one microbatch.
     """
     timeline = measured(record)
     if timeline is None:
@@ -310,7 +314,7 @@ def _pipeline(record: Record) -> dict[str, float]:
 
 
 def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a group: what describes it from its first row, mean and 95% half-width of each measure over its runs.
+    """Return one row per group: its first row, with mean and 95% half-width of each measure over its runs.
 
     Groups keep the order of their first rows; a missing value in `by` is a value of its own. `n` counts the runs that
     have the first measure.

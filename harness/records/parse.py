@@ -1,4 +1,4 @@
-"""How a document is read as a record, and what is said of one that cannot be."""
+"""Parsing of documents into records, with one-line messages for those that are invalid."""
 
 import json
 
@@ -17,14 +17,14 @@ def parse(text: bytes) -> Record:
     """Read a record from JSON; nothing that it names is loaded or run.
 
     Raises:
-        ValueError: it is no whole record; the message names the first thing that is wrong, in one line.
+        ValueError: it is not a valid, complete record; the message names the first error, in one line.
     """
     try:
         record = _RECORD.validate_json(text, strict=True)
         why = _why_inconsistent(record)
     except ValidationError as error:
         raise ValueError(_first(error)) from None
-    except (ValueError, RecursionError) as error:  # lists in lists without end
+    except (ValueError, RecursionError) as error:  # endlessly nested lists
         raise ValueError(f"not a record: {' '.join(str(error).split())}"[:300]) from None
     if why is None and record.id != record.run.id:
         why = f"config: it is that of the run {record.run.id}, not of {record.id!r:.60}"
@@ -34,16 +34,20 @@ def parse(text: bytes) -> Record:
 
 
 def of_document(document: Document) -> Record:
-    """As `parse`, of a record's document."""
+    """Return the record of a document, as `parse` does.
+
+    Raises:
+        ValueError: as `parse`.
+    """
     try:
         text = json.dumps(document).encode()
-    except (ValueError, RecursionError) as error:  # a number with more digits than Python writes
+    except (ValueError, RecursionError) as error:  # an integer with more digits than Python converts
         raise ValueError(f"not a record: {' '.join(str(error).split())}"[:300]) from None
     return parse(text)
 
 
 def head_of(document: Document) -> Head:
-    """Read the first fields of a record.
+    """Return the first fields of a record.
 
     Raises:
         ValueError: they are not those of a record.
@@ -63,7 +67,7 @@ def _first(error: ValidationError) -> str:
 
 
 def _why_inconsistent(record: Record) -> str | None:
-    """Return what contradicts the configuration; None: nothing does."""
+    """Return what contradicts the configuration; None if nothing does."""
     run, ranks, world_size = record.run, record.ranks, record.run.plan.world_size
     if len(ranks) > world_size:
         return f"ranks: {len(ranks)} of {world_size}"
@@ -79,7 +83,7 @@ def _why_inconsistent(record: Record) -> str | None:
 
 
 def _why_no_prediction(record: Record) -> str | None:
-    """Return what is missing to predict memory by category, which stands beside the counted one."""
+    """Return what is missing to predict memory by category, for comparison with the counted one; None if nothing is."""
     run = record.run
     if run.plan.schedule in SCHEDULES and (reason := run.why_invalid()):
         return f"config: {reason}"
@@ -96,7 +100,10 @@ def _why_no_prediction(record: Record) -> str | None:
 
 
 def _why_no_timeline(run: Run, rows: list[list[Span]]) -> str | None:
-    """Return why a timeline cannot stand beside the simulation of its schedule, whose kinds of action it must have."""
+    """Return why a timeline cannot be compared with its schedule's simulation; None if it can.
+
+    The timeline must have every kind of action of its schedule.
+    """
     try:
         found = {Action.parse(text)[:2] for row in rows for text, _, _ in row}
     except ValueError as error:

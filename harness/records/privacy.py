@@ -1,7 +1,7 @@
-"""What a record says about a machine without saying whose it is: no secrets, no paths outside of the work.
+"""Privacy of records: no secrets, and no paths outside of the working directory, the code and the installation.
 
-`python -m harness.records.privacy FOLDER [--dry-run]` rewrites the records below a folder that were written before this
-was so, or before records had digests.
+`python -m harness.records.privacy FOLDER [--dry-run]` rewrites the records below a folder that were written before
+these rules, or before records had digests.
 """
 
 import argparse
@@ -37,31 +37,31 @@ VARIABLES = frozenset({
     "TORCH_NCCL_CUDA_EVENT_CACHE", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_HIGH_PRIORITY",
     "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_USE_COMM_NONBLOCKING",
 })  # fmt: skip
-"""The only environment variables that enter a record: those that change speed or numbers."""
+"""The only environment variables that enter a record: those that affect speed or numbers."""
 KEY = re.compile(r"(?=[A-Za-z+/=-]*\d)(?=[\d+/=-]*[A-Za-z])[A-Za-z\d+/=-]{16,}")
-"""Letters and digits in a row, as many as a key has."""
+"""Letters and digits in a row, as long as an access key."""
 PATH_VALUE = re.compile(r"^[/~]|[:=,][/~]")
 PATH = re.compile(r"""(?<=["'])/[^"'\n]+(?=["'])|(?:(?<=file://)|(?<![\w./~$*-]))/[\w.@+~-]+(?:/[\w.@+~=-]*)+""")
-"""An absolute path, whole in quotes, else of two components or more."""
+"""An absolute path: anything in quotes, else two components or more."""
 INSTALLED = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?(?=/python3\.\d+/))/(.+)", re.DOTALL)
-"""A path in an installation of Python, and what it is there."""
+"""A path inside a Python installation; its group is the part relative to it."""
 HOME = re.compile(r"/(?:home|Users)/[^/]+|/root")
 PUBLIC = ("/dev/", "/proc/", "/sys/")
 """Folders that are the same on every machine."""
 MEASURED = ("config", "steps", "ranks", "prediction")
-"""Fields of a record that are kept as they are: numbers, and the configuration, whose hash is the record's id."""
+"""Fields of a record that are never rewritten: numbers, and the configuration, whose hash is the record's id."""
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that enter a record: those of VARIABLES, but for values like keys and paths."""
+    """Return the environment variables of VARIABLES, except those whose values look like keys or paths."""
     is_kept = lambda name, value: name in VARIABLES and not KEY.search(value) and not PATH_VALUE.search(value)
     return {name: value for name, value in sorted(environment.items()) if is_kept(name, value)}
 
 
 def without_paths(text: str) -> str:
-    """A text with its absolute paths made relative to the working directory, the installation or $HOME.
+    """Return a text with its absolute paths made relative to the working directory, the installation or $HOME.
 
-    Of any other path the last component stays: `.../name`.
+    Of any other path only the last component is kept: `.../name`.
     """
     return PATH.sub(lambda found: _shortened(found[0]), text)
 
@@ -81,7 +81,7 @@ def _shortened(path: str) -> str:
 
 
 def command(words: list[str]) -> list[str]:
-    """The words of a command without absolute paths; one may be a path with spaces in it."""
+    """Return the words of a command without absolute paths; a whole word may be a path with spaces."""
     split = (re.fullmatch(r"([^/=]*=)?(/.+)", word, re.DOTALL) for word in words)
     return [
         (found[1] or "") + _shortened(found[2]) if found else without_paths(word)
@@ -90,7 +90,7 @@ def command(words: list[str]) -> list[str]:
 
 
 def cleaned(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record without paths and without environment variables that are not VARIABLES; measured values stay."""
+    """Return the record without absolute paths and without variables outside of VARIABLES; measured values stay."""
     found = {name: value if name in MEASURED else _cleaned(value) for name, value in record.items()}
     environment = record.get("environment")
     if isinstance(environment, dict):

@@ -1,4 +1,4 @@
-"""What became of one run: a record, typed, with the raw values of every rank."""
+"""The typed record of one run: its outcome, and the raw values of every rank."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from impl.pipeline.schedules import is_trusted
 from impl.run import Run
 
 MOST = 1e18
-"""Largest number read from a record: sums and products of such numbers are still finite."""
+"""Largest number accepted in a record: sums and products of such numbers are still finite."""
 READ = ConfigDict(extra="ignore", allow_inf_nan=False, validate_by_name=True)
 
 Count = Annotated[int, Field(ge=0, le=int(MOST))]
@@ -25,19 +25,19 @@ Size = Annotated[float, Field(ge=0, le=MOST)]
 Positive = Annotated[float, Field(ge=1e-12, le=MOST)]
 Number = Annotated[float, Field(ge=-MOST, le=MOST)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-"""A loss or norm of training that may diverge."""
+"""Loss or gradient norm of a training run that may diverge."""
 Nats = Annotated[float, Field(ge=0, le=100)]
-"""Nats of a token or word whose perplexity is taken."""
+"""Nats per token or word, small enough for a finite perplexity."""
 Span = tuple[str, Number, Number]
-"""An action of a pipeline rank, its start and its end in seconds."""
+"""Action of a pipeline rank, its start and its end in seconds."""
 Status = Literal["ok", "nan", "invalid", "oom", "failed", "timeout"]
 CATEGORIES = frozenset({"parameters", "gradients", "optimizer", "activations", "buffers", "rest"})
-"""Categories that the memory of a step is counted in."""
+"""Categories of a step's device memory."""
 
 
 @dataclass(config=READ)
 class Collective:
-    """Collectives of one kind in one step."""
+    """Calls and bytes of one kind of collective in one step."""
 
     calls: Count = 0
     bytes: Count = 0
@@ -45,7 +45,7 @@ class Collective:
 
 @dataclass(config=READ)
 class Limit:
-    """Seconds that parts of a step take alone."""
+    """Seconds that parts of a step take when run alone."""
 
     gemm_seconds: Size
     attention_seconds: Size
@@ -54,7 +54,7 @@ class Limit:
 
 @dataclass(config=READ)
 class Parts:
-    """Seconds of a profiled step by what they were spent on."""
+    """Seconds of a profiled step by kind of work."""
 
     products: Size
     attention: Size
@@ -66,7 +66,7 @@ class Parts:
 
 @dataclass(config=READ)
 class Profile:
-    """A step under the profiler."""
+    """One step under the profiler."""
 
     seconds: Positive
     parts: Parts
@@ -74,20 +74,20 @@ class Profile:
 
 @dataclass(config=READ)
 class Rank:
-    """What one rank measured."""
+    """Measurements of one rank."""
 
     rank: Count = 0
     peak_memory_bytes: Count | None = None
     memory_kind: str | None = None
-    """How the peak was measured, as `peak RSS`."""
+    """Method of the peak's measurement, as `peak RSS`."""
     gemm_flops_per_s: Positive | None = None
-    """Rate of the rank's matrix products alone."""
+    """FLOP/s of the rank's matrix products alone."""
     state_bytes: dict[str, Count] | None = None
     """Bytes of weights and optimizer states, `split` over tensor-parallel ranks or `whole`."""
     activation_bytes: dict[str, Count] | None = None
     """Bytes kept of one microbatch, by the whole `model` and by one `layer`."""
     memory: dict[str, Difference] | None = None
-    """Bytes at the fullest moment of a step, by CATEGORIES; `host` memory besides."""
+    """Bytes at the fullest moment of a step, by CATEGORIES, plus `host` memory."""
     traffic: dict[str, dict[str, Collective]] | None = None
     """Collectives of a step by axis of the mesh and kind."""
     timeline: list[Span] | None = None
@@ -97,7 +97,7 @@ class Rank:
 
     @property
     def total_bytes(self) -> int:
-        """Device bytes at the fullest moment of a step; 0 where they were not counted."""
+        """Device bytes at the fullest moment of a step; 0 where not counted."""
         return sum(size for name, size in (self.memory or {}).items() if name != "host")
 
 
@@ -107,23 +107,23 @@ class Step:
 
     step: Count = 0
     loss: Finite | None = None
-    """None: not a finite number, or nothing was trained."""
+    """Training loss; None if it is not finite, or if nothing was trained."""
     grad_norm: Finite | None = None
     lr: Finite | None = None
     seconds: Annotated[list[Positive], Field(min_length=1)] | None = None
     """Seconds of every rank."""
     skipped: bool = False
-    """The gradients overflowed in fp16, and nothing but the loss scale was changed."""
+    """True if fp16 gradients overflowed, so that only the loss scale was changed."""
 
 
 @dataclass(config=READ)
 class Dimensions:
-    """Sizes of the residual stream's dimensions in an evaluation."""
+    """Magnitudes of the residual stream's dimensions in an evaluation."""
 
     layers: dict[str, list[Size]]
     """Root mean square of each dimension, by layer."""
     norms: dict[str, dict[str, tuple[Number, Count]]]
-    """Of each norm's `weight` and `bias`, how far the largest stands out, and its dimension."""
+    """How far the largest value of each norm's `weight` and `bias` stands out, and its dimension."""
     nats: Finite
     zeroed: list[tuple[Count, Finite]] | None = None
     """Nats per token with one dimension set to zero: the largest, and one of average size."""
@@ -131,7 +131,7 @@ class Dimensions:
 
 @dataclass(config=READ)
 class Evaluation:
-    """One evaluation of a text or of questions, with its sums."""
+    """Sums of one evaluation of a text or of questions."""
 
     name: str
     kind: Literal["causal", "masked", "words", "last_word", "choice"]
@@ -143,7 +143,7 @@ class Evaluation:
     correct: Count | None = None
     total: Count | None = None
     key: dict[str, str | int | float | bool | None] | None = None
-    """What has to be equal in evaluations that are compared."""
+    """Comparability key: values that must be equal in evaluations that are compared."""
     dimensions: Dimensions | None = None
 
     def per(self, unit: str) -> float:
@@ -154,7 +154,7 @@ class Evaluation:
 
 @dataclass(config=READ)
 class Sample:
-    """Entropy of the text that was validated on."""
+    """Entropy of the validation sample."""
 
     nats_per_token: Nats | None = None
     standard_error: Size | None = None
@@ -162,7 +162,7 @@ class Sample:
 
 @dataclass(config=READ)
 class Entropy:
-    """Exact rates of a synthetic language."""
+    """Exact entropy rates of a synthetic language."""
 
     nats_per_token: Nats
     valid: Sample | None = None
@@ -176,7 +176,7 @@ class Entropy:
 
 @dataclass(config=READ)
 class Data:
-    """The text that was trained on."""
+    """Text that the model was trained on."""
 
     name: str | None = None
     sha256: str | None = None
@@ -185,7 +185,7 @@ class Data:
 
 @dataclass(config=READ)
 class Resolved:
-    """What followed from the data."""
+    """Values of the run that follow from its data."""
 
     vocab_size: Annotated[int, Field(ge=2, le=10**9)] | None = None
     padded_vocab_size: Some | None = None
@@ -197,7 +197,7 @@ class Resolved:
 
 @dataclass(config=READ)
 class Git:
-    """The code that ran."""
+    """Version of the code that ran."""
 
     commit: str | None = None
     dirty: bool = False
@@ -206,14 +206,14 @@ class Git:
 
 @dataclass(config=READ)
 class Environment:
-    """Where and by which software a run was measured, or the system that it was simulated for."""
+    """Hardware and software of a measured run, or the system that a run was simulated for."""
 
     device: str | None = None
     device_name: str | None = None
     system: str | None = None
     """Name of the simulated system."""
     stack: str | None = None
-    """Software that was simulated."""
+    """Simulated software stack."""
     backend: str | None = None
     cores: Count | None = None
     memory_bytes: Count | None = None
@@ -230,11 +230,11 @@ class Environment:
 
 @dataclass(config=READ)
 class Prediction:
-    """What was simulated of a step besides its seconds and bytes."""
+    """Simulated values of a step other than its recorded seconds and bytes."""
 
     seconds: Number | None = None
     low: Number | None = None
-    """Lower end of the 90% interval of seconds; `high`, the upper one."""
+    """Lower end of the 90% interval of seconds; `high` is the upper one."""
     high: Number | None = None
     bubble: Number | None = None
     microbatches_in_flight: Number | None = None
@@ -243,7 +243,7 @@ class Prediction:
 
 @dataclass(config=READ)
 class Times:
-    """When a run was carried out, and how long its parts took."""
+    """Start, end and durations of a run."""
 
     started: str | None = None
     ended: str | None = None
@@ -252,12 +252,12 @@ class Times:
     evaluation_seconds: Number | None = None
     total_seconds: Number | None = None
     resumed_at: list[Count] = field(default_factory=list)
-    """Steps that training went on from after it was interrupted."""
+    """Steps at which training was resumed after an interruption."""
 
 
 @dataclass(config=READ)
 class Try:
-    """What came of an earlier try of the same command."""
+    """Outcome of an earlier attempt by the same command."""
 
     status: str | None = None
     reason: str | None = None
@@ -268,10 +268,10 @@ class Try:
 
 @dataclass(config=READ, kw_only=True, eq=False)
 class Head:
-    """Which run a record is about, and what became of it."""
+    """Identity and outcome of a record's run."""
 
     schema: Literal[1, 2]
-    """Version of the document: records of 2 begin with a digest."""
+    """Version of the document; those of version 2 begin with a digest."""
     id: str
     experiment: str
     tier: str
@@ -279,24 +279,24 @@ class Head:
     status: Status
     reason: str | None = None
     cause: str | None = None
-    """Kind of the failure; None: the record is older than causes."""
+    """Kind of the failure; None in records written before causes existed."""
     attempt: str | None = None
     tries: list[Try] = field(default_factory=list)
     times: Times = field(default_factory=Times)
 
     @property
     def is_simulated(self) -> bool:
-        """True if nothing was run."""
+        """True if the record was simulated and nothing was run."""
         return self.source == SIMULATED
 
     def as_try(self) -> dict[str, Any]:
-        """Return what a later record says of this one, of an earlier try."""
+        """Return the entry for this record in the `tries` of a later one."""
         return dataclasses.asdict(Try(self.status, self.reason, self.cause, self.attempt, self.times.ended))
 
 
 @dataclass(config=READ, kw_only=True, eq=False)
 class Record(Head):
-    """One run with the raw values of its steps, ranks and evaluations."""
+    """Record of one run with the raw values of its steps, ranks and evaluations."""
 
     run: Annotated[Run, Field(validation_alias="config")]
     resolved: Resolved = field(default_factory=Resolved)
@@ -309,30 +309,30 @@ class Record(Head):
 
     @cached_property
     def point(self) -> Run:
-        """What repeats and seeds of the run have in common."""
+        """Run with seed and repeat 0, which all its repeats and seeds share."""
         return point(self.run)
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        """Seconds of each timed step: the slowest rank's, without the warm-up steps."""
+        """Seconds of each timed step, slowest rank, without the warm-up steps."""
         seconds = [max(step.seconds) for step in self.steps if step.seconds]
         return seconds[warmup_steps(len(seconds)) :]
 
     @cached_property
     def losses(self) -> tuple[float, ...]:
-        """Training loss of every step, NaN included; none where nothing was trained."""
+        """Training loss of every step, NaN included; empty where nothing was trained."""
         return () if self.is_simulated else tuple(float_or_nan(step.loss) for step in self.steps)
 
     @property
     def has_diverged(self) -> bool:
-        """True if training met a NaN, or its last loss stands above its first."""
+        """True if a loss became NaN, or the last loss is above the first."""
         if self.status == "nan":
             return True
         return self.status == "ok" and bool(self.losses) and not self.losses[-1] <= self.losses[0]
 
     @property
     def is_oversubscribed(self) -> bool:
-        """True if the ranks' threads had to share CPU cores: such a time says nothing about scaling."""
+        """True if the ranks' threads shared CPU cores, so that times are useless for scaling."""
         where = self.environment
         if where.device != "cpu" or not where.cores:
             return False
@@ -340,12 +340,12 @@ class Record(Head):
 
     @property
     def has_trusted_schedule(self) -> bool:
-        """False if a record alone names the function that makes the run's schedule, which is then never built."""
+        """True if the run's schedule may be built; False if its function is named by a record alone."""
         return is_trusted(self.run.plan.schedule)
 
 
 def point(run: Run) -> Run:
-    """Return what repeats and seeds of a run have in common: the run with seed and repeat 0."""
+    """Return the run with seed and repeat 0, which repeats and seeds of the run share."""
     return dataclasses.replace(run, seed=0, repeat=0)
 
 

@@ -1,4 +1,4 @@
-"""Which steps count, and what repeated measurements say: mean, 95% interval, quartiles."""
+"""Warm-up steps, and statistics of repeated measurements: mean, 95% interval, quartiles."""
 
 import functools
 import math
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np  # only figures need it, and load it themselves
+    import numpy as np  # needed by figures only, which import it
 
 WARMUP_STEPS = 3
 """Least number of first steps that are not timed: allocators, caches and compilers settle in them."""
@@ -17,22 +17,22 @@ CONFIDENCE = 0.95
 
 
 def warmup_steps(steps: int) -> int:
-    """First steps left out of timing: max(3, 10% of all), but never more than half of them."""
+    """Return the number of first steps left out of timing: max(3, 10% of all), at most half of them."""
     return min(max(WARMUP_STEPS, math.ceil(WARMUP_SHARE * steps)), steps // 2)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of `n` measurements and the half-width of its 95% interval, None where n = 1."""
+    """Mean of `n` measurements and the half-width of its 95% interval; None for n = 1."""
 
     mean: float
     half_width: float | None
     n: int
 
     def __truediv__(self, other: "Estimate") -> "Estimate":
-        """Ratio of two independent means; relative half-widths add in quadrature.
+        """Return the ratio of two independent means; relative half-widths add in quadrature.
 
-        The interval is unknown when either mean has none. `n` is the smaller one.
+        The half-width is None if either mean has none. `n` is the smaller one.
         """
         mean, n = self.mean / other.mean, min(self.n, other.n)
         if self.half_width is None or other.half_width is None:
@@ -45,10 +45,10 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean of repeats or seeds with Student's t-interval; for few values it is wider than 1.96 standard errors.
+    """Return the mean of repeats or seeds with its 95% interval by Student's t.
 
     Raises:
-        ValueError: no values.
+        ValueError: there are no values.
     """
     n = len(values)
     if n == 0:
@@ -62,14 +62,14 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 @functools.cache
 def t_quantile(degrees_of_freedom: int) -> float:
-    """Two-sided 95% point of Student's t."""
-    from scipy.special import stdtrit  # a third of a second, and single runs never need it
+    """Return the two-sided 95% point of Student's t."""
+    from scipy.special import stdtrit  # the import takes a third of a second, and single runs never need it
 
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median and third quartile, linear between the neighbours."""
+    """Return first quartile, median and third quartile, interpolated linearly."""
     ordered = sorted(values)
 
     def at(share: float) -> float:
@@ -82,13 +82,13 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def running_mean(values: "Sequence[float] | np.ndarray", window: int) -> list[float]:
-    """Mean over the last `window` values, fewer at the start: a smoothed curve that never looks ahead."""
+    """Return the mean over the last `window` values, fewer at the start, so that no value depends on later ones."""
     import numpy as np
 
     blocks = np.zeros((math.ceil(len(values) / window), window))
     blocks.flat[: len(values)] = values
     heads, tails = blocks.cumsum(axis=1).ravel(), blocks[:, ::-1].cumsum(axis=1)[:, ::-1].ravel()
     ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)  # a window is the end of one block and the beginning of the next
+    starts = np.maximum(0, ends - window)  # each window is the end of one block and the beginning of the next
     totals = heads[: len(values)] + np.where(starts % window, tails[starts], 0.0)
     return (totals / (ends - starts)).tolist()

@@ -1,4 +1,4 @@
-"""Where records lie, and how they are written so that none is ever half there."""
+"""Storage of records: paths, atomic writing, and attempts at runs."""
 
 import errno
 import hashlib
@@ -17,31 +17,31 @@ from impl.errors import InputError
 from impl.files import naming, open_regular, rename
 
 if TYPE_CHECKING:
-    from harness.records.record import Head, Record  # ranks and what watches over them read none: they start faster
+    from harness.records.record import Head, Record  # ranks and supervisors start faster without it
 
 SCHEMA = 2
-"""Of records that are written now; those of 1, which have no digest, are read too."""
+"""Version of records that are written; version 1, without digest, can be read too."""
 SIMULATED = "simulated"
-"""Source of a record that nothing was run for, and the folder of such records, a folder for each system."""
+"""Source of a simulated record, and the folder of such records, with one folder for each system."""
 FINISHED = ("ok", "nan")
 """Statuses that a new run of the sweep leaves alone: training again would give the same."""
 
 RESUMED = "resumed.json"
-"""In an attempt's folder: the step that it went on from, if it did not begin anew."""
+"""File in an attempt's folder with the step that training was resumed at; missing if it began at step 0."""
 JOB = "job.json"
-"""In an attempt's folder: what it was submitted as; harness.rank.jobs reads and writes it."""
+"""File in an attempt's folder with the submitted job, read and written by `harness.rank.jobs`."""
 HARVESTED = "harvested"
-"""In an attempt's folder: its record is written."""
+"""File in an attempt's folder that marks its record as written."""
 HEAD = (
     *("schema", "id", "experiment", "tier", "source", "config"),
     *("status", "reason", "cause", "attempt", "tries", "times"),
 )
-"""The fields that a record begins with, so that they can be read without the rest; the configuration is skipped."""
+"""First fields of a record, readable without parsing the rest; the configuration among them is skipped."""
 HEAD_NAMES = frozenset(name.encode() for name in HEAD)
 HEAD_BYTES = 2**13
 FIELD = re.compile(rb'^ "(\w+)":', re.MULTILINE)
 DIGEST = re.compile(rb'\{\n "sha256": "([0-9a-f]{64})",\n')
-"""Beginning of a document that holds the SHA-256 of all bytes behind this."""
+"""Beginning of a document with the SHA-256 of all bytes behind it."""
 CONFIG = re.compile(rb'^( "config": )\{.*\},$', re.MULTILINE)
 END = b"\n}\n"
 NO_DIGEST, NO_JSON = "it has no SHA-256", "not a whole JSON document of a record"
@@ -50,11 +50,11 @@ NAME = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 Document = dict[str, Any]
-"""A record as JSON has it, while it is put together or written; what is read is a `Record`."""
+"""JSON object of a record, before it is written; one that is read is a `Record`."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """The file holds all of `content` or what it held before, whenever the writer stops.
+    """Write a file so that it has all of `content` or its earlier content, even if the process is killed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -74,12 +74,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def loads(text: str) -> Any:
-    """The document in a text. What JSON has no word for and Python writes all the same, NaN and infinity, is None."""
+    """Return the document in a text; NaN and infinity, which are not JSON but written by Python, become None."""
     return DECODER.decode(text)
 
 
 def read_json(path: Path) -> Any | None:
-    """The document in a file; None if the file is missing or not a whole JSON document."""
+    """Return the document in a file; None if the file is missing or not a whole JSON document."""
     try:
         with open_regular(path) as file:
             return loads(file.read().decode())
@@ -88,7 +88,7 @@ def read_json(path: Path) -> Any | None:
 
 
 def with_digest(document: str) -> str:
-    """Put the SHA-256 of a JSON object's text in front of its fields."""
+    """Insert the SHA-256 of a JSON object's text before its fields."""
     rest = document.removeprefix("{").removeprefix("\n")
     return f'{{\n "sha256": "{hashlib.sha256(rest.encode()).hexdigest()}",\n{rest}'
 
@@ -97,7 +97,7 @@ def read_checked(path: Path) -> Document:
     """Return the object in a file without its digest, which is checked; only documents of schema 1 may have none.
 
     Raises:
-        ValueError: the file is missing, holds something else, or was changed after it was written.
+        ValueError: the file is missing, is not a JSON object, or was changed after it was written.
     """
     text, has_digest = _text_of(path)
     try:
@@ -115,7 +115,7 @@ def read_record(path: Path) -> "Record":
     """Return the record in a file.
 
     Raises:
-        ValueError: the file is missing, holds something else, or was changed after it was written.
+        ValueError: the file is missing, is not a valid record, or was changed after it was written.
     """
     from harness.records.parse import parse
 
@@ -125,14 +125,14 @@ def read_record(path: Path) -> "Record":
     except ValueError:
         if b"NaN" not in text and b"Infinity" not in text:
             raise
-        record = parse(json.dumps(loads(text.decode())).encode())  # which JSON has no word for
+        record = parse(json.dumps(loads(text.decode())).encode())  # neither is JSON; `loads` makes them None
     if record.schema == SCHEMA and not has_digest:
         raise ValueError(NO_DIGEST)
     return record
 
 
 def _text_of(path: Path) -> tuple[bytes, bool]:
-    """Return the text of a document, and whether it has a digest, which is checked and left out."""
+    """Return the text of a document without its digest, which is checked, and whether it had one."""
     try:
         with open_regular(path) as file:
             content = file.read()
@@ -142,7 +142,11 @@ def _text_of(path: Path) -> tuple[bytes, bool]:
 
 
 def _checked(content: bytes) -> bytes:
-    """A document without its digest, which has to be that of the rest."""
+    """Return a document without its digest, or as it is if it has none.
+
+    Raises:
+        ValueError: the digest is not that of the rest.
+    """
     if (digest := DIGEST.match(content)) is None:
         return content
     if hashlib.sha256(memoryview(content)[digest.end() :]).hexdigest().encode() != digest[1]:
@@ -151,10 +155,10 @@ def _checked(content: bytes) -> bytes:
 
 
 class Store:
-    """The records, tables, figures and attempts of one experiment at one tier.
+    """Store of the records, tables, figures and attempts of one experiment at one tier.
 
     Args:
-        system: whose simulated records these are, which lie in a folder of their own; None: the measured ones.
+        system: system whose simulated records these are, in a folder of their own; None for measured records.
 
     Raises:
         InputError: the name of the experiment, tier or system leads out of the folder.
@@ -168,12 +172,12 @@ class Store:
         self.recorded = self.folder / "records" if system is None else self.folder / SIMULATED / system
         self.tables, self.figures = self.folder / "tables", self.folder / "figures"
         self.changes = self.folder / "changes"
-        """How the code differed from its commit, by the difference's hash."""
+        """Folder of the code's uncommitted changes, in files named by their hash."""
         self.ignored: dict[Path, str] = {}
-        """Files among the records that were read and are none, tries that are left out, and why."""
+        """Files in place of records that are invalid, and attempts that are left out, with the reason."""
 
     def require_writable(self) -> None:
-        """Make the folder.
+        """Make the folder, and check that it can be written.
 
         Raises:
             InputError: it cannot be made or written.
@@ -192,7 +196,7 @@ class Store:
         return self.recorded / f"{run_id}.json"
 
     def read(self, run_id: str) -> "Record | None":
-        """The record of a run; None if there is none, or what is there is no whole record of it."""
+        """Return the record of a run; None if there is none, or the file is not a valid record of this run."""
         path = self.path(run_id)
         try:
             record = read_record(path)
@@ -207,22 +211,22 @@ class Store:
         return None
 
     def has_finished(self, run_id: str) -> bool:
-        """True if a record says that the run came to its end."""
+        """Return True if the run has a record with a status of FINISHED."""
         record = self.read(run_id)
         return record is not None and record.status in FINISHED
 
     def document(self, run_id: str) -> Document:
-        """The record of a run as it was written.
+        """Return the record of a run as it was written.
 
         Raises:
-            ValueError: there is none, or it was changed since.
+            ValueError: there is none, or it was changed after it was written.
         """
         return read_checked(self.path(run_id))
 
     def head(self, run_id: str) -> "Head | None":
-        """The first fields of a run's record, HEAD: what became of it, without configuration, steps and ranks.
+        """Return the outcome of a run from the first fields of its record, without configuration, steps and ranks.
 
-        None if there is no record, or one that is cut short or of something else.
+        None if there is no record, or the file is truncated or that of another run.
         """
         from harness.records.parse import head_of
 
@@ -236,19 +240,19 @@ class Store:
         return head if self._why_foreign(head, run_id) is None else None
 
     def records(self) -> "list[Record]":
-        """All whole records, in the order of their ids."""
+        """Return all valid records, in the order of their ids."""
         files = os.listdir(self.recorded) if self.recorded.is_dir() else []
         names = sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
         found = (self.read(name) for name in names if NAME.fullmatch(name))
         return [record for record in found if record is not None]
 
     def simulated(self) -> list["Store"]:
-        """The stores of this experiment and tier that hold a system's simulated records, by its name."""
+        """Return the stores of simulated records of this experiment and tier, in the order of their systems."""
         names = sorted(path.name for path in (self.folder / SIMULATED).glob("*") if path.is_dir())
         return [Store(self.out, self.experiment, self.tier, name) for name in names if NAME.fullmatch(name)]
 
     def with_simulated(self) -> "list[Record]":
-        """All whole records, those of every system after the measured ones."""
+        """Return all valid records, measured ones first, then those of every system."""
         found = self.records()
         for store in self.simulated():
             found += store.records()
@@ -256,13 +260,13 @@ class Store:
         return found
 
     def write(self, document: Document, put: Callable[[Path, str], Any] = write_atomically) -> Path:
-        """Keep a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file."""
+        """Write a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file."""
         path = self.path(document["id"])
         put(path, with_digest(_one_line_per_item(cleaned(document)) + "\n"))
         return path
 
     def _why_foreign(self, head: "Head", run_id: str) -> str | None:
-        """Why this is no record of the run, in a few words; None: it is one."""
+        """Return why a record does not belong to the run or this store, in a few words; None if it does."""
         expected = {"id": run_id, "experiment": self.experiment, "tier": self.tier}
         for key, value in expected.items():
             if getattr(head, key) != value:
@@ -272,21 +276,21 @@ class Store:
         return None
 
     def _why_of_another_system(self, record: "Record") -> str | None:
-        """Why this was not simulated for the store's system; None: it was, or measured records lie here."""
+        """Return why a record is not of the store's system; None if it is, or if the store has measured records."""
         is_its = self.system is None or record.environment.system == self.system
         return None if is_its else f"it is not about the system {self.system}"
 
     def new_attempt(self, run_id: str) -> Path:
-        """An empty folder for one try at a run."""
+        """Make an empty folder for an attempt at a run, and return it."""
         require_name(run_id)
         root = self.folder / "attempts"
         root.mkdir(parents=True, exist_ok=True)
         attempt = root.resolve() / f"{run_id}-{secrets.token_hex(4)}"
-        attempt.mkdir()  # by mkdtemp nobody else could look into it
+        attempt.mkdir()  # mkdtemp would make it unreadable for other users
         return attempt
 
     def attempts(self) -> dict[str, list[Path]]:
-        """The tries that were submitted and whose record is not written yet, by the id of their run."""
+        """Return the attempts that were submitted and have no record yet, by the id of their run."""
         found: dict[str, list[Path]] = {}
         for attempt in self._attempts():
             if self._is_open(attempt):
@@ -294,11 +298,11 @@ class Store:
         return found
 
     def attempts_of(self, run_id: str) -> list[Path]:
-        """The tries at one run that were submitted and whose record is not written yet."""
+        """Return the attempts at one run that were submitted and have no record yet."""
         return [attempt for attempt in self._attempts(run_id) if self._is_open(attempt)]
 
     def _is_open(self, attempt: Path) -> bool:
-        """Whether a try was submitted and has no record yet; one that this user cannot look into is left out."""
+        """Return True if an attempt was submitted and has no record yet; one that cannot be read is left out."""
         if attempt in self.ignored:
             return False
         try:
@@ -307,10 +311,10 @@ class Store:
             self.ignored[attempt] = f"another user's try, which cannot be read ({error.strerror})"
             return False
         except OSError:
-            return True  # a file system that fails for a moment has ended nothing
+            return True  # a transient failure of the file system does not end an attempt
 
     def close(self, attempt: Path) -> None:
-        """Mark a try as one that nothing more is to be read from; where that cannot be written, leave it out here."""
+        """Mark an attempt as harvested; if the mark cannot be written, leave the attempt out of this store."""
         try:
             (attempt / HARVESTED).touch()
         except FileNotFoundError:
@@ -327,31 +331,31 @@ class Store:
         return [root / name for name in names if name.startswith(f"{run_id}-" if run_id else "") and name[0] != "."]
 
     def forget_attempt(self, attempt: Path) -> None:
-        """Remove a try that nothing is to be read from any more."""
+        """Remove the folder of an attempt that is not needed any more."""
         shutil.rmtree(attempt, ignore_errors=True)
 
     def dead_starts(self, run_id: str) -> list[Path]:
-        """Tries at a run that were never submitted: whoever made them was stopped."""
+        """Return the attempts at a run that were never submitted, as their process was stopped before."""
         return [attempt for attempt in self._attempts(run_id) if _is_missing(attempt / JOB)]
 
     def all_attempts(self, run_id: str) -> list[Path]:
-        """All tries at a run."""
+        """Return all attempts at a run."""
         return self._attempts(run_id)
 
     def checkpoints(self, run_id: str) -> Path:
-        """Where the checkpoints of a run lie, whichever of its tries wrote them."""
+        """Return the folder of a run's checkpoints, shared by all its attempts."""
         return (self.folder / "checkpoints" / run_id).resolve()
 
     def forget_checkpoints(self, run_id: str) -> None:
-        """Remove those of a run that has a finished record."""
+        """Remove the checkpoints of a run that has a finished record."""
         shutil.rmtree(self.checkpoints(run_id), ignore_errors=True)
 
 
 def require_name(name: str) -> None:
-    """Check that this names a file or folder right below another one, and nothing else.
+    """Check that a name can be that of one file or folder, and leads nowhere else.
 
     Raises:
-        InputError: it does not.
+        InputError: it cannot.
     """
     if not NAME.fullmatch(name):
         raise InputError(
@@ -360,7 +364,7 @@ def require_name(name: str) -> None:
 
 
 def _is_missing(path: Path) -> bool:
-    """Whether there is no such file, for certain."""
+    """Return True if the file does not exist; False also if that cannot be determined."""
     try:
         os.stat(path)
     except OSError as error:
@@ -369,7 +373,7 @@ def _is_missing(path: Path) -> bool:
 
 
 def _head(path: Path) -> Document | None:
-    """The fields of HEAD at the beginning of a record that this module wrote; None: read all of it to know."""
+    """Return the fields of HEAD from a record's first bytes; None if the whole file has to be parsed."""
     try:
         with open_regular(path) as file:
             content = file.read()
@@ -385,7 +389,7 @@ def _head(path: Path) -> Document | None:
 
 
 def _one_line_per_item(record: Document) -> str:
-    """JSON, HEAD first, in which a list's items, such as steps, take a line each: small, and readable in a diff."""
+    """Return the record as JSON, HEAD first, with one line per item of a list: small, and readable in a diff."""
     fields = []
     for key, value in {**{key: record[key] for key in HEAD if key in record}, **record}.items():
         if isinstance(value, list) and value:

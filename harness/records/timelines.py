@@ -1,4 +1,4 @@
-"""A run's pipeline timeline as measured, and as simulated from its own times."""
+"""Pipeline timelines of a run: the measured one, and the one simulated from its own times."""
 
 from harness.records.record import Record
 from harness.records.statistics import quartiles
@@ -8,13 +8,13 @@ from impl.pipeline.simulate import Timeline, simulate
 
 
 def measured(record: Record) -> Timeline | None:
-    """The last step of a run with a pipeline; None: it had none, or did not get there."""
+    """Return the timeline of the last step; None for runs without a pipeline, or that did not reach that step."""
     rows = [rank.timeline for rank in record.ranks if rank.timeline]
     return Timeline.from_rows(rows) if rows else None
 
 
 def predicted(record: Record, timeline: Timeline) -> Timeline:
-    """The run's schedule, simulated with the median time of each stage's forward and backward passes, and no other."""
+    """Return the run's schedule simulated with the median times of each stage's forward and backward passes alone."""
     seconds: dict[tuple[Op, int], list[float]] = {}
     for span in timeline.spans:
         seconds.setdefault(span.action[:2], []).append(float(span.end - span.start))

@@ -1,4 +1,4 @@
-"""What readers get of many sweeps: EXPERIMENTS.md, the site, archives, and the results that a verb prints.
+"""Reports on many sweeps: EXPERIMENTS.md, the site, archives, and the results that a verb prints.
 
 May import every room on a lower floor of docs/code.md, up to harness.launch.
 """

@@ -1,4 +1,4 @@
-"""The verb `export`: an experiment as one archive that can go with a paper: what was asked, run and found."""
+"""The verb `export`: an experiment as one archive that can accompany a paper."""
 
 import hashlib
 import importlib
@@ -31,9 +31,9 @@ from impl.errors import InputError
 from impl.run import to_dict
 
 BEGINNING = (1980, 1, 1, 0, 0, 0)
-"""The first time that a zip can say; a later one would tell equal archives apart."""
+"""Earliest time that a zip can hold, given to all files so that equal archives have equal bytes."""
 WHOLE = ("LICENSE", "CITATION.cff", "requirements.lock")
-"""Files of the code that go with everything."""
+"""Files of the code that every archive has."""
 SUMS = "SHA256SUMS"
 
 
@@ -46,8 +46,9 @@ def export(
     results: Path | None = None,
     json: Flag = False,
 ) -> int:
-    """Write an experiment as one zip: every run's configuration, records, tables, figures, environments, published
-    numbers, verdicts, licence, citation and checksums. The same records give the same bytes.
+    """Write an experiment as one zip: runs, records, tables, figures, environments, verdicts, licence and checksums.
+
+    It also has the published numbers and the citation. The same records give the same bytes.
 
     Args:
         experiment: Id of an experiment, or its last word.
@@ -74,7 +75,7 @@ def export(
 
 
 def pack(name: str, inside: Mapping[str, bytes]) -> bytes:
-    """A zip of the files below one folder, with their checksums as `sha256sum --check` reads them."""
+    """Return a zip of the files below one folder, with their checksums in the format of `sha256sum --check`."""
     sums = "".join(f"{hashlib.sha256(inside[path]).hexdigest()}  {path}\n" for path in sorted(inside))
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -86,7 +87,7 @@ def pack(name: str, inside: Mapping[str, bytes]) -> bytes:
 
 
 def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> dict[str, bytes]:
-    """All files of the archive, by their paths in it.
+    """Return all files of the archive, by their paths in it.
 
     Raises:
         InputError: there are no records of these tiers.
@@ -121,7 +122,7 @@ def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> 
 
 
 def _packed(store: Store, path: Path) -> dict[str, bytes]:
-    """A file of the store as it is, by its path in the archive; nothing where a link leads out of the store."""
+    """Return an unchanged file of the store by its path in the archive; empty if a link leads out of the store."""
     if not path.resolve().is_relative_to(store.out.resolve()):
         print(f"left out: {printable(str(path))}: a link leads out of {store.out}", file=sys.stderr)
         return {}
@@ -129,7 +130,7 @@ def _packed(store: Store, path: Path) -> dict[str, bytes]:
 
 
 def _made(found: Experiment, tier: Tier, records: Sequence[Record]) -> Iterator[tuple[str, bytes]]:
-    """Tables and figures of a tier, made anew: those that lie beside the records may be older."""
+    """Yield a tier's tables and figures, made from the records: stored ones may be out of date."""
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(Path(scratch), found.id, tier)
         written = results.write(records, store.tables, found.claims, table=found.table)
@@ -139,7 +140,7 @@ def _made(found: Experiment, tier: Tier, records: Sequence[Record]) -> Iterator[
 
 
 def _with_it(found: Experiment, records: Sequence[Record]) -> Iterator[tuple[str, bytes]]:
-    """The experiment's file, described systems, published numbers, and what goes with everything."""
+    """Yield the experiment's file, described systems, published numbers, and the files that every archive has."""
     module = importlib.import_module("experiments." + found.id.replace("/", "."))
     yield f"experiments/{found.id}.py", Path(str(module.__file__)).read_bytes()
     for system in sorted({str(record.environment.system) for record in records if record.is_simulated}):
@@ -149,12 +150,12 @@ def _with_it(found: Experiment, records: Sequence[Record]) -> Iterator[tuple[str
     for paper in sorted(papers & set(published.papers())):
         yield f"published/{paper}.csv", (published.FOLDER / f"{paper}.csv").read_bytes()
     for name in WHOLE:
-        if (CODE / name).exists():  # an installed package has not all of them
+        if (CODE / name).exists():  # an installed package lacks some of them
             yield name, (CODE / name).read_bytes()
 
 
 def _specification(found: Experiment, tiers: Sequence[Tier]) -> dict[str, Any]:
-    """What is asked, and every run with all of its fields."""
+    """Return the question, and every run with all of its fields."""
     runs = {
         tier: [{"id": p.id, "label": p.label, "config": to_dict(p.run)} for p in points(found.runs[tier])]
         for tier in tiers
@@ -164,9 +165,9 @@ def _specification(found: Experiment, tiers: Sequence[Tier]) -> dict[str, Any]:
 
 
 def _environment(documents: Sequence[Document]) -> dict[str, Any]:
-    """Where records are from, each environment once with the ids of its records, and the code that wrote the archive.
+    """Return the environments of the records, each once with its records' ids, and the version of the archiving code.
 
-    The commands that started the runs are told apart from where they ran.
+    The commands that started the runs are listed separately from the environments.
     """
     found: dict[str, dict[str, Any]] = {}
     for document in documents:

@@ -1,4 +1,4 @@
-"""EXPERIMENTS.md, the index of all experiments, and a page for each with what its committed records say."""
+"""EXPERIMENTS.md, the index of all experiments, and a page for each with results from its committed records."""
 
 import os
 import subprocess
@@ -60,18 +60,18 @@ PLANNED = (
     ("Zero bubble 2024", "schedules ZB-H2, ZB-2p and ZB-V, and 1F1B interleaved over their chunks"),
     ("ZeRO 2019", "figure 5, the perplexity of Turing-NLG"),
 )
-"""What is to come: paper, and its tables and figures."""
+"""Planned experiments: paper, and its tables and figures."""
 OPEN = (
     ("AxoNN", "the four-dimensional hybrid of tensor and data parallelism"),
     ("Mixture of experts", "expert parallelism and prototyping, as in M6-10T"),
     ("Recommender models", "embedding tables split over ranks"),
     ("Protein models", "transformers over amino acids and their data"),
 )
-"""Named among the papers' related work, and not planned."""
+"""Subjects of the papers' related work that are not planned."""
 
 
 class Found(NamedTuple):
-    """An experiment with its records of all tiers, and the verdicts on its claims."""
+    """Experiment with its records of all tiers, and the verdicts on its claims."""
 
     experiment: Experiment
     records: list[Record]
@@ -81,7 +81,7 @@ class Found(NamedTuple):
         return [r for r in self.records if r.tier == tier and r.is_simulated == simulated]
 
     def highest(self, *, simulated: bool) -> tuple[Tier, list[Record]] | None:
-        """The largest tier with records, measured or simulated, and these."""
+        """Return the largest tier with records, measured or simulated, and these records."""
         for tier in TIERS[::-1]:
             if records := self.of(tier, simulated=simulated):
                 return tier, records
@@ -89,9 +89,9 @@ class Found(NamedTuple):
 
 
 def read(out: Path) -> list[Found]:
-    """All experiments, each with its records of all tiers under `out`.
+    """Return all experiments, each with its records of all tiers under `out`.
 
-    Where `out` lies in a git repository only records that git tracks count, so that a local run changes nothing.
+    If `out` is in a git repository, only records tracked by git are read, so that a local run changes nothing.
     """
     tracked = tracked_files(out)
     found = []
@@ -102,14 +102,14 @@ def read(out: Path) -> list[Found]:
 
 
 def index(found: Sequence[Found]) -> str:
-    """EXPERIMENTS.md: where each table and figure of a paper is answered, and every experiment with its verdicts."""
+    """Return the text of EXPERIMENTS.md: an index by paper and number, and all experiments with their verdicts."""
     return (
         "\n".join([INTRODUCTION, *_index(found), "", *_overview(found), "", *_cannot_tell(found), *_not_here()]) + "\n"
     )
 
 
 def page_of(name: str) -> str:
-    """Where the page of an experiment lies, below the project's folder."""
+    """Return the path of an experiment's page, relative to the project's folder."""
     return f"results/{name}/README.md"
 
 
@@ -118,7 +118,7 @@ def _link(name: str) -> str:
 
 
 def _index(found: Sequence[Found]) -> Iterator[str]:
-    """Every table and figure of the papers that has an experiment, or numbers here."""
+    """Yield a row for every table and figure of the papers with an experiment or published numbers."""
     yield "## By paper and number\n"
     yield from _rows("paper", "table or figure", "experiments")
     for paper, places in answered(one.experiment for one in found).items():
@@ -141,8 +141,10 @@ def _capital(text: str) -> str:
 
 
 def page(found: Found, out: Path) -> str:
-    """One experiment: its question, source and commands, the verdicts on its claims, and the tables and figures of the
-    highest tier that has measured records and of the highest that has simulated ones."""
+    """Return an experiment's page: question, source, commands, verdicts, tables and figures.
+
+    Tables and figures are those of the largest tier with measured records, and of the largest with simulated ones.
+    """
     e = found.experiment
     parts = [f"# {e.id}", f"**{e.question}**"]
     parts += [" ".join(paragraph.split()) for paragraph in e.about.split("\n\n") if paragraph]
@@ -173,7 +175,7 @@ def page(found: Found, out: Path) -> str:
 
 
 def _texts(e: Experiment) -> Iterator[str]:
-    """What the experiment reads that is not part of the repository, a line each."""
+    """Yield a line for each text that the experiment reads and the repository does not contain."""
     how = Path(os.path.relpath("docs/texts.md", Path(page_of(e.id)).parent)).as_posix()
     for path in dict.fromkeys(path for tier in TIERS for run in e.runs[tier] for path in texts.read_by(run)):
         text = texts.KNOWN[path]
@@ -186,24 +188,24 @@ def _counted(tier: Tier, records: Sequence[Record]) -> str:
 
 
 def _shown(e: Experiment, first: list[Table], records: Sequence[Record]) -> list[str]:
-    """These tables and the experiment's own."""
+    """Return these tables and the experiment's own as Markdown."""
     tables = [*first, *([e.table(records)] if e.table else [])]
     return [render.markdown(t, padded=False).strip() for t in tables if len(t.frame)]
 
 
 def _figures(store: Store) -> list[str]:
-    """The figures that lie beside the tables of a tier."""
+    """Return links to the figures of a tier."""
     names = sorted(path.stem for path in store.figures.glob("*.svg"))
     return [f"![{name.replace('_', ' ')}]({store.tier}/figures/{name}.svg)" for name in names]
 
 
 def _rows_of(table: Table) -> str:
-    """A table without its heading."""
+    """Return a table as Markdown without its heading."""
     return render.markdown(table, padded=False).partition("\n\n")[2].strip()
 
 
 def _commands(found: Found) -> Iterator[str]:
-    """What each tier takes, and how it is run."""
+    """Yield the rows of a table of the tiers: cost, memory, time and command."""
     e = found.experiment
     yield from _rows("tier", "points", "expected", "memory of a rank", "took", "command")
     for tier in TIERS:
@@ -213,7 +215,7 @@ def _commands(found: Found) -> Iterator[str]:
 
 
 def _memory(found: Found, tier: Tier) -> str:
-    """The fullest rank's of all runs of a tier, measured and simulated."""
+    """Return the fullest rank's memory over all runs of a tier, measured and simulated, else predicted."""
     said = []
     for kind, simulated in (("measured", False), ("simulated", True)):
         ranks = [rank for record in found.of(tier, simulated=simulated) for rank in record.ranks]
@@ -226,8 +228,10 @@ def _memory(found: Found, tier: Tier) -> str:
 
 @cache
 def _predicted(runs: tuple[Run, ...]) -> int | None:
-    """Bytes of tensors on the fullest rank of our engine's runs on CPUs; None: some need a text, which may be here or
-    not."""
+    """Return the tensor bytes of the fullest rank over our engine's runs on CPUs; None if some run reads a text.
+
+    A text may be missing here, and the page must not depend on that.
+    """
     points = {replace(run, seed=0, repeat=0) for run in runs if run.engine == "native"}
     if any(not run.model.vocab_size and run.data.dataset != SYNTHETIC for run in points):
         return None
@@ -241,13 +245,13 @@ def _predicted(runs: tuple[Run, ...]) -> int | None:
 
 
 def _took(records: Sequence[Record]) -> str:
-    """Time of all runs together."""
+    """Return the total time of all runs."""
     seconds = sum(record.times.total_seconds or 0.0 for record in records)
     return f"{seconds / 60:.1f} min" if seconds else "–"
 
 
 def _main_tables(records: Sequence[Record]) -> Iterator[Table]:
-    """Scaling, and one table of each evaluation: by size and placement where both vary, else by point."""
+    """Yield the scaling table, and one for each evaluation: by size and placement if both vary, else by point."""
     scaling = scaling_table(records)
     if len(scaling.frame):
         yield scaling
@@ -256,7 +260,7 @@ def _main_tables(records: Sequence[Record]) -> Iterator[Table]:
 
 
 def _measured_on(records: Sequence[Record]) -> str:
-    """Device and commit of the runs that were measured, all of them where they differ."""
+    """Return the devices and commits of the measured runs."""
     devices, commits = [], []
     for environment in (record.environment for record in records if record.status == "ok"):
         kind = ", ".join(filter(None, (environment.device, environment.backend)))
@@ -274,7 +278,7 @@ def _listed(items: Iterable[str]) -> str:
 
 
 def tracked_files(folder: Path) -> set[Path] | None:
-    """The files in a folder that git tracks; None: the folder is in no repository."""
+    """Return the files in a folder that git tracks; None if the folder is in no repository."""
     command = ["git", "-C", str(folder), "ls-files", "-z"]
     try:
         names = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
@@ -284,7 +288,7 @@ def tracked_files(folder: Path) -> set[Path] | None:
 
 
 def _cannot_tell(found: Sequence[Found]) -> Iterator[str]:
-    """The claims that neither a run nor a simulation here can tell."""
+    """Yield the section on claims that no measured or simulated run here can decide."""
     yield "## Not run here\n\nClaims on which no record here says anything:\n"
     for e, _, verdicts in found:
         texts = [f"{one.claim.text} ({one.claim.source})" for one in verdicts if one.tier is None]

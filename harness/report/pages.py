@@ -1,4 +1,4 @@
-"""The pages of the report, each written as soon as it is known what stands on it."""
+"""Pages of the report, each written as soon as its content is known."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ from harness.report.views import (
 )
 
 KIND, MANIFEST = "lmscale_report", "report.json"
-"""The field by which a folder is known as a report, and the file that has it."""
+"""Field that identifies a folder as a report, and the file that has it."""
 MEMORY = Column(key="memory_bytes", header="memory", unit="GiB", si="B", scale=2**30, digits=3)
 ENVIRONMENT = (
     *(Column(key=key, header=header, text=True) for key, header in (
@@ -54,7 +54,7 @@ ENVIRONMENT = (
     Column(key="commands", header="commands", text=True),
 )  # fmt: skip
 COUNTED = ("records", "experiments", "commands")
-"""Columns that are not of an environment itself."""
+"""Columns that are not fields of an environment."""
 PRINTED = (
     *(Column(key=key, header=key.replace("_", " "), text=True) for key in ("quantity", "model", "norm_placement")),
     *(Column(key=key, header=header) for key, header in (
@@ -66,19 +66,19 @@ PRINTED = (
 
 @dataclass(frozen=True)
 class Part:
-    """What the records of one tier say."""
+    """Results from the records of one tier."""
 
     tier: Tier
     told: str
     figures: list[ShownFigure]
     tables: list[ShownTable]
     more: list[ShownTable]
-    """Tables of every run, and where they ran."""
+    """Tables of every run, and of their environments."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An experiment in the index."""
+    """Entry of an experiment in the index."""
 
     experiment: Experiment
     found: list[Judged]
@@ -94,7 +94,7 @@ class Entry:
 
     @property
     def paper(self) -> str:
-        """The folder of the experiment, which need not be a paper's."""
+        """Folder of the experiment, which may not be that of a paper."""
         return self.experiment.id.rpartition("/")[0]
 
 
@@ -102,8 +102,8 @@ class Report:
     """Pages, tables and figures in a folder.
 
     Args:
-        folder: where they are written.
-        results: the folder of records; documents there become pages, too.
+        folder: folder that they are written to.
+        results: folder of records; documents in it become pages, too.
     """
 
     def __init__(self, folder: Path, results: Path) -> None:
@@ -149,7 +149,7 @@ class Report:
         )
 
     def _table(self, table: Table, place: str, name: str) -> ShownTable:
-        """A table with its file of unrounded values."""
+        """Write a table's file of unrounded values, and return the table for its template."""
         file = Path("tables", *map(slug, place.split("/")), f"{slug(name)}.csv")
         self._write(file, render.csv(table))
         return shown_table(table, slug(f"{place.rpartition('/')[2]} {name}"), file.as_posix())
@@ -162,8 +162,7 @@ class Report:
         return shown_figure(figure, file.as_posix(), path.read_text())
 
     def finish(self) -> dict[str, Any]:
-        """Write the pages of papers, verdicts, environments and documents, the index, and what was written, which is
-        returned."""
+        """Write the pages of papers, verdicts, environments and documents, and the index; return the manifest."""
         by_paper = references.answered(entry.experiment for entry in self.entries)
         for paper, found in by_paper.items():
             self._paper(paper, found)
@@ -189,7 +188,7 @@ class Report:
         return self._manifest(everything, found)
 
     def _paper(self, paper: str, found: Mapping[Place, Sequence[str]]) -> None:
-        """A paper's tables and figures by their numbers: what it prints, and what came of it here."""
+        """Write a paper's page: its tables and figures by their numbers, with printed values and our verdicts."""
         csv = ""
         if paper in papers():
             csv = f"published/{paper}.csv"
@@ -206,7 +205,7 @@ class Report:
         self._page(page_of_paper(paper), "paper.html", paper=paper, sections=sections, text=in_text)
 
     def _documents(self) -> list[tuple[str, str]]:
-        """A page of each document that lies beside the records; title and file."""
+        """Write a page for each document in the folder of records; return their titles and files."""
         found = []
         is_inside = lambda path: path.resolve().is_relative_to(self.results.resolve())  # no link leads elsewhere
         for path in filter(is_inside, [*sorted(self.results.glob("*.md")), *sorted(self.results.glob("bench/*.md"))]):
@@ -247,7 +246,7 @@ class Report:
 
 
 def told(manifest: Mapping[str, Any]) -> str:
-    """What a report is about, in a few lines."""
+    """Return a summary of a report in a few lines."""
     counted = ", ".join(f"{count} {kind}" for kind, count in manifest["records"].items())
     return f"{manifest['experiments']} experiments, records: {counted}\n{in_words(manifest['claims'])}"
 
@@ -258,7 +257,7 @@ def _counted(records: Iterable[Record]) -> dict[str, int]:
 
 
 def _where(records: Sequence[Record]) -> str:
-    """On what records were measured, and for what they were simulated."""
+    """Return the devices that records were measured on, and the systems that they were simulated for."""
     ran = {r.environment.device_name or "an unknown device" for r in records if _has_run(r)}
     systems = {f"{r.environment.system} ({r.environment.stack})" for r in records if r.is_simulated}
     parts = [f"measured on {', '.join(sorted(ran))}"] if ran else []
@@ -270,7 +269,7 @@ def _has_run(record: Record) -> bool:
 
 
 def environments(records: Sequence[Record]) -> Table:
-    """Where records are from: one row for what has the same device, software and commit."""
+    """Return the table of the records' environments: one row per device, software and commit."""
     rows: dict[str, dict[str, Any]] = {}
     for record in records:
         if (environment := record.environment) != Environment():
@@ -290,7 +289,7 @@ def _command(environment: Environment) -> str:
 
 
 def _environment(environment: Environment) -> dict[str, Any]:
-    """What tells environments apart, as short texts."""
+    """Return the fields that distinguish environments, as short texts."""
     named = lambda pairs: ", ".join(f"{name} {value}" for name, value in (pairs or {}).items())
     git, is_cpu = environment.git, environment.processor == environment.device_name
     changed = " with changes" if git and git.dirty else ""
@@ -306,7 +305,7 @@ def _environment(environment: Environment) -> dict[str, Any]:
 
 
 def _printed(paper: str) -> dict[str, list[dict[Any, Any]]]:
-    """The numbers that a paper prints, by the place where it does."""
+    """Return the numbers that a paper prints, by their place in it."""
     rows = published(paper).to_dict("records") if paper in papers() else []
     by_place: dict[str, list[dict[Any, Any]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""All tables and figures of a sweep: made from its records, written to its folder, and printed."""
+"""Tables and figures of a sweep: made from its records, written to its folder, and printed."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from harness.terminal import TABLE_ROWS, columns, console, counted, print_json, 
 def all_tables(
     records: Sequence[Record], claims: Sequence[Claim] = (), *, table: MakesTable | None = None
 ) -> list[Table]:
-    """Every table that has rows, an experiment's own too, and the verdicts on the claims.
+    """Return all tables that have rows, with the experiment's own and the verdicts on the claims.
 
     Raises:
         InputError: the records are of several tiers.
@@ -36,7 +36,7 @@ def all_tables(
 def write(
     records: Sequence[Record], folder: Path, claims: Sequence[Claim] = (), *, table: MakesTable | None = None
 ) -> list[Path]:
-    """Every table that has rows as Markdown, CSV and LaTeX, in place of what an earlier call wrote to the folder.
+    """Write all tables that have rows as Markdown, CSV and LaTeX, in place of those of an earlier call.
 
     Raises:
         InputError: the records are of several tiers.
@@ -46,7 +46,11 @@ def write(
 
 
 def write_made(tables: Sequence[Table], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
-    """The same of tables that were made before."""
+    """Write these tables as `write` does.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     written = []
     for made in tables:
         for suffix, text in WRITERS.items():
@@ -65,7 +69,7 @@ WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": rend
 
 
 def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool) -> int:
-    """Write the tables and figures of all records, print those of the chosen points; the exit status."""
+    """Write the tables and figures of all records, print those of the chosen points, and return the exit status."""
     everything = store.with_simulated()
     ids, measured = dict.fromkeys(point.id for point in chosen), {r.id: r for r in everything if not r.is_simulated}
     records = [measured[id] for id in ids if id in measured]
@@ -90,10 +94,10 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
 def write_results(
     store: Store, experiment: Experiment | None = None, records: list[Record] | None = None
 ) -> tuple[list[str], list[Table]]:
-    """Write the tables and figures of all records; the files, and the tables.
+    """Write the tables and figures of all records; return the files, and the tables.
 
     Args:
-        records: of the store, where they have been read.
+        records: all records of the store; None if they have not been read.
     """
     records = store.with_simulated() if records is None else records
     own, figure = (experiment.table, experiment.figure) if experiment else (None, None)
@@ -104,7 +108,7 @@ def write_results(
 
 
 def made_of(records: list[Record], experiment: Experiment | None = None) -> list[Table]:
-    """The tables of records."""
+    """Return all tables of records, with the experiment's own and its claims."""
     claims, own = (experiment.claims, experiment.table) if experiment else ((), None)
     return all_tables(records, claims, table=own)
 
@@ -114,7 +118,7 @@ def as_json(made: list[Table]) -> dict[str, Any]:
 
 
 def print_tables(made: list[Table]) -> None:
-    """Tables for the terminal; those with more than TABLE_ROWS rows as bare columns."""
+    """Print tables to the terminal; those with more than TABLE_ROWS rows as bare columns."""
     for t in made:
         if len(t.frame) > TABLE_ROWS:
             cells = [[c.heading for c in t.columns], *t.cells()]
@@ -125,6 +129,6 @@ def print_tables(made: list[Table]) -> None:
 
 
 def described(e: Experiment) -> dict[str, Any]:
-    """An experiment's question, source and cost."""
+    """Return an experiment's question, source and cost."""
     tiers = {tier: {"points": len(e.runs[tier]), "expected": e.cost[tier]} for tier in TIERS}
     return {"id": e.id, "question": e.question, "source": e.source, "tiers": tiers}

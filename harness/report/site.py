@@ -1,4 +1,4 @@
-"""The verb `report`: all that the records say, as a folder of pages that a browser shows without a network."""
+"""The verb `report`: results of all records as a folder of pages that a browser shows without a network."""
 
 import contextlib
 import os
@@ -47,10 +47,10 @@ def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag 
 
 
 def _require_replaceable(out: Path) -> None:
-    """Check that there is nothing but an earlier report.
+    """Check that the path is free, an empty folder, or an earlier report.
 
     Raises:
-        InputError: there is.
+        InputError: it is not.
     """
     if not out.exists() and not out.is_symlink():
         return
@@ -61,7 +61,7 @@ def _require_replaceable(out: Path) -> None:
 
 @contextlib.contextmanager
 def _replaced(out: Path) -> Iterator[Path]:
-    """An empty folder that takes the place of `out` when all in it is written; until then nothing changes there.
+    """Yield an empty folder that replaces `out` once it is written completely; until then `out` does not change.
 
     Raises:
         InputError: it cannot be written.

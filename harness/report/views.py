@@ -1,4 +1,4 @@
-"""What the report's templates are given: tables, figures, texts and verdicts, ready to be shown."""
+"""Data for the report's templates: tables, figures, texts and verdicts, ready for display."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 PIXELS_PER_POINT = 1.1
-"""Of a figure, whose letters are of 10 points: no screen shows it smaller, a narrow one lets it be moved."""
+"""Scale of a figure, whose letters have 10 points: screens show it no smaller, and narrow ones scroll it."""
 KINDS = ("published", "simulated")
-"""Columns whose heading has one of these words are marked; those without are measured, or say what a row is."""
+"""Words that mark the kind of a column by its heading; other columns are measured, or describe the row."""
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("table_open", lambda *_: '<div class="scroll" tabindex="0"><table>\n')
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")
 MARKDOWN.add_render_rule("image", lambda *shown: f'<span class="scroll">{RendererHTML.image(*shown)}</span>')
 LINE = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink"])
-"""For texts that name what records hold: nothing is loaded or linked."""
+"""Renderer of texts that quote records: nothing is loaded or linked."""
 
 
 def templates() -> jinja2.Environment:
-    """The pages' templates; a name that is not given is an error."""
+    """Return the pages' templates; a name that is not given is an error."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -55,27 +55,29 @@ def templates() -> jinja2.Environment:
 
 
 def slug(text: str) -> str:
-    """A text as the name of a file or of a place on a page."""
+    """Return a text as the name of a file or of an anchor."""
     return re.sub(r"[^a-z0-9_]+", "-", str(text).lower()).strip("-")
 
 
 def page_of(experiment: str) -> str:
-    """The file of an experiment's page."""
+    """Return the file of an experiment's page."""
     return f"{slug(experiment)}.html"
 
 
 def page_of_paper(paper: str) -> str:
-    """The file of a paper's page, which has its tables and figures by their numbers."""
+    """Return the file of a paper's page, which has its tables and figures by their numbers."""
     return f"paper-{slug(paper)}.html"
 
 
 def link_to(place: Place) -> str:
-    """Where a paper's table or figure is shown."""
+    """Return the link to a paper's table or figure."""
     return f"{page_of_paper(place.paper)}#{slug(str(place))}"
 
 
 def markdown(text: str, *, images: str = "") -> Markup:
-    """Markdown as HTML: tables can be moved on a narrow screen, links, which lead out of the report, are plain text.
+    """Return Markdown as HTML, with tables that scroll on narrow screens, and links as plain text.
+
+    Links would lead out of the report.
 
     Args:
         images: Folder of the report in which images are; without it there are none.
@@ -90,23 +92,23 @@ def markdown(text: str, *, images: str = "") -> Markup:
 
 
 def said(text: str) -> Markup:
-    """A line with the code in it marked, without links and images."""
+    """Return a line as HTML with its code marked, without links and images."""
     return Markup(LINE.renderInline(" ".join(text.split())))
 
 
 class Heading(NamedTuple):
-    """Of a column."""
+    """Heading of a column."""
 
     text: str
     unit: str
     kind: str
-    """Of KINDS, or empty."""
+    """Word of KINDS, or empty."""
     is_text: bool
 
 
 @dataclass(frozen=True)
 class ShownTable:
-    """A table as its template needs it."""
+    """Table for its template."""
 
     id: str
     title: str
@@ -114,7 +116,7 @@ class ShownTable:
     rows: list[list[str]]
     notes: tuple[str, ...]
     csv: str
-    """Its file of unrounded values."""
+    """File of its unrounded values."""
 
 
 def shown_table(table: Table, id: str, csv: str) -> ShownTable:
@@ -123,14 +125,14 @@ def shown_table(table: Table, id: str, csv: str) -> ShownTable:
 
 
 def kind_of(column: Column) -> str:
-    """Where a column's numbers are from, where its heading says so."""
+    """Return the kind of a column's numbers that its heading names; empty if none."""
     words = column.header.lower()
     return next((kind for kind in KINDS if kind in words), "")
 
 
 @dataclass(frozen=True)
 class ShownFigure:
-    """A figure as its template needs it."""
+    """Figure for its template."""
 
     file: str
     name: str
@@ -141,7 +143,7 @@ class ShownFigure:
 
 
 def shown_figure(figure: "Figure", file: str, svg: str) -> ShownFigure:
-    """The figure beside its drawing, which says how large it is; it is called as its file."""
+    """Return a figure for its template, with the size of its SVG and the name of its file."""
     found = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg)
     points = map(float, found.groups()) if found else figure.get_size_inches() * 72
     width, height = (round(PIXELS_PER_POINT * each) for each in points)
@@ -150,13 +152,13 @@ def shown_figure(figure: "Figure", file: str, svg: str) -> ShownFigure:
 
 
 def heading(figure: "Figure") -> str:
-    """The title of a figure, or those of its panels."""
+    """Return the title of a figure, or those of its panels."""
     panels = [ax.get_title() or ax.get_title(loc="left") for ax in figure.axes if ax.get_visible()]
     return figure.get_suptitle() or "; ".join(filter(None, panels))
 
 
 def alt(figure: "Figure") -> str:
-    """What a figure shows, for who does not see it: title, panels, axes and the names of its lines."""
+    """Return a figure's alternative text for screen readers: title, panels, axes and the names of its lines."""
     shown = [ax for ax in figure.axes if ax.get_visible()]
     panels = [ax.get_title() or ax.get_title(loc="left") for ax in shown]
     legends = [*figure.legends, *(legend for ax in shown if (legend := ax.get_legend()) is not None)]
@@ -168,7 +170,7 @@ def alt(figure: "Figure") -> str:
 
 
 class Said(NamedTuple):
-    """A verdict, and what it rests on."""
+    """Verdict with its runs and numbers."""
 
     runs: str
     verdict: str
@@ -177,7 +179,7 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class ShownClaim:
-    """A claim as its source has it, beside what was simulated and what was measured."""
+    """Claim of a source, with its simulated and measured verdicts."""
 
     text: str
     source: str
@@ -187,7 +189,7 @@ class ShownClaim:
 
 
 def shown_claims(found: Iterable[Judged]) -> list[ShownClaim]:
-    """A row a claim; nothing was simulated or measured where no run can tell."""
+    """Return one entry per claim; without verdicts if no run can decide it."""
     by_claim: dict[int, list[Judged]] = {}
     for one in found:
         by_claim.setdefault(id(one.claim), []).append(one)
@@ -203,11 +205,11 @@ def _shown_claim(rows: Sequence[Judged]) -> ShownClaim:
 
 
 def headline(claims: Sequence[ShownClaim]) -> ShownClaim | None:
-    """The first claim that the source prints something of, else the first."""
+    """Return the first claim with published numbers, else the first claim."""
     return next((claim for claim in claims if claim.published), claims[0] if claims else None)
 
 
 def naming(place: Place, experiment: str, found: Iterable[Judged]) -> list[Judged]:
-    """The verdicts on an experiment's claims whose source names this table or figure."""
+    """Return the verdicts on an experiment's claims whose source names this table or figure."""
     paper = experiment.partition("/")[0]
     return [one for one in found if place in references.places(one.claim.source, paper)]

@@ -1,4 +1,4 @@
-"""Plans that are run for real on this machine, and how far their predicted order is the measured one."""
+"""Plans that are run on this machine, and the agreement of their predicted order with the measured one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from impl.simulator.system import System
 
 
 class Real:
-    """This machine as a judge of runs; records are kept, and what has one that is finished is not run again."""
+    """Judge that runs plans on this machine; records are kept, and a run with a finished record is not repeated."""
 
     def __init__(self, system: System, out: Path) -> None:
         self.store = Store(out, "tune", "small")
@@ -35,7 +35,7 @@ class Real:
             Sweep(self.store, self.datasets, self.options, display).run(list(points))
 
     def judged(self, run: Run) -> Judged:
-        """What the record of a run says: the median of its timed steps, or why there is none."""
+        """Return the median of the timed steps from a run's record, or the reason why there is none."""
         record = self.store.read(run.id)
         if record is None or record.status != "ok":
             return {"reason": "no record" if record is None else f"{record.status}: {record.reason}"}
@@ -47,7 +47,7 @@ class Real:
 
 
 def compared(rows: Sequence[Judged], base: Run, real: Real) -> dict[str, Any]:
-    """Predicted and measured seconds of plans that are run here, and Kendall's tau of their order, from -1 to 1."""
+    """Return predicted and measured seconds of plans that are run here, and Kendall's tau of their order."""
     from scipy.stats import kendalltau
 
     runs = [run_of({knob: row[knob] for knob in KNOBS}, base) for row in rows]

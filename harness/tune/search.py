@@ -1,6 +1,6 @@
-"""The best of all plans: by the closed form, then judged by events or for real; and Optuna's search for them.
+"""The best of all plans: by the closed form, then judged by events or real runs; and Optuna's search for them.
 
-What has been judged is kept in a journal, failures with their reasons, and is not judged again.
+Judgements are kept in a journal, failures with their reasons, and are not repeated.
 """
 
 import hashlib
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from optuna import Study
 
 CHUNK = 50_000
-"""Plans that are estimated at once: their columns stay in a core's cache, and progress is seen."""
+"""Plans estimated at once: their columns fit a core's cache, and progress is shown after each part."""
 SHAPE = (
     *("tp", "pp", "dp", "microbatch", "schedule", "chunks"),
     *("recompute", "zero_stage", "sequence_parallel"),
 )
-"""Knobs by which plans are different plans; of those that differ in the others only, the best is meant."""
+"""Knobs in which plans of different shape differ; of plans that differ in other knobs only, the best counts."""
 SAMPLE = 4000
-"""Plans that the importance of knobs is told from."""
+"""Plans from which the importance of knobs is estimated."""
 LEAST_SAVED, SLOWEST = 0.1, 2.0
-"""Share of memory that a slower plan has to save to be on the front; how many times as long it may take at most."""
+"""Share of memory that a slower plan has to save to be on the front; its largest ratio to the fastest time."""
 
 TRIES = 50
-"""Proposals for each trial that is wanted; most of those that fail are no valid plan, which costs nothing to see."""
+"""Proposals for each trial; most failures are invalid plans, which cost nothing to detect."""
 
 Judged = dict[str, Any]
-"""A plan by knob, its `seconds` and `bytes`, and why it fails, `reason`, where it does."""
+"""A plan by knob, its `seconds` and `bytes`, and the `reason` of its failure, if any."""
 Judge = Callable[[Run], Judged]
 
 
 def estimates(form: ClosedForm, plans: Plans, progress: Callable[[int], None]) -> Estimate:
-    """All plans by the closed form, piece by piece."""
+    """Return estimates of all plans by the closed form, computed in parts."""
     found = []
     for first in range(0, len(plans), CHUNK):
         found.append(form.estimate(plans.take(slice(first, first + CHUNK))))
@@ -54,7 +54,7 @@ def estimates(form: ClosedForm, plans: Plans, progress: Callable[[int], None]) -
 
 
 def ranked(plans: Plans, seconds: np.ndarray, top: int) -> list[int]:
-    """Places of the fastest plans that differ in SHAPE; the plainest of equals."""
+    """Return places of the fastest plans that differ in SHAPE; the plainest of equals."""
     order = np.lexsort((plans.oddity, seconds))
     shapes = np.stack([plans[knob] for knob in SHAPE], axis=-1)
     chosen: dict[tuple[int, ...], int] = {}
@@ -66,7 +66,7 @@ def ranked(plans: Plans, seconds: np.ndarray, top: int) -> list[int]:
 
 
 def front(plans: Plans, found: Estimate) -> list[int]:
-    """Places of the plans than which no other is both faster and smaller, fastest first; each saves something."""
+    """Return places of the plans that no other beats in both time and memory, fastest first; each saves memory."""
     order = np.lexsort((plans.oddity, found.bytes, found.seconds))
     smallest = np.minimum.accumulate(found.bytes[order])
     chosen, least = [], np.inf
@@ -80,7 +80,7 @@ def front(plans: Plans, found: Estimate) -> list[int]:
 
 
 def unbeaten(rows: Iterable[Judged]) -> list[Judged]:
-    """Those of judged plans than which no other is both faster and smaller, fastest first; each saves something."""
+    """Return the judged plans that no other beats in both time and memory, fastest first; each saves memory."""
     chosen: list[Judged] = []
     for row in sorted(rows, key=lambda row: (row["seconds"], row["bytes"])):
         if not chosen or row["bytes"] < (1 - LEAST_SAVED) * chosen[-1]["bytes"]:
@@ -89,7 +89,7 @@ def unbeaten(rows: Iterable[Judged]) -> list[Judged]:
 
 
 def best_by_value(plans: Plans, seconds: np.ndarray) -> dict[str, dict[str, float]]:
-    """The fastest plan's seconds for each value of each knob that has several."""
+    """Return the fastest plan's seconds for each value of each knob that has several."""
     found: dict[str, dict[str, float]] = {}
     for knob in KNOBS:
         column = plans[knob]
@@ -102,7 +102,7 @@ def best_by_value(plans: Plans, seconds: np.ndarray) -> dict[str, dict[str, floa
 
 
 def importance(plans: Plans, seconds: np.ndarray) -> dict[str, float]:
-    """How much each knob decides whether a plan is among the fastest tenth; shares of 1.
+    """Return each knob's share of what decides whether a plan is among the fastest tenth; shares add up to 1.
 
     Source: PED-ANOVA, Watanabe et al. 2023 (2304.10255), as Optuna has it; of a random sample where there are many.
     """
@@ -130,7 +130,7 @@ def importance(plans: Plans, seconds: np.ndarray) -> dict[str, float]:
 
 
 def shapley(values: np.ndarray) -> np.ndarray:
-    """Mean size of every axis's Shapley value, over all points of a grid that are equally likely: exact, by all sets.
+    """Return the mean size of every axis's Shapley value over a grid of equally likely points: exact, by all sets.
 
     A point's values add up to its difference from the grid's mean.
 
@@ -150,7 +150,7 @@ def shapley(values: np.ndarray) -> np.ndarray:
 
 
 def by_events(run: Run, vocab_size: int, system: System, limit: float) -> Judged:
-    """A run's step, carried out as events, and its memory to the byte."""
+    """Return the seconds of a run's step, simulated as events, and its exact memory."""
     found = predicted(run, vocab_size, system)
     size = max(memory.total for memory in found.memory)
     told = {"seconds": found.seconds, "bytes": size, "bubble": found.bubble, "mfu": found.mfu, "hfu": found.hfu}
@@ -160,19 +160,19 @@ def by_events(run: Run, vocab_size: int, system: System, limit: float) -> Judged
 
 @dataclass(frozen=True)
 class Journal:
-    """What runs were judged to be, a line each in a file that is only ever added to; of one system and judge."""
+    """Judgements of runs by one judge of one system, a line each in a file that is only appended to."""
 
     path: Path | None
-    """None: it is not kept."""
+    """None: the journal is not kept."""
     judge: str
 
     @classmethod
     def of(cls, path: Path | None, *judge: object) -> "Journal":
-        """Of a judge that all these things decide."""
+        """Return the journal of the judge that these values define."""
         return cls(path, hashlib.sha256(repr(judge).encode()).hexdigest()[:12])
 
     def read(self) -> dict[str, Judged]:
-        """By the runs' ids; a line that was cut off is none."""
+        """Return judgements by the runs' ids; truncated lines are skipped."""
         if self.path is None or not self.path.exists():
             return {}
         found: dict[str, Judged] = {}
@@ -194,7 +194,7 @@ class Journal:
 
 
 def judged(rows: Iterable[Mapping[str, Any]], base: Run, judge: Judge, journal: Journal) -> Iterator[Judged]:
-    """Each plan with what the judge says of it, or said earlier; what cannot be is a failure with its reason."""
+    """Yield each plan with its judgement, new or from the journal; an impossible plan is a failure with its reason."""
     known = journal.read()
     for row in rows:
         run = run_of(row, base)
@@ -208,7 +208,7 @@ def judged(rows: Iterable[Mapping[str, Any]], base: Run, judge: Judge, journal: 
 
 
 def study_of(journal: Journal) -> "Study":
-    """Optuna's study of what a journal's judge says; it goes on where the file beside the journal has it."""
+    """Return Optuna's study for a journal's judge; it resumes from the file next to the journal, if any."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -224,10 +224,10 @@ def study_of(journal: Journal) -> "Study":
 def searched(
     study: "Study", plans: Plans, first: Iterable[Judged], base: Run, judge: Judge, trials: int
 ) -> Iterator[Judged]:
-    """Plans that Optuna proposes, until so many were judged, those of earlier first; what fails is a failed trial.
+    """Yield plans that Optuna proposes until `trials` are judged, those of `first` before; a failure is a failed trial.
 
     Args:
-        plans: all that are valid; knobs take their values, and what they do not make together fails at once.
+        plans: all valid plans; knobs take their values, and combinations that are no valid plan fail at once.
         first: plans to begin with.
     """
     from optuna.trial import TrialState

@@ -50,16 +50,16 @@ BATCH = 1536
 LEFT_FREE = 0.05
 """Share of a device's memory that the framework and its libraries take, or that is lost between allocations."""
 TOP = 20
-"""Plans of different shape that events decide between."""
+"""Plans of different shape that are compared by events."""
 PLAIN_SECONDS = 5.0
-"""How often progress is told where there is no terminal."""
+"""Seconds between progress lines where standard error is no terminal."""
 STEPS = 12
-"""Of a run that is measured."""
+"""Training steps of a measured run."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What is searched for, and where."""
+    """Model, system and limits of a search."""
 
     base: Run
     vocab_size: int
@@ -82,7 +82,7 @@ class _Task:
 
 
 def tune_from(default: Run) -> Callable[..., int]:
-    """The verb `tune`, for the model of `default`."""
+    """Return the verb `tune`, for the model of `default`."""
 
     def tune(
         *,
@@ -144,11 +144,12 @@ def tune_from(default: Run) -> Callable[..., int]:
 
 
 def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> Judged:
-    """The plan with which so many devices of a system carry out the base's batch fastest, as `tune` finds it.
+    """Return the plan with which this many devices of a system carry out the base's batch fastest, as `tune` finds it.
 
     Args:
-        base: of its plan only the size of buckets matters, and its microbatch does not.
-        fix: as the verb's.
+        base: run of the search; of its plan only the size of buckets matters, and its microbatch does not.
+        fix: values of knobs, as the verb's `--fix`.
+
     Raises:
         InputError: no plan is possible, or fits.
     """
@@ -162,7 +163,7 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
 
 
 def _searched(base: Run) -> set[str]:
-    """Fields of a run that a search sets, by dotted name: for the others the system's defaults hold."""
+    """Return fields of a run that a search sets, by dotted name: the others have the system's defaults."""
     model = (f"model.{name}" for name in to_dict(base)["model"])
     return {"precision", "train.microbatch", *(f"plan.{knob}" for knob in KNOBS if knob != "microbatch"), *model}
 
@@ -175,10 +176,10 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
 
 
 def _fixed(plans: Plans, fix: Sequence[str]) -> Plans:
-    """The plans whose knobs have the values that `--fix` gives them.
+    """Return the plans whose knobs have the values of `--fix`.
 
     Raises:
-        InputError: it names no knob, no value, or there are no such plans.
+        InputError: the option names no knob or no value, or leaves no plan.
     """
     for text in fix:
         knob, _, wanted = text.partition("=")
@@ -193,7 +194,7 @@ def _fixed(plans: Plans, fix: Sequence[str]) -> Plans:
 
 
 def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
-    """What there is to tell, and the plans that fit."""
+    """Return the document of the search, and the plans that fit."""
     positions = head_positions(task.base.model)
     known = as_simulated(task.base, task.system).run
     form = ClosedForm(known, task.vocab_size, task.system, task.gpus, head_positions=positions)
@@ -239,7 +240,7 @@ def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict
 def _trials(
     task: _Task, plans: Plans, first: Sequence[Judged], trials: int, real: Real | None, out: Path | None
 ) -> list[Judged]:
-    """What Optuna's proposals are judged to take, by events or for real, the fastest first, then those that failed."""
+    """Return Optuna's proposals as judged by events or real runs, the fastest first, then those that failed."""
     judge = "events" if real is None else "runs"
     journal = task.journal(out and out / "tune" / f"{judge}.jsonl", judge)
     found = searched(study_of(journal), plans, first, task.base, real or task.events, trials)
@@ -316,7 +317,7 @@ def _print(document: Mapping[str, Any], task: _Task) -> int:
 
 
 def _beyond(rows: Sequence[Judged]) -> str:
-    """Say what of plans their system was never calibrated on, each with the numbers of the plans that have it."""
+    """Return sizes and features that systems were not calibrated on, each with the numbers of its plans."""
     numbers: dict[str, list[int]] = {}
     for number, row in enumerate(rows, 1):
         for warning in filter(is_beyond, row["warnings"]):

@@ -1,9 +1,9 @@
 """Bytes of activations: what a microbatch's forward pass keeps for its backward pass on one rank, part by part.
 
 Letters are those of Korthikanti et al. 2022: b sequences of s tokens, n = b s, hidden size h, a heads, t ranks that
-share a layer; e is an element's size. Every number is what `impl.activations` counts on a CPU, to the byte. CUDA is
-different in little: norms keep statistics in fp32, and fused attention is taken to keep what flash attention does: q,
-k, v, its result and a logarithm a row, which its fp64 fallback exceeds. What a compiled layer keeps is the compiler's
+share a layer; e is an element's size. Every number equals what `impl.activations` counts on a CPU, to the byte. CUDA
+differs slightly: norms keep statistics in fp32, and fused attention is taken to keep what flash attention does: q, k,
+v, its result and a logarithm a row, which its fp64 fallback exceeds. What a compiled layer keeps is the compiler's
 choice.
 """
 
@@ -15,15 +15,16 @@ from impl.pipeline.stage import Stage
 from impl.run import Run
 
 INDEX_BYTES = 8
-"""Of a token, a position or another number that rows are looked up by."""
+"""Bytes of a token, a position or another index of rows."""
 
 
 def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int, tp_rank: int = 0) -> dict[str, int]:
-    """Bytes kept of one microbatch in a pipeline stage, by part; what waits in host memory is `offloaded_layers`.
+    """Return the bytes kept of one microbatch in a pipeline stage, by part; `offloaded_layers` are in host memory.
 
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
         tp_rank: ranks differ by the bytes of some masks where 8 divides neither the tokens nor the heads.
+
     Source: Korthikanti et al. 2022 (2205.05198), sections 4.1 to 4.3.
     """
     rank, parts = _Rank(run, tp_rank), dict[str, int]()
@@ -38,7 +39,7 @@ def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int, tp
 
 
 def layer_bytes(run: Run, tp_rank: int = 0) -> int:
-    """Bytes kept of one microbatch in one layer, wherever they wait.
+    """Return the bytes kept of one microbatch in one layer, on the device or in host memory.
 
     Without norms' statistics, with dropout, two norms and 16 bits: s b h (10 + 24/t + 5as/ht), 34/t for the first two
     with sequence parallelism; without the last term if recomputation is selective; 2 s b h if it is full.
@@ -49,9 +50,9 @@ def layer_bytes(run: Run, tp_rank: int = 0) -> int:
 
 
 def working_bytes(run: Run, tp_rank: int = 0) -> int:
-    """Bytes that a layer's backward pass takes besides, of what it computes anew and, if it waits elsewhere, its input.
+    """Return the additional bytes of a layer's backward pass: recomputed activations, and its input if not there.
 
-    One layer has them at a time. Gradients that come and go, as without recomputation, are not counted.
+    One layer has them at a time. Temporary gradients, as without recomputation, are not counted.
     """
     rank, plan = _Rank(run, tp_rank), run.plan
     if plan.recompute == "selective":
@@ -63,13 +64,13 @@ def working_bytes(run: Run, tp_rank: int = 0) -> int:
 
 
 def has_products(run: Run) -> bool:
-    """Whether attention's backward pass is by matrix products, from queries, keys and values (see `attend`)."""
+    """Return True if attention's backward pass is by matrix products, from queries, keys and values (see `attend`)."""
     return run.model.dropout == 0.0 and run.precision == "bf16" and run.model.seq_len <= LONGEST_PRODUCTS
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """A microbatch on one tensor-parallel rank."""
+    """Byte counts of a microbatch on one tensor-parallel rank."""
 
     run: Run
     index: int
@@ -89,7 +90,7 @@ class _Rank:
 
     @property
     def parts(self) -> int:
-        """That the tokens between split blocks are in."""
+        """Parts into which tokens between split blocks are divided."""
         return self.run.plan.tp if self.run.plan.sequence_parallel else 1
 
     @property
@@ -99,17 +100,17 @@ class _Rank:
 
     @property
     def activations(self) -> int:
-        """[n, h], sequence parallel [n / t, h]."""
+        """Bytes of [n, h], sequence parallel [n / t, h]."""
         return self.own * self.run.model.hidden_size * self.e
 
     @property
     def features(self) -> int:
-        """[n, h / t]."""
+        """Bytes of [n, h / t]."""
         return self.tokens * self.run.model.hidden_size // self.run.plan.tp * self.e
 
     @property
     def token_mask(self) -> int:
-        """Of dropout on the rank's [n, h]."""
+        """Bytes of the dropout mask on the rank's [n, h]."""
         return self._mask(self.own, self.parts, self.run.model.hidden_size)
 
     @property
@@ -121,13 +122,20 @@ class _Rank:
 
     @property
     def around_core(self) -> int:
-        """Inputs of a layer's norms and column-parallel products; q, k, v, context, both sides of the GELU; masks."""
+        """Bytes kept around attention's core.
+
+        Counted: inputs of a layer's norms and column-parallel products; q, k, v, context, GELU's input and
+        output; masks.
+        """
         norms = 2 * self.run.model.norms.norms_per_block * self.norm(self.own)
         return norms + 2 * self.activations + (3 + 1 + 4 + 4) * self.features + 2 * self.token_mask
 
     @property
     def core(self) -> int:
-        """Of attention: probabilities before and after dropout, and its mask; fused, a logarithm a row, or nothing."""
+        """Bytes of attention's core: probabilities before and after dropout, and its mask.
+
+        Without dropout the fused kernel keeps a logarithm a row, matrix products nothing.
+        """
         model, heads = self.run.model, self.run.model.num_heads // self.run.plan.tp
         if model.dropout == 0.0:
             return 0 if has_products(self.run) else heads * self.tokens * self.wide
@@ -136,8 +144,10 @@ class _Rank:
 
     @property
     def core_copies(self) -> int:
-        """What the core keeps besides its inputs, which it has: the fused kernel's result, or q, k and v laid out anew
-        for batched products, where there are several sequences of several heads.
+        """Bytes that the recomputed core keeps in addition to its inputs.
+
+        The fused kernel's result, or q, k and v copied for batched products, where there are several sequences of
+        several heads.
         """
         heads = self.run.model.num_heads // self.run.plan.tp
         if self.run.model.dropout == 0.0:
@@ -146,17 +156,17 @@ class _Rank:
 
     @property
     def embedding(self) -> int:
-        """Tokens, positions and (BERT) types that rows were looked up by, and which tokens are another rank's."""
+        """Bytes of token, position and (BERT) type indices, and of the mask of tokens that are another rank's."""
         by_own = 2 if self.run.model.family == "bert" else 1
         elsewhere = self.tokens if self.run.plan.tp > 1 else 0
         return INDEX_BYTES * (self.tokens + by_own * self.own) + elsewhere
 
     def norm(self, rows: int) -> int:
-        """Input, mean and deviation."""
+        """Return the bytes that a norm keeps: input, mean and deviation."""
         return rows * (self.run.model.hidden_size + 2) * self.e
 
     def head(self, positions: int) -> int:
-        """The last norm, and what goes into the logits; BERT's heads work on the whole [n, h] and on masked tokens."""
+        """Return the bytes of the last norm and the head's inputs; BERT's are the whole [n, h] and masked tokens."""
         b, h = self.run.train.microbatch, self.run.model.hidden_size
         final = self.norm(self.own) * self.run.model.norms.final
         if self.run.model.family == "gpt":
@@ -166,7 +176,7 @@ class _Rank:
         return final + self.tokens * h * self.e + masked + pooled
 
     def loss(self, vocab_size: int, positions: int) -> int:
-        """Logits, and of each token its sum, its target and whether that is here; (BERT) the next sentence's loss."""
+        """Return the bytes of logits, of each token's sum, target and ownership, and (BERT) of the sentence loss."""
         scored, plan = self.run.train.microbatch * positions, self.run.plan
         logits = scored * padded_vocabulary(vocab_size, plan.tp) // plan.tp * self.e
         tokens = logits + scored * (self.wide + INDEX_BYTES + 1)
@@ -175,7 +185,7 @@ class _Rank:
         return tokens + self.run.train.microbatch * (2 * self.wide + INDEX_BYTES) + self.wide
 
     def _mask(self, rows: int, of: int, width: int) -> int:
-        """A byte an element, in the blocks that masks are drawn in."""
+        """Return the bytes of a dropout mask, one per element, in the blocks that masks are drawn in."""
         if self.run.model.dropout == 0.0:
             return 0
         index, size = self.index if of > 1 else 0, -(-rows * of // MASK_BLOCKS)

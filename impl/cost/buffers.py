@@ -1,4 +1,4 @@
-"""Memory that a step passes through: gradients on their way, gathered parameters, what the pipeline hands over."""
+"""Temporary memory of a step: gradients being reduced, gathered parameters, and pipeline receive buffers."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,13 +16,13 @@ BACKWARD = [
     for block, (rows, columns) in BLOCKS.items()
     for part in ("_norms.sum", "_norms.output", f".{rows}", f".{columns}", "_norms.input")
 ]
-"""A layer's parts in the order in which the backward pass comes to them."""
+"""Parts of a layer in the order of the backward pass."""
 STEADY = 4
-"""Microbatches for each pipeline rank after which a step has shown all that it does."""
+"""Microbatches per pipeline rank after which a step only repeats itself."""
 
 
 def received_at_once(row: Iterable[Action]) -> int:
-    """Buffers that a pipeline rank receives into, of a size each; kept for the microbatch's backward pass in the stage.
+    """Return the most receive buffers in use at once; each is kept until the microbatch's backward pass in the stage.
 
     Args:
         row: a rank's actions with sends and receives.
@@ -39,7 +39,7 @@ def received_at_once(row: Iterable[Action]) -> int:
 
 
 def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
-    """Most elements of divided parameters that are there as a whole: a block's, and the next one's ahead of it."""
+    """Return the most elements of divided parameters gathered at once: a block's, and the prefetched next one's."""
     sizes = Counter[str]()
     for bucket in buckets:
         if bucket.zero_stage == 3:
@@ -54,13 +54,13 @@ def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
 
 
 def _blocks(stage: Stage) -> list[str]:
-    """A stage's blocks, in order."""
+    """Return a stage's blocks, in order."""
     layers = [f"layers.{i}" for i in stage.layers]
     return ["embedding", "embedding_norm"] * stage.is_first + layers + ["head"] * stage.is_last
 
 
 def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterable[Action]) -> int:
-    """Elements of the buffers that hold gradients of divided buckets until all ranks' are summed.
+    """Return the elements of the buffers that hold gradients of divided buckets until all ranks' are summed.
 
     A buffer is as large as the largest bucket of several parameters; there are as many as are filled and reduced at a
     time. A parameter that is larger has its own.
@@ -96,7 +96,7 @@ def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterab
 
 
 def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
-    """The parameters whose gradients a microbatch's backward pass, or a part of it, is done with, in that order."""
+    """Return the parameters whose gradients a backward pass, or a part of it, completes, in that order."""
     named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage])
     names = [parameter.name for parameter in reversed(named)]
     unit = {name: unit_of(name) for name in names}
@@ -115,5 +115,5 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
 
 
 def _place_in_layer(name: str) -> int:
-    """When the backward pass comes to a part of a layer."""
+    """Return the position of a layer's part in the order of the backward pass."""
     return next((i for i, part in enumerate(BACKWARD) if part in name), 0)

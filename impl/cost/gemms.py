@@ -11,7 +11,7 @@ from impl.zero.partition import TIED
 
 Pass = Literal["forward", "input gradient", "weight gradient"]
 HEAD = "head"
-"""What the token embedding's matrix is called where it is the output head."""
+"""Name of the token embedding's matrix where it is the output head."""
 
 
 class Product(NamedTuple):
@@ -23,13 +23,13 @@ class Product(NamedTuple):
     n: int
     k: int
     count: int
-    """How often it is done for one microbatch."""
+    """Executions for one microbatch."""
     is_split: bool
-    """Each tensor-parallel rank does another part of it; else all do the same."""
+    """True if each tensor-parallel rank does another part of it; else all do the same."""
 
     @property
     def flops(self) -> int:
-        """Of all of them."""
+        """FLOPs of all executions."""
         return 2 * self.m * self.n * self.k * self.count
 
 
@@ -42,12 +42,12 @@ class Core(NamedTuple):
     head_size: int
     is_causal: bool
     forwards: int
-    """How often it is done for one microbatch; with recomputation twice for each backward pass."""
+    """Forward executions for one microbatch; with recomputation twice for each backward pass."""
     backwards: int
 
     @property
     def flops(self) -> int:
-        """Of all of them, every token attending to the whole sequence; a causal kernel may leave half of it out."""
+        """FLOPs of all executions, every token attending to the whole sequence; a causal kernel may skip half."""
         one = 2 * self.batch * self.heads * self.seq_len**2 * self.head_size
         return one * (2 * self.forwards + 4 * self.backwards)
 
@@ -102,7 +102,7 @@ def _is_multiplied(parameter: Parameter, is_last: bool) -> bool:
 
 
 def _matrix(parameter: Parameter) -> str:
-    """The same for every layer's: `attention.qkv`, not `trunk.layers.3.attention.qkv.weight`."""
+    """Return the name shared by all layers: `attention.qkv` for `trunk.layers.3.attention.qkv.weight`."""
     name = parameter.name.removesuffix(".weight")
     if parameter.name == TIED:
         return HEAD

@@ -17,8 +17,7 @@ from impl.run import Run
 
 
 def model_state_bytes(run: Run, parameters: float) -> float:
-    """Bytes of weights, gradients and optimizer states of a device that divides `parameters` evenly with its dp - 1
-    others.
+    """Return the bytes of weights, gradients and optimizer states on one of dp devices that share `parameters`.
 
     Source: ZeRO (1910.02054), figure 1: 16 P, 4 P + 12 P / d, 2 P + 14 P / d, 16 P / d for the stages 0 to 3.
     """
@@ -29,19 +28,19 @@ def model_state_bytes(run: Run, parameters: float) -> float:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank at the fullest moment of a step. All but `host` are the device's."""
+    """Bytes of one rank at the fullest moment of a step; all but `host` are the device's."""
 
     parameters: int
     gradients: int
     optimizer: int
     activations: int
-    """What forward passes keep for the backward passes, of all microbatches in flight."""
+    """Bytes that forward passes keep for the backward passes, of all microbatches in flight."""
     buffers: int
-    """Of gradients on their way to their owners, of gathered parameters, and of what the pipeline hands over."""
+    """Bytes of gradients being reduced, of gathered parameters, and of tensors received along the pipeline."""
     rest: int
-    """What is computed at that moment, on top of all that."""
+    """Bytes of what is computed at that moment."""
     host: int = 0
-    """Optimizer states and activations that are kept in the host's memory."""
+    """Bytes of optimizer states and activations in host memory."""
 
     @property
     def states(self) -> int:
@@ -49,7 +48,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Of the device."""
+        """Bytes on the device."""
         return self.states + self.activations + self.buffers + self.rest
 
     def as_dict(self) -> dict[str, int]:
@@ -64,10 +63,10 @@ def memory(
     device: str = "cuda",
     parts: tuple[Stage, ...] | None = None,
 ) -> Memory:
-    """What a rank of a pipeline needs; of its data- and tensor-parallel ranks, which differ by little, the first.
+    """Return the memory of a pipeline rank: of its data- and tensor-parallel ranks, which hardly differ, the first.
 
-    Padding is counted, and stage 3 has no rounded weights beside master weights; what the framework and its libraries
-    take for themselves is not counted.
+    Padding is counted; stage 3 has no rounded weights in addition to master weights. What the framework and its
+    libraries allocate for themselves is not counted.
 
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
@@ -95,7 +94,7 @@ def memory(
 
 
 def _shortened(run: Run) -> Run:
-    """A run of no more microbatches than show all that a step does; GPipe holds however many there are."""
+    """Return the run with the fewest microbatches that show all of a step; GPipe keeps all, since it holds them."""
     plan, steady = run.plan, STEADY * run.plan.pp
     if plan.schedule not in ("one_f_one_b", "interleaved", "zb_h1") or run.microbatches <= steady:
         return run
@@ -106,29 +105,29 @@ def _shortened(run: Run) -> Run:
 def memory_of_ranks(
     run: Run, vocab_size: int, head_positions: int, device: str = "cuda", parts: tuple[Stage, ...] | None = None
 ) -> list[Memory]:
-    """`memory` of every pipeline rank, in order."""
+    """Return `memory` of every pipeline rank, in order."""
     return [memory(run, vocab_size, rank, head_positions, device, parts) for rank in range(run.plan.pp)]
 
 
 @lru_cache(maxsize=16)
 def _lowered(name: str, ranks: int, microbatches: int, chunks: int) -> list[list[Action]]:
-    """The rows of a schedule with sends and receives, worked out once for all of its ranks."""
+    """Return the rows of a schedule with sends and receives, cached for all of its ranks."""
     return lower(build(name, ranks, microbatches, chunks))
 
 
 class StateBytes(NamedTuple):
-    """Weights, gradients, master weights and moments of one rank."""
+    """Bytes of weights, gradients, master weights and moments of one rank."""
 
     split: int
-    """Of parameters split over tensor-parallel ranks, padding included: these fall as 1/t."""
+    """Bytes of parameters split over tensor-parallel ranks, padding included: these fall as 1/t."""
     whole: int
-    """Of parameters that every tensor-parallel rank has."""
+    """Bytes of parameters that every tensor-parallel rank has."""
 
 
 def state_bytes(
     config: ModelConfig, vocab_size: int, *, tp: int, precision: str, stages: Sequence[Stage] | None = None
 ) -> StateBytes:
-    """Bytes of weight, gradient, master weight where there is one, and two moments, of a rank's parameters.
+    """Return the bytes of weight, gradient, master weight where there is one, and two moments, of a rank's parameters.
 
     Args:
         stages: the pipeline stages that the rank owns; None: all of a model in one.
@@ -144,10 +143,13 @@ def state_bytes(
 def activation_bytes_per_layer(
     config: ModelConfig, microbatch: int, *, tp: int, sequence_parallel: bool, element_size: int = 2
 ) -> float:
-    """Bytes that one layer with dropout keeps of a microbatch: sbh (10 + 24/t + 5as/ht), or 34/t for the first two.
+    """Return the bytes that one layer with dropout keeps of a microbatch.
 
-    In 16-bit activations with masks of a byte; attention is not fused, as dropout with reproducible masks needs. Norms
-    are two a layer in the source; here they are counted. Means and deviations of norms are left out, as in the source.
+    sbh (10 + 24/t + 5as/ht); with sequence parallelism 34/t for the first two terms.
+
+    Sizes are of 16-bit activations with masks of a byte; attention is not fused, as dropout with reproducible masks
+    needs. Norms are two a layer in the source; here they are counted. Means and deviations of norms are left out, as in
+    the source.
 
     Source: Korthikanti et al. 2022, equations 2 and 4, table 2.
     """

@@ -1,7 +1,7 @@
-"""The moments of a step at which a rank's memory may be fullest: what is kept then, and what is being computed.
+"""Find the moment of a step at which a rank's memory is fullest: activations kept and tensors being computed.
 
-Letters as in `impl.cost.activations`. A backward pass frees what it has used, so that the last block's, the first to
-go back, finds most kept; which of its operations takes most besides depends on the shape.
+Letters as in `impl.cost.activations`. A backward pass frees what it has used, so most activations are kept when the
+backward pass of the last block begins; which of its operations needs most memory depends on the shape.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,11 +17,11 @@ from impl.run import Run
 from impl.zero.partition import BucketLayout
 
 OFFLOADED = "offloaded_layers"
-"""What `stage_bytes` calls activations that wait in host memory."""
+"""Key of `stage_bytes` for activations that wait in host memory."""
 
 
 class Moment(NamedTuple):
-    """Bytes of activations that wait for their backward pass, and of what comes and goes."""
+    """Bytes of activations kept for the backward pass, and of temporary tensors."""
 
     kept: int
     computed: int
@@ -31,7 +31,7 @@ class Moment(NamedTuple):
 
 
 def fullest(place: Place, row: Iterable[Action], head_positions: int, device: str) -> Moment:
-    """Of all forward and backward passes of a step."""
+    """Return the moment with most bytes over all forward and backward passes of a step."""
     stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True))
     kept = {i: Moment(kept_bytes(place, stage, head_positions, device), 0) for i, stage in stages.items()}
     owed = {i: _owed(place, stage) for i, stage in stages.items()}
@@ -50,7 +50,7 @@ def fullest(place: Place, row: Iterable[Action], head_positions: int, device: st
 
 
 def offloaded(place: Place, row: Iterable[Action], head_positions: int) -> int:
-    """Most bytes of activations that wait in host memory at a time."""
+    """Return the largest number of bytes of activations that wait in host memory at a time."""
     if not place.run.plan.offload_activations:
         return 0
     stages = zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True)
@@ -63,14 +63,17 @@ def offloaded(place: Place, row: Iterable[Action], head_positions: int) -> int:
 
 
 def update_moment(run: Run, buckets: Sequence[BucketLayout]) -> Moment:
-    """Of the optimizer's step: gradients that are smaller than the master weights are converted, bucket by bucket."""
+    """Return the moment of the optimizer's step: smaller gradients are widened to master precision bucket by bucket."""
     is_small = not run.fp32_gradients and not run.plan.offload_optimizer
     largest = max(bucket.updated for bucket in buckets)
     return Moment(0, largest * MASTER_BYTES[run.precision] if is_small else 0)
 
 
 def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> int:
-    """Of a microbatch in a stage, on the device, without the input where that stays in the buffer it came in."""
+    """Return the bytes that a microbatch keeps on the device in a stage.
+
+    An input that stays in the buffer it was received in is not counted.
+    """
     run, plan = place.run, place.run.plan
     parts = stage_bytes(run, place.vocab_size, stage, head_positions)
     is_copied = plan.partition_activations or (run.scatters and plan.tp > 1)
@@ -80,18 +83,18 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
 
 
 def _handed_over(place: Place) -> int:
-    """What the pipeline's ranks send, which is not freed before it has left, and a tensor to take its shape from."""
+    """Return the bytes of tensors on their way along the pipeline, and of a template for their shape."""
     return place.own + (SENDS_UNDER_WAY * place.transferred if place.run.plan.pp > 1 else 0)
 
 
 def _owed(place: Place, stage: Stage) -> Moment:
-    """What matrices' gradients are computed from later, where the schedule puts them off: inputs, and gradients."""
+    """Return the bytes of inputs and gradients from which deferred weight gradients are computed (split schedules)."""
     kept, computed = 2 * place.own + 5 * place.features, 2 * place.activations + 7 * place.features
     return Moment(len(stage.layers) * kept, len(stage.layers) * computed)
 
 
 def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device: str) -> Moment:
-    """What a stage's backward pass, or its forward pass's end, adds to what is kept; less what is freed by then."""
+    """Return the fullest moment of a stage's backward pass (or end of forward), relative to its kept activations."""
     parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
     ends = Moment(parts.get("head", 0) + parts.get("loss", 0), 0)
     reduced = 0 if stage.is_first or not stage.is_last else _head_reduced(place, device)
@@ -107,7 +110,7 @@ def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device
 
 
 def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
-    """Of the last layer's MLP and attention."""
+    """Yield the moments of the backward pass of the last layer's MLP and attention."""
     run, plan, model = place.run, place.run.plan, place.run.model
     e, h, t = ELEMENT_BYTES[run.precision], model.hidden_size, plan.tp
     own, features, again = place.own, place.features, working_bytes(run)
@@ -128,8 +131,10 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
 
 
 def _core_computed(run: Run) -> int:
-    """The scores' gradients, of all sequences at once; without dropout what `attend` works with, a sequence at a time,
-    and the gradients of queries, keys and values; nothing where that is left to the fused kernel.
+    """Return the bytes that the backward pass of attention scores computes.
+
+    With dropout: the scores' gradients of all sequences. Without: the working memory of `attend`, a sequence at a time,
+    and the gradients of queries, keys and values. 0 where the fused kernel does it.
     """
     model, t, e = run.model, run.plan.tp, ELEMENT_BYTES[run.precision]
     heads, length = model.num_heads // t, model.seq_len
@@ -143,15 +148,16 @@ def _core_computed(run: Run) -> int:
 
 
 def _gelu(run: Run) -> int:
-    """What it works with in fp32, a chunk at a time."""
+    """Return the bytes of the GELU's fp32 working memory, a chunk at a time."""
     elements = 4 * run.train.microbatch * run.model.seq_len * run.model.hidden_size // run.plan.tp
     return 3 * 4 * min(GELU_CHUNK, elements)
 
 
 def _head_computed(place: Place, head_positions: int, device: str, reduced: int) -> int:
-    """The gradients of the logits' two factors, the matrix's unless it is summed at once, and where tokens are split
-    the other whole and gathered anew, and what its reduction takes; or a part of the logits in fp32; they are
-    overwritten by their own.
+    """Return the bytes that the head's backward pass computes: the larger of two moments.
+
+    Either a chunk of the logits in fp32 (overwritten by its gradients); or the gradients of the logits' two factors
+    (the matrix's unless it is added in place), the gathered input with sequence parallelism, and `reduced`.
     """
     run = place.run
     e, rows = ELEMENT_BYTES[run.precision], place.rows
@@ -163,8 +169,9 @@ def _head_computed(place: Place, head_positions: int, device: str, reduced: int)
 
 
 def _head_reduced(place: Place, device: str) -> int:
-    """While the matrix's gradient is summed over ranks that divide it: what gloo's parts of it are, and the rank's own
-    part where another microbatch's waits already.
+    """Return the bytes needed while the head matrix's gradient is summed over the ranks that divide it.
+
+    With gloo the received parts, and the rank's own part where another microbatch's sum already waits.
     """
     run, plan = place.run, place.run.plan
     if plan.zero_stage == 0 or plan.dp == 1:
@@ -174,7 +181,7 @@ def _head_reduced(place: Place, device: str) -> int:
 
 
 def _look_up_computed(place: Place, device: str) -> int:
-    """The matrix's gradient, or what is added to its rows, if that has another type."""
+    """Return the bytes of the embedding's gradient, or of the rows added to it if these are converted first."""
     if device != "cpu" or not _are_added(place):
         return _embedding_rows(place)
     if _are_summed_at_once(place):
@@ -184,16 +191,16 @@ def _look_up_computed(place: Place, device: str) -> int:
 
 
 def _are_added(place: Place) -> bool:
-    """Whether layers add their matrices' gradients up themselves, and autograd keeps none of them."""
+    """Return True if layers accumulate their matrices' gradients themselves, so that autograd keeps none."""
     return place.schedule.is_split or not place.run.compile
 
 
 def _are_summed_at_once(place: Place) -> bool:
-    """Whether they do so without a tensor of each gradient: it has the type of their sum."""
+    """Return True if layers add gradients to their sum without a tensor for each, since both have the same type."""
     e = ELEMENT_BYTES[place.run.precision]
     return _are_added(place) and (not place.run.fp32_gradients or e == MASTER_BYTES[place.run.precision])
 
 
 def _embedding_rows(place: Place) -> int:
-    """Bytes of a tensor like the rank's part of the embedding."""
+    """Return the bytes of a tensor of the size of the rank's part of the embedding."""
     return place.rows * place.run.model.hidden_size * ELEMENT_BYTES[place.run.precision]

@@ -1,4 +1,4 @@
-"""Parameters of a model, part by part."""
+"""Parameter counts of a model, part by part."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ from impl.zero.partition import TIED
 TOKEN_TYPES = 2
 """BERT's segments A and B."""
 ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
-"""Of a weight and of an activation."""
+"""Bytes of an element of a weight and of an activation."""
 MASTER_BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
-"""Of a master weight and of a moment."""
+"""Bytes of an element of a master weight and of a moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCount:
-    """Parameters by part. The output head's matrix is the token embedding's, counted once, under `embedding`."""
+    """Parameters by part; the output head's matrix is the token embedding's, counted once, under `embedding`."""
 
     embedding: int
     positions: int
@@ -39,12 +39,13 @@ class ParameterCount:
 
 
 def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> ParameterCount:
-    """Exact parameter count of a model.
+    """Return the exact parameter count of a model.
 
     A layer has 12 h^2 + 9 h without its norms: QKV 3 h^2 + 3 h, projection h^2 + h, MLP 8 h^2 + 5 h.
 
     Args:
         vocab_size: rows of the token embedding, where the configuration leaves them to the data.
+
     Source: PTD-P (2104.04473), equation 2, which leaves out the final LayerNorm's 2 h; BERT: Devlin et al. 2019.
     """
     layers, h, vocab = config.num_layers, config.hidden_size, resolve_vocab(config, vocab_size)
@@ -68,12 +69,12 @@ def _bert_heads(h: int, vocab: int) -> int:
 
 
 class Parameter(NamedTuple):
-    """A parameter as one rank has it."""
+    """Parameter as one rank has it."""
 
     name: str
     shape: tuple[int, ...]
     is_split: bool
-    """Each tensor-parallel rank has another part of it; else all have the same."""
+    """True if each tensor-parallel rank has another part of it; else all have the same."""
 
     @property
     def size(self) -> int:
@@ -83,10 +84,11 @@ class Parameter(NamedTuple):
 def named_parameters(
     config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None
 ) -> list[Parameter]:
-    """What each of `tp` tensor-parallel ranks holds, in the order in which the model names it; vocabulary padded.
+    """Return the parameters of each of `tp` tensor-parallel ranks, in the model's order; vocabulary padded.
 
     Args:
         stages: the pipeline stages that the rank owns; None: all of a model in one.
+
     Source: Megatron-LM 2019, section 3.
     """
     whole = (Stage(range(config.num_layers), is_first=True, is_last=True),)
@@ -138,7 +140,7 @@ def _linear(name: str, inputs: int, outputs: int) -> list[Parameter]:
 
 
 def resolve_vocab(config: ModelConfig, vocab_size: int | None) -> int:
-    """The model's vocabulary size: the configuration's, or the data's where that is None.
+    """Return the model's vocabulary size: the configuration's, or the data's where that is None.
 
     Raises:
         InputError: neither is given, or they differ.

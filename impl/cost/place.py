@@ -1,4 +1,4 @@
-"""A pipeline rank of a run, and what lies on it: stages, schedule, and the buckets of its parameters."""
+"""Pipeline rank of a run with its stages, schedule, and the buckets of its parameters."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -19,11 +19,11 @@ class ParameterBytes(NamedTuple):
     weight: int
     gradient: int
     optimizer: int
-    """Two moments, and the master weight where it is another tensor than the weight: ZeRO's K."""
+    """Bytes of two moments, and the master weight where it is another tensor than the weight: ZeRO's K."""
 
 
 def parameter_bytes(run: Run) -> ParameterBytes:
-    """2 + 2 + 12 in mixed precision, 2 + 4 + 12 with gradients in fp32, 4 + 4 + 8 in fp32.
+    """Return 2 + 2 + 12 bytes in mixed precision, 2 + 4 + 12 with gradients in fp32, 4 + 4 + 8 in fp32.
 
     Source: ZeRO (1910.02054), section 3.1.
     """
@@ -34,13 +34,13 @@ def parameter_bytes(run: Run) -> ParameterBytes:
 
 @dataclass(frozen=True)
 class Place:
-    """A pipeline rank of a run."""
+    """Pipeline rank of a run."""
 
     run: Run
     vocab_size: int
     pp_rank: int = 0
     parts: tuple[Stage, ...] | None = None
-    """The model's stages, of all ranks; None: as `impl.pipeline.stage.split` has them."""
+    """Stages of the model, of all ranks; None: as `impl.pipeline.stage.split` has them."""
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -49,16 +49,16 @@ class Place:
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """Those that the rank owns."""
+        """Stages that the rank owns."""
         plan = self.run.plan
         every = self.parts or _split(self.run.model, self.vocab_size, plan.pp * plan.chunks)
-        if plan.schedule in SCHEDULES:  # whose stages go round the ranks; the table may be large
+        if plan.schedule in SCHEDULES:  # their stages are dealt to the ranks in turn; the table may be large
             return list(every[self.pp_rank :: plan.pp])
         return [every[i] for i in self.schedule.stages_of(self.pp_rank)]
 
     @cached_property
     def buckets(self) -> list[BucketLayout]:
-        """All of the rank's parameters, in the buckets that their gradients are reduced in."""
+        """Buckets of all of the rank's parameters, in which their gradients are reduced."""
         plan, found = self.run.plan, list[BucketLayout]()
         named = named_parameters(self.run.model, self.vocab_size, plan.tp, self.stages)
         sizes = {parameter.name: parameter.size for parameter in named}
@@ -100,8 +100,7 @@ class Place:
 
     @property
     def transferred(self) -> int:
-        """Bytes of them that a tensor-parallel rank sends to the next stage: with sequence parallelism, or scattered,
-        its part."""
+        """Bytes that a tensor-parallel rank sends to the next stage: its part if activations are split or scattered."""
         return self.activations // (self.run.plan.tp if self.run.plan.sequence_parallel or self.run.scatters else 1)
 
 
@@ -110,5 +109,5 @@ _split = lru_cache(maxsize=16)(split)  # once for all ranks
 
 @lru_cache(maxsize=16)
 def _built(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """The schedule, built once for all of its ranks."""
+    """Return the schedule, cached for all of its ranks."""
     return build(name, ranks, microbatches, chunks)

@@ -1,4 +1,4 @@
-"""What ranks send each other in one training step, by formula: calls and bytes of every kind of collective."""
+"""Traffic of one training step by formula: calls and bytes of every kind of collective."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ BlockName = Literal["embedding", "layer", "head"]
 
 @dataclass(frozen=True)
 class Count:
-    """Collectives of one kind; bytes are those of the whole tensor: what is summed, or what all parts make together."""
+    """Collectives of one kind; bytes are those of the whole tensor: what is summed, or all parts together."""
 
     calls: int = 0
     bytes: int = 0
@@ -35,17 +35,17 @@ Counts = dict[Op, Count]
 
 
 class Collective(NamedTuple):
-    """Over the tensor-parallel group; bytes of the whole tensor."""
+    """Collective over the tensor-parallel group; bytes of the whole tensor."""
 
     op: Op
     bytes: int
     when: When
     behind: Product | None = None
-    """What is computed meanwhile; None: nothing is."""
+    """Product computed meanwhile; None: nothing is."""
 
 
 def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count]:
-    """What one rank takes part in over its tensor-parallel group in a step; empty at degree 1.
+    """Return one rank's collectives over its tensor-parallel group in a step; empty at degree 1.
 
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
@@ -67,12 +67,13 @@ def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count
 
 
 def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[Product] = ()) -> Iterator[Collective]:
-    """The collectives of one block and microbatch over the tensor-parallel group, nothing counted for recomputation.
+    """Yield the collectives of one block and microbatch over the tensor-parallel group, without recomputation.
 
-    The heads of BERT work on whole activations, of which the masked positions' input gradient is reduced.
+    The heads of BERT work on whole activations; the input gradient of the masked positions is reduced.
 
     Args:
-        once: the block's products, to say what is computed meanwhile.
+        once: the block's products, used to find what is computed meanwhile.
+
     Source: Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2.
     """
     plan, size = run.plan, Place(run, 0).activations
@@ -107,7 +108,7 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
 
 
 def pipeline_traffic(place: Place) -> dict[Op, Count]:
-    """What one rank sends to its pipeline neighbours in a step, and the sum of the loss with them; empty at degree 1.
+    """Return one rank's sends to pipeline neighbours in a step and the sum of the loss; empty at degree 1.
 
     With sequence parallelism, or scattered, a tensor-parallel rank sends its part only.
 
@@ -123,12 +124,12 @@ def pipeline_traffic(place: Place) -> dict[Op, Count]:
 
 
 def state_traffic(place: Place) -> dict[str, Counts]:
-    """What one rank takes part in for gradients and parameters in a step, by axes of the mesh, and for what it reports.
+    """Return one rank's collectives for gradients, parameters, loss and norm in a step, by axes of the mesh.
 
     With P bytes of gradients, as many of parameters and m microbatches: all-reduces of P at ZeRO's stage 0, else
     reduce-scatters of P (stages 2 and 3: m P) and all-gathers of P (stage 3: 2 m P, of embeddings m P). With sequence
-    parallelism what every rank has whole but met only its tokens is summed over both axes; the tied embedding is summed
-    over its two ends (`ends`) besides, where these are on different pipeline ranks.
+    parallelism, gradients of whole parameters computed from a rank's own tokens are summed over both axes; the tied
+    embedding's also over its two ends (`ends`), where these are on different pipeline ranks.
 
     Source: ZeRO (1910.02054), section 7.
     """
@@ -156,7 +157,7 @@ def state_traffic(place: Place) -> dict[str, Counts]:
 
 
 def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
-    """All that one rank takes part in in a step, by axes of the mesh."""
+    """Return all collectives of one rank in a step, by axes of the mesh."""
     traffic = {"tp": tensor_parallel_traffic(place, head_positions), "pp": pipeline_traffic(place)}
     for axes, counts in state_traffic(place).items():
         for op, count in counts.items():
@@ -165,19 +166,19 @@ def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
 
 
 def _gathers(place: Place, unit: str) -> int:
-    """How often stage 3 gathers parameters for one microbatch: before the forward pass and the backward pass."""
+    """Return how often stage 3 gathers parameters for one microbatch: before the forward and the backward pass."""
     if unit == "embedding":
         return 1
     return place.is_first + 2 * place.is_last if unit == "tokens" else 2
 
 
 def _axes(plan: Plan, axes: Sequence[str]) -> str:
-    """The name of some axes together: those of more than one rank."""
+    """Return the joint name of some axes: those of more than one rank."""
     return "_".join(axis for axis in axes if getattr(plan, axis) > 1)
 
 
 def _transfers(place: Place, *ops: PipelineOp) -> int:
-    """How often a rank does these: once a microbatch for every stage of its own with one of another rank beside it."""
+    """Return how often a rank does these transfers: per microbatch, once per neighbouring stage on another rank."""
     rank_of, own = place.schedule.rank_of, place.schedule.stages_of(place.pp_rank)
     beside = {way: sum(rank_of.get(stage + way, place.pp_rank) != place.pp_rank for stage in own) for way in (1, -1)}
     of = {PipelineOp.SEND_F: 1, PipelineOp.RECV_B: 1, PipelineOp.RECV_F: -1, PipelineOp.SEND_B: -1}

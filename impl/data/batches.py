@@ -15,21 +15,21 @@ from impl.seeding import derive
 
 MASKED_SHARE = 0.15
 LONGEST_ASKED = 128
-"""Tokens that a question with an option takes at most, and half of the sequence; what is left is the passage's."""
+"""Most tokens of a question with an option, which may also fill half of the sequence; the passage has the rest."""
 FEISTEL_ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model is fed and what it is to predict. Letters: b samples, s tokens of each, k masked ones; all int64.
+    """Inputs and targets of a model. Letters: b samples, s tokens of each, k masked ones; all int64.
 
     Shapes: inputs [b, s]; targets [b, s] for GPT, [b, k] for BERT; positions [b, k]; token_types [b, s]; is_next [b].
     """
 
     inputs: np.ndarray
     targets: np.ndarray
-    """GPT: the tokens after the inputs; BERT: the original tokens at `positions`; RACE: the right option, [b / 4]."""
+    """Tokens after the inputs (GPT), original tokens at `positions` (BERT), or the right option (RACE: [b / 4])."""
     positions: np.ndarray | None = None
     token_types: np.ndarray | None = None
     """0 in [CLS] A [SEP], 1 in B [SEP]."""
@@ -38,7 +38,7 @@ class Batch:
 
 
 def num_windows(tokens: np.ndarray, seq_len: int) -> int:
-    """Windows of seq_len tokens, side by side, each with one more token to predict.
+    """Return the number of adjacent windows of seq_len tokens, each with one more token to predict.
 
     Raises:
         InputError: the text is shorter than one window.
@@ -49,12 +49,12 @@ def num_windows(tokens: np.ndarray, seq_len: int) -> int:
 
 
 def masked_positions(seq_len: int) -> int:
-    """Tokens that BERT predicts in each sequence: 15% of it, one at least (Devlin et al. 2019, section 3.1)."""
+    """Return the tokens that BERT predicts in each sequence: 15%, at least one (Devlin et al. 2019, section 3.1)."""
     return max(1, round(MASKED_SHARE * seq_len))
 
 
 def head_positions(model: ModelConfig) -> int:
-    """Positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's."""
+    """Return the positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's."""
     return masked_positions(model.seq_len) if model.family == "bert" else model.seq_len
 
 
@@ -139,7 +139,7 @@ def choice_batch(
 
 
 def window_permutation(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
-    """The window at each place of an epoch: a pseudo-random permutation of 0..count-1, computed without storing it.
+    """Return the window at each place of an epoch: a pseudo-random permutation of 0..count-1, not stored.
 
     A Feistel network permutes the smallest power of four that holds `count`; places that land beyond are permuted
     again until they land inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", cycle walking).
@@ -172,7 +172,7 @@ def _windows(indices: np.ndarray, count: int, seed: int | None) -> np.ndarray:
 
 
 def _elsewhere(starts: np.ndarray, sizes: np.ndarray, length: int, total: int, draw: np.ndarray) -> np.ndarray:
-    """Starts of `sizes` tokens of text, any that keep clear of [starts, starts + length), all equally likely."""
+    """Return starts of `sizes` tokens of text outside [starts, starts + length), all equally likely."""
     before = np.maximum(0, starts - sizes + 1)
     after = np.maximum(0, total - sizes - (starts + length) + 1)
     choice = (draw * (before + after)).astype(np.int64)
@@ -180,7 +180,7 @@ def _elsewhere(starts: np.ndarray, sizes: np.ndarray, length: int, total: int, d
 
 
 def _replaced(originals: np.ndarray, draw: np.ndarray, vocab_size: int, mask: int) -> np.ndarray:
-    """80% [MASK], 10% any token, 10% the original."""
+    """Return the replacements of masked tokens: 80% [MASK], 10% any token, 10% the original."""
     fate, token = np.split(draw, 2, axis=1)
     random = (token * vocab_size).astype(np.int64)
     return np.select([fate < 0.8, fate < 0.9], [np.full_like(originals, mask), random], originals)
@@ -191,14 +191,14 @@ def _gather(tokens: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray:
 
 
 def _uniforms(seed: int, purpose: str, indices: np.ndarray, count: int) -> np.ndarray:
-    """Numbers in [0, 1), [indices, count], that depend on seed, purpose and each index alone."""
+    """Return numbers in [0, 1), [indices, count], that depend on seed, purpose and each index alone."""
     stream = _mix(np.uint64(derive(seed, purpose)) ^ indices.astype(np.uint64))
     bits = _mix(stream[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014): each bit of the input moves every bit of the output."""
+    """Apply SplitMix64's finaliser (Steele, Lea and Flood 2014): each input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

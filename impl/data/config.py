@@ -1,4 +1,4 @@
-"""Which text is trained on."""
+"""Configuration of the training text."""
 
 from pydantic.dataclasses import dataclass
 

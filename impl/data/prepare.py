@@ -1,4 +1,4 @@
-"""From text to a token folder, in bounded memory."""
+"""Conversion of text to a token folder, in bounded memory."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +16,11 @@ from impl.errors import InputError
 PIECE_CHARS = 2**15
 BATCH_CHARS = 2**21
 PIECE_COST = 64
-"""Characters that take as much memory as a piece without any, so that many short documents stay bounded too."""
+"""Characters added to the cost of each piece, so that memory stays bounded for many short documents too."""
 
-# Between a character that is not whitespace and a space or newline, no word of GPT-2's splitting goes on:
-# all of them stop before whitespace, and none looks behind. So pieces encode as the whole text does.
-# Whitespace at the end stays where it is: each piece has a word.
+# No word of GPT-2's splitting crosses the border between a character that is not whitespace and a space or newline:
+# all of them stop before whitespace, and none looks back. So pieces encode as the whole text does.
+# Trailing whitespace is not cut off: each piece has a word.
 _CUT = re.compile(r"(?<=\S)(?=[ \n]\s*\S)")
 
 Documents = Callable[[], Iterator[tuple[SplitName, str]]]
@@ -34,9 +34,9 @@ def prepare(
     valid_fraction: float = 0.05,
     progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
-    """Writes the token folder `out` from a text: every document's tokens, then the end of text.
+    """Write the token folder `out` from a text: every document's tokens, each followed by the end of text.
 
-    A BPE is trained on the training split alone. `progress` is told (bytes done, bytes in all) of the text.
+    A BPE is trained on the training split alone. `progress` is called with (bytes done, total bytes) of the text.
 
     Raises:
         InputError: text, tokenizer or output are not usable; nothing is written then.
@@ -78,7 +78,7 @@ def prepare(
 
 
 def pieces(document: str, chars: int = PIECE_CHARS) -> Iterator[str]:
-    """The document in pieces of at least `chars` characters, cut only where a word of GPT-2's splitting ends.
+    """Yield the document in pieces of at least `chars` characters, cut only where a word of GPT-2's splitting ends.
 
     A cut lies between a character that is not whitespace and a space or newline after it. Joined, the pieces are
     the document; encoded one by one and joined, they are its tokens.
@@ -92,7 +92,7 @@ def pieces(document: str, chars: int = PIECE_CHARS) -> Iterator[str]:
 
 
 class _Tally:
-    """Bytes done of all, told to whoever wants to know."""
+    """Counter of bytes done, which reports progress."""
 
     def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
@@ -103,7 +103,7 @@ class _Tally:
             self._progress(self._done, self._total)
 
     def through(self, texts: Iterable[str]) -> Iterator[str]:
-        """The texts, each added when the next is asked for."""
+        """Yield the texts, counting each when the next is requested."""
         for text in texts:
             yield text
             self.add(len(text.encode()))
@@ -115,7 +115,7 @@ def _encode(
     writers: dict[SplitName, SplitWriter],
     tally: _Tally,
 ) -> None:
-    """Encodes and writes document after document; encodes some megabytes of pieces at a time, on all cores."""
+    """Encode and write document after document, some megabytes of pieces at a time, on all cores."""
     end = np.array([encoder.eot], np.uint32)
     batch: list[tuple[SplitName, str | None]] = []  # None: the end of a document
     weight = 0
@@ -151,7 +151,7 @@ def _given_split(train: list[Text], valid: list[Text]) -> Documents:
 
 
 def _tail_split(texts: list[Text], fraction: float) -> Documents:
-    """The last fraction of the documents validates, or of the text where fewer than 2/fraction documents are there."""
+    """Split off the last fraction of the documents, or of the text if there are fewer than 2/fraction documents."""
     lengths = np.array([len(document) for document in _all_documents(texts)], np.int64)
     count, kept = len(lengths), len(lengths) - round(fraction * len(lengths))
     by_document = count * fraction >= 2
@@ -176,7 +176,7 @@ def _tail_split(texts: list[Text], fraction: float) -> Documents:
 
 
 def whitespace_cut(document: str, at: int) -> int | None:
-    """The first place from `at` on, else the last before it, where a document may be cut; None: it is one word."""
+    """Return the first position from `at` on (else the last before) where a document may be cut; None: one word."""
     if after := _CUT.search(document, at):
         return after.start()
     before = [cut.start() for cut in _CUT.finditer(document)]
@@ -184,7 +184,7 @@ def whitespace_cut(document: str, at: int) -> int | None:
 
 
 def _check_sizes(documents: Documents, text: str, valid: str | None) -> dict[SplitName, int]:
-    """UTF-8 bytes of each split, after checking that both hold a word."""
+    """Return the UTF-8 bytes of each split, after checking that both hold a word."""
     sizes: dict[SplitName, int] = {"train": 0, "valid": 0}
     has_words: dict[SplitName, bool] = {"train": False, "valid": False}
     for split, document in documents():

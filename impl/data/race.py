@@ -1,4 +1,4 @@
-"""RACE: passages with questions of four options each, from its own files, from the hub, or made up."""
+"""RACE: passages with questions of four options each, from its own files, from the hub, or synthetic."""
 
 import hashlib
 import json
@@ -26,25 +26,25 @@ LAYOUT = "valid: a folder with {train,dev,test}/{middle,high}/*.txt as RACE has 
 
 
 class Question(NamedTuple):
-    """A question on a passage; `answer` is the right option's index."""
+    """Question on a passage; `answer` is the right option's index."""
 
     article: str
     question: str
     options: tuple[str, ...]
     answer: int
     level: str
-    """`middle` or `high`: the school whose pupils are asked."""
+    """`middle` or `high`: the school that the question is from."""
 
     @property
     def asked(self) -> list[str]:
-        """The question with each option: in place of the blank, if it has one, else behind it."""
+        """The question with each option: in place of the blank if there is one, else after the question."""
         if BLANK in self.question:
             return [self.question.replace(BLANK, option) for option in self.options]
         return [f"{self.question} {option}".strip() for option in self.options]
 
 
 def read_race(spec: str, part: RacePart) -> list[Question]:
-    """A part of RACE from a folder in its own layout (Lai et al. 2017), from the hub, or made up (`synthetic`).
+    """Read a part of RACE from a folder in its own layout (Lai et al. 2017), from the hub, or synthetic (`synthetic`).
 
     Raises:
         InputError: missing, or not of RACE's form; names the file or row, and what is wrong with it.
@@ -58,7 +58,7 @@ def read_race(spec: str, part: RacePart) -> list[Question]:
 
 
 def why_no_race(spec: str) -> str | None:
-    """What is missing before RACE can be read, in one line; None: nothing that can be told without reading it."""
+    """Return what is missing before RACE can be read, in one line; None if nothing is found without reading it."""
     if spec == SYNTHETIC:
         return None
     if spec.startswith(HUB_PREFIX):
@@ -79,7 +79,7 @@ def _files(folder: Path, part: RacePart) -> list[tuple[Path, str]]:
 
 
 def _from_file(path: Path, level: str) -> Iterator[Question]:
-    """The questions on one passage: a file is a JSON object, its lists run side by side."""
+    """Yield the questions on one passage, from a JSON object with parallel lists."""
     try:
         content = from_json(read_text(path))
     except (OSError, ValueError) as error:
@@ -94,7 +94,7 @@ def _from_file(path: Path, level: str) -> Iterator[Question]:
 
 
 def _from_row(row: Any, where: str) -> Question:
-    """A row of the hub's copies; the level begins the passage's id."""
+    """Return the question in a row of the hub's copies; the passage's id begins with the level."""
     row = row if isinstance(row, dict) else {}
     level = "middle" if str(row.get("example_id", "")).startswith("middle") else "high"
     return _checked(row.get("article"), row.get("question"), row.get("options"), row.get("answer"), level, where)
@@ -127,7 +127,7 @@ class Questions:
 
     @staticmethod
     def encoded(questions: Sequence[Question], tokenizer: Tokenizer) -> "Questions":
-        """The questions in a tokenizer's ids."""
+        """Return the questions as ids of a tokenizer."""
         articles = {article: i for i, article in enumerate(dict.fromkeys(q.article for q in questions))}
         return Questions(
             tokenizer.encode_batch(list(articles)),
@@ -140,7 +140,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Race:
-    """RACE for one tokenizer; a part is read when it is first asked for."""
+    """RACE for one tokenizer; a part is read at first use."""
 
     spec: str
     tokenizer: Tokenizer
@@ -153,7 +153,7 @@ class Race:
 
     @cached_property
     def sha256(self) -> str:
-        """Identity of all its questions, wherever they were read from and in whatever order their files came."""
+        """Identity of all questions, independent of their source and of the order of files."""
         digest = hashlib.sha256()
         for part in PARTS:
             lines = sorted(json.dumps([part, *question]) for question in read_race(self.spec, part))

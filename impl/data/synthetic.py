@@ -21,7 +21,7 @@ from impl.seeding import derive
 
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 SHORTEST, LONGEST = 2, 5
-"""Letters of a word."""
+"""Fewest and most letters of a word."""
 SUCCESSION_DECAY, SUCCESSION_FLOOR = 0.5, 0.02
 """Weight of a class's i-th successor: decay to the i, plus the floor."""
 BLOCK_WORDS = 512
@@ -29,13 +29,13 @@ BLOCK_WORDS = 512
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class SyntheticConfig:
-    """A language and how much of it is written."""
+    """Parameters of a synthetic language and sizes of its texts."""
 
     seed: int = 0
     classes: int = Field(default=8, ge=2, le=26)
     words_per_class: int = Field(default=8, ge=1, le=256)
     train_tokens: int = Field(default=4_000_000, ge=1000)
-    """About; a text ends with a whole word."""
+    """Approximate tokens; a text ends with a whole word."""
     valid_tokens: int = Field(default=200_000, ge=1000)
 
 
@@ -73,7 +73,7 @@ class Source:
         return self.nats_per_word / self.letters_per_word
 
     def sample(self, seed: int, words: int) -> np.ndarray:
-        """One stationary chain of word numbers."""
+        """Return one stationary chain of word numbers."""
         draw = _uniforms(seed, 2 * words)
         first, moves, choices = draw[:1], draw[1:words], draw[words:]
         start = int(_inverse_cdf(self.stationary, first)[0])
@@ -85,7 +85,7 @@ class Source:
         return numbers
 
     def spell(self, numbers: np.ndarray) -> np.ndarray:
-        """The letters of a chain of words, each word ended by a space, uint8."""
+        """Return the letters of a chain of words, each word ended by a space, uint8."""
         lengths = np.array([len(word) + 1 for word in self.words])
         lexicon = np.frombuffer(b" ".join(self.words) + b" ", np.uint8)
         starts, sizes = (np.cumsum(lengths) - lengths)[numbers], lengths[numbers]
@@ -93,7 +93,7 @@ class Source:
         return lexicon[np.repeat(starts - (ends - sizes), sizes) + np.arange(ends[-1])]
 
     def code_lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Nats of each word of a chain, given those before it: minus the log of its probability."""
+        """Return the nats of each word of a chain, given those before it: minus the log of its probability."""
         per_class = self.emissions.shape[1]
         classes = numbers // per_class
         moves = self.transitions[classes[:-1], classes[1:]]
@@ -101,7 +101,7 @@ class Source:
 
 
 def make_source(config: SyntheticConfig) -> Source:
-    """The language of a configuration; its seed fixes transitions and spelling."""
+    """Return the language of a configuration; its seed fixes transitions and spelling."""
     classes, per_class = config.classes, config.words_per_class
     # A few likely successors for each class, in its own order, but never none
     weights = SUCCESSION_DECAY ** np.arange(classes) + SUCCESSION_FLOOR
@@ -115,7 +115,7 @@ def make_source(config: SyntheticConfig) -> Source:
 
 
 def code_length(source: Source, numbers: np.ndarray) -> tuple[float, float]:
-    """Nats per letter of a chain of words under its source, and its standard error around `nats_per_letter`.
+    """Return nats per letter of a chain of words under its source, and the standard error around `nats_per_letter`.
 
     The error is that of a ratio estimator with means over batches, since neighbouring words depend on each other.
     """
@@ -128,7 +128,7 @@ def code_length(source: Source, numbers: np.ndarray) -> tuple[float, float]:
 
 
 def write_synthetic(folder: Path, config: SyntheticConfig) -> Manifest:
-    """Writes a token folder of bytes in the language, one chain a split, and its entropy into the manifest.
+    """Write a token folder of bytes in the language, one chain a split, with its entropy in the manifest.
 
     Raises:
         InputError: `folder` holds something else, or cannot be written.
@@ -174,12 +174,12 @@ def _write_split(
 
 
 def _entropy(rows: np.ndarray) -> np.ndarray:
-    """Nats of each row of probabilities."""
+    """Return the nats of each row of probabilities."""
     return -(rows * np.log(rows, where=rows > 0, out=np.zeros_like(rows))).sum(1)
 
 
 def _uniforms(seed: int, count: int) -> np.ndarray:
-    """Numbers in [0, 1), the same in every NumPy version: raw 53 bits of PCG64."""
+    """Return numbers in [0, 1), the same in every NumPy version: raw 53 bits of PCG64."""
     return (np.random.PCG64(seed).random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
@@ -188,7 +188,7 @@ def _inverse_cdf(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 
 
 def _walk(start: int, successors: np.ndarray) -> np.ndarray:
-    """States of a chain of which `successors[step, state]` is the next one; exact, in blocks side by side.
+    """Return the states of a chain whose next state is `successors[step, state]`; exact, in parallel blocks.
 
     Every block is walked from every state at once; then only the blocks' ends are followed one after another.
     """
@@ -209,7 +209,7 @@ def _walk(start: int, successors: np.ndarray) -> np.ndarray:
 
 
 def _spelling(seed: int, classes: int, per_class: int) -> tuple[bytes, ...]:
-    """Different words of a random stem and their class's own last letter."""
+    """Return different words, each of a random stem and its class's own last letter."""
     words: dict[bytes, None] = {}
     attempt = 0
     while len(words) < classes * per_class:

@@ -22,22 +22,22 @@ Readable = IO[bytes] | gzip.GzipFile | lzma.LZMAFile
 
 
 class Text(Protocol):
-    """Something that holds documents."""
+    """Source of documents."""
 
     @property
     def name(self) -> str:
-        """Its name, without the folders above it."""
+        """Name without the folders above it."""
         ...
 
     def sha256(self) -> str: ...
 
     def documents(self) -> Iterator[str]:
-        """Its documents, from the first, those of whitespace only left out."""
+        """Yield the documents in order, without those of whitespace only."""
         ...
 
 
 def open_texts(spec: str) -> list[Text]:
-    """The texts meant by a file, a folder (its .txt and .jsonl files, packed ones too, sorted) or `hf:NAME[:CONFIG]`.
+    """Return the texts of a file, a folder (its .txt and .jsonl files, packed ones too, sorted) or `hf:NAME[:CONFIG]`.
 
     Raises:
         InputError: missing, without such files, or on the hub when `datasets` is not installed or cannot reach it.
@@ -57,7 +57,7 @@ def open_texts(spec: str) -> list[Text]:
 
 @dataclass(frozen=True)
 class TextFile:
-    """A plain text file (one document), or a .jsonl file (one document a line, in its field `text`); .gz or .xz too.
+    """Plain text file (one document), or .jsonl file (one document a line, in its field `text`); .gz or .xz too.
 
     Raises:
         InputError: while reading: not UTF-8, a line without text, a damaged archive; names file and line.
@@ -111,13 +111,13 @@ class TextFile:
 
 @dataclass(frozen=True)
 class HubText:
-    """The training split of a dataset on the hub, a row a document."""
+    """Training split of a dataset on the hub, one document a row."""
 
     name: str
     rows: Any
 
     def sha256(self) -> str:
-        """Hash of the documents, each ended by a zero byte."""
+        """Return the hash of the documents, each ended by a zero byte."""
         digest = hashlib.sha256()
         for document in self.documents():
             digest.update(document.encode() + b"\0")
@@ -151,10 +151,10 @@ def _checked(row: Any, where: str) -> str:
 
 
 def load_hub(spec: str, split: str = "train") -> Any:
-    """The rows of a dataset on the hub, or of files in a folder as the hub has them: `hf:NAME` or `hf:NAME:CONFIG`.
+    """Return the rows of a dataset on the hub, or of files in the hub's layout: `hf:NAME` or `hf:NAME:CONFIG`.
 
     Raises:
-        InputError: it is not there, or the package that reads it.
+        InputError: the dataset, or the package that reads it, is missing.
     """
     name, _, config = spec.removeprefix(HUB_PREFIX).partition(":")
     if not name:

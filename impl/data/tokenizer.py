@@ -1,4 +1,4 @@
-"""Text to token ids and back: UTF-8 bytes, GPT-2's byte-level BPE, or a byte-level BPE trained on the text."""
+"""Text to token ids and back: UTF-8 bytes, GPT-2's byte-level BPE, or a byte-level BPE trained on a text."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ LARGEST_BPE = 2**20
 
 
 class Tokenizer(ABC):
-    """Reversible map of text to token ids. `<|endoftext|>` in a text is text: only `eot` itself ends a document."""
+    """Reversible map of text to token ids; `<|endoftext|>` in a text is text: only `eot` itself ends a document."""
 
     name: str
     vocab_size: int
@@ -29,22 +29,22 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text, uint32."""
+        """Return the token ids of each text, uint32."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text; `<|endoftext|>` for `eot`, U+FFFD for bytes that are not UTF-8, nothing for unknown ids."""
+        """Return the text; `<|endoftext|>` for `eot`, U+FFFD for bytes that are not UTF-8, nothing for unknown ids."""
 
     @abstractmethod
     def _content(self) -> dict[str, Any]: ...
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids, uint32."""
+        """Return the token ids of a text, uint32."""
         return self.encode_batch([text])[0]
 
     @property
     def sha256(self) -> str:
-        """Hash of the file that `save` writes; it holds vocabulary and merges only, so no library version enters."""
+        """Hash of the file that `save` writes: of vocabulary and merges only, so of no library version."""
         return hashlib.sha256(self._file_bytes()).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -55,7 +55,7 @@ class Tokenizer(ABC):
 
     @staticmethod
     def load(folder: Path) -> "Tokenizer":
-        """The tokenizer that `save` wrote.
+        """Return the tokenizer that `save` wrote.
 
         Raises:
             InputError: the file is missing or is not such a file.
@@ -73,7 +73,7 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes are the ids 0..255; 256 ends a document."""
+    """Tokenizer of UTF-8 bytes: the ids are 0..255; 256 ends a document."""
 
     name = "byte"
     vocab_size = 257
@@ -130,7 +130,7 @@ class BytePairTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer yet to be made: read from `files`, or trained to `vocab_size` tokens; neither: bytes."""
+    """Tokenizer to be built: read from `files`, or trained to `vocab_size` tokens; neither: bytes."""
 
     name: str
     files: tuple[Path, Path] | None = None
@@ -141,14 +141,14 @@ class TokenizerSpec:
         return self.vocab_size is not None
 
     def build(self, texts: Iterable[str] = ()) -> Tokenizer:
-        """The tokenizer; one that is trained reads `texts` once. Equal texts, in any order, give an equal tokenizer."""
+        """Build the tokenizer; training reads `texts` once. Equal texts, in any order, give an equal tokenizer."""
         if self.files is not None:
             return _read_gpt2(self.name, *self.files)
         return _train(self.name, self.vocab_size, texts) if self.vocab_size is not None else ByteTokenizer()
 
 
 def parse(spec: str) -> TokenizerSpec:
-    """The tokenizer meant by `byte`, `gpt2:VOCAB,MERGES` or `bpe:VOCAB_SIZE`.
+    """Parse `byte`, `gpt2:VOCAB,MERGES` or `bpe:VOCAB_SIZE`.
 
     Raises:
         InputError: another kind, a missing file, or a vocabulary size out of range.

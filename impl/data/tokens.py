@@ -1,4 +1,4 @@
-"""The token folder: token files of a training and a validation text, their tokenizer, and a manifest of it all."""
+"""The token folder: token files of a training and a validation text, their tokenizer, and a manifest."""
 
 import dataclasses
 import hashlib
@@ -28,12 +28,12 @@ FOLDER_FILES = frozenset({MANIFEST_FILE, TOKENIZER_FILE, *(f"{split}.bin" for sp
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Split:
-    """A token file and what it was made from."""
+    """Token file and its origin."""
 
     file: str = Field(pattern=r"^[\w.-]+$")
     sha256: str
     tokens: int = Field(ge=1)
-    """Each document's and the end of text after it."""
+    """Tokens of all documents, each with the end of text after it."""
     bytes: int
     """UTF-8 bytes of the original text."""
     words: int
@@ -43,7 +43,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class SourceText:
-    """A text that was read, by name and content."""
+    """Text that was read, by name and content."""
 
     split: Literal["train", "valid", "both"]
     name: str
@@ -52,7 +52,7 @@ class SourceText:
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Entropy:
-    """The least cross-entropy that any model can reach on a synthetic text, in nats."""
+    """Lowest cross-entropy that any model can reach on a synthetic text, in nats."""
 
     language: dict[str, Any]
     nats_per_token: float
@@ -62,12 +62,12 @@ class Entropy:
     valid_nats_per_token: float
     """Code length of the validation text itself under its true source."""
     valid_standard_error: float
-    """Of `valid_nats_per_token` as an estimate of `nats_per_token`."""
+    """Standard error of `valid_nats_per_token` as an estimate of `nats_per_token`."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Manifest:
-    """What a token folder holds. Equal manifests mean equal data; no path and no date enters."""
+    """Content of a token folder; equal manifests mean equal data, since no path and no date enters."""
 
     format: int = FORMAT
     tokenizer: str
@@ -78,7 +78,10 @@ class Manifest:
     train: Split
     valid: Split
     split_rule: str
-    """`file`: a validation text was given; `tail:FRACTION`: the last part of the text; `synthetic`: two samples."""
+    """Origin of the validation text.
+
+    `file`: a validation text was given; `tail:FRACTION`: the last part of the text; `synthetic`: two samples.
+    """
     sources: tuple[SourceText, ...] = field(default=())
     entropy: Entropy | None = None
 
@@ -86,12 +89,12 @@ class Manifest:
         return self.train if name == "train" else self.valid
 
     def to_bytes(self) -> bytes:
-        """The manifest file."""
+        """Return the content of the manifest file."""
         return (json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a token folder.
+    """Read the manifest of a token folder.
 
     Raises:
         InputError: no folder, no manifest in it (unfinished or something else), or a format of another version.
@@ -117,14 +120,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 class TokenFolder:
-    """An opened token folder; `open` checks it."""
+    """Opened token folder; `open` checks it."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
 
     @staticmethod
     def open(path: str | Path, verify: bool = False) -> "TokenFolder":
-        """The folder, after checking that its files are there and whole; `verify` reads them and checks hashes too.
+        """Open a folder after checking that its files exist and are complete; `verify` also checks their hashes.
 
         Raises:
             InputError: a file is missing, truncated, or not the one that the manifest names.
@@ -151,7 +154,7 @@ class TokenFolder:
         return tokenizer
 
     def tokens(self, split: SplitName) -> np.memmap:
-        """The token ids of a split, one array in order, read only, not loaded."""
+        """Return the token ids of a split as one read-only array mapped into memory."""
         return np.memmap(self.path / self.manifest.split(split).file, np.dtype(self.manifest.dtype), "r")
 
     def _check(self, name: SplitName, verify: bool) -> None:

@@ -1,4 +1,4 @@
-"""Writing a token folder: whole or not at all."""
+"""Atomic writing of a token folder."""
 
 import errno
 import hashlib
@@ -16,12 +16,12 @@ from impl.files import rename
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest of uint16 and uint32 that holds every id."""
+    """Return the smaller of uint16 and uint32 that holds every id."""
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
 class SplitWriter:
-    """The token file of one split, written piece by piece, hashed and counted on the way."""
+    """Writer of one split's token file, piece by piece, with hash and counts."""
 
     def __init__(self, folder: Path, split: SplitName, dtype: np.dtype) -> None:
         self._path = folder / f"{split}.bin"
@@ -37,7 +37,7 @@ class SplitWriter:
         self._tokens += len(ids)
 
     def count_text(self, *, bytes: int, words: int, documents: int) -> None:
-        """Counts the original text that the tokens stand for."""
+        """Count the original text that the tokens stand for."""
         self._bytes += bytes
         self._words += words
         self._documents += documents
@@ -55,10 +55,10 @@ class SplitWriter:
 
 
 def check_replaceable(out: Path) -> None:
-    """Accepts a path where a token folder may be put: new, empty, or holding a token folder and nothing else.
+    """Check that a token folder may be put at a path: new, empty, or holding a token folder and nothing else.
 
     Raises:
-        InputError: anything else is there; it would be lost.
+        InputError: the path holds something else, which would be lost.
     """
     if not out.exists():
         return
@@ -79,7 +79,7 @@ def check_replaceable(out: Path) -> None:
 
 @contextmanager
 def new_token_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder beside `out` that takes its place when the block ends, and vanishes when it raises.
+    """Yield a temporary folder next to `out` that replaces it when the block ends, and is removed when it raises.
 
     An equal and intact folder that is already there stays as it is.
 
@@ -105,7 +105,7 @@ def new_token_folder(out: Path) -> Iterator[Path]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes the manifest, which makes a folder a token folder: the last file written."""
+    """Write the manifest as the last file, which makes the folder a token folder."""
     (folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
 
 

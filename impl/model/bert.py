@@ -1,4 +1,4 @@
-"""BERT: recovers masked tokens and tells whether the second segment follows the first; or answers questions."""
+"""BERT: recovers masked tokens, and predicts whether the second segment follows the first; or answers questions."""
 
 import torch
 import torch.nn.functional as functional
@@ -66,7 +66,7 @@ class MultipleChoice(nn.Module):
         self.choice = nn.Linear(h, 1)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Of every option, one sequence each. Shapes: x -> float [b / 4, 4]."""
+        """Return -log p of every option, one sequence each. Shapes: x -> float [b / 4, 4]."""
         tp = self.trunk.tp
         x = tp.gather(self.trunk.final_norm(x), tp.group).view(-1, self.seq_len, x.shape[-1])
         scores = self.choice(torch.tanh(self.pooler(x[:, 0]))).view(-1, OPTIONS)

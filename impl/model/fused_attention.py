@@ -11,7 +11,7 @@ from impl.model.config import LONGEST_PRODUCTS, PRODUCT_ROWS
 
 
 def attend(qkv: Tensor, seq_len: int, heads: int, *, causal: bool) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v of every head; `causal` hides later keys.
+    """Return softmax(q k^T / sqrt(d)) v of every head; `causal` hides later keys.
 
     Shapes: [b s, 3 a d], queries of all heads before keys and values -> [b s, a d].
     """
@@ -22,7 +22,7 @@ def attend(qkv: Tensor, seq_len: int, heads: int, *, causal: bool) -> Tensor:
 
 
 def by_heads(qkv: Tensor, seq_len: int, heads: int) -> Tensor:
-    """Queries, keys and values. Shapes: [b s, 3 a d] -> [3, b, a, s, d], the same memory."""
+    """Return views of queries, keys and values. Shapes: [b s, 3 a d] -> [3, b, a, s, d], the same memory."""
     return qkv.view(-1, seq_len, 3, heads, qkv.shape[1] // (3 * heads)).permute(2, 0, 3, 1, 4)
 
 
@@ -33,7 +33,7 @@ def _attend(qkv: Tensor, seq_len: int, heads: int, causal: bool) -> Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """The kernel forward, batched matrix products backward: in bf16 these run at the rate of the matrix units."""
+    """Fused kernel forward, batched matrix products backward: in bf16 these run at the rate of the matrix units."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, seq_len: int, heads: int, causal: bool) -> Tensor:
@@ -67,7 +67,7 @@ def _backward(
     k_grad: Tensor,
     v_grad: Tensor,
 ) -> None:
-    """Computes the gradients of one sequence's queries, which are overwritten, keys and values.
+    """Compute the gradients of one sequence's queries, which are overwritten, keys and values.
 
     Shapes: [a, s, d] each; later, of -inf where a query does not see a key, [s, s]; working [2, a r s], with r rows of
     probabilities and of their gradients at a time.

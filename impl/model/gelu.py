@@ -13,7 +13,7 @@ SCALE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, elementwise; x may be overwritten if it requires a gradient.
+    """Return x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2; x may be overwritten if it requires a gradient.
 
     That is x s(z) with the logistic s and z = sqrt(8/pi) (x + 0.044715 x^3). With s(z) at hand, few operations more
     give the derivative, s(z) (1 + x z' (1 - s(z))): on a CPU it takes x's place, and the backward pass multiplies.

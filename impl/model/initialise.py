@@ -51,8 +51,10 @@ def build_structure(
 
 
 class InitialWeights:
-    """Megatron's initial weights of this rank's part of a model: normal(0, 0.02), residual projections scaled by
-    1/sqrt(2L), biases 0, LayerNorm the identity. What several heads share has the same weights in each.
+    """Megatron's initial weights of this rank's part of a model.
+
+    Weights are normal(0, 0.02), residual projections scaled by 1/sqrt(2L), biases 0, LayerNorms the identity. What
+    several heads share has the same weights in each.
 
     Source: Megatron-LM 2019, section 4.2.
 

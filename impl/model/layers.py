@@ -50,7 +50,7 @@ class Dropout(nn.Module):
             raise TypeError(f"dropout at {self.place} needs a key while training")
         return x * self._kept(x, key) / (1.0 - self.rate)
 
-    @untraced  # a generator that is made anew is not traced
+    @untraced  # a newly made generator is not traced
     def _kept(self, x: Tensor, key: DropoutKey) -> Tensor:
         rows, (index, of) = len(x), self.part
         size = -(-rows * of // MASK_BLOCKS)
@@ -66,7 +66,7 @@ class Attention(nn.Module):
     """Multi-head self-attention, a part of the heads on each rank; `causal` hides later tokens.
 
     With `recompute_core` only q, k and v are kept of the core, softmax(q k^T) v with its dropout, which the backward
-    pass computes anew: Korthikanti et al. 2022, section 5, selective recomputation.
+    pass computes again: Korthikanti et al. 2022, section 5, selective recomputation.
 
     Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).
     """
@@ -212,7 +212,7 @@ class Trunk(nn.Module):
         seq_len: int,
         key: DropoutKey | None,
     ) -> Iterator[Block]:
-        """A stage's blocks but for the model's head, in order; the first stage's begin with tokens and (BERT) types.
+        """Yield a stage's blocks without the model's head, in order; the first stage takes tokens and (BERT) types.
 
         Shapes: tokens and types [b, s]; inputs and outputs [n, h] (sequence parallel: [n / t, h]).
         """

@@ -18,7 +18,7 @@ class Size:
 
 
 def named(name: str) -> ModelConfig:
-    """The configuration with this name.
+    """Return the configuration with this name.
 
     Raises:
         InputError: no size has this name; lists the near ones, or all.

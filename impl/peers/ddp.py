@@ -63,7 +63,7 @@ class DDPTrainer(PlainTrainer):
         if self.widens:
             self.ddp.register_comm_hook(None, self._reduce)
         self.is_first = self.is_last = True
-        """Of a step's microbatches."""
+        """True for the first or last of a step's microbatches."""
         self.sums: dict[int, tuple[list[Tensor], Tensor]] = {}
         """By number of a bucket: its parameters, and the sums of their gradients, one after another."""
 
@@ -95,7 +95,7 @@ class DDPTrainer(PlainTrainer):
         return all_reduce_sum(loss, self.dp_group) / ranks
 
     def forget(self) -> None:
-        """Drop the old gradients; sums in fp32 stay where they are, and are written anew."""
+        """Drop the old gradients; sums in fp32 stay where they are, and are overwritten."""
         if self.widens:
             self.model.zero_grad()
         else:
@@ -127,7 +127,7 @@ class DDPTrainer(PlainTrainer):
         return work.get_future().then(lambda _: bucket.buffer())
 
     def _sums(self, bucket: dist.GradBucket) -> Tensor:
-        """Of a bucket's gradients so far. After the first step DDP lays its buckets out anew, and so are they."""
+        """Gradients of a bucket so far; DDP lays its buckets out again after the first step, and these follow."""
         parameters = bucket.parameters()
         before, sums = self.sums.get(bucket.index(), ([], bucket.buffer()))
         if [id(p) for p in before] == [id(p) for p in parameters]:

@@ -1,7 +1,7 @@
 """GPT trained by DeepSpeed's ZeRO, stages 0 to 3, as its documentation does it, at its fastest settings.
 
-DeepSpeed reads LOCAL_RANK, and DS_ACCELERATOR=cpu where there is no GPU, from the environment; whoever starts the
-ranks sets them. LOCAL_SIZE, their number, saves stage 3 a look at the machine at every reduction.
+DeepSpeed reads LOCAL_RANK, and DS_ACCELERATOR=cpu where there is no GPU, from the environment, which the launcher of
+the ranks sets. LOCAL_SIZE, their number, saves stage 3 a look at the machine at every reduction.
 """
 
 import json
@@ -86,12 +86,12 @@ def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[
 
 
 def is_reduced(run: Run, engine: Any) -> bool:
-    """Whether it has to reduce gradients: of one rank it would only copy them, unless ZeRO's own code takes them so."""
+    """Return True if gradients have to be reduced: on one rank that only copies them, unless ZeRO needs the copies."""
     return run.plan.dp > 1 or (zero_stage(run) > 0 and not isinstance(engine.optimizer, BF16_Optimizer))
 
 
 def resolved(engine: Any) -> dict[str, Any]:
-    """What DeepSpeed made of its configuration, ready for JSON."""
+    """Return DeepSpeed's resolved configuration, ready for JSON."""
     config = engine._config
     names = (
         "train_batch_size",

@@ -1,7 +1,7 @@
-"""GPT trained by DeepSpeed's pipeline, which is 1F1B, as its documentation does it, at its fastest settings.
+"""GPT trained by DeepSpeed's 1F1B pipeline, as its documentation does it, at its fastest settings.
 
-The layers of a rank are one of DeepSpeed's, the same as ours has there. What it reads from the environment is said in
-`impl.peers.deepspeed`.
+The layers of a rank are one of DeepSpeed's, the same as in this project's engine. Its environment variables are
+described in `impl.peers.deepspeed`.
 """
 
 from contextlib import redirect_stdout
@@ -28,9 +28,9 @@ from impl.train import MASTERS, WEIGHTS, Step
 
 
 class Body(Trunk):
-    """All of a stage but the token embedding, which is a layer of its own, for DeepSpeed to tie.
+    """Stage without the token embedding, which is a separate layer that DeepSpeed ties.
 
-    Shapes: tokens embedded [b, s, h], or the stage before's output [b s, h] -> [b s, h].
+    Shapes: tokens embedded [b, s, h], or the previous stage's output [b s, h] -> [b s, h].
     """
 
     def __init__(self, run: Run, vocab_size: int, stage: Stage, places: Tensor) -> None:
@@ -42,12 +42,12 @@ class Body(Trunk):
 
 
 def logits(embedding: nn.Embedding, x: Tensor) -> Tensor:
-    """Shapes: [b s, h] -> [b s, V]."""
+    """Return the logits. Shapes: [b s, h] -> [b s, V]."""
     return F.linear(x, embedding.weight)
 
 
 def build(run: Run, vocab_size: int, mesh: DeviceMesh) -> PipelineModule:
-    """This rank's part of the model with its initial weights; for `no_grad`."""
+    """Build this rank's part of the model with its initial weights; call it within `no_grad`."""
     stages = split(run.model, vocab_size, run.plan.pp)
     tokens = nn.Embedding, vocab_size, run.model.hidden_size
     model = PipelineModule(
@@ -70,7 +70,7 @@ def build(run: Run, vocab_size: int, mesh: DeviceMesh) -> PipelineModule:
 class DeepSpeedPipelineTrainer(Peer):
     """DeepSpeed's engine around PyTorch's fused AdamW, over a mesh's pipeline and data-parallel axes.
 
-    In fp32 without ZeRO it clips by the first stage's norm; there gradients are clipped just before AdamW's step.
+    In fp32 without ZeRO, DeepSpeed clips by the first stage's norm; here clipping is done just before AdamW's step.
     """
 
     model: PipelineModule
@@ -88,7 +88,7 @@ class DeepSpeedPipelineTrainer(Peer):
         self.engine = initialize(self.model, self.adam, config)
         parameters = list(self.model.parameters())
         self.counted = torch.tensor([not getattr(p, "ds_pipe_replicated", False) for p in parameters], device=device)
-        """Whose gradients' norms count here: the tied embedding's where the first stage is."""
+        """True for parameters whose norms count on this rank: the tied embedding's where the first stage is."""
         if self.stage == 0:
             self.adam.register_step_pre_hook(self._clip)
         self.engine.pipeline_enable_backward_allreduce = is_reduced(run, self.engine)

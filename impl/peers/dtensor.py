@@ -30,10 +30,10 @@ from impl.train import WEIGHTS
 
 
 def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """Split the model over a mesh with one axis; both ends of the tied matrix are split by rows of the vocabulary.
-    Returns the styles by module.
+    """Split the model over a mesh with one axis, and return the styles by module.
 
-    Between the split blocks activations are plain tensors: DTensor's dispatch would only add to their cost.
+    Both ends of the tied matrix are split by rows of the vocabulary. Between the split blocks activations are
+    plain tensors: DTensor's dispatch would only add to their cost.
     """
     between = Shard(0) if sequence_parallel else Replicate()
     into, out_of = ColwiseParallel(input_layouts=between), RowwiseParallel(output_layouts=between)

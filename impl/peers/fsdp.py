@@ -1,5 +1,4 @@
-"""GPT trained by PyTorch's own fully sharded data parallelism (FSDP2), as its documentation does it, at its fastest
-settings.
+"""GPT trained by PyTorch's fully sharded data parallelism (FSDP2), as documented, at its fastest settings.
 
 Every layer is a group of its own, the embeddings and the last norm are the root's. Stage 3 frees a layer's parameters
 after its forward pass; stages 1 and 2 keep them all from the first forward pass to the last backward pass. Stages 2

@@ -1,7 +1,8 @@
-"""GPT from PyTorch's own layers, for engines that split it by themselves; all of it, or one pipeline stage.
+"""GPT from PyTorch's own layers, for engines that split it by themselves; whole, or one pipeline stage.
 
-All tokens of a microbatch are one dim, as in our models. Layers are compiled and recomputed as PyTorch's documentation
-does it: one by one, what is recomputed inside what is compiled, and both inside what an engine wraps around a layer.
+All tokens of a microbatch are one dim, as in `impl.model`. Layers are compiled and recomputed as PyTorch's
+documentation does it: one by one, recomputation inside compilation, and both inside what an engine wraps around a
+layer.
 """
 
 import torch
@@ -20,7 +21,7 @@ from impl.train import WEIGHTS
 
 
 class Attention(nn.Module):
-    """Causal self-attention. Queries, keys and values of one head are neighbours, so that a split is by heads."""
+    """Causal self-attention; queries, keys and values of one head are adjacent, so that a split is by heads."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -36,6 +37,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Two linear layers with a GELU between them."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
@@ -46,6 +49,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+    """Transformer layer with norms before attention and MLP."""
+
     def __init__(self, run: Run) -> None:
         super().__init__()
         config = run.model
@@ -70,6 +75,8 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
+    """Embeddings, layers and final norm of one pipeline stage."""
+
     def __init__(self, run: Run, vocab_size: int, stage: Stage, places: Tensor) -> None:
         super().__init__()
         config = run.model
@@ -91,11 +98,11 @@ class Trunk(nn.Module):
 
 
 class GPT(nn.Module):
-    """Parameters have the names and whole shapes of `impl.model.gpt.GPT`; rows of a qkv matrix are in another order.
+    """GPT with the parameter names and whole shapes of `impl.model.gpt.GPT`; rows of a qkv matrix are in another order.
 
     The output head's matrix is `head.weight`, the token embedding itself where one stage has both.
 
-    Shapes: tokens [b, s], or the stage before's output [b s, h] -> [b s, h], of the last stage logits [b s, V].
+    Shapes: tokens [b, s], or the previous stage's output [b s, h] -> [b s, h], of the last stage logits [b s, V].
     Places: of the tokens in their sequence [b s] (sequence parallel: [b s / t]).
     """
 
@@ -114,12 +121,12 @@ class GPT(nn.Module):
 
 
 def places(run: Run) -> Tensor:
-    """The place in its sequence of every token of a microbatch."""
+    """Return the position in its sequence of every token of a microbatch."""
     return torch.arange(run.train.microbatch * run.model.seq_len) % run.model.seq_len
 
 
 def whole_model(run: Run, vocab_size: int, mesh: DeviceMesh) -> GPT:
-    """All of the model with its initial weights, which every rank has."""
+    """Return the whole model with its initial weights, on every rank."""
     (all_layers,) = split(run.model, vocab_size, 1)
     model = GPT(run, vocab_size, all_layers, places(run)).to(WEIGHTS[run.precision])
     model.load_state_dict(initial_weights(run, vocab_size, mesh))
@@ -127,7 +134,7 @@ def whole_model(run: Run, vocab_size: int, mesh: DeviceMesh) -> GPT:
 
 
 def initial_weights(run: Run, vocab_size: int, mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Those that our serial GPT begins with, under this one's names."""
+    """Return the initial weights of the serial `impl.model` GPT, under this model's names."""
     axis = next(axis for axis in AXES if mesh[axis].size() == 1)
     alone = TensorParallel(mesh.get_group(axis), sequence_parallel=False, overlap=False)
     whole = split(run.model, vocab_size, 1)
@@ -136,7 +143,7 @@ def initial_weights(run: Run, vocab_size: int, mesh: DeviceMesh) -> dict[str, Te
 
 
 def rearranged(ours: dict[str, Tensor], config: ModelConfig, vocab_size: int) -> dict[str, Tensor]:
-    """The serial weights of our GPT as this one's, which pads no vocabulary."""
+    """Return the weights of the serial `impl.model` GPT in this model's order, without padded vocabulary."""
     embedding = ours["trunk.tokens.weight"][:vocab_size]
     theirs = {**ours, "trunk.tokens.weight": embedding, "head.weight": embedding}
     for name, whole in ours.items():

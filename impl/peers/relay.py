@@ -1,4 +1,4 @@
-"""A pipeline's forward pass alone, for engines whose own tells no more than the mean loss."""
+"""A pipeline's forward pass alone, for engines whose own returns only the mean loss."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ from impl.train import WEIGHTS
 
 
 def between(peer: Peer, width: int, device: torch.device | str) -> Tensor:
-    """A tensor like what a stage gives for a microbatch; its memory is not touched. Shapes: [b s, width]."""
+    """Return a tensor like a stage's output for a microbatch; its memory is not touched. Shapes: [b s, width]."""
     run = peer.run
     return torch.empty(run.train.microbatch * run.model.seq_len, width, dtype=WEIGHTS[run.precision], device=device)
 

@@ -1,4 +1,4 @@
-"""What peer engines have in common: data, evaluation, gradient clipping and AdamW on master weights, as ours has."""
+"""The common part of peer engines: data, evaluation, gradient clipping and AdamW on master weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -25,10 +25,10 @@ from impl.train import MASTERS, WEIGHTS, Step, to_device
 
 
 class Peer(ABC):
-    """Another engine that trains one run as `impl.train.Trainer` does."""
+    """Engine that trains one run as `impl.train.Trainer` does."""
 
     model: nn.Module
-    """What of the model is on this rank, as the engine calls it."""
+    """This rank's part of the model, as the engine calls it."""
     adam: torch.optim.AdamW
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
@@ -38,10 +38,10 @@ class Peer(ABC):
 
     @abstractmethod
     def step(self, i: int, watch: Watch | None = None) -> Step:
-        """Forward and backward over the i-th global batch, then the update."""
+        """Run forward and backward over the i-th global batch, then update."""
 
     def settings(self) -> dict[str, Any]:
-        """The part of the engine, its version and its configuration after its own defaults, ready for JSON."""
+        """Return the part of the engine used, its version and its resolved configuration, ready for JSON."""
         run = self.run
         return {
             "part": part_of(run),
@@ -55,16 +55,16 @@ class Peer(ABC):
 
     @property
     def accumulated(self) -> torch.dtype:
-        """In which gradients are added up and reduced."""
+        """Type in which gradients are accumulated and reduced."""
         return (MASTERS if self.run.fp32_gradients else WEIGHTS)[self.run.precision]
 
     @property
     def widens(self) -> bool:
-        """Whether that is wider than autograd's gradients are."""
+        """True if gradients are accumulated in a wider type than autograd's."""
         return self.accumulated != WEIGHTS[self.run.precision]
 
     def evaluate(self, *, final: bool) -> list[Evaluation]:
-        """Validation, and after the last step the run's other evaluations; equal on every rank."""
+        """Run validation, and after the last step the run's other evaluations; results are equal on every rank."""
         self.model.eval()
         with torch.no_grad():
             found = evaluate(self.run, self.data, self, self.dp_group, final=final, batch=self.run.train.microbatch)
@@ -72,9 +72,9 @@ class Peer(ABC):
         return found
 
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
-        """-log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s].
+        """Return -log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s].
 
-        A whole microbatch is computed, whose other rows and places change nothing.
+        A whole microbatch is computed; its padding rows and positions change nothing.
         """
         count, length = inputs.shape
         padding = ((0, self.run.train.microbatch - count), (0, self.run.model.seq_len - length))
@@ -83,64 +83,64 @@ class Peer(ABC):
         return nats, is_likeliest > 0
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """What `next_token` tells, together, on every rank. Shapes: [b, s], [b, s] -> float32 [2, b, s]."""
+        """Return results of `next_token` as one tensor, on all ranks. Shapes: [b, s], [b, s] -> float32 [2, b, s]."""
         return self.scores(self.model(inputs), targets)
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Shapes: [b s, V], [b, s] -> float32 [2, b, s]."""
+        """Return both results of `next_token` from the logits. Shapes: [b s, V], [b, s] -> float32 [2, b, s]."""
         goal = targets.flatten()
         nats = F.cross_entropy(logits.to(MASTERS[self.run.precision]), goal, reduction="none")
         return torch.stack([nats.float(), (logits.argmax(1) == goal).float()]).view(2, *targets.shape)
 
     def batch(self, samples: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Inputs and targets. Shapes: [b, s] both."""
+        """Return inputs and targets of the samples. Shapes: [b, s] both."""
         batch = causal_batch(self.tokens, samples, seq_len=self.run.model.seq_len, seed=self.run.seed)
         return to_device(batch.inputs, self.device), to_device(batch.targets, self.device)
 
     def set_learning_rate(self, i: int) -> float:
-        """Give AdamW the learning rate of the i-th step."""
+        """Set AdamW's learning rate to that of the i-th step."""
         lr = learning_rate(self.run.train, i)
         for group in self.adam.param_groups:
             group["lr"] = lr
         return lr
 
     def share(self, i: int, rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The microbatches of a data-parallel rank in the i-th global batch. Shapes: [b, s] both."""
+        """Yield the microbatches of a data-parallel rank in the i-th global batch. Shapes: [b, s] both."""
         count, size = self.run.microbatches, self.run.train.microbatch
         for k in range(rank * count, (rank + 1) * count):
             first = i * self.run.train.global_batch + k * size
             yield self.batch(np.arange(first, first + size))
 
     def mean(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """A microbatch's part of the mean loss over the microbatches. Shapes: [b s, V], [b, s] -> scalar."""
+        """Return a microbatch's share of the mean loss over the microbatches. Shapes: [b s, V], [b, s] -> scalar."""
         wide = logits.to(MASTERS[self.run.precision])
         return F.cross_entropy(wide, targets.flatten()) / self.run.microbatches
 
 
 class PeerTrainer(Peer):
-    """What engines do that leave the update to us.
+    """Base of engines whose optimizer update is done here.
 
-    A subclass makes its part of the model, gives it to `keep`, and says how a global batch's gradient is computed.
+    A subclass builds its part of the model, passes it to `keep`, and defines how a global batch's gradient is computed.
     """
 
     def keep(self, model: nn.Module) -> None:
-        """Train this rank's part of the model: master weights for its parameters, and AdamW."""
+        """Register this rank's part of the model: create master weights for its parameters, and AdamW."""
         dtype = MASTERS[self.run.precision]
         self.masters = {p: nn.Parameter(own(p).detach().to(dtype)) for p in model.parameters()}
         self.adam = adamw(self.masters.values(), self.run.train)
 
     def add_up(self) -> None:
-        """Where gradients are widened, give each to its master as soon as it is there."""
+        """Where gradients are widened, add each to its master's as soon as autograd has computed it."""
         for parameter in self.masters if self.widens else ():
             parameter.register_post_accumulate_grad_hook(self.hand_over)
 
     @abstractmethod
     def backward(self, i: int) -> Tensor:
-        """Leave the gradient of the i-th global batch's mean loss to AdamW; returns that loss."""
+        """Accumulate the gradient of the i-th global batch's mean loss for AdamW, and return that loss."""
 
     @abstractmethod
     def norm(self, squares: Tensor) -> Tensor:
-        """The global L2 norm of the gradients, from the squared norms of this rank's, in the order of `masters`."""
+        """Return the gradients' global L2 norm, from the squared norms of this rank's, in the order of `masters`."""
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
         loss = self.backward(i)
@@ -154,7 +154,7 @@ class PeerTrainer(Peer):
         return Step(loss, norm, lr)
 
     def forget(self) -> None:
-        """Drop the old gradients: autograd then hands its own tensor over, with no copy."""
+        """Drop the old gradients, so that autograd stores its own tensor without a copy."""
         for parameter, master in self.masters.items():
             parameter.grad = master.grad = None
 
@@ -165,7 +165,7 @@ class PeerTrainer(Peer):
 
     @torch.no_grad()
     def hand_over(self, parameter: Tensor) -> None:
-        """Give a parameter's gradient to its master, which adds those of smaller precision up in its own."""
+        """Move a parameter's gradient to its master, accumulating in the master's precision if that is wider."""
         assert isinstance(parameter, nn.Parameter)
         assert parameter.grad is not None
         master, grad = self.masters[parameter], own(parameter.grad)
@@ -179,7 +179,7 @@ class PeerTrainer(Peer):
         parameter.grad = None
 
     def _clip(self, limit: float) -> Tensor:
-        """Scale the gradients down to the global L2 norm `limit`; 0: never. Returns the norm before."""
+        """Scale the gradients down to the global L2 norm `limit` (0: never), and return the norm before."""
         grads = [master.grad for master in self.masters.values() if master.grad is not None]
         norm = self.norm(squares(grads))
         if limit:
@@ -188,7 +188,7 @@ class PeerTrainer(Peer):
 
 
 def adamw(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
-    """PyTorch's fused AdamW; biases and norms are not decayed."""
+    """Return PyTorch's fused AdamW, without weight decay of biases and norms."""
     parameters = list(parameters)
     decayed, kept = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
     return torch.optim.AdamW(
@@ -201,5 +201,5 @@ def adamw(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Ada
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This rank's part, the same memory."""
+    """Return this rank's part of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

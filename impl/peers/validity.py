@@ -31,7 +31,7 @@ PARTS: dict[EnginePart, _Has] = {
 
 
 def part_of(run: Run) -> EnginePart:
-    """Whose part of its engine trains the run."""
+    """Return the part of the engine that trains the run."""
     plan = run.plan
     if run.engine == "native":
         return "native"
@@ -47,7 +47,7 @@ def part_of(run: Run) -> EnginePart:
 
 
 def why_invalid(run: Run) -> str | None:
-    """What the run's engine cannot do of it, in one line; None: it can train it."""
+    """Return what the run's engine cannot do of the run, in one line; None if it can train it."""
     part = part_of(run)
     if part == "native":
         return None
@@ -82,7 +82,7 @@ def _lacks(run: Run, has: _Has) -> list[str]:
 
 
 def _special(run: Run, part: EnginePart) -> list[str]:
-    """What a part lacks of some combinations only."""
+    """Return the run's combinations of settings that a part does not support."""
     plan, lacks = run.plan, []
     if run.engine == "deepspeed" and run.precision == "bf16" and plan.zero_stage == 0 and plan.dp > 1:
         lacks.append("bf16 with plan.zero_stage 0: it accumulates no gradients in fp32 there, and updates otherwise")

@@ -1,4 +1,4 @@
-"""Runs one rank's row of a pipeline schedule. It knows neither which schedule it is, nor model, nor data."""
+"""Executor of one rank's row of a pipeline schedule, independent of schedule, model and data."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,49 +15,49 @@ from impl.pipeline.schedule import SENDS_UNDER_WAY, Action, Op, Schedule, lower
 Forward = Callable[[int, int, Tensor | None], Tensor]
 """(stage, microbatch, the stage's input, None for the first) -> its output, which is the loss if it is the last."""
 Owed = list[Callable[[], None]]
-"""Weight gradients that are left to compute and to add up."""
+"""Deferred computations of weight gradients."""
 Collecting = Callable[[], AbstractContextManager[Owed]]
-"""A backward pass inside leaves what it owes in the list."""
+"""Context manager whose list collects the weight gradients deferred by a backward pass inside."""
 Watch = Callable[[Action], AbstractContextManager[None]]
-"""What is entered around every action that computes, to measure it."""
+"""Context manager entered around every computing action, to measure it."""
 
 WORDS = {Op.F: "forward pass", Op.B: "backward pass", Op.I: "input gradient", Op.W: "weight gradient"}
 
 
 @dataclass(frozen=True)
 class Links:
-    """How activations and their gradients get from a pipeline rank to another."""
+    """Transfer of activations and their gradients from one pipeline rank to another."""
 
     group: dist.ProcessGroup
     pack: Callable[[Tensor], Tensor]
-    """What is sent of a tensor: all, or this tensor-parallel rank's part."""
+    """Function that returns what is sent of a tensor: all, or this tensor-parallel rank's part."""
     unpack: Callable[[Tensor], Tensor]
-    """The whole tensor again, from what was received."""
+    """Function that restores the whole tensor from what was received."""
 
 
 @dataclass
 class _Step:
-    """What a rank holds during one step, by stage and microbatch."""
+    """State of a rank during one step, by stage and microbatch."""
 
     input_gradients: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
-    """One each, after the backward pass; the input itself is given up, whose parts or copies a stage may keep."""
+    """Lists of one gradient, filled by the backward pass; the input is released (a stage may keep parts of it)."""
     outputs: dict[tuple[int, int], Any] = field(default_factory=dict)
-    """The loss, or where the backward pass of an output begins; the output itself is given up once it is sent."""
+    """Losses, or gradient edges at which a backward pass begins; the output itself is released once it is sent."""
     owed: dict[tuple[int, int], Owed] = field(default_factory=dict)
     outbox: dict[Action, Tensor] = field(default_factory=dict)
     arrived: dict[Action, Pending] = field(default_factory=dict)
     buffers: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
-    """Receive buffers that are free again after the microbatch's backward pass in the stage."""
+    """Receive buffers, free for reuse after the microbatch's backward pass in the stage."""
     sent: list[Pending] = field(default_factory=list)
 
 
 class Engine:
-    """One rank of a pipeline.
+    """Pipeline execution of one rank.
 
-    Receives are posted as soon as the row says so and awaited when their tensor is used; buffers are used again.
+    Receives are posted where the row has them and awaited when their tensor is used; buffers are reused.
 
     Args:
-        collecting: how the backward pass is split, where the schedule asks for it.
+        collecting: how the backward pass is split, where the schedule requires it.
     """
 
     def __init__(self, schedule: Schedule, links: Links, collecting: Collecting) -> None:
@@ -68,15 +68,17 @@ class Engine:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Memory for what is received, between steps."""
+        """Receive buffers kept between steps."""
         return [buffer for free in self._free.values() for buffer in free]
 
     def run(self, forward: Forward, like: Tensor, watch: Watch | None = None) -> None:
-        """Do the row's actions; gradients are accumulated by autograd, or by what is owed.
+        """Execute the row's actions; gradients are accumulated by autograd, or by deferred computations.
 
         Args:
-            like: a tensor of the shape, type and device of what stages hand over.
+            like: a tensor of the shape, type and device of what stages send each other.
+
         Communication: one send and receive of it, packed, for each microbatch, direction and border between ranks.
+
         Raises:
             RuntimeError: an action failed; names the rank, the action and its stage.
         """
@@ -121,7 +123,7 @@ class Engine:
                 self._pay(step, at)
 
     def _hand_over(self, step: _Step, op: Op, at: tuple[int, int], tensor: Tensor) -> None:
-        """To the next stage, or the one before: at once if it lives here, else when the row says so."""
+        """Pass a tensor to a neighbouring stage: at once if it is on this rank, else at the row's send."""
         stage, microbatch = at
         other, send, receive = (stage + 1, Op.SEND_F, Op.RECV_F) if op is Op.F else (stage - 1, Op.SEND_B, Op.RECV_B)
         if other in self.own:
@@ -130,7 +132,7 @@ class Engine:
             step.outbox[Action(send, stage, microbatch)] = tensor
 
     def _take(self, step: _Step, action: Action) -> Tensor | None:
-        """What another stage has computed for this action, awaited; None: it needs nothing, or what the rank has."""
+        """Wait for and return another stage's result that this action reads; None: it reads none."""
         op, stage, microbatch = action
         if op is Op.W or stage == (0 if op is Op.F else self.last):
             return None
@@ -153,7 +155,7 @@ class Engine:
             step.arrived[action] = receive_start(buffer, peer, self.links.group)
 
     def _pay(self, step: _Step, at: tuple[int, int]) -> None:
-        """Compute the weight gradients that are owed; then nothing of this microbatch is needed any more."""
+        """Compute the deferred weight gradients, and release the microbatch's buffers."""
         for pay in step.owed.pop(at):
             pay()
         for buffer in step.buffers.pop(at, ()):
@@ -161,7 +163,7 @@ class Engine:
 
 
 class _Enter(torch.autograd.Function):
-    """Into a stage: the gradient of what it begins with is put into a list; that itself is not held on to."""
+    """Entry into a stage: puts the gradient of its input into a list, without keeping the input."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, received: Tensor, arriving: list[Tensor]) -> Tensor:

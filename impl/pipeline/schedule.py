@@ -1,6 +1,6 @@
 """Pipeline schedules as tables: one row of actions per pipeline rank, in the order in which the rank does them.
 
-The same table is run, simulated and drawn.
+The same table is executed, simulated and drawn.
 """
 
 import re
@@ -15,17 +15,19 @@ from impl.errors import InputError
 
 
 class Op(StrEnum):
+    """Kind of a rank's work, by its letters in an action's text."""
+
     F = "F"  # forward pass
     B = "B"  # backward pass: gradients of the input and of the weights
     I = "I"  # noqa: E741 - gradient of the input only
     W = "W"  # gradient of the weights only
     SEND_F, RECV_F, SEND_B, RECV_B = "sF", "rF", "sB", "rB"  # of activations and their gradients; written by `lower`
 
-    __hash__ = str.__hash__  # Enum's own is Python code and shows in every look-up of an action
+    __hash__ = str.__hash__  # Enum's own is Python code and slows every look-up of an action
 
 
 class Action(NamedTuple):
-    """One piece of a rank's work; written `0F3`: stage 0, forward, microbatch 3."""
+    """Unit of a rank's work; written `0F3`: stage 0, forward, microbatch 3."""
 
     op: Op
     stage: int
@@ -33,7 +35,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """The action that is written so.
+        """Parse the text of an action, such as `0F3`.
 
         Raises:
             InputError: the text is not an action.
@@ -49,30 +51,33 @@ class Action(NamedTuple):
 
 Rows = Sequence[Sequence[Action]]
 NOMINAL = {Op.F: 1, Op.B: 2, Op.I: 1, Op.W: 1}
-"""Durations by which actions of different ranks are put in one order."""
+"""Nominal durations, used to put actions of different ranks in one order."""
 DIRECTION = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
-"""From the stage of a transfer to the stage at its other end."""
+"""Offset from the stage of a transfer to the stage at its other end."""
 HELD = {Op.F: 1, Op.B: -1, Op.W: -1}
-"""Activations of one microbatch in one stage are held from its forward pass to the end of its backward pass."""
+"""Change in held activations: from a microbatch's forward pass in a stage to the end of its backward pass."""
 SENDS_UNDER_WAY = 2
-"""Sends that a rank leaves behind it: what they send is not released before they are awaited, since gloo only then
-tells that they are done. Any number is safe: a row could run if every send were awaited at once (see `lower`)."""
+"""Sends that a rank leaves pending before it waits for the oldest.
+
+gloo reports completion, and so frees the tensors, only on wait. Any number is safe: a row could run if every send
+were awaited at once (see `lower`).
+"""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every pipeline rank computes, in order; what it sends and receives follows from that."""
+    """Computing actions of every pipeline rank, in order; sends and receives follow from them."""
 
     name: str
     rows: tuple[tuple[Action, ...], ...]
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
-        """The rank that a stage lives on."""
+        """Rank of each stage."""
         return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
 
     def stages_of(self, rank: int) -> list[int]:
-        """The stages, its model chunks, that live on a rank."""
+        """Return the stages (model chunks) of a rank."""
         return list(self._stages[rank])
 
     @cached_property
@@ -84,16 +89,16 @@ class Schedule:
 
     @cached_property
     def _split(self) -> frozenset[tuple[int, int]]:
-        """(stage, microbatch) whose backward pass comes in two parts."""
+        """Pairs (stage, microbatch) whose backward pass comes in two parts."""
         return frozenset(action[1:] for action in chain.from_iterable(self.rows) if action.op is Op.I)
 
     @property
     def is_split(self) -> bool:
-        """Whether weight gradients are computed apart from input gradients."""
+        """True if weight gradients are computed apart from input gradients."""
         return bool(self._split)
 
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results an action reads: the one place where data flow is written down."""
+        """Return the actions whose results an action reads: the only definition of the data flow."""
         op, stage, microbatch = action
         if op is Op.W:
             return [Action(Op.I, stage, microbatch)]
@@ -107,7 +112,7 @@ class Schedule:
 
     @cached_property
     def order(self) -> tuple[tuple[int, Action], ...]:
-        """(rank, action) of the whole table, each after all that it needs, by when it ends at NOMINAL durations.
+        """Pairs (rank, action) of the whole table, each after all that it needs, by end at NOMINAL durations.
 
         Raises:
             InputError: the table cannot run; names the action at which every rank is stuck.
@@ -136,13 +141,13 @@ class Schedule:
 
     @cached_property
     def transfers(self) -> dict[Action, Action]:
-        """The actions whose result another rank reads, and the action that reads it."""
+        """Actions whose result another rank reads, mapped to the reading action."""
         read = ((need, action) for _, action in self.order for need in self.needs(action))
         return {need: action for need, action in read if self.rank_of[need.stage] != self.rank_of[action.stage]}
 
     @cached_property
     def flow(self) -> tuple[tuple[int | None, tuple[int, int] | None], ...]:
-        """For each of `order`: the place there of the action whose result it awaits; (sender, receiver) of its own."""
+        """For each of `order`: the index of the action whose result it awaits, and (sender, receiver) of its own."""
         place = {action: i for i, (_, action) in enumerate(self.order)}
         pairs = self.transfers.items()
         awaited = {reader: place[source] for source, reader in pairs}
@@ -150,15 +155,15 @@ class Schedule:
         return tuple((awaited.get(action), link.get(action)) for _, action in self.order)
 
     def peer(self, transfer: Action) -> int:
-        """The rank at the other end of a send or receive."""
+        """Return the rank at the other end of a send or receive."""
         return self.rank_of[transfer.stage + DIRECTION[transfer.op]]
 
 
 def lower(schedule: Schedule) -> list[list[Action]]:
-    """The rows with their sends and receives; a send carries the stage of its sender, a receive that of its receiver.
+    """Return the rows with their sends and receives; an action's stage is the sender's for a send, else the receiver's.
 
     A transfer is written into both rows at once, in the one order of the whole table: two ranks have their common
-    transfers in the same order, and no circle of ranks waits, even if every send waited for its receive.
+    transfers in the same order, and no cycle of ranks waits, even if every send waited for its receive.
 
     Raises:
         InputError: as `Schedule.order`.
@@ -174,7 +179,7 @@ def lower(schedule: Schedule) -> list[list[Action]]:
 
 
 def peak_in_flight(row: Iterable[Action]) -> int:
-    """Most activations, of one microbatch in one stage each, that a rank holds at once."""
+    """Return the most activations, of one microbatch in one stage each, that a rank holds at once."""
     held = peak = 0
     for action in row:
         held += HELD.get(action.op, 0)
@@ -183,7 +188,7 @@ def peak_in_flight(row: Iterable[Action]) -> int:
 
 
 def forward_only(schedule: Schedule, m: int) -> Schedule:
-    """Forward passes of m microbatches through the stages of a schedule, as evaluation needs."""
+    """Return a schedule of forward passes of m microbatches through the same stages, for evaluation."""
     p = len(schedule.rows)
     groups = [range(first, min(first + p, m)) for first in range(0, m, p)]
     rows = [

@@ -1,7 +1,7 @@
-"""The papers' schedules, and how one is had by name.
+"""The papers' schedules, and their construction by name.
 
 To add a schedule, write a function of p pipeline ranks, m microbatches and, if it has them, v model chunks a rank, that
-returns the rows; name it in SCHEDULES, or name it as module:function and call `trust` with that name.
+returns the rows; add it to SCHEDULES, or name it as module:function and call `trust` with that name.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from impl.pipeline.schedule import NOMINAL, Action, Op, Rows, Schedule
 
 
 def gpipe(p: int, m: int) -> Rows:
-    """All forward passes, then all backward passes: bubble (p-1)/m, m microbatches in flight.
+    """Return GPipe: all forward passes, then all backward passes: bubble (p-1)/m, m microbatches in flight.
 
     Source: GPipe, Huang et al. 2019 (1811.06965), section 2.3; PTD-P (2104.04473), figure 3.
     """
@@ -23,7 +23,7 @@ def gpipe(p: int, m: int) -> Rows:
 
 
 def one_f_one_b(p: int, m: int) -> Rows:
-    """PipeDream-flush: bubble (p-1)/m, p - rank microbatches in flight at most.
+    """Return PipeDream-flush (1F1B): bubble (p-1)/m, p - rank microbatches in flight at most.
 
     Source: PTD-P (2104.04473), section 2.2.1, figure 4 (top).
     """
@@ -31,11 +31,12 @@ def one_f_one_b(p: int, m: int) -> Rows:
 
 
 def interleaved(p: int, m: int, v: int) -> Rows:
-    """1F1B over v model chunks a rank: bubble (p-1)/(v m), and v times as many transfers; with v = 1 it is 1F1B.
+    """Return 1F1B over v model chunks a rank: bubble (p-1)/(v m), and v times as many transfers; v = 1 is 1F1B.
 
     In flight on rank 0: p + (p-1)/v microbatches (Korthikanti et al. 2022, section 4.2.3), or all where m = p.
 
     Source: PTD-P (2104.04473), section 2.2.2, figure 4 (bottom).
+
     Raises:
         InputError: m is not a multiple of p.
     """
@@ -50,13 +51,13 @@ def interleaved(p: int, m: int, v: int) -> Rows:
 
 
 def zb_h1(p: int, m: int) -> Rows:
-    """1F1B with weight gradients put off into the cool-down: idle (p-1)(T_F + T_B - T_W), p microbatches in flight.
+    """Return 1F1B with deferred weight gradients: idle (p-1)(T_F + T_B - T_W), p microbatches in flight.
 
-    T_F, T_B and T_W are the paper's: forward pass, gradient of the input, gradient of the weights. Rank r owes up to r
-    weight gradients, so that every rank has as many microbatches in flight as 1F1B has on rank 0. The last rank owes
-    min(p, m) - 1 when it sends its last gradient, and rank 0 has one left when that arrives: with fewer microbatches
-    than ranks the idle time is (p-1)(T_F + T_B) - (min(p, m) - 1) T_W. Both are for T_W up to T_F and T_B, beyond
-    which rank 0 waits (p-1) T_B for its first gradient all the same, and the last rank (p-1) T_F for its input.
+    T_F, T_B and T_W are the paper's: forward pass, gradient of the input, gradient of the weights. Rank r defers up to
+    r weight gradients, so that every rank has as many microbatches in flight as 1F1B has on rank 0. The last rank has
+    min(p, m) - 1 deferred when it sends its last gradient, and rank 0 has one left when that arrives: with fewer
+    microbatches than ranks the idle time is (p-1)(T_F + T_B) - (min(p, m) - 1) T_W. Both hold for T_W up to T_F and
+    T_B; beyond, rank 0 still waits (p-1) T_B for its first gradient, and the last rank (p-1) T_F for its input.
 
     Source: Zero Bubble Pipeline Parallelism, Qi et al. 2023 (2401.10241), sections 2.1 and 2.3, tables 1 and 2.
     """
@@ -64,12 +65,12 @@ def zb_h1(p: int, m: int) -> Rows:
 
 
 def _row(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None) -> tuple[Action, ...]:
-    """`warmup` forward passes, then forward and backward by turns until both have run out.
+    """Return a row: `warmup` forward passes, then forward and backward in turn until both have run out.
 
     Chunk c of a rank is stage c p + rank; every chunk takes p microbatches in a row.
 
     Args:
-        owed: the weight gradients put off at most; None: backward passes are not split.
+        owed: the most weight gradients deferred; None: backward passes are not split.
     """
     turns = [(c, i) for first in range(0, m, p) for c in range(v) for i in range(first, min(first + p, m))]
     chunks, microbatches = zip(*turns, strict=True)
@@ -83,7 +84,7 @@ def _row(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None
 
 SCHEDULES: dict[str, Callable[..., Rows]] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}
 OWN = frozenset(SCHEDULES.values())
-"""Those that are known to be schedules."""
+"""Functions that are known to be schedules."""
 _trusted: set[str] = set()
 
 
@@ -96,19 +97,19 @@ def trust(name: str) -> None:
 
 
 def is_trusted(name: str) -> bool:
-    """Whether a schedule may be built: it is one of SCHEDULES, or `trust` was called with its name."""
+    """Return True if a schedule may be built: it is one of SCHEDULES, or `trust` was called with its name."""
     return name in SCHEDULES or name in _trusted
 
 
 MOST_PASSES = 2**20
-"""Of all microbatches through all chunks of all ranks: a table of them is made, a row a rank."""
+"""Most passes of all microbatches through all chunks of all ranks, since a table of them is built."""
 
 
 def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
-    """The table of plan.schedule (one of SCHEDULES, or module:function), checked; p is plan.pp, v is plan.chunks.
+    """Build and check plan.schedule's table (one of SCHEDULES, or module:function); p is plan.pp, v is plan.chunks.
 
     Raises:
-        InputError: there is no such schedule, its name is not trusted, it cannot be had for these numbers, or its rows
+        InputError: there is no such schedule, its name is not trusted, it is impossible for these numbers, or its rows
             are no schedule.
     """
     generator = _generator(name)
@@ -117,7 +118,7 @@ def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
 
 @lru_cache(maxsize=8)
 def _built(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> Schedule:
-    """The schedule, checked; that takes a while where it is large, and many ask for the same one."""
+    """Return the checked schedule, cached since checking a large one takes long."""
     schedule = Schedule(name, _rows(generator, name, p, m, v))
     check(schedule, p, m, v)
     return schedule
@@ -150,7 +151,7 @@ def _is_action(one: object) -> bool:
 
 
 def why_invalid(name: str, p: int, m: int, v: int = 1) -> str | None:
-    """Why a schedule cannot be had for these numbers, and what would be valid; None: it can. Arguments as `build`."""
+    """Return why a schedule is impossible for these numbers, and what would be valid; None: it is not. See `build`."""
     try:
         generator = _generator(name)
         if generator in OWN:  # whose tables are valid where there are any
@@ -184,10 +185,10 @@ def _generator(name: str) -> Callable[..., Rows]:
 
 
 def check(schedule: Schedule, p: int, m: int, v: int = 1) -> None:
-    """Whether a table is a training step: every microbatch once through every stage, in an order that can run.
+    """Check that a table is a training step: every microbatch once through every stage, in an order that can run.
 
     Raises:
-        InputError: what is wrong with it.
+        InputError: what is wrong with the table.
     """
     if reason := _defect(schedule, p, m, v):
         raise InputError(f"schedule {schedule.name} with plan.pp {p}, {m} microbatches, plan.chunks {v}: {reason}")

@@ -1,4 +1,4 @@
-"""When every action of a schedule starts and ends, from what each costs."""
+"""Start and end of every action of a schedule, given the cost of each."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ Number = float | Fraction
 """Seconds; with fractions every result is exact."""
 Cost = Callable[[Action], Number]
 Transfer = Number | Callable[[int, int], Number]
-"""Seconds from a rank to another: the same for all, or by (sender, receiver)."""
+"""Seconds from one rank to another: a constant, or a function of (sender, receiver)."""
 
 
 class Span(NamedTuple):
-    """One action and its time on a rank, in seconds."""
+    """Action with its time on a rank, in seconds."""
 
     rank: int
     action: Action
@@ -26,13 +26,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The computing of one step on every pipeline rank, simulated or measured."""
+    """Spans of one step's computation on every pipeline rank, simulated or measured."""
 
     spans: tuple[Span, ...]
 
     @cached_property
     def rows(self) -> dict[int, list[Span]]:
-        """The spans of each rank, by start."""
+        """Spans of each rank, by start."""
         rows: dict[int, list[Span]] = {rank: [] for rank in sorted({span.rank for span in self.spans})}
         for span in self.spans:
             rows[span.rank].append(span)
@@ -44,15 +44,15 @@ class Timeline:
 
     @cached_property
     def step_time(self) -> Number:
-        """From the first start to the last end on any rank."""
+        """Time from the first start to the last end on any rank."""
         return max(span.end for span in self.spans) - self.start
 
     def busy(self, rank: int) -> Number:
-        """Seconds that a rank computes: its ideal time."""
+        """Return the seconds that a rank computes: its ideal time."""
         return sum(span.end - span.start for span in self.rows[rank])
 
     def bubble_of(self, rank: int) -> Number:
-        """A rank's idle time over its ideal time."""
+        """Return a rank's idle time over its ideal time."""
         return self.step_time / self.busy(rank) - 1
 
     @property
@@ -64,15 +64,15 @@ class Timeline:
         return len(self.rows) * self.step_time / sum(map(self.busy, self.rows)) - 1
 
     def peak_in_flight(self, rank: int) -> int:
-        """Most activations, of one microbatch in one stage each, that a rank holds at once."""
+        """Return the most activations, of one microbatch in one stage each, that a rank holds at once."""
         return peak_in_flight(span.action for span in self.rows[rank])
 
     def microbatches_in_flight(self, rank: int) -> Fraction:
-        """`peak_in_flight` in microbatches' worth of all the rank's chunks: what activation memory is measured in."""
+        """Return `peak_in_flight` in microbatches through all the rank's chunks, the unit of activation memory."""
         return Fraction(self.peak_in_flight(rank), len({span.action.stage for span in self.rows[rank]}))
 
     def as_rows(self) -> list[list[list[Any]]]:
-        """[action, start, end] of each rank's spans, as a record holds them; seconds from the first start."""
+        """Return [action, start, end] of each rank's spans, as stored in a record; seconds from the first start."""
         return [
             [[str(span.action), float(span.start - self.start), float(span.end - self.start)] for span in row]
             for row in self.rows.values()
@@ -80,17 +80,17 @@ class Timeline:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Iterable[Sequence[Any]]]) -> "Timeline":
-        """The timeline that `as_rows` was made from.
+        """Return the timeline that `as_rows` was made from.
 
         Raises:
-            InputError: what stands for an action is none.
+            InputError: a text is not an action.
         """
         spans = (Span(r, Action.parse(text), start, end) for r, row in enumerate(rows) for text, start, end in row)
         return cls(tuple(spans))
 
 
 def uniform(forward: Number = 1, input_gradient: Number = 1, weight_gradient: Number = 1, *, chunks: int = 1) -> Cost:
-    """Every rank's share of the model costs the same, and each of its chunks an equal part of it.
+    """Return costs where every rank's share of the model costs the same, and each of its chunks an equal part of it.
 
     By default a backward pass takes twice a forward pass, as in the papers' figures, in exact fractions.
     """
@@ -101,10 +101,10 @@ def uniform(forward: Number = 1, input_gradient: Number = 1, weight_gradient: Nu
 
 
 def simulate(schedule: Schedule, cost: Cost, transfer: Transfer = 0) -> Timeline:
-    """The earliest times: an action starts when its rank is free and what it needs has arrived.
+    """Return the earliest times: an action starts when its rank is free and what it needs has arrived.
 
     A link carries one transfer at a time in each direction, in the order in which they are sent; sending and
-    receiving take no time of the ranks. Stages on one rank hand over at once.
+    receiving take no time of the ranks. Transfers between stages of one rank take no time.
 
     Raises:
         InputError: the schedule cannot run.

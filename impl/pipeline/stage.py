@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage owns."""
+"""Division of layers into pipeline stages."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,7 +11,7 @@ from impl.model.config import ModelConfig
 
 
 class Stage(NamedTuple):
-    """A part of the model: some layers, the embeddings before the first, the norm and heads behind the last."""
+    """Part of a model: some layers, the embeddings before the first, the norm and heads after the last."""
 
     layers: range
     is_first: bool
@@ -19,7 +19,7 @@ class Stage(NamedTuple):
 
 
 def split(config: ModelConfig, vocab_size: int, count: int) -> tuple[Stage, ...]:
-    """The model in `count` stages of about equal work, the output head counted in: V / (12h + 2s) of a layer.
+    """Split the model into `count` stages of about equal work; the output head counts as V / (12h + 2s) layers.
 
     Raises:
         InputError: there are more stages than layers.
@@ -31,14 +31,15 @@ def split(config: ModelConfig, vocab_size: int, count: int) -> tuple[Stage, ...]
 
 @lru_cache(maxsize=256)
 def partition(num_layers: int, stages: int, last_extra: float = 0.0) -> tuple[range, ...]:
-    """Layers of each stage, in order, such that the slowest stage is as fast as can be, then counts as equal.
+    """Return the layers of each stage, in order, with the slowest stage as fast as possible, then counts as equal.
 
-    What is still free goes to later stages: in 1F1B they hold fewer microbatches.
+    Remaining layers go to later stages: in 1F1B they hold fewer microbatches.
 
     Args:
-        num_layers: layers that are to be shared out, every stage getting at least one.
+        num_layers: layers to divide, every stage getting at least one.
         stages: p ranks x v chunks.
-        last_extra: work of the last stage beside its layers (the output head), in units of a layer's.
+        last_extra: work of the last stage in addition to its layers (the output head), in units of a layer's.
+
     Raises:
         InputError: there are more stages than layers.
     """
@@ -62,7 +63,7 @@ def partition(num_layers: int, stages: int, last_extra: float = 0.0) -> tuple[ra
 
 
 def _most_layers(num_layers: int, extra: list[Fraction]) -> list[int]:
-    """Layers that each stage can take without being slower than the slowest must be."""
+    """Return the layers that each stage can take without exceeding the smallest possible time of the slowest."""
     stages = Counter(extra)
 
     def can_take(slowest: Fraction) -> dict[Fraction, int]:

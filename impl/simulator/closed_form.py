@@ -1,8 +1,8 @@
-"""Step time and memory of many plans at once: the gear that plans are pruned by, before events judge the best of them.
+"""Step time and memory of many plans at once, in closed form: prunes plans before events simulate the best of them.
 
-Seconds and bytes of blocks, transfers and states are those of the other gear, worked out once for all plans that have
-them in common. What is in closed form here is how a pipeline adds them up. In steady state a microbatch takes as long
-as the slowest rank computes, or as what is in flight takes to go round; the first one fills the pipeline.
+Seconds and bytes of blocks, transfers and states are those of the event simulation, computed once for all plans that
+share them; only how a pipeline adds them up is in closed form. In steady state a microbatch takes as long as the
+slowest rank computes, or as the microbatches in flight take to go round; the first one fills the pipeline.
 
 Letters: m microbatches, p pipeline ranks, v chunks of each. Ranks are of three kinds: the first, those between (the
 fullest of them) and the last.
@@ -32,7 +32,7 @@ from impl.simulator.system import System
 Array = np.ndarray
 Table = dict[str, Array]
 Sizes = Mapping[str, float | tuple[float, ...]]
-"""What a law says of one plan, by name."""
+"""Quantities of one plan that a law computes, by name."""
 GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
 OPS = ("forward", "backward", "input_gradient", "weight_gradient")
 STATES = ("reducing", "gathering", "updating", "bytes")
@@ -43,23 +43,23 @@ UNITS = {
     "last": Stage(range(1), is_first=False, is_last=True),
     "whole": Stage(range(1), is_first=True, is_last=True),
 }
-"""Stages from which any other's share follows: a layer more costs as much as the one before it."""
+"""Stages from which the quantities of any other follow: each further layer adds the same amount."""
 
 
 class Estimate(NamedTuple):
-    """Of each plan."""
+    """Step time and memory of each plan."""
 
     seconds: Array
     bytes: Array
-    """On the fullest device."""
+    """Bytes on the fullest device."""
 
 
 class _Law(NamedTuple):
-    """What a pipeline rank has of something, by its layers and by whether it has the model's ends."""
+    """Quantity of a pipeline rank as a linear function of its layers and of whether it has the model's ends."""
 
     layer: Any
     one: Any
-    """With one layer and no end."""
+    """Quantity with one layer and no end."""
     first: Any
     last: Any
     whole: Any
@@ -70,7 +70,7 @@ class _Law(NamedTuple):
         return cls((sizes["more"] - one) / 2, one, sizes["first"], sizes["last"], sizes["whole"])
 
     def at(self, ranks: "_Ranks") -> list[Array]:
-        """Of each kind of rank."""
+        """Return the quantity for each kind of rank."""
         ends = (self.first, np.where(ranks.p > 2, self.one, self.first), self.last)
         base = [np.where(ranks.p == 1, self.whole, end) for end in ends]
         return [end + (layers - 1) * self.layer for end, layers in zip(base, ranks.layers, strict=True)]
@@ -78,18 +78,18 @@ class _Law(NamedTuple):
 
 @dataclass(frozen=True)
 class _Ranks:
-    """The three kinds of pipeline rank."""
+    """Columns that describe the three kinds of pipeline rank."""
 
     p: Array
     v: Array
     m: Array
     schedule: Array
     layers: Array
-    """All of a rank's, by kind."""
+    """Layers of a rank over all its chunks, by kind."""
     missing: Array
-    """Layers that the ranks between have less than if all were the fullest."""
+    """Layers that the ranks between lack in total, compared with all being the fullest."""
     holding: Array
-    """Layers that the second rank would have if it held as many activations as any between."""
+    """Layers that the second rank would need to hold as many activations as the fullest rank between."""
 
     @property
     def is_first(self) -> list[Array]:
@@ -101,7 +101,7 @@ class _Ranks:
 
 
 class ClosedForm:
-    """Estimates plans for a model, a global batch and a system; what it has worked out it keeps."""
+    """Estimator of plans for a model, a global batch and a system; intermediate results are cached."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ClosedForm:
         *,
         head_positions: int | None = None,
     ) -> None:
-        """Take what all plans have in common.
+        """Store what all plans have in common.
 
         Args:
             base: the run whose plan and microbatch are searched.
@@ -124,7 +124,7 @@ class ClosedForm:
         self._known: dict[tuple[Any, ...], Sizes] = {}
 
     def estimate(self, plans: Plans) -> Estimate:
-        """Step time and memory of each plan, as the system's software would carry it out."""
+        """Return step time and memory of each plan, with the habits of the system's software applied."""
         habits = {knob: getattr(self.system.habits, knob, None) for knob in FLAGS}
         fixed = {knob: np.full(len(plans), int(way)) for knob, way in habits.items() if way is not None}
         plans = Plans({**plans.columns, **fixed})
@@ -137,7 +137,7 @@ class ClosedForm:
         return Estimate(self._seconds(plans, ranks, held), self._bytes(plans, ranks, held))
 
     def _gather(self, plans: Plans, law: Callable[..., Sizes], *knobs: str) -> Table:
-        """What a law says of each plan, by some knobs; it is asked once for those that have them in common."""
+        """Return a law's quantities for each plan as columns, evaluating it once for equal values of the knobs."""
         code = np.zeros(len(plans), dtype=np.int64)
         for knob in knobs:
             code = code * (int(plans[knob].max()) + 1) + plans[knob]
@@ -153,11 +153,11 @@ class ClosedForm:
         return self._known[key]
 
     def _run(self, row: Mapping[str, Any], **others: Any) -> Run:
-        """A run with these knobs, all else as it is by default."""
+        """Return a run with these knobs and all others at their defaults."""
         return run_of({**DEFAULTS, "microbatch": 1, **row, **others}, self.base)
 
     def _layers(self, row: Mapping[str, Any]) -> Sizes:
-        """Fields of `_Ranks`: layers of the first rank, the fullest of those between and the last; and what follows."""
+        """Return fields of `_Ranks`: layers by kind of rank, `missing` and `holding`."""
         p, model = row["pp"], self.base.model
         count = p * row["chunks"]
         if self.system.habits.stages == "even" and model.num_layers % count == 0:
@@ -174,7 +174,7 @@ class ClosedForm:
         return {"layers": (ranks[0], between, ranks[-1]), "missing": missing, "holding": holding}
 
     def _blocks(self, row: Mapping[str, Any]) -> Sizes:
-        """Seconds of a microbatch through a layer, a stage without any, the embedding and the head; of each of OPS."""
+        """Return seconds of a microbatch in a layer, an empty stage, the embedding and the head, for each of OPS."""
         run = self._run(row, dp=self.gpus // row["tp"])
         each: dict[BlockName, Passes] = {
             name: passes(self.system, run, block(run, self.vocab_size, name, self.positions), is_layer=name == "layer")
@@ -191,7 +191,7 @@ class ClosedForm:
         return found
 
     def _hops(self, row: Mapping[str, Any]) -> Sizes:
-        """Seconds of a microbatch's transfers through all ranks, of the longest, and from the last rank back."""
+        """Return seconds of a microbatch's transfers through all ranks, of the longest, and from the last rank back."""
         p, seconds = row["pp"], transfer_seconds(self._run(row), self.system)
         each = [seconds(rank, rank + 1) for rank in range(p - 1)]
         return {
@@ -201,8 +201,11 @@ class ClosedForm:
         }
 
     def _states(self, row: Mapping[str, Any]) -> Sizes:
-        """Seconds to reduce gradients, to gather parameters and to update them, and bytes of all that, each as a _Law;
-        seconds for tied gradients; bytes of buffers on each kind of rank."""
+        """Return what gradients, parameters and updates need, each as a _Law.
+
+        These are seconds to reduce, gather and update, and bytes; also seconds to sum tied gradients, and bytes of
+        buffers on each kind of rank.
+        """
         run = self._run(row)
         alone = self._run(row, pp=1)
         alone = replace(alone, train=replace(alone.train, global_batch=row["dp"]))
@@ -231,8 +234,10 @@ class ClosedForm:
         return {name: _Law.of(law) for name, law in laws.items()} | {"tied": tied, "buffers": (first, between, last)}
 
     def _kept(self, row: Mapping[str, Any]) -> Sizes:
-        """Bytes of activations that a microbatch leaves in a rank, of what comes and goes, both as a _Law; of what a
-        layer keeps for its weights' gradients; and of what is received."""
+        """Return bytes of activations that a microbatch keeps and of temporary tensors, both as a _Law.
+
+        Also the bytes that a layer keeps for deferred weight gradients, and those of a received tensor.
+        """
         run = self._run(row, dp=1)
         run = self.system.with_scores(replace(run, train=replace(run.train, global_batch=row["microbatch"])))
         positions, device = self.positions, self.system.device.kind
@@ -275,7 +280,7 @@ class ClosedForm:
     def _work(
         self, plans: Plans, ranks: _Ranks, blocks: Table, hops: Table, reducing: list[Array], gathering: list[Array]
     ) -> Table:
-        """Seconds of a microbatch in all of a rank's stages, by operation and kind of rank."""
+        """Return seconds of a microbatch in all of a rank's stages, by operation and kind of rank."""
         p, v, zero = ranks.p, ranks.v, plans["zero_stage"]
         wait, blocking = (self.system.constant(name) for name in ("send_wait", "send_blocks"))
         waited = partial(sharded, self.system, ahead=plans["overlap_param_gather"], behind=plans["overlap_grad_reduce"])
@@ -296,7 +301,7 @@ class ClosedForm:
         return work
 
     def _exposed(self, plans: Plans, ranks: _Ranks, seconds: Array, backward: Array, layers: Array) -> Array:
-        """What a rank's reduction of gradients takes after its last backward pass, of a chunk first of all."""
+        """Return the seconds that a rank's gradient reduction takes after its last backward pass."""
         chunk, n = backward / ranks.v, np.maximum(layers / ranks.v, 1)
         computing = chunk * (1 - 1 / n)
         behind = np.maximum(seconds / ranks.v, seconds - (ranks.v - 1) * ranks.p * chunk) - computing
@@ -333,10 +338,10 @@ class ClosedForm:
 
 
 def _pipeline(ranks: _Ranks, work: Table, blocks: Table, hops: Table) -> Array:
-    """Seconds from the first forward pass to the last backward pass.
+    """Return the seconds from the first forward pass to the last backward pass.
 
-    1F1B: what fills the pipeline, and m - 1 times what a microbatch takes then; interleaved p - 1 of these are of a
-    chunk; zero-bubble fills the idle time with weights' gradients that were put off.
+    1F1B: the time to fill the pipeline plus m - 1 turns of a microbatch; interleaved: p - 1 of these turns are of a
+    chunk; zero-bubble fills the idle time with deferred weight gradients.
     """
     p, v, m = ranks.p, ranks.v, ranks.m
     is_split = ranks.schedule == SPLIT

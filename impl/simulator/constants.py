@@ -15,7 +15,7 @@ class Constant:
     """Standard deviation of its logarithm before anything is measured; 0: never fitted."""
     source: str = "prior"
     prior: NonNegativeFloat | None = None
-    """Its value before it was fitted, from which it is fitted anew; None: `value`."""
+    """Its value before it was fitted, from which it is fitted again; None: `value`."""
 
 
 CONSTANTS: dict[str, Constant] = {

@@ -1,4 +1,4 @@
-"""What a software does in every run, whatever is asked of it."""
+"""Settings that a software applies in every run, whatever the run asks for."""
 
 import dataclasses
 from typing import Literal
@@ -23,7 +23,7 @@ class Habits:
     overlap_grad_reduce: bool | None = None
 
     def of(self, run: Run) -> Run:
-        """The run as this software would carry it out."""
+        """Return the run as this software executes it."""
         overlaps = ("overlap_input_grad_reduce", "overlap_grad_reduce")
         plan = {name: getattr(self, name) for name in overlaps if getattr(self, name) is not None}
         model = {} if self.dropout is None else {"dropout": self.dropout}
@@ -37,7 +37,7 @@ class Habits:
         return self.stages if run.model.num_layers % (run.plan.pp * run.plan.chunks) == 0 else None
 
     def changes(self, run: Run) -> list[str]:
-        """What is done otherwise than the run says, in words."""
+        """Return in words which settings differ from the run's."""
         done = self.of(run)
         pairs = {
             "dropout": (done.model.dropout, run.model.dropout),

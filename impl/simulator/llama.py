@@ -1,8 +1,8 @@
-"""Memory of Llama models under fully sharded data parallelism, with tensor and pipeline parallelism: torchtitan's.
+"""Memory of Llama models under fully sharded data parallelism with tensor and pipeline parallelism, as in torchtitan.
 
-Our own models are GPTs; these are here because their memory was published for many layouts. Letters: n tokens of a
-microbatch, h hidden size, f hidden size of the MLP, t tensor-parallel ranks. Weights are of 16 bits, master weights,
-gradients and two moments of fp32; norms, residuals and what pipeline stages hand over are split over the tokens.
+This project trains GPTs only; Llama is here since its memory was published for many layouts. Letters: n tokens of a
+microbatch, h hidden size, f hidden size of the MLP, t tensor-parallel ranks. Weights have 16 bits; master weights,
+gradients and two moments are fp32; norms, residuals and tensors between pipeline stages are split over the tokens.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from impl.pipeline.schedules import build
 
 Recompute = Literal["operators", "full"]
 RESERVED = 1.06
-"""What PyTorch's allocator holds over what is in use at once; assumed."""
+"""Bytes reserved by PyTorch's allocator over bytes in use at once; assumed."""
 W, MASTER = 2, 4
 """Bytes of an element of a weight or activation, and of fp32."""
 
 
 @dataclass(frozen=True)
 class Llama:
-    """Grouped queries, gated MLP, an output matrix of its own."""
+    """Llama model: grouped queries, gated MLP, an untied output matrix."""
 
     layers: int
     hidden: int
@@ -53,7 +53,7 @@ LLAMAS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Of a run: `microbatch` sequences at a time through `chunks` stages on each of pp ranks."""
+    """Layout of a run: `microbatch` sequences at a time through `chunks` stages on each of pp ranks."""
 
     dp: int
     tp: int
@@ -66,7 +66,7 @@ class Layout:
 
 
 def peak_bytes(model: Llama, layout: Layout) -> float:
-    """Bytes that the fullest rank's allocator has reserved in a step: largest sum over its pipeline ranks."""
+    """Return the bytes that the fullest rank's allocator has reserved in a step."""
     return RESERVED * max(_rank_bytes(model, layout, rank) for rank in range(layout.pp))
 
 
@@ -91,13 +91,13 @@ def _rank_bytes(model: Llama, layout: Layout, rank: int) -> float:
 
 
 def _layers_of(model: Llama, stages: int, stage: int) -> int:
-    """The ends have an embedding or the output besides: what is left over goes to those between."""
+    """Return the layers of a stage; the remainder goes to stages after the first, which has the embedding."""
     each, over = divmod(model.layers, stages)
     return each + (1 <= stage <= over)
 
 
 def _in_flight(layout: Layout, rank: int, stages: list[int]) -> list[int]:
-    """Microbatches of each stage that are kept when the rank keeps most."""
+    """Return the microbatches of each stage that are kept when the rank keeps most."""
     name = "interleaved" if layout.chunks > 1 else "one_f_one_b"
     held, most = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     for op, stage, _ in build(name, layout.pp, layout.microbatches, layout.chunks).rows[rank]:
@@ -107,10 +107,10 @@ def _in_flight(layout: Layout, rank: int, stages: list[int]) -> list[int]:
 
 
 def _whole(model: Llama, layout: Layout, own: float, root: float) -> float:
-    """Parameters, and gradients, that are not divided while layers are at work.
+    """Return the bytes of parameters and gradients that are whole while layers compute.
 
-    A pipeline keeps all weights gathered, and sums all gradients in fp32, until its last microbatch; else two layers'
-    weights are there, and the ends' matrices from the first layer to the last.
+    A pipeline keeps all weights gathered, and sums all gradients in fp32, until its last microbatch; otherwise two
+    layers' weights are gathered, and the matrices of the ends from the first layer to the last.
     """
     if layout.pp > 1:
         return (W + MASTER) * own
@@ -118,8 +118,11 @@ def _whole(model: Llama, layout: Layout, own: float, root: float) -> float:
 
 
 def _layer_kept(model: Llama, layout: Layout) -> float:
-    """What a layer keeps of a microbatch: its input; and of its operators, where these are recomputed one by one, every
-    second product (queries, values, the gate, the MLP's result) and attention's result with its statistics."""
+    """Return the bytes that a layer keeps of a microbatch: its input, and results of operators if these are recomputed.
+
+    Kept operators are every second product (queries, values, the gate, the MLP's result), and attention's result with
+    its statistics.
+    """
     n = layout.seq_len * layout.microbatch
     kept = W * n * model.hidden
     if layout.recompute == "operators":
@@ -128,7 +131,7 @@ def _layer_kept(model: Llama, layout: Layout) -> float:
 
 
 def _layer_at_work(model: Llama, layout: Layout) -> float:
-    """A layer that is recomputed in its MLP's backward pass: what it keeps for that, and gradients beside it."""
+    """Return the bytes of a recomputed layer during its MLP's backward pass: kept tensors, gradients and weights."""
     n, t = layout.seq_len * layout.microbatch, layout.tp
     gathered, part, wide = W * n * model.hidden, W * n * model.hidden / t, W * n * model.mlp / t
     gathers = 2 * gathered if t > 1 else 0.0  # the inputs of attention and of the MLP
@@ -139,8 +142,11 @@ def _layer_at_work(model: Llama, layout: Layout) -> float:
 
 
 def _loss(model: Llama, layout: Layout) -> float:
-    """Logits: in 16 bits, whose place stays reserved; in fp32 normalised, their gradient before and after that, and
-    between where they are split; and the output's input."""
+    """Return the bytes of the logits and of the output's input during the loss.
+
+    Logits are in 16 bits (which stay reserved), in fp32 normalised, and their gradient before and after that; one more
+    copy where they are split.
+    """
     n, is_split = layout.seq_len * layout.microbatch, layout.tp > 1
     logits = n * model.vocab / layout.tp
     norm = (2 * MASTER + W) * n * model.hidden / layout.tp

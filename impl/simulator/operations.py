@@ -21,7 +21,7 @@ STAGE: dict[BlockName, Stage] = {
     "layer": Stage(range(1), is_first=False, is_last=False),
     "head": Stage(range(0), is_first=False, is_last=True),
 }
-"""That has this block only."""
+"""Stage that has only the named block."""
 
 
 class Moved(NamedTuple):
@@ -62,13 +62,13 @@ def block(run: Run, vocab_size: int, name: BlockName, head_positions: int) -> Bl
 
 
 def parameters(run: Run, vocab_size: int, name: BlockName) -> int:
-    """That a rank has in a block."""
+    """Return the number of parameters that a rank has in a block."""
     named = named_parameters(run.model, vocab_size, run.plan.tp, [STAGE[name]])
     return sum(p.size for p in named)
 
 
 def _gradient(run: Run, elements: float) -> float:
-    """Bytes of adding a microbatch's gradient to the sum: read, and the sum read and written."""
+    """Return the bytes to add a microbatch's gradient to the sum: read, and the sum read and written."""
     each = parameter_bytes(run)
     return elements * (each.weight + 2 * each.gradient)
 
@@ -107,7 +107,7 @@ def _embedding(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Move
 
 
 def _head(run: Run, vocab_size: int, head_positions: int) -> Iterator[Moved]:
-    """The loss takes logits in fp32: converted, their largest found, exponentials summed; divided for the gradient."""
+    """Yield the elementwise operations of the head's norm and loss, which works on logits in fp32."""
     place, e = Place(run, vocab_size), ELEMENT_BYTES[run.precision]
     logits = run.train.microbatch * head_positions * place.rows
     yield Moved("norm", 2 * place.own, 3 * place.own)

@@ -20,15 +20,15 @@ class Passes(NamedTuple):
     forward: float = 0.0
     backward: float = 0.0
     input_gradient: float = 0.0
-    """Where the weights' gradients are put off; what hid behind them then does not."""
+    """Seconds of the input gradient alone, with communication no longer hidden by weight gradients."""
     weight_gradient: float = 0.0
     tensor_parallel: float = 0.0
-    """Of forward and backward together, what waits for tensor-parallel ranks; and so on."""
+    """Seconds of waits for tensor-parallel ranks, forward and backward together; so for the fields below."""
     pipeline: float = 0.0
     gather: float = 0.0
-    """What waits for parameters that are gathered, or gradients that are divided, beside."""
+    """Seconds of waits for gathered parameters or divided gradients."""
     host: float = 0.0
-    """What waits for activations on their way to and from host memory."""
+    """Seconds of waits for activations on their way to and from host memory."""
 
     def plus(self, other: "Passes", times: int = 1) -> "Passes":
         return Passes(*(a + times * b for a, b in zip(self, other, strict=True)))
@@ -99,7 +99,7 @@ def _collectives(system: System, block: Block, ranks: Group, when: str) -> float
 
 
 def _exposed(system: System, run: Run, block: Block, ranks: Group) -> float:
-    """What the backward pass's collectives add to its computing."""
+    """Return the seconds that the backward pass's collectives add to its computation."""
     total = 0.0
     for one in block.collectives:
         if one.when == "backward":

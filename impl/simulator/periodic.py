@@ -1,10 +1,10 @@
-"""When the ranks of a pipeline are done: a schedule is executed until it repeats itself, and what repeats is skipped.
+"""Simulation of a pipeline's step that executes a schedule until it becomes periodic, and skips the repetitions.
 
-Microbatches are let in lap by lap. When all ranks have gone as far as they can, the future depends on which actions are
-next, when ranks and links are free, and when what is under way arrives. Where all that is as it was some laps before,
-only later, it goes on as it did since then. Where ranks drift apart at constant rates, it goes on so until one of them
-has to wait for what it did not have to wait for before, or the other way round. So the result is that of the whole
-table, exactly. Seconds that are floats are counted in whole units of 2**-60 s: adding them up rounds nothing.
+Microbatches are admitted lap by lap. When all ranks have gone as far as they can, the future depends on which actions
+are next, when ranks and links are free, and when transfers under way arrive. Where all of that equals the state some
+laps before, shifted in time, the laps since then repeat. Where ranks drift apart at constant rates, the last lap
+repeats until a rank starts or stops waiting for something. So the result is that of the whole table, exactly. Seconds
+that are floats are counted in whole units of 2**-60 s: adding them up rounds nothing.
 """
 
 import gc
@@ -20,30 +20,30 @@ from impl.pipeline.schedules import SCHEDULES, build
 from impl.pipeline.simulate import Number, Transfer, simulate
 
 UNITS = 2**60
-"""Of time in a second."""
+"""Units of time in a second."""
 LAPS = 4
-"""After the pipeline is full, that rows are written for at first."""
+"""Laps after the pipeline is full for which rows are generated at first."""
 
 Seconds = Mapping[Op, Sequence[Number]]
-"""Of each operation, by stage."""
+"""Seconds of each operation, by stage."""
 Time = int | Fraction
 RowsOf = Callable[[int], Rows]
-"""Of a number of microbatches."""
+"""Function from a number of microbatches to the rows."""
 
 
 class Ran(NamedTuple):
-    """A step on every pipeline rank, in seconds from its start."""
+    """Executed step on every pipeline rank, in seconds from its start."""
 
     ends: list[Number]
-    """When each rank has done its last action."""
+    """End of each rank's last action."""
     busy: list[Number]
-    """How long each rank computes."""
+    """Seconds that each rank computes."""
     last: dict[tuple[Op, int], tuple[Number, Number]]
-    """When each stage begins and ends an operation on its last microbatch."""
+    """Start and end of each stage's operations on its last microbatch."""
     actions: int
-    """Of the whole table."""
+    """Actions of the whole table."""
     executed: int
-    """Those that were not skipped."""
+    """Actions that were not skipped."""
 
     @property
     def seconds(self) -> Number:
@@ -51,39 +51,39 @@ class Ran(NamedTuple):
 
 
 class _StageOp(NamedTuple):
-    """What all actions of one operation on one stage have in common."""
+    """Common properties of all actions of one operation on one stage."""
 
     cost: Time
     inbox: deque[Time] | None
-    """Where what they wait for arrives: times, in the order of the microbatches."""
+    """Arrival times of the inputs, in the order of the microbatches."""
     outbox: deque[Time] | None
     link: int
     delay: Time
     reader: int
-    """The rank whose the outbox is."""
+    """Rank that reads from the outbox."""
 
 
 class _Lap(NamedTuple):
-    """How far ranks are after some more microbatches, and what is on the way."""
+    """State of the ranks and of transfers under way after a lap."""
 
     within: int
-    """Microbatches let in."""
+    """Microbatches admitted."""
     at: list[int]
-    """Each rank's place in its row."""
+    """Index of each rank's next action in its row."""
     held: list[int]
-    """How much is under way to where."""
+    """Number of transfers under way to each inbox."""
     times: list[Time]
     gaps: list[Time]
 
 
 class _Pipeline:
-    """The ranks, links and what is under way, as far as the step has come."""
+    """State of ranks, links and transfers at the current point of the step."""
 
     def __init__(self, p: int, v: int, seconds: Seconds, transfer: Transfer) -> None:
         self.clock: list[Time] = [0] * p
         self.at = [0] * p
         self.free: list[Time] = []
-        """When links are."""
+        """Time at which each link is free."""
         self.boxes: list[deque[Time]] = []
         self.last: dict[tuple[Op, int], tuple[Time, Time]] = {}
         self.executed = 0
@@ -102,7 +102,7 @@ class _Pipeline:
         return Fraction(seconds) if self.is_exact else round(seconds * UNITS)
 
     def _connect(self, op: Op, stage: int, to: int, transfer: Transfer) -> None:
-        """Let a stage send what an operation makes to another stage, where that is there and on another rank."""
+        """Connect a stage's operation to the stage that reads its result, if that exists and is on another rank."""
         p, kinds = len(self.clock), self.kinds[op]
         sender, reader = stage % p, to % p
         if not 0 <= to < len(kinds) or sender == reader:
@@ -118,7 +118,7 @@ class _Pipeline:
         kinds[to] = kinds[to]._replace(inbox=box)
 
     def play(self, rows_of: RowsOf, m: int, step: int) -> None:
-        """All rows of m microbatches, where every `step` microbatches more are more of the same."""
+        """Execute all rows of m microbatches, where each further `step` microbatches extend the pattern."""
         seen: dict[tuple[Time, ...], _Lap] = {}
         laps: list[_Lap] = []
         within, left, size = 0, m, min(m, len(self.clock) + LAPS * step)
@@ -147,11 +147,11 @@ class _Pipeline:
         self._go_on(rows if size == left else rows_of(left), left, [], left - 1)
 
     def _times(self) -> list[Time]:
-        """When ranks and links are free, and when what is under way arrives."""
+        """Return the times when ranks and links are free, and when transfers under way arrive."""
         return [*self.clock, *self.free, *chain.from_iterable(self.boxes)]
 
     def _pass(self, times: Iterable[Time]) -> None:
-        """Let as much time go by for each of `_times`."""
+        """Advance each of `_times` by the given time."""
         left = iter(times)
         self.clock = [clock + next(left) for clock in self.clock]
         self.free = [free + next(left) for free in self.free]
@@ -161,10 +161,10 @@ class _Pipeline:
             box.extend(later)
 
     def _go_on(self, rows: Rows, within: int, gaps: list[Time], last: int = -1) -> None:
-        """Let ranks do what they can of the first `within` microbatches; of the last one it is noted when.
+        """Execute all actions of the first `within` microbatches that can run; record times of microbatch `last`.
 
         Args:
-            gaps: what was compared with what, one less the other, is put behind these.
+            gaps: list to which the difference of the two times in every comparison is appended.
         """
         clock, free, kinds = self.clock, self.free, self.kinds
         ready = list(reversed(range(len(rows))))
@@ -201,7 +201,7 @@ class _Pipeline:
 
 
 def _again(rows: Rows, since: _Lap | None, now: _Lap, most: int) -> int:
-    """How many more times what has been since a lap can follow in `most` microbatches; 0: not all is as it was then."""
+    """Return how often the laps since an equal state can repeat within `most` microbatches; 0: states differ."""
     if since is None or since.held != now.held:
         return 0
     by = now.times[0] - since.times[0]
@@ -211,7 +211,7 @@ def _again(rows: Rows, since: _Lap | None, now: _Lap, most: int) -> int:
 
 
 def _unchanged(rows: Rows, laps: Sequence[_Lap], most: int) -> int:
-    """How many more laps are as the last one, where three have been and times have grown twice by the same."""
+    """Return how many more laps repeat the last one, if times have grown twice by the same amount."""
     if len(laps) < 3 or not laps[0].held == laps[1].held == laps[2].held:
         return 0
     if any(c - b != b - a for a, b, c in zip(*(lap.times for lap in laps), strict=True)):
@@ -228,21 +228,22 @@ def _unchanged(rows: Rows, laps: Sequence[_Lap], most: int) -> int:
 
 
 def _next(rows: Rows, lap: _Lap) -> list[object]:
-    """Which actions are next, microbatches counted from the next that is let in."""
+    """Return the next action of each rank, with microbatches relative to the next one admitted."""
     following = [row[at] if at < len(row) else None for row, at in zip(rows, lap.at, strict=True)]
     return [action and (action.op, action.stage, action.microbatch - lap.within) for action in following]
 
 
 def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer = 0) -> Ran:
-    """The earliest times of a schedule's actions, those that `impl.pipeline.simulate.simulate` has.
+    """Return the earliest times of a schedule's actions, as `impl.pipeline.simulate.simulate` computes them.
 
     Args:
-        name: plan.schedule; those of SCHEDULES are not built for this and may be large.
+        name: plan.schedule; tables of those in SCHEDULES are not built and may be large.
         p: pipeline ranks.
-        m: microbatches; what the schedule demands of their number is not checked where it is of SCHEDULES.
+        m: microbatches; what the schedule demands of their number is not checked for those in SCHEDULES.
         v: model chunks of a rank.
         seconds: of the operations that the schedule has.
         transfer: seconds from a rank to another, the same for all or by (sender, receiver).
+
     Raises:
         InputError: as `impl.pipeline.schedules.build`.
     """
@@ -268,7 +269,7 @@ def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Trans
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No search for cycles: rows are many small tuples in none, and it would look at them again and again."""
+    """Disable garbage collection: rows are many small tuples without cycles, and it would scan them repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -279,7 +280,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _phases(name: str, p: int, v: int) -> list[RowsOf]:
-    """The rows in parts that repeat themselves in one place each: all of them; of GPipe, forward and backward part."""
+    """Return the parts of the rows that are periodic by themselves: all; for GPipe, forward and backward part."""
     if name == "gpipe":
         rows = lambda m: SCHEDULES[name](p, m)
         return [lambda m: [row[:m] for row in rows(m)], lambda m: [row[m:] for row in rows(m)]]
@@ -287,7 +288,7 @@ def _phases(name: str, p: int, v: int) -> list[RowsOf]:
 
 
 def _whole(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer) -> Ran:
-    """Of a schedule of which nothing is known: all of it."""
+    """Simulate the whole table of a schedule that is not in SCHEDULES."""
     timeline = simulate(build(name, p, m, v), lambda action: seconds[action.op][action.stage], transfer)
     last = {span.action[:2]: (span.start, span.end) for span in timeline.spans if span.action.microbatch == m - 1}
     return Ran(

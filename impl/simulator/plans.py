@@ -1,4 +1,4 @@
-"""All parallel plans for a number of devices, as columns: millions of them fit where as many objects would not."""
+"""All parallel plans for a number of devices, stored as columns, since millions of plan objects would not fit."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from impl.plan import Plan
 from impl.run import Run
 
 NAMES: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "recompute": ("none", "selective", "full")}
-"""What the numbers in a column of names stand for."""
+"""Values that the numbers in a column of names stand for."""
 FLAGS = (
     *("sequence_parallel", "scatter_gather", "partition_activations", "offload_activations", "offload_optimizer"),
     *("overlap_input_grad_reduce", "overlap_grad_reduce", "overlap_param_gather"),
@@ -41,45 +41,46 @@ class Plans:
         return Plans({name: column[rows] for name, column in self.columns.items()})
 
     def values(self, knob: str) -> list[Any]:
-        """A column as the plan's field has it."""
+        """Return a column converted to values of the plan's field."""
         return [value_of(knob, number) for number in self.columns[knob].tolist()]
 
     def row(self, i: int) -> dict[str, Any]:
-        """A plan by knob."""
+        """Return one plan's values, by knob."""
         return {name: value_of(name, int(column[i])) for name, column in self.columns.items()}
 
     def run(self, i: int, base: Run) -> Run:
-        """A run with one of the plans, all else from `base`."""
+        """Return a run with one of the plans, all else from `base`."""
         return run_of(self.row(i), base)
 
     @property
     def oddity(self) -> np.ndarray:
-        """How many knobs are not as a plan has them by default: of equals the plainest is meant."""
+        """Number of knobs that differ from their defaults; of equal plans the one with the fewest is preferred."""
         defaults = {name: NAMES[name].index(value) if name in NAMES else value for name, value in DEFAULTS.items()}
         return sum((self.columns[name] != value).astype(int) for name, value in defaults.items())  # type: ignore
 
 
 def value_of(knob: str, number: int) -> Any:
-    """What a number in a column stands for."""
+    """Return the value that a number in a column stands for."""
     if knob in NAMES:
         return NAMES[knob][number]
     return bool(number) if knob in FLAGS else number
 
 
 def run_of(row: Mapping[str, Any], base: Run) -> Run:
-    """A run with a plan of KNOBS, all else from `base`."""
+    """Return a run with a plan of KNOBS, all else from `base`."""
     fields = {name: row[name] for name in KNOBS if name != "microbatch"}
     recipe = replace(base.train, microbatch=row["microbatch"])
     return replace(base, plan=replace(base.plan, **fields), train=recipe)
 
 
 def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = True) -> Plans:
-    """All valid plans for all of the devices; a knob that changes nothing in a plan is left as it is by default.
+    """Return all valid plans that use all of the devices; a knob without effect in a plan keeps its default.
 
     Args:
         offload: the devices have a host, whose memory may be used.
+
     Raises:
-        InputError: there is none.
+        InputError: no plan is valid.
     """
     degrees = _degrees(model, gpus, global_batch)
     parts = [_of_degrees(model, global_batch, *three, ways=(0, 1) if offload else (0,)) for three in degrees]
@@ -120,7 +121,7 @@ def _of_degrees(
 
 
 def _pipelines(model: ModelConfig, sequences: int, pp: int) -> Iterator[tuple[int, int, int]]:
-    """Microbatch, schedule and chunks; a pipeline of one rank has one schedule."""
+    """Yield microbatch, schedule and chunks; a pipeline of one rank has one schedule."""
     plain = NAMES["schedule"].index("one_f_one_b")
     for b in divisors(sequences):
         yield b, plain, 1
@@ -136,7 +137,7 @@ def _pipelines(model: ModelConfig, sequences: int, pp: int) -> Iterator[tuple[in
 
 
 def _activations(model: ModelConfig, tp: int, ways: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
-    """Recomputation, sequence parallelism, whether inputs of recomputed layers are split, and kept in host memory."""
+    """Yield recomputation, sequence parallelism, and whether recomputed layers' inputs are split or offloaded."""
     divides = tp > 1 and model.seq_len % tp == 0
     for recompute, splits in itertools.product(range(len(NAMES["recompute"])), (0, 1) if divides else (0,)):
         if NAMES["recompute"][recompute] != "full":
@@ -147,7 +148,7 @@ def _activations(model: ModelConfig, tp: int, ways: tuple[int, ...]) -> Iterator
 
 
 def _states(dp: int) -> Iterator[tuple[int, int, int]]:
-    """ZeRO's stage, and what overlaps."""
+    """Yield ZeRO's stage, and whether reductions and gathers overlap."""
     if dp == 1:
         yield 0, 1, 1
         return
@@ -161,7 +162,7 @@ def _crossed(names: Sequence[str], rows: list[tuple[int, ...]]) -> dict[str, np.
 
 
 def _product(tables: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Every row of each with every row of the others."""
+    """Return the Cartesian product of the tables' rows."""
     counts = [len(next(iter(table.values()))) for table in tables]
     at = np.indices(counts, dtype=np.int32).reshape(len(counts), -1)
     return {name: column[at[i]].astype(np.int32) for i, table in enumerate(tables) for name, column in table.items()}

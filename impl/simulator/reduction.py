@@ -1,4 +1,4 @@
-"""What comes with the gradients of a step: reduced in the drain of the pipeline, then the update, then parameters."""
+"""Seconds after the last microbatch: gradient reduction in the pipeline's drain, the update, then parameters."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,28 +14,28 @@ REDUCING = ("all_reduce", "reduce_scatter")
 
 
 class States(NamedTuple):
-    """Of one pipeline rank: what it has to send, and to update, in a step."""
+    """Data that one pipeline rank sends and updates in a step."""
 
     traffic: dict[str, Counts]
-    """By axes of the mesh."""
+    """Collectives by axes of the mesh."""
     updated: int
     """Parameters whose moments the rank has."""
     tensors: int
     shares: tuple[float, ...]
-    """Of its parameters in each of its stages."""
+    """Shares of its parameters in each of its stages."""
     layers: tuple[int, ...]
-    """In each of its stages; at least 1."""
+    """Layers in each of its stages; at least 1."""
 
 
 class Last(NamedTuple):
-    """The backward pass of the last microbatch through a stage."""
+    """Backward pass of the last microbatch through a stage."""
 
     start: float
     end: float
 
 
 def states(place: Place) -> States:
-    """Of a rank of a run; which system it is on does not matter."""
+    """Return the states of a rank of a run, independent of the system."""
     run = place.run
     sizes = [
         sum(p.size for p in named_parameters(run.model, place.vocab_size, run.plan.tp, [stage]))
@@ -51,7 +51,7 @@ def states(place: Place) -> States:
 
 
 def seconds_of(system: System, run: Run, state: States, *, reducing: bool) -> float:
-    """All of a step's reductions of gradients, or gathers of parameters, of a rank, one after another."""
+    """Return the summed seconds of all gradient reductions, or parameter gathers, of a rank in a step."""
     total = 0.0
     for axes, counts in state.traffic.items():
         if axes == "ends" or "pp" in axes.split("_"):
@@ -66,14 +66,14 @@ def seconds_of(system: System, run: Run, state: States, *, reducing: bool) -> fl
 def sharded(
     system: System, gathering: Size, reducing: Size, computing: Size, layers: Size, *, ahead: Size, behind: Size
 ) -> Size:
-    """What a pass through a stage waits for parameters that are gathered for it and gradients that are divided.
+    """Return the seconds that a pass through a stage waits for gathered parameters and divided gradients.
 
-    Those that move beside it do so block by block: the first block's hide behind nothing, the others behind the blocks
-    before.
+    Transfers that overlap the pass go block by block: the first block's are not hidden, the others' are hidden by the
+    blocks before.
 
     Args:
-        ahead: whether parameters are gathered beside the pass.
-        behind: whether gradients are divided beside it.
+        ahead: whether parameters are gathered during the pass.
+        behind: whether gradients are divided during the pass.
     """
     hidden = gathering * ahead + reducing * behind
     first = hidden / layers
@@ -81,7 +81,7 @@ def sharded(
 
 
 def reduced(system: System, run: Run, state: States, seconds: float, last: Sequence[Last], end: float) -> float:
-    """When a rank's gradients are reduced whose last backward passes through its stages these are.
+    """Return when a rank's gradients are reduced, given its last backward passes.
 
     Each block's reduction starts when the block's gradient is complete, one after another.
     """
@@ -96,14 +96,14 @@ def reduced(system: System, run: Run, state: States, seconds: float, last: Seque
 
 
 def ends_group(run: Run, node_size: int) -> Group:
-    """The first and the last pipeline rank."""
+    """Return the group of the first and the last pipeline rank."""
     beside_each_other = run.plan.tp * run.plan.dp
     per_node = 2 if run.plan.world_size <= node_size else 1
     return Group(2, per_node, max(1, min(beside_each_other, node_size // per_node)))
 
 
 def ends_seconds(system: System, run: Run, state: States) -> float:
-    """The sum of a tied embedding's gradient over both ends of the pipeline."""
+    """Return the seconds to sum a tied embedding's gradient over both ends of the pipeline."""
     found = state.traffic.get("ends", {}).get("all_reduce")
     if found is None:
         return 0.0
@@ -112,7 +112,7 @@ def ends_seconds(system: System, run: Run, state: States) -> float:
 
 
 def update(system: System, run: Run, state: States) -> float:
-    """The optimizer's step; where its states are in host memory, with gradients on their way there and weights back."""
+    """Return the seconds of the optimizer's step; for offloaded states with gradients moved there and weights back."""
     master, each = MASTER_BYTES[run.precision], parameter_bytes(run)
     if not run.plan.offload_optimizer or system.device.kind == "cpu":
         return optimizer(system, state.updated, master, state.tensors)
@@ -123,11 +123,10 @@ def update(system: System, run: Run, state: States) -> float:
 def finish(
     system: System, run: Run, every: Sequence[States], ends: Sequence[float], last: Sequence[Sequence[Last]]
 ) -> list[dict[str, float]]:
-    """What every pipeline rank does and waits for behind its last microbatch, part by part; sums with what came before
-    are equal on all ranks.
+    """Return the seconds of each pipeline rank after its last microbatch, part by part, waits included.
 
-    Gradients are reduced, then those of a tied embedding over its two ends, then all ranks agree on the norm, update
-    what they own, and gather what others do.
+    Added to the time before, the sums are equal on all ranks. Gradients are reduced, then those of a tied embedding
+    over its two ends; then all ranks agree on the norm, update what they own, and gather what others own.
 
     Args:
         ends: when each rank is done with its microbatches.

@@ -31,7 +31,7 @@ class Residuals:
     """Kriging of log measured over predicted seconds, with an exponential covariance: continuous in every size."""
 
     sd: PositiveFloat
-    """Of the surface, before anything is measured."""
+    """Standard deviation of the surface, before anything is measured."""
     places: list[Coordinates]
     logs: list[float]
     noises: list[PositiveFloat]
@@ -60,7 +60,7 @@ class Residuals:
         return np.exp(self.near(np.stack(np.broadcast_arrays(hidden_size, tp, microbatch), axis=-1)) @ self._weights)
 
     def log_sd(self, run: Run) -> float:
-        """Standard deviation of the logarithm of a measurement about `factor`: grows away from the rows."""
+        """Return the standard deviation of a measurement's logarithm about `factor`: grows away from the rows."""
         near = self.near(np.array(place(run)))
         return float(np.sqrt(max(0.0, self.sd**2 - near @ self._inverse @ near) + (NOISE * self.sd) ** 2))
 

@@ -1,4 +1,4 @@
-"""Seconds of one operation on a system, by law, or between measured points where the system has a table of it.
+"""Seconds of one operation on a system, by law, or interpolated between measured points where the system has a table.
 
 Sizes may be numbers or NumPy arrays. Every law is continuous in every size, and never slower with more FLOP/s or
 bandwidth.
@@ -16,28 +16,30 @@ from impl.simulator.system import System
 from impl.simulator.tiles import busy
 
 Size = Any
-"""A number, or an array of them."""
+"""Number, or an array of numbers."""
 TRAVELS: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
-"""How often (n - 1) / n of the tensor passes every rank's link, in a ring."""
+"""Times that (n - 1) / n of the tensor passes every rank's link, in a ring."""
 ROUNDED = 4
-"""Of the norm that two things take that go on at once."""
+"""Exponent p of the p-norm used as a smooth maximum of two overlapping times."""
 STATE_BYTES = 14
-"""Bytes that an update reads and writes of every byte of a master weight: gradient, two moments and weight, zeroing,
-norm and clipping, and the weight in the type that is computed in."""
+"""Bytes that an update reads and writes per byte of a master weight.
+
+Counted: gradient, two moments and weight, zeroing, norm and clipping, and the weight in the type used to compute.
+"""
 
 
 class Group(NamedTuple):
-    """Ranks that communicate, where they are, and who else does so at that time."""
+    """Ranks that communicate, their placement on nodes, and the groups that share their links."""
 
     ranks: Size
     per_node: Size
-    """Of them, on one node."""
+    """Ranks of the group on one node."""
     sharing: Size
-    """Such groups with ranks on one node."""
+    """Groups of this kind with ranks on one node."""
 
 
 def group(axes: tuple[str, ...], plan: Plan, node_size: int) -> Group:
-    """The ranks that differ in these axes, with the mesh laid over nodes: tp next to each other, then dp, then pp."""
+    """Return the ranks that differ in these axes, with ranks placed on nodes tp first, then dp, then pp."""
     ranks, per_node, stride = 1, 1, 1
     for axis in reversed(AXES):
         degree = getattr(plan, axis)
@@ -50,15 +52,15 @@ def group(axes: tuple[str, ...], plan: Plan, node_size: int) -> Group:
 
 
 def larger(a: Size, b: Size) -> Size:
-    """The maximum, of arrays too."""
+    """Return the maximum, elementwise for arrays."""
     return (a + b + abs(a - b)) / 2
 
 
 def gemm(system: System, precision: str, m: Size, n: Size, k: Size, pass_: str | None = None) -> Size:
-    """One product [m, k] times [k, n], from its start to its end on the device.
+    """Return the seconds of one product [m, k] times [k, n], from its start to its end on the device.
 
-    By law: operations at a share of the peak, in whole waves of tiles, each of which is filled and written, beside
-    the operands' bytes.
+    By law: operations at a share of the peak, in whole waves of tiles, each of which is filled and written, overlapped
+    with moving the operands' bytes.
     """
     law = _gemm_law(system, precision, m, n, k)
     known = system.products.get((precision, pass_), system.products.get((precision, None)))
@@ -72,7 +74,7 @@ def gemm(system: System, precision: str, m: Size, n: Size, k: Size, pass_: str |
 def attention(
     system: System, precision: str, batch: Size, heads: Size, seq_len: Size, head_size: Size, *, backward: bool
 ) -> Size:
-    """One core, softmax(q k^T) v, forward or backward; what moves scores through memory is not in it."""
+    """Return the seconds of one attention core, softmax(q k^T) v, forward or backward, without moving scores."""
     shape = (batch, heads, seq_len, head_size)
     law = _core_law(system, precision, *shape, backward=backward)
     known = system.cores.get(precision)
@@ -84,20 +86,20 @@ def attention(
 
 
 def elementwise(system: System, precision: str, bytes_: Size, name: str = "", *, is_backward: bool = False) -> Size:
-    """Bytes read and written, without the start of an operation."""
+    """Return the seconds to read and write the bytes, without the launch of an operation."""
     return bytes_ / system.elementwise_rate(precision, name, is_backward=is_backward)
 
 
 def optimizer(system: System, parameters: Size, master_bytes: int, tensors: Size = 0) -> Size:
-    """An update of the parameters whose moments a rank has."""
+    """Return the seconds of an update of the parameters whose moments a rank has."""
     rate = system.device.memory_bandwidth.value * system.constant("optimizer_efficiency")
     return parameters * master_bytes * STATE_BYTES / rate + tensors * system.constant("optimizer_tensor")
 
 
 def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
-    """One collective on a tensor of this size, all groups of its kind at once.
+    """Return the seconds of one collective on a tensor of this size, with all groups of its kind at once.
 
-    By law: hops, and the bytes that pass the slower of the link within a node and the group's share of the way out.
+    By law: hops, and the bytes over the slower of the link within a node and the group's share of the links out of it.
     """
     measured = _measured(system, op, bytes_, group)
     if measured is not None:
@@ -115,7 +117,7 @@ def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
 
 
 def send(system: System, bytes_: Size, *, is_inter: bool, senders: int) -> float:
-    """From one pipeline stage to the next, while `senders` ranks of the node do so."""
+    """Return the seconds to send from one pipeline stage to the next, while `senders` ranks of the node do so."""
     measured = _measured(system, "send", bytes_, Group(2, 1 if is_inter else 2, senders))
     if measured is not None:
         return measured
@@ -128,8 +130,7 @@ def send(system: System, bytes_: Size, *, is_inter: bool, senders: int) -> float
 
 
 def launched(system: System, device_seconds: Size, host_seconds: Size) -> Size:
-    """What a device computes while a host launches it: the longer of both, rounded where they are alike. A CPU does
-    one after the other."""
+    """Return the seconds of device work launched by a host: a smooth maximum of both; their sum on a CPU."""
     if system.device.kind == "cpu":
         return device_seconds + host_seconds
     q = system.constant("host_exponent")
@@ -139,14 +140,14 @@ def launched(system: System, device_seconds: Size, host_seconds: Size) -> Size:
 
 
 def beside(system: System, collective_seconds: Size, computing: Size) -> Size:
-    """What a collective adds to the computing that it runs beside: never more than alone."""
+    """Return the seconds that a collective adds to overlapping computation: never more than alone."""
     share = system.constant("overlap")
     hidden = share * collective_seconds
     return (1 - share) * collective_seconds + together(hidden, computing, 2 * ROUNDED) - computing
 
 
 def together(one: Size, other: Size, norm: int = ROUNDED) -> Size:
-    """Seconds of two things that go on at once: the longer of both, rounded where they are alike."""
+    """Return the seconds of two things at once: a smooth maximum (p-norm) of both."""
     return (one**norm + other**norm) ** (1 / norm)
 
 
@@ -167,7 +168,7 @@ def _core_law(
 
 
 def _peak(system: System, precision: str) -> float:
-    """FLOP/s; nothing is assumed where no one says."""
+    """Return the system's peak FLOP/s; raise InputError where it has none, since nothing is assumed."""
     peak = system.peak(precision)
     if peak is None:
         known = ", ".join(system.device.peak_flops)
@@ -176,7 +177,10 @@ def _peak(system: System, precision: str) -> float:
 
 
 def _measured(system: System, op: Op, bytes_: Size, group: Group) -> Size | None:
-    """By the curve of the nearest number of ranks; beyond its ends at its last slope; None: none was measured."""
+    """Return the measured seconds by the curve of the nearest number of ranks; None if none was measured.
+
+    Sizes beyond the curve's end are extrapolated linearly.
+    """
     span = "inter" if group.per_node < group.ranks else "intra"
     curves = system.curves.get((op, span))
     if not curves:

@@ -1,4 +1,4 @@
-"""Time and memory of one training step of a run on a system: its schedule table, carried out with predicted seconds."""
+"""Time and memory of one training step of a run on a system: its schedule table, executed with predicted seconds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from impl.simulator.system import System
 Transfer = Callable[[int, int], float]
 Stages = Literal["even"] | Sequence[Stage] | None
 WAITS = ("tensor_parallel", "pipeline", "gather", "host")
-"""Fields of `Passes` that are no computing."""
+"""Fields of `Passes` that are not computation."""
 EXPOSED = {
     "tp": ("tensor_parallel",),
     "pp": ("pipeline",),
@@ -32,62 +32,62 @@ EXPOSED = {
     "ends": ("ends",),
     "zero": ("gather", "parameters"),
 }
-"""The parts of a rank's step in which it waits for those it differs from in an axis."""
+"""Parts of a rank's step in which it waits for ranks that differ from it in an axis."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step of a run on a system."""
+    """Predicted step of a run on a system."""
 
     seconds: float
     tokens_per_s: float
     model_flops_per_gpu_s: float
-    """Model FLOPs, as PTD-P counts them, a second and device."""
+    """Model FLOPs, as PTD-P counts them, per second and device."""
     hardware_flops_per_gpu_s: float
-    """With recomputation: PTD-P's equation 3."""
+    """FLOPs with recomputation (PTD-P's equation 3), per second and device."""
     mfu: float | None
-    """None: the peak is not known."""
+    """Model FLOP/s over the peak; None: the peak is not known."""
     hfu: float | None
     bubble: float
     """Idle over busy seconds of the pipeline, as PTD-P counts."""
     exposed: dict[str, float]
     """Seconds that the rank which ends the step waits, by axis."""
     parts: list[dict[str, float]]
-    """Of each pipeline rank; they sum to `seconds`."""
+    """Seconds of each pipeline rank by part; they sum to `seconds`."""
     timeline: Timeline | None = field(repr=False, default=None)
     memory: list[Memory] = field(repr=False, default_factory=list)
-    """Of each pipeline rank."""
+    """Memory of each pipeline rank."""
     fits: bool | None = None
-    """None: memory was not asked for."""
+    """True if memory suffices on every rank; None: memory was not predicted."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON, without the timeline."""
+        """Return the prediction ready for JSON, without the timeline."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("timeline", "memory")}
         return fields | {"memory": [one.as_dict() for one in self.memory]}
 
 
 class _Prepared(NamedTuple):
-    """What does not depend on the system."""
+    """Quantities of a run that do not depend on the system."""
 
     parts: tuple[Stage, ...]
-    """Of the model, in order."""
+    """Stages of the model, in order."""
     blocks: dict[BlockName, Block]
     states: list[States]
-    """Of every pipeline rank."""
+    """States of every pipeline rank."""
     rank_of: tuple[int, ...]
-    """The pipeline rank of every stage."""
+    """Pipeline rank of every stage."""
 
     def stages_of(self, rank: int) -> list[int]:
         return [stage for stage, owner in enumerate(self.rank_of) if owner == rank]
 
 
 class _Carried(NamedTuple):
-    """A step on a system."""
+    """Executed step on a system."""
 
     seconds: float
     bubble: float
     ranks: list[dict[str, float]]
-    """What each waits for, one after another."""
+    """Seconds of each rank by part, one after another."""
     timeline: Timeline | None
 
 
@@ -102,14 +102,15 @@ def predict(
     with_memory: bool = True,
     with_timeline: bool = True,
 ) -> Prediction:
-    """Time, FLOP/s and memory of one step.
+    """Predict time, FLOP/s and memory of one step.
 
     Args:
         vocab_size: tokens of the data, or the model's own.
-        stages: even: as many layers in each, as the papers' runs have; None: as our engine has them, the head's weight
-            counted; else all stages of the model, in order.
+        stages: even: as many layers in each, as the papers' runs have; None: as this project's engine splits them, the
+            head's weight counted; else all stages of the model, in order.
         head_positions: positions of a sequence that the output head scores; None: all.
-        slowdown: seconds of a pipeline rank's computing over what the system says, where they differ.
+        slowdown: factor on a pipeline rank's computing seconds over the system's, where they differ.
+
     Raises:
         InputError: the run is impossible.
     """
@@ -146,13 +147,13 @@ def predict(
 def step_seconds(
     run: Run, vocab_size: int, system: System, *, stages: Stages = None, head_positions: int | None = None
 ) -> float:
-    """Seconds of one step; of a valid run."""
+    """Return the seconds of one step of a valid run."""
     prepared, _ = _ready(run, vocab_size, stages, head_positions)
     return _carry_out(run, system, prepared, {}).seconds * system.correction(run)
 
 
 def _ready(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> tuple[_Prepared, int]:
-    """What is the same on every system, and how many positions are scored."""
+    """Return what is the same on every system, and how many positions are scored."""
     positions = run.model.seq_len if head_positions is None else head_positions
     chosen = stages if stages is None or isinstance(stages, str) else tuple(stages)
     return _prepared(run, vocab_size, chosen, positions), positions
@@ -183,9 +184,9 @@ def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int) ->
 
 
 def _rank_of(run: Run) -> tuple[int, ...]:
-    """The pipeline rank of every stage."""
+    """Return the pipeline rank of every stage."""
     plan = run.plan
-    if plan.schedule in SCHEDULES:  # whose stages go round the ranks; the table may be large
+    if plan.schedule in SCHEDULES:  # their stages are dealt to the ranks in turn; the table may be large
         return tuple(stage % plan.pp for stage in range(plan.pp * plan.chunks))
     rank_of = build(plan.schedule, plan.pp, run.microbatches, plan.chunks).rank_of
     return tuple(rank_of[stage] for stage in range(plan.pp * plan.chunks))
@@ -227,7 +228,7 @@ def _carry_out(
 def _through(
     run: Run, system: System, prepared: _Prepared, each: Mapping[BlockName, Passes], transfer: Transfer
 ) -> list[Passes]:
-    """Every stage's passes, with what moves beside them at ZeRO's stages 2 and 3, and the waits for neighbours."""
+    """Return every stage's passes, including transfers of ZeRO's stages 2 and 3 and waits for neighbours."""
     plan, wait, blocks = run.plan, system.constant("send_wait"), system.constant("send_blocks")
     found = [stage_passes(system, each, stage) for stage in prepared.parts]
     waited = partial(sharded, system, ahead=plan.overlap_param_gather, behind=plan.overlap_grad_reduce)
@@ -257,7 +258,7 @@ def _through(
 
 
 def transfer_seconds(run: Run, system: System) -> Transfer:
-    """Seconds of a microbatch's activations from a pipeline rank to another."""
+    """Return a function of the seconds of a microbatch's activations from one pipeline rank to another."""
     plan, node = run.plan, system.node.size.value
     place, ranks = Place(run, 0), plan.tp * plan.dp
     gathered = 0.0
@@ -271,7 +272,7 @@ def transfer_seconds(run: Run, system: System) -> Transfer:
 
 
 def _last(ran: Ran, prepared: _Prepared) -> list[list[Last]]:
-    """The last backward passes through the stages of every rank."""
+    """Return the last backward passes through the stages of every rank."""
     spans: dict[int, Last] = {}
     for (op, stage), (start, end) in ran.last.items():
         if op in (Work.B, Work.W):

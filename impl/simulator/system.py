@@ -1,4 +1,4 @@
-"""A machine to predict for: published numbers, measured tables, and a few constants of the software that runs on it."""
+"""System to predict for: published numbers, measured tables, and a few constants of its software."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ CONFIG = CHECKED | {"frozen": True}
 
 @dataclass(config=CONFIG)
 class Number:
-    """A positive number, and who says so."""
+    """Positive number with its source."""
 
     value: PositiveFloat
     source: str
@@ -35,7 +35,7 @@ class Number:
 
 @dataclass(config=CONFIG)
 class Count:
-    """A number of things, and who says so."""
+    """Positive count with its source."""
 
     value: PositiveInt
     source: str
@@ -54,32 +54,32 @@ class Elementwise:
 
 @dataclass(config=CONFIG)
 class Device:
-    """What one rank computes on."""
+    """Device of one rank."""
 
     kind: Literal["cuda", "cpu"]
     memory_bytes: Number
     memory_bandwidth: Number
-    """Bytes/s."""
+    """Bandwidth in bytes/s."""
     peak_flops: dict[Precision, Number]
-    """Of dense products, FLOP/s."""
+    """Peak FLOP/s of dense products, by precision."""
     elementwise: list[Elementwise] = Field(default_factory=list)
-    """Measured, of some operations."""
+    """Measured rates of some operations."""
     processors: Count | None = None
-    """Of a GPU, each of which computes a tile of a product at a time; None: products take any share of the device."""
+    """Processors of a GPU, each of which computes a tile of a product at a time; None: products split continuously."""
     fused_attention: bool = True
-    """The core of attention writes no scores; else it is products and a softmax, through memory."""
+    """True if attention's core writes no scores; else it is products and a softmax, through memory."""
 
 
 @dataclass(config=CONFIG)
 class Node:
-    """Devices that share a fast network and the way out; bandwidths in bytes/s and each direction."""
+    """Devices that share a fast network and links to other nodes; bandwidths in bytes/s and each direction."""
 
     size: Count
     nics: Count
     nic_bandwidth: Number
-    """Of one."""
+    """Bandwidth of one NIC."""
     link_bandwidth: Number
-    """Of a device to the others of its node."""
+    """Bandwidth of a device to the others of its node."""
 
 
 @dataclass(config=CONFIG)
@@ -90,12 +90,12 @@ class GemmTable:
     source: str
     rows: list[Four] = Field(min_length=1)
     pass_: Pass | None = None
-    """None: all alike."""
+    """Pass that was measured; None: all alike."""
 
 
 @dataclass(config=CONFIG)
 class AttentionTable:
-    """Measured cores: batch, heads, sequence, head size, seconds forward, seconds backward."""
+    """Measured attention cores: batch, heads, sequence, head size, seconds forward, seconds backward."""
 
     precision: Precision
     source: str
@@ -104,7 +104,7 @@ class AttentionTable:
 
 @dataclass(config=CONFIG)
 class Curve:
-    """A measured collective, all groups of its kind at once: bytes of the whole tensor, seconds."""
+    """Measured collective, all groups of its kind at once: bytes of the whole tensor, seconds."""
 
     op: Op
     span: Literal["intra", "inter"]
@@ -115,27 +115,27 @@ class Curve:
 
 @dataclass(config=CONFIG)
 class Calibration:
-    """What constants were fitted on, and how far off they are where they were not."""
+    """Rows that constants were fitted on, and their errors on rows that were held out."""
 
     stack: str
     rows: list[str]
-    """Those fitted on."""
+    """Rows fitted on."""
     held_out: list[str]
     mape: NonNegativeFloat
-    """Of the held-out rows, or of each row left out in turn; in percent, and so is what follows."""
+    """Mean absolute percentage error of the held-out rows, or of each row left out in turn."""
     worst: NonNegativeFloat
     constant_mfu_mape: NonNegativeFloat | None = None
-    """Of a constant utilization fitted on the same rows."""
+    """Error in percent of a constant utilization fitted on the same rows."""
     calculon_mape: NonNegativeFloat | None = None
-    """Of Calculon as published, where known."""
+    """Error in percent of Calculon as published, where known."""
     interval: tuple[PositiveFloat, PositiveFloat] | None = None
-    """Measured over predicted seconds: bounds of the middle nine tenths of the held-out rows."""
+    """Bounds of measured over predicted seconds for the middle nine tenths of the held-out rows."""
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """Smallest and largest of what was fitted on: gpus, hidden_size, layers, tokens, tp, pp, dp."""
+    """Smallest and largest values fitted on: gpus, hidden_size, layers, tokens, tp, pp, dp."""
     features: dict[str, list[str]] = Field(default_factory=dict)
     """Values that the fitted rows had of each feature in `harness.predict.fit.BASELINE`; none: not recorded."""
     residuals: Residuals | None = None
-    """What the constants leave over, near what was fitted on."""
+    """Residuals of the constants, near what was fitted on."""
 
 
 @dataclass(config=CONFIG)
@@ -146,20 +146,23 @@ class System:
     stack: str
     """Software whose constants these are."""
     hardware: str
-    """As `torch.cuda.get_device_name` calls it; a CPU's model name."""
+    """Name as `torch.cuda.get_device_name` reports it; a CPU's model name."""
     device: Device
     node: Node
     gemm: list[GemmTable] = Field(default_factory=list)
     attention: list[AttentionTable] = Field(default_factory=list)
     collectives: list[Curve] = Field(default_factory=list)
     constants: dict[str, Constant] = Field(default_factory=dict)
-    """Those that differ from CONSTANTS."""
+    """Constants that differ from CONSTANTS."""
     calibration: Calibration | None = None
     habits: Habits = Habits()
-    """What the software does whatever a run asks for; `predict` and the like carry out `habits.of(run)`."""
+    """Settings that the software applies whatever a run asks for; predictions are of `habits.of(run)`."""
     defaults: dict[str, Any] = Field(default_factory=dict)
-    """Values for fields of a run, by dotted name, that neither the command line nor a table gives: what all of the
-    measured runs had, where their table has no column for it. Without one, `Run`'s own default holds."""
+    """Values for fields of a run, by dotted name, that neither the command line nor a table gives.
+
+    They are what all of the measured runs had, where their table has no column for it. Without one, `Run`'s own default
+    holds.
+    """
     note: str = ""
 
     @field_validator("defaults")
@@ -182,7 +185,7 @@ class System:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "System":
-        """The system that a file describes.
+        """Return the system that a file describes.
 
         Raises:
             InputError: the first thing wrong with it: field, value, what would be valid.
@@ -196,7 +199,7 @@ class System:
             raise InputError(f"system field {field}{shown}: {reason}") from None
 
     def as_dict(self) -> dict[str, Any]:
-        """What `from_dict` makes this system from."""
+        """Return the document from which `from_dict` makes this system."""
         return TypeAdapter(System).dump_python(self, mode="json", exclude_defaults=True)
 
     @cached_property
@@ -204,7 +207,7 @@ class System:
         return {name: constant.value for name, constant in (CONSTANTS | self.constants).items()}
 
     def constant(self, name: str) -> float:
-        """A constant's value."""
+        """Return a constant's value."""
         return self._values[name]
 
     @property
@@ -215,19 +218,19 @@ class System:
         return dataclasses.replace(self, calibration=calibration)
 
     def with_scores(self, run: Run) -> Run:
-        """The run whose memory formulas count what attention keeps here: not fused, its scores without dropout too."""
+        """Return the run with dropout where attention is not fused, so that memory formulas count its scores."""
         if self.device.fused_attention or run.model.dropout > 0:
             return run
         return dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.1))
 
     def peak(self, precision: str) -> float | None:
-        """FLOP/s; None: not known."""
+        """Return the peak FLOP/s; None: not known."""
         number = self.device.peak_flops.get(precision)  # type: ignore[call-overload]
         return None if number is None else number.value
 
     @cached_property
     def curves(self) -> dict[tuple[str, str], list[tuple[int, np.ndarray, np.ndarray]]]:
-        """Ranks, and logarithms of bytes and of seconds, of the collectives measured."""
+        """Ranks, and logarithms of bytes and of seconds, of the measured collectives."""
         found: dict[tuple[str, str], list[tuple[int, np.ndarray, np.ndarray]]] = {}
         for curve in self.collectives:
             rows = np.log(np.array(sorted(curve.rows)))
@@ -255,11 +258,11 @@ class System:
         }
 
     def elementwise_rate(self, precision: str, name: str = "", *, is_backward: bool = False) -> float:
-        """Bytes/s of an elementwise operation, as a share of what it reaches alone, or of the memory's bandwidth."""
+        """Return bytes/s of an elementwise operation: a share of its measured rate, or of the memory's bandwidth."""
         alone = self._rates.get((precision, name, is_backward), self.device.memory_bandwidth.value)
         return alone * self.constant("memory_efficiency")
 
     def correction(self, run: Run) -> float:
-        """Measured over predicted seconds that the calibration's rows lead to expect."""
+        """Return the ratio of measured to predicted seconds expected from the calibration's rows."""
         known = None if self.calibration is None else self.calibration.residuals
         return 1.0 if known is None else known.factor(run)

@@ -1,4 +1,4 @@
-"""Between points where something was measured: what stands in a table, interpolated between logarithms."""
+"""Interpolation between measured points, in logarithms."""
 
 from itertools import product
 from typing import Any
@@ -7,21 +7,19 @@ import numpy as np
 
 
 class Surface:
-    """Places where a positive quantity is known: a grid, or scattered.
+    """Points where a positive quantity is known: a grid, or scattered.
 
     On a grid interpolation is linear in every direction, and constant beyond its borders. Elsewhere it is weighted by
     distance to the power -4. Both are continuous, and exact where the quantity is known.
     """
 
     def __init__(self, places: np.ndarray) -> None:
-        """
-        Shapes: [points, dimensions].
-        """
+        """Store the points. Shapes: [points, dimensions]."""
         self.logs = np.log(places)
         self.axes = [np.unique(column) for column in self.logs.T]
         shape = tuple(len(axis) for axis in self.axes)
         self.order: np.ndarray | None = None
-        """Which point is where on the grid."""
+        """Index of the point at each place of the grid."""
         if int(np.prod(shape)) == len(places):
             at = tuple(np.searchsorted(axis, column) for axis, column in zip(self.axes, self.logs.T, strict=True))
             order = np.full(shape, -1)
@@ -29,7 +27,7 @@ class Surface:
             self.order = order if order.min() >= 0 else None
 
     def at(self, logs: np.ndarray, sizes: tuple[Any, ...]) -> Any:
-        """The quantity at some sizes, numbers or arrays, from its logarithms at the places."""
+        """Return the quantity at some sizes, numbers or arrays, from its logarithms at the points."""
         where = np.log(np.stack(np.broadcast_arrays(*sizes), axis=-1).astype(float))
         if self.order is not None:
             return np.exp(self._on_grid(logs[self.order], where))

@@ -1,4 +1,4 @@
-"""How long a GPU is busy with a matrix product: its processors take tiles of the result in waves."""
+"""Time that a GPU is busy with a matrix product: its processors take tiles of the result in waves."""
 
 from functools import lru_cache
 from itertools import product
@@ -39,6 +39,6 @@ def _of_many(m: Any, n: Any, k: Any, fill: float, processors: int) -> Any:
 
 
 def _up(count: Any) -> Any:
-    """The next whole number, and at least 1; without a step."""
+    """Return the count rounded up, at least 1, with a steep continuous rise in place of each step."""
     whole = np.floor(count)
     return np.maximum(whole + np.minimum((count - whole) / RISE, 1.0), 1.0)

@@ -19,7 +19,7 @@ from impl.collectives import (
 
 @dataclass(frozen=True)
 class Pair:
-    """What happens to an activation in the forward pass, and to its gradient in the backward pass."""
+    """Operation on an activation in the forward pass, and on its gradient in the backward pass."""
 
     forward: Start
     backward: Start
@@ -60,5 +60,5 @@ class _Apply(torch.autograd.Function):
 
 
 def _writable(x: Tensor, start: Start) -> Tensor:
-    """A tensor that the collective may overwrite: somebody else may still need what autograd hands in."""
+    """Return a tensor that the collective may overwrite, since autograd may still use its own."""
     return x.clone() if start is all_reduce_start else x

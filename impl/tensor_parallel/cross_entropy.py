@@ -18,8 +18,9 @@ class Tokens(NamedTuple):
 
 
 def split_nats(logits: Tensor, targets: Tensor, tokens: Tokens, group: dist.ProcessGroup) -> Tensor:
-    """-log p(target) of every position, in nats, at least in fp32; where a gradient is asked for, the logits are
-    overwritten.
+    """Return -log p(target) of every position, in nats, at least in fp32.
+
+    The logits are overwritten if they require a gradient.
 
     log p = target's logit - log sum exp(logits). Each rank takes the logarithm over its own tokens, stably, and the
     ranks exchange that and the target's logit only (cf. Megatron-LM 2019, section 3). The exponentials take the

@@ -32,7 +32,7 @@ class TensorParallel:
     overlap: bool
     """Reduce input gradients while weight gradients are computed."""
     weight_gradients: WeightGradients | None = None
-    """Where layers leave those of their matrices; None: with autograd."""
+    """Receiver of the weight gradients of layers' matrices; None: autograd."""
 
     @property
     def degree(self) -> int:
@@ -40,12 +40,12 @@ class TensorParallel:
 
     @property
     def part(self) -> Part:
-        """This rank's part of everything that is split over the group."""
+        """Part of this rank in everything that is split over the group."""
         return Part(self.group.rank(), self.group.size())
 
     @property
     def tokens(self) -> Part:
-        """This rank's part of the tokens between split blocks."""
+        """Part of this rank in the tokens between split blocks."""
         return self.part if self.sequence_parallel else WHOLE
 
     @property

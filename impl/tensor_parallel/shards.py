@@ -1,4 +1,4 @@
-"""Which part of a parameter a rank has: slices of the whole parameter that serial training has under the same name."""
+"""Part of a parameter on a rank: slices of the whole parameter that serial training has under the same name."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from impl.tensor_parallel.group import Part
 
 @dataclass(frozen=True)
 class Shard:
-    """A parameter split over tensor-parallel ranks along one dim, in equal parts.
+    """Split of a parameter over tensor-parallel ranks along one dim, in equal parts.
 
     Shapes: whole [..., size, ...], on a rank [..., padded / t, ...].
     """
 
     dim: int
     size: int
-    """Of the whole parameter, along the dim."""
+    """Size of the whole parameter along the dim."""
     blocks: int = 1
-    """Every block is split by itself: 3 where queries, keys and values of all heads follow each other."""
+    """Blocks that are split one by one: 3 where queries, keys and values of all heads follow each other."""
     padding: int = 0
-    """Zeros behind the whole parameter that only make it divisible."""
+    """Zeros after the whole parameter that make it divisible."""
 
     def take(self, whole: Tensor, part: Part) -> Tensor:
-        """A rank's part of the whole parameter."""
+        """Return a rank's part of the whole parameter."""
         if self.padding:
             zeros = whole.new_zeros(*whole.shape[: self.dim], self.padding, *whole.shape[self.dim + 1 :])
             whole = torch.cat([whole, zeros], self.dim)
@@ -45,13 +45,15 @@ class Shard:
         return torch.cat([rows[:0], *(rows[start:stop] for start, stop in within)])
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole parameter from all ranks' parts, in order: the inverse of `take`."""
+        """Return the whole parameter from all ranks' parts, in order: the inverse of `take`."""
         blocks = [part.unflatten(self.dim, (self.blocks, -1)) for part in parts]
         return torch.cat(blocks, self.dim + 1).flatten(self.dim, self.dim + 1).narrow(self.dim, 0, self.size)
 
     def runs(self, start: int, stop: int, part: Part) -> Iterator[tuple[int, int, int]]:
-        """Indices `start` to `stop` of a rank's part along the dim as (first there, first in the whole, count) of those
-        that follow each other in both; padding is left out."""
+        """Yield the contiguous runs of indices `start` to `stop` of a rank's part along the dim, without padding.
+
+        A run is (first in the part, first in the whole, count).
+        """
         width = (self.size + self.padding) // (self.blocks * part.of)
         while start < stop:
             block, within = divmod(start, width)
@@ -61,12 +63,12 @@ class Shard:
             start += count
 
     def whole_shape(self, shape: Sequence[int]) -> list[int]:
-        """Shape of the whole parameter, from that of a rank's part."""
+        """Return the shape of the whole parameter, from that of a rank's part."""
         return [*shape[: self.dim], self.size, *shape[self.dim + 1 :]]
 
 
 def shards_of(model: nn.Module) -> dict[str, Shard]:
-    """The parameters that are split, by name; the others are whole on every rank."""
+    """Return the shards of split parameters by name; the other parameters are whole on every rank."""
     return {
         f"{prefix}.{name}".removeprefix("."): shard
         for prefix, module in model.named_modules()

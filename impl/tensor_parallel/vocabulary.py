@@ -65,7 +65,7 @@ class VocabParallelEmbedding(nn.Module):
         return split_nats(logits, targets, self.tokens, self.tp.group)
 
     def is_likeliest(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether no token scores higher than the target, nor as high under a lower number.
+        """Return True where no token scores higher than the target, nor as high under a lower number.
 
         Shapes: this rank's [n, V / t], [n] -> bool [n].
         Communication: one all-gather of two float64 numbers per token and rank.
@@ -79,7 +79,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def added_weights(model: nn.Module) -> list[nn.Parameter]:
-    """The weights whose gradients layers add up themselves, where `TensorParallel.weight_gradients` says to what."""
+    """Return the weights whose gradients layers accumulate themselves if `TensorParallel.weight_gradients` is set."""
     layers = model.modules()
     return [
         m.weight for m in layers if isinstance(m, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
@@ -87,7 +87,7 @@ def added_weights(model: nn.Module) -> list[nn.Parameter]:
 
 
 class _LookUp(torch.autograd.Function):
-    """Its gradient is added to the rows that were looked up: there is no tensor of the whole matrix's."""
+    """Embedding look-up whose gradient is added to the rows used, without a tensor of the whole matrix."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor, added: WeightGradients) -> Tensor:

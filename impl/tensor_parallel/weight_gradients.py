@@ -37,7 +37,7 @@ class WeightGradients:
 
     @contextmanager
     def collecting(self) -> Iterator[Owed]:
-        """A backward pass inside computes no layer's weight gradient; the list says what it owes."""
+        """Collect layers' weight gradients of a backward pass inside as deferred computations in a list."""
         self.is_collecting, self._owed = True, []
         try:
             yield self._owed
@@ -45,5 +45,5 @@ class WeightGradients:
             self.is_collecting, self._owed = False, []  # what is owed belongs to the list's reader alone
 
     def owe(self, weight: Tensor, a: Tensor, b: Callable[[], Tensor]) -> None:
-        """a^T b() is to be added later."""
+        """Defer the addition of a^T b()."""
         self._owed.append(torch.no_grad()(lambda: self.sums.add_product(weight, a, b())))

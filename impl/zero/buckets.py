@@ -63,9 +63,9 @@ class Bucket:
         self._fill(initial)
         self.gradient_kept = torch.zeros(layout.gradients, dtype=dtype, device=self.device)
         self.gradient = self.gradient_kept if self.stage >= 2 else self.gradient_kept[self.own]
-        """Of what the rank owns."""
+        """Gradient of what the rank owns."""
         self.flat = None if self.stage >= 2 else self.gradient_kept
-        """Of the whole bucket; at stages 2 and 3 there is one only while it is computed and reduced."""
+        """Gradient of the whole bucket; at stages 2 and 3 it exists only while it is computed and reduced."""
         self.gathering: Pending | None = None
         """Weights on their way from their owners."""
 
@@ -93,17 +93,17 @@ class Bucket:
 
     @property
     def weights_kept(self) -> Tensor:
-        """What has memory between steps."""
+        """Weights that have memory between steps."""
         return self.own_weights if self.stage == 3 else self.weights
 
     @property
     def is_added_in_place(self) -> bool:
-        """Whether autograd itself adds to the bucket."""
+        """True if autograd itself adds to the bucket."""
         return self.stage < 2 and self.weights_dtype == self.dtype
 
     @property
     def is_first_copy(self) -> bool:
-        """Whether this rank is the first of those that own the same slice of the same parameters."""
+        """True if this rank is the first of those that own the same slice of the same parameters."""
         owners = [*self.reduction.copies, *([] if self.stage else [self.reduction.group])]
         return all(group.rank() == 0 for group in owners)
 
@@ -113,7 +113,7 @@ class Bucket:
         return [flat[slot.start : slot.stop].view_as(p) for slot, p in zip(slots, self.parameters, strict=True)]
 
     def places(self) -> dict[Piece, slice]:
-        """Where each parameter's part is in the owned slice."""
+        """Return the place of each piece of a parameter in the owned slice."""
         first = self.own.start
         return {
             piece: slice(piece.at - first, piece.at - first + piece.stop - piece.start)

@@ -16,16 +16,16 @@ from impl.zero.buckets import Bucket
 from impl.zero.partition import REDUCTIONS
 
 PIECE = 2**15
-"""Elements."""
+"""Elements of a piece."""
 
 
 class _Reduction(NamedTuple):
     bucket: Bucket
     pending: Pending
     flat: Tensor | None = None
-    """What is reduced, where it is given up afterwards."""
+    """Tensor being reduced, where it is released afterwards."""
     buffer: Tensor | None = None
-    """Of which that is a part."""
+    """Buffer of which `flat` is a part."""
 
 
 class Gradients:
@@ -141,7 +141,7 @@ class Gradients:
         return self.of[parameter]
 
     def _close(self, parameter: nn.Parameter) -> None:
-        """Its place holds something now."""
+        """Record that the parameter's gradient has been stored."""
         self._fresh.discard(parameter)
         self._count(parameter)
 
@@ -217,8 +217,7 @@ class Gradients:
 
     @contextmanager
     def accumulated(self, microbatches: int) -> Iterator[None]:
-        """Around a step's backward passes: old gradients are forgotten, buckets are reduced as they fill, and all are
-        complete at the end.
+        """Enclose a step's backward passes: drop old gradients, reduce buckets as they fill, complete all at the end.
 
         Raises:
             RuntimeError: a parameter got too few gradients, or too many, so that its bucket was not reduced rightly.
@@ -243,7 +242,7 @@ class Gradients:
             pending.wait()
 
     def norm(self) -> Tensor:
-        """The global L2 norm of the gradients, each parameter's counted once.
+        """Return the global L2 norm of the gradients, each parameter's counted once.
 
         Communication: an all-reduce of a scalar over all ranks.
         """

@@ -1,4 +1,4 @@
-"""Who owns which slice of every parameter: the one statement of it that ZeRO's stages, memory and checkpoints read."""
+"""Ownership of slices of every parameter, defined once for ZeRO's stages, memory formulas and checkpoints."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,24 +7,29 @@ from typing import Literal, NamedTuple
 from impl.plan import Plan
 
 TIED = "trunk.tokens.weight"
-"""The embedding of tokens, which is the output head's matrix too."""
+"""Name of the token embedding, which is the output head's matrix too."""
 
 Kind = Literal["split", "whole", "partial", "tied"]
-"""Of a parameter: each tensor-parallel rank has another part; or all have the same; or they have the same but each
-meets its own tokens only (sequence parallelism); or it is at both ends of a pipeline."""
+"""How tensor-parallel ranks hold a parameter.
+
+split: each rank has another part; whole: all have the same; partial: all have the same, but each computes gradients
+from its own tokens only (sequence parallelism); tied: it is at both ends of a pipeline.
+"""
 
 REDUCTIONS = 2
 """Buckets of gradients that are reduced at a time, while further ones are filled."""
 ALIGNMENT = 16
-"""Elements to which parameters and slices are padded: every slice then begins on a vector register's border, so that an
-update gives the same bits whoever computes it."""
+"""Elements to which parameters and slices are padded.
+
+Every slice then begins on a vector register's border, so that an update gives the same bits on any rank.
+"""
 
 
 class Division(NamedTuple):
-    """Parameters that are divided alike, in buckets of their own."""
+    """Group of parameters that are divided alike, in buckets of their own."""
 
     unit: str
-    """Stage 3 gathers these together; the same for all at other stages."""
+    """Name of the parameters that stage 3 gathers together; empty at other stages."""
     kind: Kind
 
 
@@ -32,7 +37,7 @@ UNDIVIDED = Division("", "whole")
 
 
 def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -> dict[Division, list[str]]:
-    """The model's parameters, from the last to the first: the backward pass finishes them in this order.
+    """Return the model's parameters by division, from the last to the first, as the backward pass finishes them.
 
     Args:
         names: with whether a parameter is split over tensor-parallel ranks.
@@ -48,12 +53,12 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
 
 
 def owners(kind: Kind, plan: Plan) -> int:
-    """Ranks that divide a parameter: those over which its gradient is summed."""
+    """Return the number of ranks that divide a parameter: those over which its gradient is summed."""
     return plan.dp * plan.tp if kind == "partial" else plan.dp
 
 
 def unit_of(name: str) -> str:
-    """What a parameter is gathered with: a block's name, or `tokens`, which the embedding and the head share."""
+    """Return the unit that a parameter is gathered with: a block's name, or `tokens` for the tied embedding."""
     parts = name.split(".")
     if name == TIED:
         return "tokens"
@@ -65,12 +70,12 @@ def unit_of(name: str) -> str:
 
 
 def units_of_block(block: str) -> tuple[str, ...]:
-    """What a block of the model needs gathered."""
+    """Return the units that a block of the model needs gathered."""
     return (block, "tokens") if block in ("embedding", "head") else (block,)
 
 
 class Slot(NamedTuple):
-    """A parameter's place in a bucket."""
+    """Place of a parameter in a bucket."""
 
     name: str
     start: int
@@ -82,7 +87,7 @@ class Slot(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a parameter: elements `start` to `stop` of it, flattened, which begin at `at` in the bucket."""
+    """Part of a parameter: its flattened elements `start` to `stop`, which begin at `at` in the bucket."""
 
     name: str
     start: int
@@ -92,7 +97,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Parameters one after another, padded so that `ranks` equal slices make it up; rank r owns the r-th.
+    """Parameters one after another, padded into `ranks` equal slices; rank r owns the r-th.
 
     Source: ZeRO (1910.02054), section 5.
     """
@@ -100,10 +105,10 @@ class BucketLayout:
     slots: tuple[Slot, ...]
     ranks: int = 1
     zero_stage: int = 0
-    """0 where no other rank shares the bucket."""
+    """Stage of ZeRO; 0 where no other rank shares the bucket."""
     unit: str = ""
     kind: Kind = "whole"
-    """As in `Division`."""
+    """Kind of the bucket's `Division`."""
 
     @property
     def slice_size(self) -> int:
@@ -133,11 +138,11 @@ class BucketLayout:
         return [slot.name for slot in self.slots]
 
     def own(self, rank: int) -> slice:
-        """The rank's slice of the bucket."""
+        """Return the rank's slice of the bucket."""
         return slice(rank * self.slice_size, (rank + 1) * self.slice_size)
 
     def pieces(self, rank: int) -> Iterator[Piece]:
-        """What of each parameter is in the rank's slice; padding is in no piece."""
+        """Yield the pieces of parameters in the rank's slice; padding is in no piece."""
         own = self.own(rank)
         for slot in self.slots:
             start, stop = max(own.start, slot.start), min(own.stop, slot.stop)
@@ -148,8 +153,11 @@ class BucketLayout:
 def lay_out(
     sizes: Iterable[tuple[str, int]], ranks: int, elements: int, zero_stage: int, division: Division = UNDIVIDED
 ) -> list[BucketLayout]:
-    """Buckets of parameters, given by name and size: neighbours together, each closed by the one that makes it reach
-    `elements`; one of twice as many or more stands alone. At `zero_stage` 0 no ranks divide them."""
+    """Return buckets of parameters, given by name and size, each of neighbours.
+
+    A bucket is closed by the parameter that makes it reach `elements`; one of twice as many or more has its own bucket.
+    At `zero_stage` 0 no ranks divide them.
+    """
     buckets: list[list[Slot]] = []
     filled = elements
     for name, size in sizes:
@@ -164,7 +172,7 @@ def lay_out(
 
 
 def rectangles(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Elements `start` to `stop` of a flattened vector or matrix as (offsets, sizes) of boxes, in order: at most 3."""
+    """Yield elements `start` to `stop` of a flat vector or matrix as at most 3 boxes (offsets, sizes), in order."""
     if len(shape) == 1:
         yield (start,), (stop - start,)
         return
