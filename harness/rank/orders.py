@@ -1,4 +1,4 @@
-"""What ranks are told to do: a file in the attempt's folder, written before they start."""
+"""Orders of the ranks of an attempt: a file in its folder, written before they start."""
 
 import json
 import os
@@ -21,26 +21,26 @@ WORKER = "harness.rank.worker"
 
 
 class UnreadableError(Exception):
-    """A file of an attempt does not hold what it has to; the text names it."""
+    """Unusable file of an attempt; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What the ranks of any program are told, and what starts them and watches over them.
+    """Orders that all programs of ranks have in common, read by ranks, launcher and supervisor.
 
     A field that is added needs a default: attempts of an earlier version are still read.
     """
 
     config: dict[str, Any]
-    """The fields of `run`, a JSON object as the record has it; "run" in the file."""
+    """Fields of `run` as a JSON object, equal to the record's; named "run" in the file."""
     module: str = WORKER
     """The program of a rank, a Python module."""
     ranks: int
-    """How many there are."""
+    """Number of ranks."""
     on: Where
     """Processes of this machine, or a Slurm job."""
     device: Device
-    """What a rank computes on; cuda: a GPU for each."""
+    """Device of a rank; cuda: one GPU for each."""
     code: Path
     """The folder that Python finds this project in."""
     folder: Path
@@ -52,7 +52,7 @@ class Orders:
     token: str
     """The secret by which ranks of one attempt know each other."""
     submitted: float
-    """When they were written, in seconds since 1970."""
+    """Time at which the orders were written, in seconds since 1970."""
     time_limit_seconds: float
     """Seconds that all starts of the attempt may last together."""
     hang_seconds: float
@@ -60,9 +60,9 @@ class Orders:
     collective_timeout_seconds: float
     """Seconds that ranks wait for each other."""
     checkpoint_every: int = 0
-    """Steps between checkpoints; 0: none are written, and a rank that is told to end saves none."""
+    """Steps between checkpoints; 0: none are written, not even when a rank is asked to end."""
     requeues: int = 20
-    """How often a job may put itself back into the queue."""
+    """Number of times that a job may put itself back into the queue."""
     signal_seconds: int = 60
     """Seconds before a job's end at which the scheduler announces it."""
     driver_pid: int | None = None
@@ -96,7 +96,7 @@ class Orders:
         """The orders in an attempt's folder; what else the file says is left alone.
 
         Raises:
-            UnreadableError: the file is missing, damaged, or of a version that told ranks something else.
+            UnreadableError: the file is missing, damaged, or of a version with other orders.
         """
         path = attempt / ORDERS
         document = read_json(path)
