@@ -4,19 +4,18 @@ Source: Kovaleva et al. 2021 (2105.06990) find such dimensions in the weights of
 most layers. Here layers' outputs are searched as well, which every norm placement has.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from impl.data.batches import num_windows
-from impl.evaluate import Work
+from impl.evaluate import Windows, Work
 from impl.train import Trainer
-from impl.windows import Windows
 
 SEQUENCES = 32
 """Sequences from the validation text's beginning, the same for every run."""
@@ -39,27 +38,19 @@ def dimensions(trainer: Trainer, *, final: bool) -> dict[str, Any]:
     norms: dict[str, dict[str, list[float]]] = {}
     counts = dict.fromkeys(layers, 0)
 
-    def note(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            squares[name] = squares.get(name, 0) + output.double().square().sum(0)
-            counts[name] += len(output)
+    def note(name: str, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        squares[name] = squares.get(name, 0) + output.double().square().sum(0)
+        counts[name] += len(output)
 
-        return hook
+    def note_norm(name: str, module: nn.LayerNorm, *_: Any) -> None:  # within the layer, where ZeRO-3 has gathered them
+        norms[name] = {part: _furthest(getattr(module, part).double()) for part in ("weight", "bias")}
 
-    def note_norm(name: str) -> Callable[..., None]:
-        def hook(module: nn.LayerNorm, *_: Any) -> None:  # within the layer, where ZeRO-3 has gathered them
-            norms[name] = {part: _furthest(getattr(module, part).double()) for part in ("weight", "bias")}
-
-        return hook
-
-    named = {
-        f"{of}.{name}": module
-        for of, layer in layers.items()
-        for name, module in layer.named_modules()
-        if isinstance(module, nn.LayerNorm)
-    }
-    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
-    with removed(hooks + [norm.register_forward_hook(note_norm(name)) for name, norm in named.items()]):
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(note, name)))
+            for within, norm in layer.named_modules():
+                if isinstance(norm, nn.LayerNorm):
+                    hooks.enter_context(norm.register_forward_hook(partial(note_norm, f"{name}.{within}")))
         nats = _nats(trainer)
     sizes = {name: (squares[name] / counts[name]).sqrt().cpu().numpy() for name in layers}
     found: dict[str, Any] = {"layers": {name: _rounded(of) for name, of in sizes.items()}, "norms": norms, "nats": nats}
@@ -90,18 +81,10 @@ def _without(trainer: Trainer, layers: Iterable[nn.Module], dimension: int) -> f
     def zero(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
         return output.index_fill(1, torch.tensor([dimension], device=output.device), 0.0)
 
-    with removed([layer.register_forward_hook(zero) for layer in layers]):
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(zero))
         return _nats(trainer)
-
-
-@contextmanager
-def removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Remove the hooks when the block ends."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @torch.no_grad()

@@ -5,7 +5,8 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import NonNegativeInt, TypeAdapter
@@ -55,7 +56,7 @@ class Run:
     @property
     def id(self) -> str:
         """12 hex digits of the SHA-256 of the fields that differ from their defaults: a new field orphans no record."""
-        return hashlib.sha256(json.dumps(non_defaults(self), sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(_ENCODER.encode(non_defaults(self)).encode()).hexdigest()[:12]
 
     @property
     def microbatches(self) -> int:
@@ -77,92 +78,83 @@ class Run:
 
     def why_invalid(self) -> str | None:
         """Return the constraint between model, plan and recipe that this run breaks, in one line; None: it can run."""
+        return next(self._problems(), None)
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what is wrong, in the order in which one thing is needed to look at the next."""
         batch, share = self.train.global_batch, self.train.microbatch * self.plan.dp
         if batch % share:
             valid = [] if batch % self.plan.dp else divisors(batch // self.plan.dp)
             hint = f"valid microbatches: {', '.join(map(str, valid))}" if valid else f"plan.dp must divide {batch}"
-            return (
+            yield (
                 f"train.global_batch {batch} is not divisible by train.microbatch {self.train.microbatch} "
                 f"x plan.dp {self.plan.dp}; {hint}"
             )
-        reasons = (
-            *(self._why_tensor_parallel_is_invalid, self._why_pipeline_is_invalid, self._why_memory_is_invalid),
-            *(self._why_race_is_invalid, self._why_checkpoints_are_invalid, self._why_dimensions_are_invalid),
-        )
-        for why in reasons:
-            if reason := why():
-                return reason
-        if self.model.family == "bert" and (self.evaluation.texts or self.evaluation.lambada):
-            return "evaluation.texts and evaluation.lambada need left-to-right prediction; valid for model.family gpt"
-        if self.evaluation.overlap >= self.model.seq_len:
-            return f"evaluation.overlap {self.evaluation.overlap} must be below model.seq_len {self.model.seq_len}"
-        return None
-
-    def _why_race_is_invalid(self) -> str | None:
-        if self.data.race is None:
-            return None
-        if self.model.family != "bert":
-            return f"data.race is for models that see both sides, not {self.model.family}; valid: model.family bert"
-        if self.plan.pp > 1 or self.plan.chunks > 1:
-            return f"data.race with plan.pp {self.plan.pp}, plan.chunks {self.plan.chunks} is not built; valid: 1 and 1"
-        if self.train.microbatch % OPTIONS:
-            what = f"train.microbatch {self.train.microbatch} is no number of whole questions"
-            return f"data.race: {what}, each option is a sequence; valid: multiples of {OPTIONS}"
-        return None
-
-    def _why_checkpoints_are_invalid(self) -> str | None:
+        yield from self._problems_of_splitting()
+        yield from self._problems_of_memory()
+        if self.data.race is not None:
+            yield from self._problems_of_race()
         for field in ("start", "keep_end"):
             if getattr(self, field) and self.engine != "native":
-                return f"{field} {getattr(self, field)}: the {self.engine} engine has no checkpoints; valid: native"
-        return None
+                yield f"{field} {getattr(self, field)}: the {self.engine} engine has no checkpoints; valid: native"
+        yield from self._problems_of_evaluation()
 
-    def _why_dimensions_are_invalid(self) -> str | None:
-        given = {
-            "plan.pp above 1": self.plan.pp > 1,
-            "plan.sequence_parallel": self.plan.sequence_parallel,
-            "compile": self.compile,
-            f"engine {self.engine}": self.engine != "native",
-            "data.race": self.data.race is not None,
-            "evaluation.sequences None": self.evaluation.sequences is None,
-        }
-        others = ", ".join(name for name, is_given in given.items() if is_given)
-        if not self.evaluation.dimensions or not others:
-            return None
-        return f"evaluation.dimensions looks at whole layers of our own trainer, not with {others}; valid: without"
-
-    def _why_pipeline_is_invalid(self) -> str | None:
-        plan = self.plan
+    def _problems_of_splitting(self) -> Iterator[str]:
+        plan, heads, seq_len = self.plan, self.model.num_heads, self.model.seq_len
+        tokens = seq_len if plan.sequence_parallel else 0
+        if heads % plan.tp or tokens % plan.tp:
+            split = f"model.num_heads {heads}"
+            if heads % plan.tp == 0:
+                split = f"model.seq_len {seq_len}, which plan.sequence_parallel splits"
+            valid = ", ".join(map(str, divisors(math.gcd(heads, tokens))))
+            yield f"plan.tp {plan.tp} does not divide {split}; valid degrees: {valid}"
         try:
             partition(self.model.num_layers, plan.pp * plan.chunks)
         except InputError as error:
-            return str(error)
-        return why_invalid(plan.schedule, plan.pp, self.microbatches, plan.chunks)
+            yield str(error)
+        if reason := why_invalid(plan.schedule, plan.pp, self.microbatches, plan.chunks):
+            yield reason
 
-    def _why_memory_is_invalid(self) -> str | None:
-        plan = self.plan
+    def _problems_of_memory(self) -> Iterator[str]:
+        plan, seq_len = self.plan, self.model.seq_len
         if not self.fp32_gradients and self.precision not in ("bf16", "fp16"):
-            return f"fp32_gradients False is for smaller weights than fp32, precision is {self.precision}; valid: True"
+            yield f"fp32_gradients False is for smaller weights than fp32, precision is {self.precision}; valid: True"
         for field in ("partition_activations", "offload_activations"):
             if getattr(plan, field) and plan.recompute != "full":
-                return f"plan.{field} is about the inputs of recomputed layers; valid with plan.recompute full"
-        if not plan.partition_activations:
-            return None
-        if plan.tp == 1 or plan.sequence_parallel:
+                yield f"plan.{field} is about the inputs of recomputed layers; valid with plan.recompute full"
+        if plan.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
             why = "plan.sequence_parallel has split them" if plan.sequence_parallel else "plan.tp is 1"
-            return f"plan.partition_activations: {why}; valid with plan.tp above 1 and no plan.sequence_parallel"
-        if self.model.seq_len % plan.tp:
-            return f"plan.partition_activations needs model.seq_len {self.model.seq_len} divisible by plan.tp {plan.tp}"
-        return None
+            yield f"plan.partition_activations: {why}; valid with plan.tp above 1 and no plan.sequence_parallel"
+        if plan.partition_activations and seq_len % plan.tp:
+            yield f"plan.partition_activations needs model.seq_len {seq_len} divisible by plan.tp {plan.tp}"
 
-    def _why_tensor_parallel_is_invalid(self) -> str | None:
-        heads, seq_len, tp = self.model.num_heads, self.model.seq_len, self.plan.tp
-        tokens = seq_len if self.plan.sequence_parallel else 0
-        if heads % tp == tokens % tp == 0:
-            return None
-        what = f"model.seq_len {seq_len}, which plan.sequence_parallel splits" if heads % tp == 0 else "model.num_heads"
-        what += f" {heads}" if heads % tp else ""
-        valid = ", ".join(map(str, divisors(math.gcd(heads, tokens))))
-        return f"plan.tp {tp} does not divide {what}; valid degrees: {valid}"
+    def _problems_of_race(self) -> Iterator[str]:
+        plan, microbatch = self.plan, self.train.microbatch
+        if self.model.family != "bert":
+            yield f"data.race is for models that see both sides, not {self.model.family}; valid: model.family bert"
+        if plan.pp > 1 or plan.chunks > 1:
+            yield f"data.race with plan.pp {plan.pp}, plan.chunks {plan.chunks} is not built; valid: 1 and 1"
+        if microbatch % OPTIONS:
+            what = f"train.microbatch {microbatch} is no number of whole questions, each option is a sequence"
+            yield f"data.race: {what}; valid: multiples of {OPTIONS}"
+
+    def _problems_of_evaluation(self) -> Iterator[str]:
+        evaluation, plan = self.evaluation, self.plan
+        given = {
+            "plan.pp above 1": plan.pp > 1,
+            "plan.sequence_parallel": plan.sequence_parallel,
+            "compile": self.compile,
+            f"engine {self.engine}": self.engine != "native",
+            "data.race": self.data.race is not None,
+            "evaluation.sequences None": evaluation.sequences is None,
+        }
+        others = ", ".join(name for name, is_given in given.items() if is_given)
+        if evaluation.dimensions and others:
+            yield f"evaluation.dimensions looks at whole layers of our own trainer, not with {others}; valid: without"
+        if self.model.family == "bert" and (evaluation.texts or evaluation.lambada):
+            yield "evaluation.texts and evaluation.lambada need left-to-right prediction; valid for model.family gpt"
+        if evaluation.overlap >= self.model.seq_len:
+            yield f"evaluation.overlap {evaluation.overlap} must be below model.seq_len {self.model.seq_len}"
 
 
 def to_dict(run: Run) -> dict[str, Any]:
@@ -180,6 +172,7 @@ def from_dict(fields: dict[str, Any]) -> Run:
 
 
 _RUN = TypeAdapter(Run)
+_ENCODER = json.JSONEncoder(sort_keys=True)
 
 
 def with_fields(run: Run, changes: Mapping[str, Any]) -> Run:
@@ -202,17 +195,23 @@ def with_fields(run: Run, changes: Mapping[str, Any]) -> Run:
 def non_defaults(config: Any) -> dict[str, Any]:
     """Return the fields of a configuration that differ from their defaults, nested ones too."""
     out: dict[str, Any] = {}
-    for name, default in _defaults(type(config)):
-        value = getattr(config, name)
-        if hasattr(value, "__dataclass_fields__"):
-            if nested := non_defaults(value):
-                out[name] = nested
-        elif value != default:
-            out[name] = value
+    names, values_of, defaults = _defaults(type(config))
+    for name, value, default in zip(names, values_of(config), defaults, strict=True):
+        if type(value) in PLAIN or not hasattr(value, "__dataclass_fields__"):
+            if value != default:
+                out[name] = value
+        elif nested := non_defaults(value):
+            out[name] = nested
     return out
 
 
+PLAIN = frozenset({bool, int, float, str, type(None)})
+
+
 @functools.cache
-def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Return name and default of every field, cached since it is needed for every run."""
-    return tuple((field.name, field.default) for field in dataclasses.fields(kind))
+def _defaults(kind: type) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[Any]]:
+    """Return names, a function that reads all values, and defaults; cached, as every run's id needs them."""
+    fields = dataclasses.fields(kind)
+    names = [field.name for field in fields]
+    values_of = operator.attrgetter(*names) if len(names) > 1 else lambda one: (getattr(one, names[0]),)
+    return names, values_of, [field.default for field in fields]

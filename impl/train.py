@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from impl import evaluate
-from impl.activations import kept_for_backward
 from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
-from impl.cost.memory import StateBytes
-from impl.data.batches import Batch, causal_batch, choice_batch, masked_batch
+from impl.data.batches import Batch, causal_batch, head_positions, masked_batch
 from impl.data.config import OPTIONS
-from impl.data.race import Race
 from impl.data.tokens import TokenFolder
 from impl.mesh import ends_group, joint_group
 from impl.model.bert import BERT, MultipleChoice
@@ -57,15 +54,6 @@ class Step(NamedTuple):
     """True if fp16 gradients overflowed and nothing was updated."""
 
 
-class ActivationBytes(NamedTuple):
-    """Bytes kept from the forward pass for the backward pass: whole model, and last transformer layer."""
-
-    model: int
-    layer: int
-    host: int = 0
-    """Bytes of the whole model's activations in host memory, in addition to `model` on the device."""
-
-
 class Trainer:
     """Trainer of one run: `step(i)` does the i-th optimizer step; calls with i = 0, 1, ... train the model.
 
@@ -86,7 +74,6 @@ class Trainer:
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
-        self.race = Race(run.data.race, data.tokenizer) if run.data.race else None
         self.model = self._structure()
         self.kept = kept_by(
             self.tp.group, device, partition=run.plan.partition_activations, offload=run.plan.offload_activations
@@ -125,7 +112,7 @@ class Trainer:
             publish=lambda i: self.parameters.publish(forward[i]),
         )
         self.loss_scale = LossScale(run.train, run.precision)
-        self.tokens = data.tokens("train")
+        self.batch = self._batches()
 
     def _structure(self) -> GPT | BERT | MultipleChoice:
         """Return this rank's part of the model; its parameters get their memory as parts of buckets."""
@@ -136,7 +123,7 @@ class Trainer:
             self.tp,
             list(self.own.values()),
             recompute_core=self.run.plan.recompute == "selective",
-            answers_choices=self.race is not None,
+            answers_choices=self.run.data.race is not None,
         )
 
     def _reduction_groups(self, mesh: DeviceMesh) -> list[ReductionGroup]:
@@ -178,7 +165,7 @@ class Trainer:
         """
         if self.model.trunk.tokens is None:
             return {}
-        ends = sum(stage.is_first + (stage.is_last and not self.race) for stage in self.own.values())
+        ends = sum(stage.is_first + (stage.is_last and not self.run.data.race) for stage in self.own.values())
         are_one = len(self.stages) == 1 and self.tp.weight_gradients is None
         return {self.model.trunk.tokens.weight: 1 if are_one else ends}
 
@@ -220,7 +207,7 @@ class Trainer:
             microbatch = self.group.rank() * count + k
             first = i * self.run.train.global_batch + microbatch * size
             key = DropoutKey(self.run.seed, i, microbatch)
-            blocks = self._stage(self.stages[stage], np.arange(first, first + size), key)
+            blocks = self.stage_blocks(self.stages[stage], np.arange(first, first + size), key)
             out = self.parameters.run(blocks, x)
             if self.stages[stage].is_last:
                 out = out * share
@@ -229,21 +216,17 @@ class Trainer:
             return out
 
         with self.gradients.accumulated(count):
-            self.engine.run(forward, self._activations(size, self.run.model.seq_len), watch)
+            self.engine.run(forward, self.activations(size, self.run.model.seq_len), watch)
         return all_reduce_sum(all_reduce_sum(loss, self.group), self.pp_group)
 
-    def _stage(self, stage: Stage, samples: np.ndarray, key: DropoutKey) -> list[Block]:
+    def stage_blocks(self, stage: Stage, samples: np.ndarray, key: DropoutKey) -> list[Block]:
         """Return the stage's blocks for these samples; the last stage ends in the loss."""
-        batch = self._batch(samples) if stage.is_first or stage.is_last else None
-        tokens = self._tokens(batch.inputs, batch.token_types) if batch and stage.is_first else None
-        if batch is None or not stage.is_last:
-            return self._blocks(stage, tokens, self.run.model.seq_len, key)
-        targets, model = to_device(batch.targets, self.device), self.model
-        if not isinstance(model, BERT):
-            head = lambda x: model.loss(x, targets)
-        else:
-            positions, is_next = to_device(batch.positions, self.device), to_device(batch.is_next, self.device)
-            head = lambda x: model.loss(x, targets, positions, is_next)
+        batch = self.batch(samples) if stage.is_first or stage.is_last else None
+        tokens = self._tokens(batch) if batch and stage.is_first else None
+        head = None
+        if batch and stage.is_last:
+            goals = [to_device(goal, self.device) for goal in batch.goals]
+            head = lambda x: self.model.loss(x, *goals)
         return self._blocks(stage, tokens, self.run.model.seq_len, key, head)
 
     def _blocks(
@@ -261,7 +244,7 @@ class Trainer:
             blocks = [again(block) if block.name.startswith("layers.") else block for block in blocks]
         return [*blocks, *([Block("head", head)] if head else [])]
 
-    def _activations(self, sequences: int, length: int) -> Tensor:
+    def activations(self, sequences: int, length: int) -> Tensor:
         """Return a tensor shaped like what stages send each other; its memory is not touched."""
         tokens = sequences * length // self.tp.tokens.of
         hidden, dtype = self.run.model.hidden_size, WEIGHTS[self.run.precision]
@@ -297,104 +280,66 @@ class Trainer:
             "buffers": [*gathered, *self.gradients.buffers, *self.engine.buffers, *self.scorer.buffers],
         }
 
-    def state_bytes(self) -> StateBytes:
-        """Return the bytes of weights, gradients, master weights and moments on this rank."""
-        shards, held = shards_of(self.model), {True: 0, False: 0}
-        for bucket, master in zip(self.buckets[::-1], self.optimizer.masters, strict=True):
-            is_apart = master.data_ptr() != bucket.own_weights.data_ptr()
-            owned = {piece.name: piece.stop - piece.start for piece in bucket.places()}
-            for slot in bucket.layout.slots:
-                own = owned.get(slot.name, 0)
-                weights = (own if bucket.stage == 3 else slot.size) * bucket.weights_kept.itemsize
-                gradient = (own if bucket.stage >= 2 else slot.size) * bucket.gradient.itemsize
-                held[slot.name in shards] += weights + gradient + own * (2 + is_apart) * master.itemsize
-        return StateBytes(split=held[True], whole=held[False])
-
-    def activation_bytes(self) -> ActivationBytes:
-        """Return the bytes that one microbatch's forward passes keep for the backward passes, which are not run."""
-        self.model.train()
-        size = self.run.train.microbatch
-        with kept_for_backward(bucket.weights for bucket in self.buckets) as kept:
-            outputs = []
-            for stage in self.own.values():
-                x = None if stage.is_first else self._activations(size, self.run.model.seq_len).requires_grad_()
-                blocks = self._stage(stage, np.arange(size), DropoutKey(self.run.seed, 0, 0))
-                counted = [Block(name, kept.counting(name, block)) for name, block in blocks]
-                outputs.append(self.parameters.run(counted, x))
-        last = list(self.model.trunk.layers)[-1]
-        return ActivationBytes(kept.bytes, kept.by_name[f"layers.{last}"], kept.host_bytes)
-
     @property
     def head_positions(self) -> int:
-        """Positions of a sequence whose token is predicted: all of GPT's, the masked ones of BERT's, none of RACE's."""
-        return 0 if self.race else self._batch(np.arange(1)).targets.shape[1]
+        """Positions of a sequence whose token is predicted; none of RACE's."""
+        return 0 if self.run.data.race else head_positions(self.run.model)
 
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return -log p of every target and whether it is the likeliest token. Shapes: [b, s] -> [b, s], [b, s]."""
-        length = inputs.shape[1]
-        model = self.model
+        length, model = inputs.shape[1], self.model
         assert isinstance(model, GPT)
         # tokens that are split need a divisible length; padding after the end changes nothing
         parts = self.tp.degree if self.run.scatters else self.tp.tokens.of
         padding = ((0, 0), (0, -length % parts))
-        inputs, goal = np.pad(inputs, padding), to_device(np.pad(targets, padding), self.device)
-        nats, is_likeliest = self._score(inputs, None, goal.shape, 2, lambda x: model.score(x, goal))
+        batch = Batch(np.pad(inputs, padding), np.pad(targets, padding))
+        score = lambda x, goal: torch.stack([part.float() for part in model.score(x, goal)])
+        nats, is_likeliest = self._score(batch, (2, *batch.targets.shape), score)
         return nats[:, :length], is_likeliest[:, :length] > 0
 
-    def masked(self, batch: Batch) -> Tensor:
-        """Return -log p of every masked token. Shapes: [b, k]."""
+    def nats(self, batch: Batch) -> Tensor:
+        """Return -log p of each masked token, or of each option of each question. Shapes: [b, k], or [b / 4, 4]."""
         model = self.model
-        assert isinstance(model, BERT)
-        goal, positions = to_device(batch.targets, self.device), to_device(batch.positions, self.device)
-        score = lambda x: (model.score(x, goal, positions),)
-        return self._score(batch.inputs, batch.token_types, goal.shape, 1, score)[0]
+        assert not isinstance(model, GPT)
+        return self._score(batch, batch.targets.shape, model.nats)
 
-    def choices(self, batch: Batch) -> Tensor:
-        """Return -log p of every option of every question. Shapes: [b / 4, 4]."""
-        model = self.model
-        assert isinstance(model, MultipleChoice)
-        shape = (len(batch.targets), OPTIONS)
-        return self._score(batch.inputs, batch.token_types, shape, 1, lambda x: (model.nats(x),))[0]
-
-    def _score(
-        self,
-        inputs: np.ndarray,
-        types: np.ndarray | None,
-        shape: Sequence[int],
-        count: int,
-        score: Callable[[Tensor], Sequence[Tensor]],
-    ) -> Tensor:
-        """Return `count` float32 tensors computed by the last stage, on the CPU of every rank of the pipeline."""
-        scores = torch.zeros(count, *shape, dtype=torch.float32, device=self.device)
+    def _score(self, batch: Batch, shape: Sequence[int], score: Callable[..., Tensor]) -> Tensor:
+        """Return what the last stage computes, on the CPU of every pipeline rank; the others need its shape."""
+        scores = torch.empty(shape, dtype=torch.float32, device=self.device)
+        goals = [to_device(goal, self.device) for goal in batch.goals]
 
         def forward(index: int, _: int, x: Tensor | None) -> Tensor:
+            nonlocal scores
             stage = self.stages[index]
-            tokens = self._tokens(inputs, types) if stage.is_first else None
-            head = (lambda x: torch.stack([part.float() for part in score(x)])) if stage.is_last else None
-            out = self.parameters.run(self._blocks(stage, tokens, inputs.shape[1], None, head), x)
+            head = (lambda x: score(x, *goals)) if stage.is_last else None
+            tokens = self._tokens(batch) if stage.is_first else None
+            out = self.parameters.run(self._blocks(stage, tokens, batch.inputs.shape[1], None, head), x)
             if stage.is_last:
-                scores.copy_(out)
+                scores = out.float()
             return out
 
-        self.scorer.run(forward, self._activations(*inputs.shape))
+        self.scorer.run(forward, self.activations(*batch.inputs.shape))
         return broadcast(scores, self.schedule.rank_of[len(self.stages) - 1], self.pp_group).cpu()
 
-    def _batch(self, samples: np.ndarray) -> Batch:
-        seq_len, seed = self.run.model.seq_len, self.run.seed
-        if self.run.model.family == "gpt":
-            return causal_batch(self.tokens, samples, seq_len=seq_len, seed=seed)
-        vocab_size = self.data.manifest.vocab_size
-        if self.race:
-            questions, picks = self.race.part("train"), samples[::OPTIONS] // OPTIONS
-            return choice_batch(questions, picks, seq_len=seq_len, seed=seed, vocab_size=vocab_size)
-        return masked_batch(self.tokens, samples, seq_len=seq_len, seed=seed, vocab_size=vocab_size)
+    def _batches(self) -> Callable[[np.ndarray], Batch]:
+        """Return the function from indices of training sequences to their batch."""
+        run, tokens = self.run, self.data.tokens("train")
+        if run.model.family == "gpt":
+            return partial(causal_batch, tokens, seq_len=run.model.seq_len, seed=run.seed)
+        of = {"seq_len": run.model.seq_len, "seed": run.seed, "vocab_size": self.data.manifest.vocab_size}
+        if run.data.race is None:
+            return partial(masked_batch, tokens, **of)
+        from impl.data.race import choice_batch, race_part  # with the readers of its sources, for few runs
 
-    def _tokens(self, inputs: np.ndarray, types: np.ndarray | None) -> tuple[Tensor, Tensor | None]:
-        return to_device(inputs, self.device), None if types is None else to_device(types, self.device)
+        questions = partial(race_part, run.data.race, "train", self.data.tokenizer)
+        return lambda samples: choice_batch(questions(), samples[::OPTIONS] // OPTIONS, **of)
+
+    def _tokens(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        types = None if batch.token_types is None else to_device(batch.token_types, self.device)
+        return to_device(batch.inputs, self.device), types
 
 
-def to_device(array: np.ndarray | None, device: torch.device) -> Tensor:
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return the array as a tensor on the device; the copy to a GPU is asynchronous."""
-    assert array is not None
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,7 +1,7 @@
 """Bytes of activations: what a microbatch's forward pass keeps for its backward pass on one rank, part by part.
 
 Letters are those of Korthikanti et al. 2022: b sequences of s tokens, n = b s, hidden size h, a heads, t ranks that
-share a layer; e is an element's size. Every number equals what `impl.activations` counts on a CPU, to the byte. CUDA
+share a layer; e is an element's size. Every number equals what `impl.instruments` counts on a CPU, to the byte. CUDA
 differs slightly: norms keep statistics in fp32, and fused attention is taken to keep what flash attention does: q, k,
 v, its result and a logarithm a row, which its fp64 fallback exceeds. What a compiled layer keeps is the compiler's
 choice.
@@ -9,13 +9,15 @@ choice.
 
 from dataclasses import dataclass
 
-from impl.cost.parameters import ELEMENT_BYTES
+from impl.cost.place import Sizes
 from impl.model.config import LONGEST_PRODUCTS, MASK_BLOCKS, padded_vocabulary
 from impl.pipeline.stage import Stage
 from impl.run import Run
 
 INDEX_BYTES = 8
 """Bytes of a token, a position or another index of rows."""
+OFFLOADED = "offloaded_layers"
+"""Key of `stage_bytes` for activations that wait in host memory."""
 
 
 def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int, tp_rank: int = 0) -> dict[str, int]:
@@ -30,8 +32,8 @@ def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int, tp
     rank, parts = _Rank(run, tp_rank), dict[str, int]()
     if stage.is_first:
         parts["embedding"] = rank.embedding
-        parts["embedding_norm"] = rank.norm(rank.own) * run.model.norms.embedding + rank.token_mask
-    parts["offloaded_layers" if run.plan.offload_activations else "layers"] = len(stage.layers) * rank.layer
+        parts["embedding_norm"] = rank.norm(rank.own_tokens) * run.model.norms.embedding + rank.token_mask
+    parts[OFFLOADED if run.plan.offload_activations else "layers"] = len(stage.layers) * rank.layer
     if stage.is_last:
         parts["head"] = rank.head(head_positions)
         parts["loss"] = rank.loss(vocab_size, head_positions)
@@ -59,7 +61,7 @@ def working_bytes(run: Run, tp_rank: int = 0) -> int:
         return rank.core + rank.core_copies
     if plan.recompute == "full":
         has_input = not (plan.partition_activations or plan.offload_activations)
-        return rank.around_core + rank.core - (rank.activations if has_input else 0)
+        return rank.around_core + rank.core - (rank.own if has_input else 0)
     return 0
 
 
@@ -69,15 +71,10 @@ def has_products(run: Run) -> bool:
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _Rank(Sizes):
     """Byte counts of a microbatch on one tensor-parallel rank."""
 
-    run: Run
     index: int
-
-    @property
-    def e(self) -> int:
-        return ELEMENT_BYTES[self.run.precision]
 
     @property
     def wide(self) -> int:
@@ -85,39 +82,20 @@ class _Rank:
         return max(self.e, 4)
 
     @property
-    def tokens(self) -> int:
-        return self.run.train.microbatch * self.run.model.seq_len
-
-    @property
-    def parts(self) -> int:
-        """Parts into which tokens between split blocks are divided."""
-        return self.run.plan.tp if self.run.plan.sequence_parallel else 1
-
-    @property
-    def own(self) -> int:
+    def own_tokens(self) -> int:
         """Tokens of the rank between split blocks."""
         return self.tokens // self.parts
 
     @property
-    def activations(self) -> int:
-        """Bytes of [n, h], sequence parallel [n / t, h]."""
-        return self.own * self.run.model.hidden_size * self.e
-
-    @property
-    def features(self) -> int:
-        """Bytes of [n, h / t]."""
-        return self.tokens * self.run.model.hidden_size // self.run.plan.tp * self.e
-
-    @property
     def token_mask(self) -> int:
         """Bytes of the dropout mask on the rank's [n, h]."""
-        return self._mask(self.own, self.parts, self.run.model.hidden_size)
+        return self._mask(self.own_tokens, self.parts, self.run.model.hidden_size)
 
     @property
     def layer(self) -> int:
         plan = self.run.plan
         if plan.recompute == "full":
-            return self.activations // (plan.tp if plan.partition_activations else 1)
+            return self.own // (plan.tp if plan.partition_activations else 1)
         return self.around_core + (self.core if plan.recompute == "none" else 0)
 
     @property
@@ -127,8 +105,8 @@ class _Rank:
         Counted: inputs of a layer's norms and column-parallel products; q, k, v, context, GELU's input and
         output; masks.
         """
-        norms = 2 * self.run.model.norms.norms_per_block * self.norm(self.own)
-        return norms + 2 * self.activations + (3 + 1 + 4 + 4) * self.features + 2 * self.token_mask
+        norms = 2 * self.run.model.norms.norms_per_block * self.norm(self.own_tokens)
+        return norms + 2 * self.own + (3 + 1 + 4 + 4) * self.features + 2 * self.token_mask
 
     @property
     def core(self) -> int:
@@ -136,11 +114,10 @@ class _Rank:
 
         Without dropout the fused kernel keeps a logarithm a row, matrix products nothing.
         """
-        model, heads = self.run.model, self.run.model.num_heads // self.run.plan.tp
-        if model.dropout == 0.0:
-            return 0 if has_products(self.run) else heads * self.tokens * self.wide
-        of_head = self.tokens * model.seq_len
-        return 2 * heads * of_head * self.e + self._mask(heads, self.run.plan.tp, of_head)
+        if self.run.model.dropout == 0.0:
+            return 0 if has_products(self.run) else self.heads * self.tokens * self.wide
+        of_head = self.tokens * self.run.model.seq_len
+        return 2 * self.heads * of_head * self.e + self._mask(self.heads, self.run.plan.tp, of_head)
 
     @property
     def core_copies(self) -> int:
@@ -149,17 +126,16 @@ class _Rank:
         The fused kernel's result, or q, k and v copied for batched products, where there are several sequences of
         several heads.
         """
-        heads = self.run.model.num_heads // self.run.plan.tp
         if self.run.model.dropout == 0.0:
             return self.features
-        return 3 * self.features if heads > 1 and self.run.train.microbatch > 1 else 0
+        return 3 * self.features if self.heads > 1 and self.run.train.microbatch > 1 else 0
 
     @property
     def embedding(self) -> int:
         """Bytes of token, position and (BERT) type indices, and of the mask of tokens that are another rank's."""
         by_own = 2 if self.run.model.family == "bert" else 1
         elsewhere = self.tokens if self.run.plan.tp > 1 else 0
-        return INDEX_BYTES * (self.tokens + by_own * self.own) + elsewhere
+        return INDEX_BYTES * (self.tokens + by_own * self.own_tokens) + elsewhere
 
     def norm(self, rows: int) -> int:
         """Return the bytes that a norm keeps: input, mean and deviation."""
@@ -168,12 +144,12 @@ class _Rank:
     def head(self, positions: int) -> int:
         """Return the bytes of the last norm and the head's inputs; BERT's are the whole [n, h] and masked tokens."""
         b, h = self.run.train.microbatch, self.run.model.hidden_size
-        final = self.norm(self.own) * self.run.model.norms.final
+        final = self.norm(self.own_tokens) * self.run.model.norms.final
         if self.run.model.family == "gpt":
-            return final + self.activations
+            return final + self.own
         masked = INDEX_BYTES * b * positions + 3 * b * positions * h * self.e + self.norm(b * positions)
         pooled = b * h * self.e
-        return final + self.tokens * h * self.e + masked + pooled
+        return final + self.activations + masked + pooled
 
     def loss(self, vocab_size: int, positions: int) -> int:
         """Return the bytes of logits, of each token's sum, target and ownership, and (BERT) of the sentence loss."""

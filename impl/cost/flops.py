@@ -6,58 +6,21 @@ out embedding look-ups, positions, biases and norms. Model FLOPs (for MFU) need 
 (for HFU) add the forward work that activation recomputation does again.
 """
 
-from collections.abc import Callable
-
 from impl.cost.parameters import resolve_vocab
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.plan import Recompute
 
+MODEL_FLOPS = ("palm_12", "causal_6", "ptdp")
+"""Names of the conventions.
 
-def palm_12(
-    config: ModelConfig, sequences: int, vocab_size: int | None = None, head_positions: float | None = None
-) -> float:
-    """6 N + 12 L h s a token: every token attends to the whole sequence.
-
-    Args:
-        sequences: global batch of the step.
-        vocab_size: where the configuration leaves it to the data.
-        head_positions: positions of a sequence that the output head is applied to (BERT: the masked ones, on average);
-            None: all.
-    Source: PaLM, Chowdhery et al. 2022 (2204.02311), appendix B.
-    """
-    return _matmuls(config, sequences, vocab_size, head_positions) + _attention(config, sequences)
-
-
-def causal_6(
-    config: ModelConfig, sequences: int, vocab_size: int | None = None, head_positions: float | None = None
-) -> float:
-    """6 N + 6 L h s a token: a token attends to itself and those before it, half the sequence on average.
-
-    Arguments as in `palm_12`.
-
-    Raises:
-        InputError: the model is not left-to-right.
-    """
-    if config.family != "gpt":
-        raise InputError(f"FLOP convention causal_6 does not fit model.family {config.family}; valid: palm_12, ptdp")
-    return _matmuls(config, sequences, vocab_size, head_positions) + _attention(config, sequences) // 2
-
-
-def ptdp(
-    config: ModelConfig, sequences: int, vocab_size: int | None = None, head_positions: float | None = None
-) -> float:
-    """72 B s L h^2 (1 + s/6h + V/12Lh) a step; `palm_12` of a GPT, written as the paper does.
-
-    The formula knows one output head on every position: BERT's other heads and `head_positions` do not enter.
-
-    Source: PTD-P (2104.04473), equation 3, without its factor 4/3 of recomputation; so in Korthikanti et al. 2022.
-    """
-    layers, h, s = config.num_layers, config.hidden_size, config.seq_len
-    return 6 * sequences * s * (12 * layers * h * h + 2 * layers * h * s + resolve_vocab(config, vocab_size) * h)
-
-
-MODEL_FLOPS: dict[str, Callable[..., float]] = {"palm_12": palm_12, "causal_6": causal_6, "ptdp": ptdp}
+palm_12: 6 N + 12 L h s a token: every token attends to the whole sequence. Source: PaLM, Chowdhery et al. 2022
+(2204.02311), appendix B.
+causal_6: 6 N + 6 L h s a token: a token attends to itself and those before it, half the sequence on average.
+ptdp: 72 B s L h^2 (1 + s/6h + V/12Lh) a step: palm_12 of a GPT with its output head on every position; BERT's other
+heads and masked positions do not enter. Source: PTD-P (2104.04473), equation 3, without its factor 4/3 of
+recomputation; so in Korthikanti et al. 2022.
+"""
 
 
 def model_flops(
@@ -67,14 +30,31 @@ def model_flops(
     vocab_size: int | None = None,
     head_positions: float | None = None,
 ) -> float:
-    """FLOPs that one step of `sequences` sequences needs; arguments as in `palm_12`.
+    """Return the FLOPs that one step needs.
+
+    Args:
+        convention: name in `MODEL_FLOPS`.
+        sequences: global batch of the step.
+        vocab_size: where the configuration leaves it to the data.
+        head_positions: positions of a sequence that the output head is applied to (BERT: the masked ones, on average);
+            None: all.
 
     Raises:
         InputError: the convention does not exist, or does not fit the model's family.
     """
     if convention not in MODEL_FLOPS:
         raise InputError(f"FLOP convention {convention!r} does not exist; valid: {', '.join(MODEL_FLOPS)}")
-    return MODEL_FLOPS[convention](config, sequences, vocab_size, head_positions)
+    if convention == "causal_6" and config.family != "gpt":
+        raise InputError(f"FLOP convention causal_6 does not fit model.family {config.family}; valid: palm_12, ptdp")
+    h, s = config.hidden_size, config.seq_len
+    positions = s if head_positions is None or convention == "ptdp" else head_positions
+    if not 0 <= positions <= s:
+        raise InputError(f"head_positions {positions} is not a count of positions; valid: 0 to {s}")
+    head = resolve_vocab(config, vocab_size) * h * positions
+    if config.family == "bert" and convention != "ptdp":
+        # the MLM transform on the same positions; pooler and next-sentence classifier on the first
+        head += h * h * positions + h * h + 2 * h
+    return _layers(config, sequences) + 6 * sequences * head + _attention(convention, config, sequences)
 
 
 def hardware_flops(
@@ -86,37 +66,29 @@ def hardware_flops(
     *,
     recompute: Recompute,
 ) -> float:
-    """FLOPs that one step carries out: the model's, and the forward passes of what is recomputed.
+    """Return the FLOPs that one step carries out: the model's, and the forward passes of what is recomputed.
 
     `full` under `ptdp` is PTD-P's equation 3, 96 B s L h^2 (1 + s/6h + V/16Lh). `selective` adds 4 B L s^2 h, for an
     attention total of 16 (2s/9h inside the brackets), where Korthikanti et al. 2022 print 24 (s/3h): Megatron-LM#523.
-    Arguments as in `palm_12`.
+    Arguments as in `model_flops`.
 
     Raises:
         InputError: the convention or `recompute` does not exist.
     """
     total = model_flops(convention, config, sequences, vocab_size, head_positions)
-    attention = _attention(config, sequences) // (6 if convention == "causal_6" else 3)
-    again = {"none": 0, "selective": attention, "full": attention + _layer_matmuls(config, sequences) // 3}
+    attention = _attention(convention, config, sequences) // 3
+    again = {"none": 0, "selective": attention, "full": attention + _layers(config, sequences) // 3}
     if recompute not in again:
         raise InputError(f"recompute {recompute!r} does not exist; valid: {', '.join(again)}")
     return total + again[recompute]
 
 
-def _matmuls(config: ModelConfig, sequences: int, vocab_size: int | None, head_positions: float | None) -> float:
-    h, positions = config.hidden_size, config.seq_len if head_positions is None else head_positions
-    if not 0 <= positions <= config.seq_len:
-        raise InputError(f"head_positions {positions} is not a count of positions; valid: 0 to {config.seq_len}")
-    head = resolve_vocab(config, vocab_size) * h * positions
-    if config.family == "bert":
-        # the MLM transform on the same positions; pooler and next-sentence classifier on the first
-        head += h * h * positions + h * h + 2 * h
-    return _layer_matmuls(config, sequences) + 6 * sequences * head
-
-
-def _layer_matmuls(config: ModelConfig, sequences: int) -> int:
+def _layers(config: ModelConfig, sequences: int) -> int:
+    """Return the FLOPs of the layers' four matrices."""
     return 72 * sequences * config.seq_len * config.num_layers * config.hidden_size**2
 
 
-def _attention(config: ModelConfig, sequences: int) -> int:
-    return 12 * sequences * config.seq_len**2 * config.num_layers * config.hidden_size
+def _attention(convention: str, config: ModelConfig, sequences: int) -> int:
+    """Return the FLOPs of attention's products of queries with keys and of probabilities with values."""
+    each = 6 if convention == "causal_6" else 12
+    return each * sequences * config.seq_len**2 * config.num_layers * config.hidden_size

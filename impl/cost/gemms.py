@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from impl.cost.parameters import Parameter, named_parameters
+from impl.cost.place import Sizes
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.zero.partition import TIED
@@ -85,7 +86,7 @@ def core(run: Run, stages: Sequence[Stage]) -> Core:
     model, layers = run.model, sum(len(stage.layers) for stage in stages)
     return Core(
         batch=run.train.microbatch,
-        heads=model.num_heads // run.plan.tp,
+        heads=Sizes(run).heads,
         seq_len=model.seq_len,
         head_size=model.hidden_size // model.num_heads,
         is_causal=model.family == "gpt",

@@ -7,17 +7,14 @@ backward pass of the last block begins; which of its operations needs most memor
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from impl.cost.activations import has_products, stage_bytes, working_bytes
-from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
+from impl.cost.activations import OFFLOADED, has_products, stage_bytes, working_bytes
+from impl.cost.parameters import MASTER_BYTES
 from impl.cost.place import Place, parameter_bytes
 from impl.model.config import GELU_CHUNK, LOSS_CHUNK, PRODUCT_ROWS
 from impl.pipeline.schedule import HELD, SENDS_UNDER_WAY, Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.zero.partition import BucketLayout
-
-OFFLOADED = "offloaded_layers"
-"""Key of `stage_bytes` for activations that wait in host memory."""
 
 
 class Moment(NamedTuple):
@@ -36,8 +33,8 @@ def fullest(place: Place, row: Iterable[Action], head_positions: int, device: st
     kept = {i: Moment(kept_bytes(place, stage, head_positions, device), 0) for i, stage in stages.items()}
     owed = {i: _owed(place, stage) for i, stage in stages.items()}
     backward = {i: _fullest_of_backward(place, stage, head_positions, device) for i, stage in stages.items()}
-    held = Moment(0, _handed_over(place))
-    found = held
+    # tensors on their way along the pipeline, and a template for their shape
+    found = held = Moment(0, place.own + (SENDS_UNDER_WAY * place.transferred if place.run.plan.pp > 1 else 0))
     for op, stage, _ in row:
         if op is Op.F:
             held = held.plus(kept[stage])
@@ -82,11 +79,6 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
     return sum(parts.values()) - elsewhere - (place.transferred if stays else 0)
 
 
-def _handed_over(place: Place) -> int:
-    """Return the bytes of tensors on their way along the pipeline, and of a template for their shape."""
-    return place.own + (SENDS_UNDER_WAY * place.transferred if place.run.plan.pp > 1 else 0)
-
-
 def _owed(place: Place, stage: Stage) -> Moment:
     """Return the bytes of inputs and gradients from which deferred weight gradients are computed (split schedules)."""
     kept, computed = 2 * place.own + 5 * place.features, 2 * place.activations + 7 * place.features
@@ -100,7 +92,7 @@ def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device
     reduced = 0 if stage.is_first or not stage.is_last else _head_reduced(place, device)
     under_way = Moment(0, reduced * place.run.plan.overlap_grad_reduce)
     found = [moment.plus(ends, -1).plus(under_way) for moment in _layer_computed(place, stage)]
-    found.append(Moment(0, _gelu(place.run)).plus(ends, -1))
+    found.append(Moment(0, _gelu(place)).plus(ends, -1))
     if stage.is_last:
         found.append(Moment(0, _head_computed(place, head_positions, device, reduced)))
     if stage.is_first:
@@ -111,46 +103,44 @@ def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device
 
 def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     """Yield the moments of the backward pass of the last layer's MLP and attention."""
-    run, plan, model = place.run, place.run.plan, place.run.model
-    e, h, t = ELEMENT_BYTES[run.precision], model.hidden_size, plan.tp
+    run, plan, model, t = place.run, place.run.plan, place.run.model, place.run.plan.tp
     own, features, again = place.own, place.features, working_bytes(run)
     arrives = stage.is_last or (run.scatters and t > 1)  # else it is in the buffer it was received in
     gradients = own * (1 if model.norms.sum else arrives + model.norms.output)
     gradients += own * (model.dropout > 0) + place.activations * (plan.sequence_parallel and t > 1)
     if stage.is_first and stage.is_last and not _are_added(place):
         gradients += _embedding_rows(place)  # the head's part of the tied embedding's gradient
-    product = 4 * features if place.schedule.is_split else 0 if _are_summed_at_once(place) else 4 * h * h // t * e
+    product = 0 if _are_summed_at_once(place) else 4 * model.hidden_size**2 // t * place.e
+    product = 4 * features if place.schedule.is_split else product
     mlp = Moment(-own * (model.norms.sum + model.norms.output), gradients + 4 * features + product)
     if plan.recompute == "full":
-        yield Moment(0, _gelu(run) + gradients + again)
+        yield Moment(0, _gelu(place) + gradients + again)
         mlp = mlp.plus(Moment(0, again))
     yield mlp
-    if core := _core_computed(run):
+    if core := _core_computed(place):
         attention, freed = gradients + again + features + core, own + 8 * features
         yield Moment(0, attention - freed) if plan.recompute == "full" else Moment(-freed, attention)
 
 
-def _core_computed(run: Run) -> int:
+def _core_computed(place: Place) -> int:
     """Return the bytes that the backward pass of attention scores computes.
 
     With dropout: the scores' gradients of all sequences. Without: the working memory of `attend`, a sequence at a time,
     and the gradients of queries, keys and values. 0 where the fused kernel does it.
     """
-    model, t, e = run.model, run.plan.tp, ELEMENT_BYTES[run.precision]
-    heads, length = model.num_heads // t, model.seq_len
-    if model.dropout > 0:
-        return run.train.microbatch * heads * length**2 * e
+    run, b, s, e = place.run, place.run.train.microbatch, place.run.model.seq_len, place.e
+    if run.model.dropout > 0:
+        return b * place.heads * s**2 * e
     if not has_products(run):
         return 0
-    of_sequence = length * model.hidden_size // t * e
-    working = 2 * heads * min(PRODUCT_ROWS, length) * length * e + length**2 * e
-    return 3 * run.train.microbatch * of_sequence + 4 * of_sequence + working
+    of_sequence = place.features // b
+    working = 2 * place.heads * min(PRODUCT_ROWS, s) * s * e + s**2 * e
+    return (3 * b + 4) * of_sequence + working
 
 
-def _gelu(run: Run) -> int:
+def _gelu(place: Place) -> int:
     """Return the bytes of the GELU's fp32 working memory, a chunk at a time."""
-    elements = 4 * run.train.microbatch * run.model.seq_len * run.model.hidden_size // run.plan.tp
-    return 3 * 4 * min(GELU_CHUNK, elements)
+    return 3 * 4 * min(GELU_CHUNK, 4 * place.features // place.e)
 
 
 def _head_computed(place: Place, head_positions: int, device: str, reduced: int) -> int:
@@ -159,8 +149,7 @@ def _head_computed(place: Place, head_positions: int, device: str, reduced: int)
     Either a chunk of the logits in fp32 (overwritten by its gradients); or the gradients of the logits' two factors
     (the matrix's unless it is added in place), the gathered input with sequence parallelism, and `reduced`.
     """
-    run = place.run
-    e, rows = ELEMENT_BYTES[run.precision], place.rows
+    run, e, rows = place.run, place.e, place.rows
     scored = run.train.microbatch * head_positions
     chunk = min(scored, max(1, LOSS_CHUNK[device] // rows)) * min(rows, place.vocab_size)
     wholes = 3 if run.plan.sequence_parallel and run.plan.tp > 1 else 1
@@ -186,8 +175,7 @@ def _look_up_computed(place: Place, device: str) -> int:
         return _embedding_rows(place)
     if _are_summed_at_once(place):
         return 0
-    precision = place.run.precision
-    return place.activations // ELEMENT_BYTES[precision] * MASTER_BYTES[precision]
+    return place.activations // place.e * MASTER_BYTES[place.run.precision]
 
 
 def _are_added(place: Place) -> bool:
@@ -197,10 +185,10 @@ def _are_added(place: Place) -> bool:
 
 def _are_summed_at_once(place: Place) -> bool:
     """Return True if layers add gradients to their sum without a tensor for each, since both have the same type."""
-    e = ELEMENT_BYTES[place.run.precision]
-    return _are_added(place) and (not place.run.fp32_gradients or e == MASTER_BYTES[place.run.precision])
+    is_same = not place.run.fp32_gradients or place.e == MASTER_BYTES[place.run.precision]
+    return _are_added(place) and is_same
 
 
 def _embedding_rows(place: Place) -> int:
     """Return the bytes of a tensor of the size of the rank's part of the embedding."""
-    return place.rows * place.run.model.hidden_size * ELEMENT_BYTES[place.run.precision]
+    return place.rows * place.run.model.hidden_size * place.e

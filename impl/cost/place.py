@@ -33,13 +33,59 @@ def parameter_bytes(run: Run) -> ParameterBytes:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Pipeline rank of a run."""
+class Sizes:
+    """Bytes of a microbatch's activations on one rank: b sequences of s tokens, n = b s, hidden size h, t ranks."""
 
     run: Run
+
+    @property
+    def e(self) -> int:
+        """Bytes of an element."""
+        return ELEMENT_BYTES[self.run.precision]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch, n."""
+        return self.run.train.microbatch * self.run.model.seq_len
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of a rank."""
+        return self.run.model.num_heads // self.run.plan.tp
+
+    @property
+    def parts(self) -> int:
+        """Parts into which tokens between split blocks are divided: t with sequence parallelism."""
+        return self.run.plan.tp if self.run.plan.sequence_parallel else 1
+
+    @cached_property
+    def activations(self) -> int:
+        """Bytes of [n, h]."""
+        return self.tokens * self.run.model.hidden_size * self.e
+
+    @cached_property
+    def own(self) -> int:
+        """Bytes of the rank's activations between split blocks: [n, h], sequence parallel [n / t, h]."""
+        return self.activations // self.parts
+
+    @cached_property
+    def features(self) -> int:
+        """Bytes of [n, h / t]."""
+        return self.activations // self.run.plan.tp
+
+    @property
+    def transferred(self) -> int:
+        """Bytes that a rank sends to the next pipeline stage: its part if activations are split or scattered."""
+        return self.features if self.run.scatters else self.own
+
+
+@dataclass(frozen=True)
+class Place(Sizes):
+    """Pipeline rank of a run."""
+
     vocab_size: int
     pp_rank: int = 0
-    parts: tuple[Stage, ...] | None = None
+    split_into: tuple[Stage, ...] | None = None
     """Stages of the model, of all ranks; None: as `impl.pipeline.stage.split` has them."""
 
     @cached_property
@@ -51,10 +97,8 @@ class Place:
     def stages(self) -> list[Stage]:
         """Stages that the rank owns."""
         plan = self.run.plan
-        every = self.parts or _split(self.run.model, self.vocab_size, plan.pp * plan.chunks)
-        if plan.schedule in SCHEDULES:  # their stages are dealt to the ranks in turn; the table may be large
-            return list(every[self.pp_rank :: plan.pp])
-        return [every[i] for i in self.schedule.stages_of(self.pp_rank)]
+        every = self.split_into or _split(self.run.model, self.vocab_size, plan.pp * plan.chunks)
+        return [stage for stage, owner in zip(every, ranks_of_stages(self.run), strict=True) if owner == self.pp_rank]
 
     @cached_property
     def buckets(self) -> list[BucketLayout]:
@@ -69,39 +113,28 @@ class Place:
             found += lay_out([(name, sizes[name]) for name in names], ranks, elements, plan.zero_stage, division)
         return found
 
-    @property
+    @cached_property
     def is_first(self) -> bool:
         return any(stage.is_first for stage in self.stages)
 
-    @property
+    @cached_property
     def is_last(self) -> bool:
         return any(stage.is_last for stage in self.stages)
 
-    @property
-    def activations(self) -> int:
-        """Bytes of a microbatch's [b s, h]."""
-        model = self.run.model
-        return self.run.train.microbatch * model.seq_len * model.hidden_size * ELEMENT_BYTES[self.run.precision]
-
-    @property
-    def own(self) -> int:
-        """Bytes of the rank's activations between split blocks: [n, h], sequence parallel [n / t, h]."""
-        return self.activations // (self.run.plan.tp if self.run.plan.sequence_parallel else 1)
-
-    @property
-    def features(self) -> int:
-        """Bytes of [n, h / t]."""
-        return self.activations // self.run.plan.tp
-
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of the rank's part of the embedding, padding included."""
         return padded_vocabulary(self.vocab_size, self.run.plan.tp) // self.run.plan.tp
 
-    @property
-    def transferred(self) -> int:
-        """Bytes that a tensor-parallel rank sends to the next stage: its part if activations are split or scattered."""
-        return self.activations // (self.run.plan.tp if self.run.plan.sequence_parallel or self.run.scatters else 1)
+
+def ranks_of_stages(run: Run) -> list[int]:
+    """Return the pipeline rank of every stage."""
+    plan = run.plan
+    count = plan.pp * plan.chunks
+    if plan.schedule in SCHEDULES:  # their stages are dealt to the ranks in turn; the table may be large
+        return [stage % plan.pp for stage in range(count)]
+    rank_of = _built(plan.schedule, plan.pp, run.microbatches, plan.chunks).rank_of
+    return [rank_of[stage] for stage in range(count)]
 
 
 _split = lru_cache(maxsize=16)(split)  # once for all ranks

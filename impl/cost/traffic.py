@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 from impl.cost.gemms import HEAD, Product
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
-from impl.cost.place import Place, parameter_bytes
+from impl.cost.place import Place, Sizes, parameter_bytes
+from impl.pipeline.schedule import DIRECTION
 from impl.pipeline.schedule import Op as PipelineOp
 from impl.plan import Plan
 from impl.run import Run
@@ -76,7 +77,7 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
 
     Source: Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2.
     """
-    plan, size = run.plan, Place(run, 0).activations
+    plan, size = run.plan, Sizes(run).activations
     product = {(p.name, p.pass_): p for p in once} if plan.overlap_input_grad_reduce else {}
     columns = {"embedding": (), "layer": ("attention.qkv", "mlp.up"), "head": (HEAD,)}[name]
     rows = {"embedding": 1, "layer": 2, "head": 0}[name]  # products, or look-ups, whose results are summed
@@ -142,8 +143,9 @@ def state_traffic(place: Place) -> dict[str, Counts]:
             counts = traffic.setdefault(_axes(plan, ("dp", "tp") if bucket.kind == "partial" else ("dp",)), {})
             reduce: Op = "reduce_scatter" if stage else "all_reduce"
             _add(counts, reduce, Count(1, bucket.size * each.gradient) * (run.microbatches if stage >= 2 else 1))
-            gathers = _gathers(place, bucket.unit) * run.microbatches if stage == 3 else int(stage > 0)
-            _add(counts, "all_gather", Count(1, bucket.size * each.weight) * gathers)
+            if stage:
+                gathers = _gathers(place, bucket.unit) * run.microbatches if stage == 3 else 1
+                _add(counts, "all_gather", Count(1, bucket.size * each.weight) * gathers)
         if bucket.kind == "tied":
             _add(traffic.setdefault("ends", {}), "all_reduce", Count(1, bucket.slice_size * each.gradient))
     if plan.dp > 1:
@@ -151,9 +153,7 @@ def state_traffic(place: Place) -> dict[str, Counts]:
     if plan.world_size > 1:
         norm = Count(1, MASTER_BYTES[run.precision])
         _add(traffic.setdefault(_axes(plan, ("pp", "dp", "tp")), {}), "all_reduce", norm)
-    return {
-        axes: {op: count for op, count in counts.items() if count.calls} for axes, counts in traffic.items() if counts
-    }
+    return traffic
 
 
 def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
@@ -180,10 +180,9 @@ def _axes(plan: Plan, axes: Sequence[str]) -> str:
 def _transfers(place: Place, *ops: PipelineOp) -> int:
     """Return how often a rank does these transfers: per microbatch, once per neighbouring stage on another rank."""
     rank_of, own = place.schedule.rank_of, place.schedule.stages_of(place.pp_rank)
-    beside = {way: sum(rank_of.get(stage + way, place.pp_rank) != place.pp_rank for stage in own) for way in (1, -1)}
-    of = {PipelineOp.SEND_F: 1, PipelineOp.RECV_B: 1, PipelineOp.RECV_F: -1, PipelineOp.SEND_B: -1}
-    return place.run.microbatches * sum(beside[of[op]] for op in ops)
+    others = {way: sum(rank_of.get(stage + way, place.pp_rank) != place.pp_rank for stage in own) for way in (1, -1)}
+    return place.run.microbatches * sum(others[DIRECTION[op]] for op in ops)
 
 
 def _add(counts: Counts, op: Op, count: Count) -> None:
-    counts[op] = counts.get(op, Count()) + count
+    counts[op] = counts[op] + count if op in counts else count

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from impl.data.config import OPTIONS
-from impl.data.race import Questions
 from impl.errors import InputError
 from impl.model.config import SPECIAL_TOKENS, ModelConfig
 from impl.seeding import derive
 
 MASKED_SHARE = 0.15
-LONGEST_ASKED = 128
-"""Most tokens of a question with an option, which may also fill half of the sequence; the passage has the rest."""
 FEISTEL_ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -35,6 +31,11 @@ class Batch:
     """0 in [CLS] A [SEP], 1 in B [SEP]."""
     is_next: np.ndarray | None = None
     """1: B is the text after A; 0: another place's."""
+
+    @property
+    def goals(self) -> list[np.ndarray]:
+        """What the loss compares with predictions: targets and, for BERT, their positions and `is_next`."""
+        return [goal for goal in (self.targets, self.positions, self.is_next) if goal is not None]
 
 
 def num_windows(tokens: np.ndarray, seq_len: int) -> int:
@@ -65,8 +66,8 @@ def causal_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed:
         InputError: the text is shorter than one window.
         IndexError: seed None and an index beyond the windows.
     """
-    windows = _windows(np.asarray(indices, np.int64), num_windows(tokens, seq_len), seed)
-    text = _gather(tokens, windows * seq_len, seq_len + 1)
+    windows = windows_at(np.asarray(indices, np.int64), num_windows(tokens, seq_len), seed)
+    text = np.asarray(tokens[windows[:, None] * seq_len + np.arange(seq_len + 1)], np.int64)
     return Batch(inputs=text[:, :-1], targets=text[:, 1:])
 
 
@@ -87,7 +88,7 @@ def masked_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed:
         raise InputError(f"the text has {len(tokens)} tokens; sentence pairs of {seq_len} need {2 * seq_len + 1}")
     cls, sep, mask = vocab_size, vocab_size + 1, vocab_size + 2
 
-    starts = _windows(indices, count, seed) * seq_len
+    starts = windows_at(indices, count, seed) * seq_len
     draw = _uniforms(seed, "pair", indices, 3)
     first_len = 1 + (draw[:, 0] * (length - 1)).astype(np.int64)
     is_next = draw[:, 1] < 0.5
@@ -113,31 +114,6 @@ def masked_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed:
     return Batch(inputs, targets, positions, types, is_next.astype(np.int64))
 
 
-def choice_batch(
-    questions: Questions, indices: np.ndarray, *, seq_len: int, seed: int | None, vocab_size: int
-) -> Batch:
-    """[CLS] passage [SEP] question with an option [SEP], for each option, filled with [SEP] to seq_len.
-
-    What is too long is cut at its end. seed None: question g for sample g. `vocab_size` is the tokenizer's.
-
-    Source: Megatron-LM 2019, section 5.4, which follows Liu et al. 2019 (RoBERTa), section 5.
-    Shapes: indices [b / 4].
-    """
-    cls, sep = vocab_size, vocab_size + 1
-    picks = _windows(np.asarray(indices, np.int64), len(questions), seed)
-    inputs, types = np.full((2, len(picks) * OPTIONS, seq_len), sep, np.int64)
-    inputs[:, 0], types[:] = cls, 0
-    room = seq_len - SPECIAL_TOKENS["bert"]
-    for row, (pick, option) in enumerate((pick, option) for pick in picks for option in range(OPTIONS)):
-        asked = questions.asked[pick * OPTIONS + option][: min(LONGEST_ASKED, room // 2)]
-        article = questions.articles[questions.article_of[pick]][: room - len(asked)]
-        second = 2 + len(article)
-        inputs[row, 1 : second - 1] = article
-        inputs[row, second : second + len(asked)] = asked
-        types[row, second:] = 1
-    return Batch(inputs, questions.answers[picks], token_types=types)
-
-
 def window_permutation(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
     """Return the window at each place of an epoch: a pseudo-random permutation of 0..count-1, not stored.
 
@@ -158,7 +134,8 @@ def window_permutation(places: np.ndarray, count: int, seed: int, epoch: int) ->
     return out.astype(np.int64)
 
 
-def _windows(indices: np.ndarray, count: int, seed: int | None) -> np.ndarray:
+def windows_at(indices: np.ndarray, count: int, seed: int | None) -> np.ndarray:
+    """Return the window of each sample; seed None: window g for sample g."""
     if seed is None:
         if indices.size and not 0 <= indices.min() <= indices.max() < count:
             raise IndexError(f"sample indices up to {indices.max()}, but the text has {count} windows")
@@ -184,10 +161,6 @@ def _replaced(originals: np.ndarray, draw: np.ndarray, vocab_size: int, mask: in
     fate, token = np.split(draw, 2, axis=1)
     random = (token * vocab_size).astype(np.int64)
     return np.select([fate < 0.8, fate < 0.9], [np.full_like(originals, mask), random], originals)
-
-
-def _gather(tokens: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray:
-    return np.asarray(tokens[starts[:, None] + np.arange(size)], np.int64)
 
 
 def _uniforms(seed: int, purpose: str, indices: np.ndarray, count: int) -> np.ndarray:

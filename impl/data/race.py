@@ -2,38 +2,50 @@
 
 import hashlib
 import json
+import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from impl.data import synthetic
+from impl.data.batches import Batch, windows_at
 from impl.data.config import OPTIONS, SYNTHETIC
-from impl.data.synthetic_race import LEVELS, SIZES, made_up
 from impl.data.text import HUB_PREFIX, NEEDS_HUB, load_hub
 from impl.data.tokenizer import Tokenizer
 from impl.errors import InputError
 from impl.files import from_json, read_text
+from impl.model.config import SPECIAL_TOKENS
+from impl.seeding import derive
 
 RacePart = Literal["train", "dev", "test"]
 PARTS: tuple[RacePart, ...] = get_args(RacePart)
+LEVELS = ("middle", "high")
+"""Schools that the questions are from."""
 BLANK = "_"
 LETTERS = "ABCD"
 LAYOUT = "valid: a folder with {train,dev,test}/{middle,high}/*.txt as RACE has them, hf:NAME[:CONFIG], or synthetic"
+LONGEST_ASKED = 128
+"""Most tokens of a question with an option, which may also fill half of the sequence; the passage has the rest."""
+
+SYNTHETIC_SIZES = {"train": 4000, "dev": 200, "test": 800}
+"""Synthetic questions of each part, half of each level."""
+ARTICLE_WORDS, OPTION_WORDS = 4, 3
+SYNTHETIC_QUESTIONS = (BLANK, "next:")
 
 
 class Question(NamedTuple):
-    """Question on a passage; `answer` is the right option's index."""
+    """Question on a passage; `answer` is the right option's index, `level` one of `LEVELS`."""
 
     article: str
     question: str
     options: tuple[str, ...]
     answer: int
     level: str
-    """`middle` or `high`: the school that the question is from."""
 
     @property
     def asked(self) -> list[str]:
@@ -50,7 +62,7 @@ def read_race(spec: str, part: RacePart) -> list[Question]:
         InputError: missing, or not of RACE's form; names the file or row, and what is wrong with it.
     """
     if spec == SYNTHETIC:
-        return [Question(*fields) for fields in made_up(PARTS.index(part), SIZES[part])]
+        return list(_synthetic(PARTS.index(part), SYNTHETIC_SIZES[part]))
     if spec.startswith(HUB_PREFIX):
         rows = load_hub(spec, {"dev": "validation"}.get(part, part))
         return [_from_row(row, f"{spec}, {part}, row {number}") for number, row in enumerate(rows, 1)]
@@ -88,8 +100,7 @@ def _from_file(path: Path, level: str) -> Iterator[Question]:
     lists = [one for one in found if isinstance(one, list)]
     if len(lists) < 3 or len(set(map(len, lists))) > 1:
         raise InputError(f"{path} is not a passage of RACE; valid: article, and questions, options, answers as long")
-    for number, fields in enumerate(zip(*lists, strict=True), 1):
-        question, options, answer = fields
+    for number, (question, options, answer) in enumerate(zip(*lists, strict=True), 1):
         yield _checked(content.get("article"), question, options, answer, level, f"{path}, question {number}")
 
 
@@ -109,6 +120,34 @@ def _checked(article: Any, question: Any, options: Any, answer: Any, level: str,
     return Question(article, question, tuple(options), LETTERS.index(answer), level)
 
 
+def _synthetic(seed: int, count: int) -> Iterator[Question]:
+    """Yield questions in the synthetic language whose right option is how the passage goes on, levels by turns.
+
+    The other options are, at `middle`, letters at random in words as long, and at `high` text from elsewhere with each
+    word spelled backwards: the letters are those of the language.
+    """
+    config = synthetic.SyntheticConfig()
+    source, draw = synthetic.make_source(config), random.Random(derive(config.seed, "race", seed))
+    words = [word.decode() for word in source.words]
+    length = ARTICLE_WORDS + OPTIONS * OPTION_WORDS
+    chain = source.sample(derive(config.seed, "race", "text", seed), count * length).reshape(count, length)
+    for number, row in enumerate(chain):
+        text, level = [words[i] for i in row], LEVELS[number % len(LEVELS)]
+        pieces = [text[at : at + OPTION_WORDS] for at in range(ARTICLE_WORDS, length, OPTION_WORDS)]
+        options = [_spoiled(piece, level, draw) for piece in pieces[1:]]
+        answer = int(draw.random() * OPTIONS)
+        options.insert(answer, pieces[0])
+        question = SYNTHETIC_QUESTIONS[number // len(LEVELS) % len(SYNTHETIC_QUESTIONS)]
+        yield Question(" ".join(text[:ARTICLE_WORDS]), question, tuple(map(" ".join, options)), answer, level)
+
+
+def _spoiled(piece: list[str], level: str, draw: random.Random) -> list[str]:
+    letters = synthetic.LETTERS.decode()
+    if level == "middle":
+        return ["".join(letters[int(draw.random() * len(letters))] for _ in word) for word in piece]
+    return [word[::-1] for word in piece]
+
+
 @dataclass(frozen=True)
 class Questions:
     """Questions as token ids; passages that several questions share are kept once."""
@@ -125,37 +164,55 @@ class Questions:
     def __len__(self) -> int:
         return len(self.answers)
 
-    @staticmethod
-    def encoded(questions: Sequence[Question], tokenizer: Tokenizer) -> "Questions":
-        """Return the questions as ids of a tokenizer."""
-        articles = {article: i for i, article in enumerate(dict.fromkeys(q.article for q in questions))}
-        return Questions(
-            tokenizer.encode_batch(list(articles)),
-            np.array([articles[q.article] for q in questions], np.int64),
-            tokenizer.encode_batch([text for q in questions for text in q.asked]),
-            np.array([q.answer for q in questions], np.int64),
-            tuple(q.level for q in questions),
-        )
+
+def encoded(questions: Sequence[Question], tokenizer: Tokenizer) -> Questions:
+    """Return the questions as ids of a tokenizer."""
+    articles = {article: i for i, article in enumerate(dict.fromkeys(q.article for q in questions))}
+    return Questions(
+        tokenizer.encode_batch(list(articles)),
+        np.array([articles[q.article] for q in questions], np.int64),
+        tokenizer.encode_batch([text for q in questions for text in q.asked]),
+        np.array([q.answer for q in questions], np.int64),
+        tuple(q.level for q in questions),
+    )
 
 
-@dataclass(frozen=True)
-class Race:
-    """RACE for one tokenizer; a part is read at first use."""
+@lru_cache(maxsize=len(PARTS))
+def race_part(spec: str, part: RacePart, tokenizer: Tokenizer) -> Questions:
+    """Return a part of RACE as ids of a tokenizer, cached. Raises: as `read_race`."""
+    return encoded(read_race(spec, part), tokenizer)
 
-    spec: str
-    tokenizer: Tokenizer
-    _known: dict[RacePart, Questions] = field(default_factory=dict, repr=False, compare=False)
 
-    def part(self, name: RacePart) -> Questions:
-        if name not in self._known:
-            self._known[name] = Questions.encoded(read_race(self.spec, name), self.tokenizer)
-        return self._known[name]
+@lru_cache(maxsize=1)
+def race_sha256(spec: str) -> str:
+    """Return the identity of all questions, independent of their source and of the order of files."""
+    digest = hashlib.sha256()
+    for part in PARTS:
+        lines = sorted(json.dumps([part, *question]) for question in read_race(spec, part))
+        digest.update("\n".join(lines).encode())
+    return digest.hexdigest()
 
-    @cached_property
-    def sha256(self) -> str:
-        """Identity of all questions, independent of their source and of the order of files."""
-        digest = hashlib.sha256()
-        for part in PARTS:
-            lines = sorted(json.dumps([part, *question]) for question in read_race(self.spec, part))
-            digest.update("\n".join(lines).encode())
-        return digest.hexdigest()
+
+def choice_batch(
+    questions: Questions, indices: np.ndarray, *, seq_len: int, seed: int | None, vocab_size: int
+) -> Batch:
+    """[CLS] passage [SEP] question with an option [SEP], for each option, filled with [SEP] to seq_len.
+
+    What is too long is cut at its end. seed None: question g for sample g. `vocab_size` is the tokenizer's.
+
+    Source: Megatron-LM 2019, section 5.4, which follows Liu et al. 2019 (RoBERTa), section 5.
+    Shapes: indices [b / 4].
+    """
+    cls, sep = vocab_size, vocab_size + 1
+    picks = windows_at(np.asarray(indices, np.int64), len(questions), seed)
+    inputs, types = np.full((2, len(picks) * OPTIONS, seq_len), sep, np.int64)
+    inputs[:, 0], types[:] = cls, 0
+    room = seq_len - SPECIAL_TOKENS["bert"]
+    for row, (pick, option) in enumerate((pick, option) for pick in picks for option in range(OPTIONS)):
+        asked = questions.asked[pick * OPTIONS + option][: min(LONGEST_ASKED, room // 2)]
+        article = questions.articles[questions.article_of[pick]][: room - len(asked)]
+        second = 2 + len(article)
+        inputs[row, 1 : second - 1] = article
+        inputs[row, second : second + len(asked)] = asked
+        types[row, second:] = 1
+    return Batch(inputs, questions.answers[picks], token_types=types)

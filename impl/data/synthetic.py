@@ -7,6 +7,7 @@ classes without doubt, and the entropy of a letter is the entropy of a word over
 
 import dataclasses
 from dataclasses import dataclass as plain_dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,6 @@ SHORTEST, LONGEST = 2, 5
 """Fewest and most letters of a word."""
 SUCCESSION_DECAY, SUCCESSION_FLOOR = 0.5, 0.02
 """Weight of a class's i-th successor: decay to the i, plus the floor."""
-BLOCK_WORDS = 512
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
@@ -188,24 +188,8 @@ def _inverse_cdf(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 
 
 def _walk(start: int, successors: np.ndarray) -> np.ndarray:
-    """Return the states of a chain whose next state is `successors[step, state]`; exact, in parallel blocks.
-
-    Every block is walked from every state at once; then only the blocks' ends are followed one after another.
-    """
-    steps, states = successors.shape
-    blocks = -(-steps // BLOCK_WORDS)
-    padded = np.zeros((blocks * BLOCK_WORDS, states), np.int64)
-    padded[:steps] = successors
-    padded = padded.reshape(blocks, BLOCK_WORDS, states)
-    trails = np.empty_like(padded)
-    now = np.tile(np.arange(states), (blocks, 1))
-    for step in range(BLOCK_WORDS):
-        now = np.take_along_axis(padded[:, step], now, axis=1)
-        trails[:, step] = now
-    walk = [np.array([start])]
-    for block in range(blocks):
-        walk.append(trails[block, :, walk[-1][-1]])
-    return np.concatenate(walk)[: steps + 1]
+    """Return the states of a chain whose next state is `successors[step, state]`."""
+    return np.array([*accumulate(successors.tolist(), lambda state, row: row[state], initial=start)])
 
 
 def _spelling(seed: int, classes: int, per_class: int) -> tuple[bytes, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from impl.errors import InputError
 from impl.files import from_json, open_regular
@@ -21,22 +21,7 @@ FOLDER_PATTERNS = ("*.txt", "*.txt.gz", "*.txt.xz", "*.jsonl", "*.jsonl.gz", "*.
 Readable = IO[bytes] | gzip.GzipFile | lzma.LZMAFile
 
 
-class Text(Protocol):
-    """Source of documents."""
-
-    @property
-    def name(self) -> str:
-        """Name without the folders above it."""
-        ...
-
-    def sha256(self) -> str: ...
-
-    def documents(self) -> Iterator[str]:
-        """Yield the documents in order, without those of whitespace only."""
-        ...
-
-
-def open_texts(spec: str) -> list[Text]:
+def open_texts(spec: str) -> "list[Text]":
     """Return the texts of a file, a folder (its .txt and .jsonl files, packed ones too, sorted) or `hf:NAME[:CONFIG]`.
 
     Raises:
@@ -64,6 +49,7 @@ class TextFile:
     """
 
     name: str
+    """Name without the folders above it."""
     path: Path
 
     def sha256(self) -> str:
@@ -71,6 +57,7 @@ class TextFile:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def documents(self) -> Iterator[str]:
+        """Yield the documents in order, without those of whitespace only."""
         unpacked = self.path.name.removesuffix(".gz").removesuffix(".xz")
         try:
             with self._open() as file:
@@ -128,6 +115,9 @@ class HubText:
             document = _checked(row, f"{self.name}, row {number}")
             if document and not document.isspace():
                 yield document
+
+
+Text = TextFile | HubText
 
 
 def _text_field(line: str, where: str) -> str:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,30 +29,21 @@ class SplitWriter:
         self._file = self._path.open("wb")
         self._dtype = dtype
         self._digest = hashlib.sha256()
-        self._tokens = self._bytes = self._words = self._documents = 0
+        self._counts = Counter(tokens=0, bytes=0, words=0, documents=0)
 
     def add_tokens(self, ids: np.ndarray) -> None:
         content = ids.astype(self._dtype).tobytes()
         self._file.write(content)
         self._digest.update(content)
-        self._tokens += len(ids)
+        self._counts["tokens"] += len(ids)
 
     def count_text(self, *, bytes: int, words: int, documents: int) -> None:
         """Count the original text that the tokens stand for."""
-        self._bytes += bytes
-        self._words += words
-        self._documents += documents
+        self._counts.update(bytes=bytes, words=words, documents=documents)
 
     def close(self) -> Split:
         self._file.close()
-        return Split(
-            file=self._path.name,
-            sha256=self._digest.hexdigest(),
-            tokens=self._tokens,
-            bytes=self._bytes,
-            words=self._words,
-            documents=self._documents,
-        )
+        return Split(file=self._path.name, sha256=self._digest.hexdigest(), **self._counts)
 
 
 def check_replaceable(out: Path) -> None:

@@ -47,9 +47,9 @@ class BERT(nn.Module):
         sentence = sentence if sentence.element_size() >= 4 else sentence.float()
         return self.trunk.head.nats(tokens, targets.flatten()).mean() + functional.cross_entropy(sentence, is_next)
 
-    def score(self, x: Tensor, targets: Tensor, positions: Tensor) -> Tensor:
-        """-log p of every masked token, in nats. Shapes: x, targets, positions [b, k] -> [b, k]."""
-        tokens, _ = self.heads(x, positions)
+    def nats(self, x: Tensor, targets: Tensor, positions: Tensor, *_: Tensor) -> Tensor:
+        """-log p of every masked token. Shapes: x, targets, positions [b, k] -> [b, k]."""
+        tokens = self.heads(x, positions)[0]
         return self.trunk.head.nats(tokens, targets.flatten()).view(targets.shape)
 
 
@@ -76,6 +76,6 @@ class MultipleChoice(nn.Module):
         """Mean over questions of -log p(right option), in nats. Shapes: x, [b / 4] -> scalar."""
         return functional.cross_entropy(self.scores(x), answers)
 
-    def nats(self, x: Tensor) -> Tensor:
+    def nats(self, x: Tensor, *_: Tensor) -> Tensor:
         """-log p of every option. Shapes: x -> [b / 4, 4]."""
         return -self.scores(x).log_softmax(-1)

@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
 from impl.peers.gpt import whole_model
 from impl.peers.training import PeerTrainer
@@ -25,20 +24,6 @@ class PlainTrainer(PeerTrainer):
         super().__init__(run, data, mesh, device)
         self.model = whole_model(run, self.vocab_size, mesh).to(device)
         self.keep(self.model)
-        self.add_up()
-
-    def backward(self, i: int) -> Tensor:
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.forget()
-        for inputs, targets in self.share(i, 0):
-            part = self.mean(self.model(inputs), targets)
-            part.backward()
-            loss += part.detach()
-        self.hand_all_over()
-        return loss
-
-    def norm(self, squares: Tensor) -> Tensor:
-        return squares.sum().sqrt()
 
 
 class DDPTrainer(PlainTrainer):
@@ -62,8 +47,6 @@ class DDPTrainer(PlainTrainer):
         )
         if self.widens:
             self.ddp.register_comm_hook(None, self._reduce)
-        self.is_first = self.is_last = True
-        """True for the first or last of a step's microbatches."""
         self.sums: dict[int, tuple[list[Tensor], Tensor]] = {}
         """By number of a bucket: its parameters, and the sums of their gradients, one after another."""
 
@@ -78,21 +61,13 @@ class DDPTrainer(PlainTrainer):
             "comm_hook": "sums in fp32" if self.widens else "none",
         }
 
-    def backward(self, i: int) -> Tensor:
-        count, ranks = self.run.microbatches, self.dp_group.size()
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.forget()
-        for k, (inputs, targets) in enumerate(self.share(i, self.dp_group.rank()), 1):
-            self.is_first, self.is_last = k == 1, k == count
-            with nullcontext() if self.is_last else self.ddp.no_sync():
-                with torch._dynamo.config.patch(optimize_ddp=False):  # layers are compiled whole
-                    logits = self.ddp(inputs)
-                part = self.mean(logits, targets)
-                (part / ranks if self.widens else part).backward()  # DDP's own reduction takes the mean
-            loss += part.detach()
-        if not self.widens:
-            self.hand_all_over()
-        return all_reduce_sum(loss, self.dp_group) / ranks
+    def microbatch(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with nullcontext() if self.is_last else self.ddp.no_sync():
+            with torch._dynamo.config.patch(optimize_ddp=False):  # layers are compiled whole
+                logits = self.ddp(inputs)
+            loss = self.mean(logits, targets)
+            (loss / self.dp_group.size() if self.widens else loss).backward()  # DDP's own reduction takes the mean
+        return loss
 
     def forget(self) -> None:
         """Drop the old gradients; sums in fp32 stay where they are, and are overwritten."""
@@ -105,7 +80,7 @@ class DDPTrainer(PlainTrainer):
     def hand_over(self, parameter: Tensor) -> None:
         if not self.widens:
             super().hand_over(parameter)
-        elif not self.is_last:  # DDP puts the last one's into a bucket
+        elif not self.is_last:  # whose gradients DDP has put into its buckets
             assert isinstance(parameter, nn.Parameter)
             master = self.masters[parameter]
             if self.is_first and master.grad is not None and parameter.grad is not None:

@@ -25,7 +25,6 @@ from impl.peers.gpt import whole_model
 from impl.peers.training import Peer, adamw
 from impl.pipeline.engine import Watch
 from impl.run import Run
-from impl.squares import squares
 from impl.train import Step
 
 
@@ -76,20 +75,6 @@ def prepare() -> None:
     deepspeed.init_distributed(dist_init_required=False)
 
 
-def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> Any:
-    """DeepSpeed's engine."""
-    with redirect_stdout(StringIO()):
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
-    # it passes over keys that it does not know
-    assert engine.zero_optimization_stage() == config["zero_optimization"]["stage"]
-    return engine
-
-
-def is_reduced(run: Run, engine: Any) -> bool:
-    """Return True if gradients have to be reduced: on one rank that only copies them, unless ZeRO needs the copies."""
-    return run.plan.dp > 1 or (zero_stage(run) > 0 and not isinstance(engine.optimizer, BF16_Optimizer))
-
-
 def resolved(engine: Any) -> dict[str, Any]:
     """Return DeepSpeed's resolved configuration, ready for JSON."""
     config = engine._config
@@ -124,21 +109,49 @@ def _linear(module: nn.Linear, input: Tensor) -> Tensor:
     return zero3_linear_wrap(input, module.weight, module.bias)
 
 
-class DeepSpeedTrainer(Peer):
-    """DeepSpeed's engine around PyTorch's fused AdamW, over the ranks of a mesh's data-parallel axis."""
+class DeepSpeedPeer(Peer):
+    """DeepSpeed's engine around PyTorch's fused AdamW."""
+
+    engine: Any
+
+    def start(self, **zero: Any) -> bool:
+        """Wrap the model; return True if gradients have to be reduced.
+
+        On one rank that only copies them, unless ZeRO needs the copies.
+
+        Args:
+            zero: changes to `configuration` of ZeRO.
+        """
+        config = configuration(self.run, self.vocab_size)
+        config["zero_optimization"] |= zero
+        self.adam = adamw(self.model.parameters(), self.run.train)
+        with redirect_stdout(StringIO()):
+            self.engine, *_ = deepspeed.initialize(
+                model=self.model, optimizer=self.adam, config=config, dist_init_required=False
+            )
+        self.stage = config["zero_optimization"]["stage"]
+        assert self.engine.zero_optimization_stage() == self.stage  # it passes over keys that it does not know
+        return self.run.plan.dp > 1 or (self.stage > 0 and not isinstance(self.engine.optimizer, BF16_Optimizer))
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"torch": torch.__version__} | resolved(self.engine)
+
+    def clip_own(self) -> Tensor:
+        """Clip the gradients that are in the model's parameters."""
+        return self.clip([p.grad for p in self.model.parameters() if p.grad is not None])
+
+
+class DeepSpeedTrainer(DeepSpeedPeer):
+    """Engine over the ranks of a mesh's data-parallel axis."""
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
         super().__init__(run, data, mesh, device)
         self.model = whole_model(run, self.vocab_size, mesh).to(device)
         if run.plan.zero_stage == 3:
             save_no_weights(self.model)
-        self.adam = adamw(self.model.parameters(), run.train)
         prepare()
-        self.engine = initialize(self.model, self.adam, configuration(run, self.vocab_size))
-        self.engine.enable_backward_allreduce = is_reduced(run, self.engine)
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"torch": torch.__version__} | resolved(self.engine)
+        must_reduce = self.start()
+        self.engine.enable_backward_allreduce = must_reduce
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
         lr = self.set_learning_rate(i)
@@ -148,19 +161,11 @@ class DeepSpeedTrainer(Peer):
             part = self.mean(self.engine(inputs), targets)
             self.engine.backward(part, scale_wrt_gas=False)
             loss += part.detach()
-            if zero_stage(self.run) == 0 and self.engine.is_gradient_accumulation_boundary():
-                norm = self._clip(self.run.train.clip_norm)
+            if self.stage == 0 and self.engine.is_gradient_accumulation_boundary():
+                norm = self.clip_own()  # DeepSpeed clips at stage 0 too, but does not return the norm
             self.engine.step()
         loss = all_reduce_sum(loss, self.dp_group) / self.dp_group.size()
-        norm = torch.as_tensor(self.engine.get_global_grad_norm()) if norm is None else norm
-        return Step(loss, norm, lr)
+        return Step(loss, torch.as_tensor(self.engine.get_global_grad_norm()) if norm is None else norm, lr)
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.scores(self.engine(inputs), targets)
-
-    def _clip(self, limit: float) -> Tensor:
-        """DeepSpeed clips at stage 0 too, but does not tell the norm."""
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = squares(grads).sum().sqrt()
-        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), limit or torch.inf, norm)
-        return norm

@@ -14,16 +14,13 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
 from impl.peers import relay
-from impl.peers.deepspeed import configuration, initialize, is_reduced, prepare, resolved, zero_stage
+from impl.peers.deepspeed import DeepSpeedPeer, prepare
 from impl.peers.gpt import Trunk, initial_weights, places
-from impl.peers.training import Peer, adamw
 from impl.pipeline.engine import Watch
 from impl.pipeline.stage import Stage, split
 from impl.run import Run
-from impl.squares import squares
 from impl.train import MASTERS, WEIGHTS, Step
 
 
@@ -67,8 +64,8 @@ def build(run: Run, vocab_size: int, mesh: DeviceMesh) -> PipelineModule:
     return model
 
 
-class DeepSpeedPipelineTrainer(Peer):
-    """DeepSpeed's engine around PyTorch's fused AdamW, over a mesh's pipeline and data-parallel axes.
+class DeepSpeedPipelineTrainer(DeepSpeedPeer):
+    """Engine over a mesh's pipeline and data-parallel axes.
 
     In fp32 without ZeRO, DeepSpeed clips by the first stage's norm; here clipping is done just before AdamW's step.
     """
@@ -77,25 +74,22 @@ class DeepSpeedPipelineTrainer(Peer):
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
         super().__init__(run, data, mesh, device)
-        self.group, self.stage = mesh.get_group("pp"), zero_stage(run)
-        config = configuration(run, self.vocab_size)
-        config["zero_optimization"]["overlap_comm"] = False  # which a pipeline does not have
+        self.group = mesh.get_group("pp")
         prepare()
         # with gradients its broadcast of the tied weights would warn in every backward pass
         with torch.no_grad(), redirect_stdout(StringIO()):
             self.model = build(run, self.vocab_size, mesh)
-        self.adam = adamw(self.model.parameters(), run.train)
-        self.engine = initialize(self.model, self.adam, config)
-        parameters = list(self.model.parameters())
-        self.counted = torch.tensor([not getattr(p, "ds_pipe_replicated", False) for p in parameters], device=device)
-        """True for parameters whose norms count on this rank: the tied embedding's where the first stage is."""
+        must_reduce = self.start(overlap_comm=False)  # which a pipeline does not have
+        self.engine.pipeline_enable_backward_allreduce = must_reduce
+        # the tied embedding's norm counts where the first stage is
+        elsewhere = [getattr(p, "ds_pipe_replicated", False) for p in self.model.parameters()]
+        self.counted = ~torch.tensor(elsewhere, device=device)
         if self.stage == 0:
-            self.adam.register_step_pre_hook(self._clip)
-        self.engine.pipeline_enable_backward_allreduce = is_reduced(run, self.engine)
+            self.adam.register_step_pre_hook(self._clip_first)
 
     def settings(self) -> dict[str, Any]:
-        told = {"schedule": "TrainSchedule (1F1B)", "parts": [int(part) for part in self.model.parts]}
-        return super().settings() | {"torch": torch.__version__} | told | resolved(self.engine)
+        own = {"schedule": "TrainSchedule (1F1B)", "parts": [int(part) for part in self.model.parts]}
+        return super().settings() | own
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
         lr = self.set_learning_rate(i)
@@ -103,11 +97,8 @@ class DeepSpeedPipelineTrainer(Peer):
         norm = self.norm if self.stage == 0 else self.engine.get_global_grad_norm()
         return Step(loss.double(), torch.as_tensor(norm), lr)
 
-    def _clip(self, *_: object) -> None:
-        grads, limit = [p.grad for p in self.model.parameters() if p.grad is not None], self.run.train.clip_norm
-        self.norm = all_reduce_sum((squares(grads) * self.counted).sum(), self.group).sqrt()
-        if limit:
-            torch._foreach_mul_(grads, torch.clamp(limit / (self.norm + 1e-6), max=1.0))
+    def _clip_first(self, *_: object) -> None:
+        self.norm = self.clip_own()
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return relay.score(self, {self.group.rank(): self.model}, inputs, targets, self.group)

@@ -22,11 +22,9 @@ from torch.distributed.tensor.parallel import (
 
 from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
-from impl.peers.gpt import GPT, initial_weights, places
-from impl.peers.training import PeerTrainer, own
-from impl.pipeline.stage import split
+from impl.peers.gpt import GPT, places, whole_model
+from impl.peers.training import PeerTrainer
 from impl.run import Run
-from impl.train import WEIGHTS
 
 
 def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
@@ -69,43 +67,35 @@ class DTensorTrainer(PeerTrainer):
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
         super().__init__(run, data, mesh, device)
-        self.group = mesh.get_group("tp")
         here = places(run)
         if run.plan.sequence_parallel:
             here = here.chunk(self.group.size())[self.group.rank()]
-        (whole,) = split(run.model, self.vocab_size, 1)
-        self.model = GPT(run, self.vocab_size, whole, here).to(WEIGHTS[run.precision])
-        self.model.load_state_dict(initial_weights(run, self.vocab_size, mesh))
-        self.model.to(device)
+        self.model = whole_model(run, self.vocab_size, mesh, here).to(device)
         self.styles = parallelize(self.model, mesh["tp"], sequence_parallel=run.plan.sequence_parallel)
-        self.keep(self.model)
+        self.keep(self.model, at_once=False)
         is_split = [isinstance(p, DTensor) and p.placements[0].is_shard() for p in self.masters]
-        self.is_split = torch.tensor(is_split, device=device)
+        self.counted = torch.tensor([is_part or self.group.rank() == 0 for is_part in is_split], device=device)
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"styles": {name: repr(style) for name, style in self.styles.items()}}
 
     def backward(self, i: int) -> Tensor:
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.forget()
-        for k, (inputs, targets) in enumerate(self.share(i, 0), 1):
-            with loss_parallel():
-                part = self.mean(self.model(inputs), targets)
-                part.backward()
-            loss += own(part.detach())
-            if k == self.run.microbatches or self.widens:
-                self._hand_all_over()
+        loss = super().backward(i)
         self._sum_partial()
         return loss
 
-    def _hand_all_over(self) -> None:
-        self.partial: list[Tensor] = []
-        for parameter, master in self.masters.items():
-            grad = parameter.grad
-            self.hand_over(parameter)
-            if isinstance(grad, DTensor) and grad.placements[0].is_partial():
-                assert master.grad is not None
-                self.partial.append(master.grad)
+    def microbatch(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with loss_parallel():
+            loss = super().microbatch(inputs, targets)
+        if self.widens and not self.is_last:
+            self.hand_all_over()
+        return loss
+
+    def hand_all_over(self) -> None:
+        is_partial = lambda grad: isinstance(grad, DTensor) and grad.placements[0].is_partial()
+        partial = [self.masters[parameter] for parameter in self.masters if is_partial(parameter.grad)]
+        super().hand_all_over()
+        self.partial = [master.grad for master in partial if master.grad is not None]
 
     def _sum_partial(self) -> None:
         """Sum the gradients of whole parameters that met only this rank's tokens. Communication: one all-reduce."""
@@ -113,10 +103,6 @@ class DTensorTrainer(PeerTrainer):
             flat = all_reduce_sum(torch.cat([grad.flatten() for grad in self.partial]), self.group)
             parts = flat.split([grad.numel() for grad in self.partial])
             torch._foreach_copy_(self.partial, [part.view_as(g) for part, g in zip(parts, self.partial, strict=True)])
-
-    def norm(self, squares: Tensor) -> Tensor:
-        split, whole = (squares * self.is_split).sum(), (squares * ~self.is_split).sum()
-        return (all_reduce_sum(split, self.group) + whole).sqrt()
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
         logits = self.model(inputs)

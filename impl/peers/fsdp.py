@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from impl.collectives import all_reduce_sum
 from impl.data.tokens import TokenFolder
 from impl.evaluate import Evaluation
 from impl.peers.gpt import GPT, whole_model
@@ -59,7 +58,8 @@ class FSDPTrainer(PeerTrainer):
         self.model = whole_model(run, self.vocab_size, mesh)
         self.model.to(device, MASTERS[run.precision])
         self.groups = shard(self.model, mesh["dp"], run)
-        self.keep(self.model)
+        self.keep(self.model, at_once=False)
+        self.group = self.dp_group
 
     def settings(self) -> dict[str, Any]:
         stage = self.run.plan.zero_stage
@@ -78,19 +78,10 @@ class FSDPTrainer(PeerTrainer):
             group.reshard()
         return found
 
-    def backward(self, i: int) -> Tensor:
-        count, stage = self.run.microbatches, self.run.plan.zero_stage
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.forget()
-        root = self.groups[0]
-        for k, (inputs, targets) in enumerate(self.share(i, self.dp_group.rank()), 1):
-            root.set_requires_gradient_sync(stage > 1 or k == count)
-            root.set_reshard_after_backward(stage == 3 or k == count)
-            part = self.mean(self.model(inputs), targets) / self.dp_group.size()
-            part.backward()
-            loss += part.detach()
-        self.hand_all_over()
-        return all_reduce_sum(loss, self.dp_group)
-
-    def norm(self, squares: Tensor) -> Tensor:
-        return all_reduce_sum(squares.sum(), self.dp_group).sqrt()
+    def microbatch(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        root, stage = self.groups[0], self.run.plan.zero_stage
+        root.set_requires_gradient_sync(stage > 1 or self.is_last)
+        root.set_reshard_after_backward(stage == 3 or self.is_last)
+        loss = self.mean(self.model(inputs), targets)
+        (loss / self.dp_group.size()).backward()
+        return loss

@@ -125,10 +125,14 @@ def places(run: Run) -> Tensor:
     return torch.arange(run.train.microbatch * run.model.seq_len) % run.model.seq_len
 
 
-def whole_model(run: Run, vocab_size: int, mesh: DeviceMesh) -> GPT:
-    """Return the whole model with its initial weights, on every rank."""
+def whole_model(run: Run, vocab_size: int, mesh: DeviceMesh, here: Tensor | None = None) -> GPT:
+    """Return the whole model with its initial weights, on every rank.
+
+    Args:
+        here: places of the tokens whose norms are computed here; None: of all.
+    """
     (all_layers,) = split(run.model, vocab_size, 1)
-    model = GPT(run, vocab_size, all_layers, places(run)).to(WEIGHTS[run.precision])
+    model = GPT(run, vocab_size, all_layers, places(run) if here is None else here).to(WEIGHTS[run.precision])
     model.load_state_dict(initial_weights(run, vocab_size, mesh))
     return model
 

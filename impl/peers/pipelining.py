@@ -55,14 +55,12 @@ class PipeliningTrainer(PeerTrainer):
             module.load_state_dict({name: weights[name] for name in module.state_dict()})
             self.model[str(i)] = module.to(device)
         self.keep(self.model)
-        self.add_up()
-        self.is_first, self.is_last = 0 in here, count - 1 in here
+        self.has_first, self.has_last = 0 in here, count - 1 in here
         self.ends = ends_group(mesh, {0, run.plan.pp - 1})
         tied = {"0.trunk.tokens.weight", f"{count - 1}.head.weight"}
         self.tied = [p for name, p in self.model.named_parameters() if name in tied]
-        elsewhere = [] if self.is_first else self.tied
+        elsewhere = [] if self.has_first else self.tied  # its norm counts where the first stage is
         self.counted = torch.tensor([all(p is not q for q in elsewhere) for p in self.masters], device=device)
-        """Whose gradients' norms count here: the tied embedding's where the first stage is."""
         self.schedule = self._schedule([self._stage(i, part, count) for i, part in here.items()])
 
     def settings(self) -> dict[str, Any]:
@@ -90,39 +88,31 @@ class PipeliningTrainer(PeerTrainer):
     def _schedule(self, stages: list[PipelineStage]) -> PipelineScheduleSingle | PipelineScheduleMulti:
         name, count = self.run.plan.schedule, self.run.microbatches
         if name in ONE_STAGE:
-            (stage,) = stages
-            return ONE_STAGE[name](stage, count, loss_fn=self.mean, scale_grads=False)
+            return ONE_STAGE[name](stages[0], count, loss_fn=self.mean, scale_grads=False)
         return STAGES[name](list(stages), count, loss_fn=self.mean, scale_grads=False)
 
     def backward(self, i: int) -> Tensor:
-        recipe, losses = self.run.train, []
+        recipe, losses = self.run.train, list[Tensor]()
         self.forget()
         first = i * recipe.global_batch
-        ends = self.is_first or self.is_last
+        ends = self.has_first or self.has_last
         inputs, targets = self.batch(np.arange(first, first + recipe.global_batch)) if ends else (None, None)
         self.schedule.step(
-            *([inputs] if self.is_first else []),
-            target=targets if self.is_last else None,
-            losses=losses if self.is_last else None,
+            *([inputs] if self.has_first else []),
+            target=targets if self.has_last else None,
+            losses=losses if self.has_last else None,
             return_outputs=False,
         )
         self.hand_all_over()
-        self._sum_ends()
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part in losses:
-            loss += part.detach()
-        return all_reduce_sum(loss, self.group)
-
-    def _sum_ends(self) -> None:
-        """Sum the tied embedding's gradients over first and last rank. Communication: one all-reduce."""
         for parameter in self.tied:
             grad = self.masters[parameter].grad
             assert grad is not None
             assert self.ends is not None
             all_reduce_sum(grad, self.ends)
-
-    def norm(self, squares: Tensor) -> Tensor:
-        return all_reduce_sum((squares * self.counted).sum(), self.group).sqrt()
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for part in losses:
+            loss += part.detach()
+        return all_reduce_sum(loss, self.group)
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return relay.score(self, {int(i): part for i, part in self.model.items()}, inputs, targets, self.group)

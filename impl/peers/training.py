@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from impl.collectives import all_reduce_sum
 from impl.data.batches import causal_batch
 from impl.data.tokens import TokenFolder
 from impl.evaluate import Evaluation, evaluate
@@ -30,10 +31,14 @@ class Peer(ABC):
     model: nn.Module
     """This rank's part of the model, as the engine calls it."""
     adam: torch.optim.AdamW
+    counted: Tensor | float = 1.0
+    """1 for each parameter whose norm counts on this rank, 0 where another rank of `group` has the same."""
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
         self.run, self.data, self.device, self.tokens = run, data, device, data.tokens("train")
         self.dp_group = mesh.get_group("dp")
+        self.group = mesh.get_group("tp")
+        """Ranks that have different parts of the model."""
         self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
 
     @abstractmethod
@@ -116,35 +121,54 @@ class Peer(ABC):
         wide = logits.to(MASTERS[self.run.precision])
         return F.cross_entropy(wide, targets.flatten()) / self.run.microbatches
 
+    def clip(self, grads: list[Tensor]) -> Tensor:
+        """Scale the gradients down to the global L2 norm `train.clip_norm` (0: never), and return the norm before."""
+        norm = all_reduce_sum((squares(grads) * self.counted).sum(), self.group).sqrt()
+        if limit := self.run.train.clip_norm:
+            torch._foreach_mul_(grads, torch.clamp(limit / (norm + 1e-6), max=1.0))
+        return norm
+
 
 class PeerTrainer(Peer):
     """Base of engines whose optimizer update is done here.
 
-    A subclass builds its part of the model, passes it to `keep`, and defines how a global batch's gradient is computed.
+    A subclass builds its part of the model, passes it to `keep`, and adds to `microbatch` what its passes need.
     """
 
-    def keep(self, model: nn.Module) -> None:
-        """Register this rank's part of the model: create master weights for its parameters, and AdamW."""
+    is_first = is_last = True
+    """True for the first or last of a step's microbatches."""
+
+    def keep(self, model: nn.Module, *, at_once: bool = True) -> None:
+        """Register this rank's part of the model: create master weights for its parameters, and AdamW.
+
+        Args:
+            at_once: add gradients to wider ones of the masters as soon as autograd has computed them.
+        """
         dtype = MASTERS[self.run.precision]
         self.masters = {p: nn.Parameter(own(p).detach().to(dtype)) for p in model.parameters()}
         self.adam = adamw(self.masters.values(), self.run.train)
-
-    def add_up(self) -> None:
-        """Where gradients are widened, add each to its master's as soon as autograd has computed it."""
-        for parameter in self.masters if self.widens else ():
+        for parameter in self.masters if at_once and self.widens else ():
             parameter.register_post_accumulate_grad_hook(self.hand_over)
 
-    @abstractmethod
     def backward(self, i: int) -> Tensor:
         """Accumulate the gradient of the i-th global batch's mean loss for AdamW, and return that loss."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.forget()
+        for k, (inputs, targets) in enumerate(self.share(i, self.dp_group.rank()), 1):
+            self.is_first, self.is_last = k == 1, k == self.run.microbatches
+            loss += own(self.microbatch(inputs, targets).detach())
+        self.hand_all_over()
+        return all_reduce_sum(loss, self.dp_group) / self.dp_group.size()
 
-    @abstractmethod
-    def norm(self, squares: Tensor) -> Tensor:
-        """Return the gradients' global L2 norm, from the squared norms of this rank's, in the order of `masters`."""
+    def microbatch(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Run a microbatch's forward and backward pass, and return its share of this rank's mean loss."""
+        loss = self.mean(self.model(inputs), targets)
+        loss.backward()
+        return loss
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
         loss = self.backward(i)
-        norm = self._clip(self.run.train.clip_norm)
+        norm = self.clip([master.grad for master in self.masters.values() if master.grad is not None])
         lr = self.set_learning_rate(i)
         self.adam.step()
         rounded = [(own(p), m) for p, m in self.masters.items() if p.dtype != m.dtype]
@@ -177,14 +201,6 @@ class PeerTrainer(Peer):
         else:
             master.grad.add_(grad)
         parameter.grad = None
-
-    def _clip(self, limit: float) -> Tensor:
-        """Scale the gradients down to the global L2 norm `limit` (0: never), and return the norm before."""
-        grads = [master.grad for master in self.masters.values() if master.grad is not None]
-        norm = self.norm(squares(grads))
-        if limit:
-            torch._foreach_mul_(grads, torch.clamp(limit / (norm + 1e-6), max=1.0))
-        return norm
 
 
 def adamw(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:

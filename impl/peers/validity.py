@@ -1,5 +1,6 @@
 """Which engines there are, whose part of one trains a run, and what each part lacks. Pure: no engine is imported."""
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from impl.plan import AXES
@@ -51,57 +52,44 @@ def why_invalid(run: Run) -> str | None:
     part = part_of(run)
     if part == "native":
         return None
-    lacks = [*_lacks(run, PARTS[part]), *_special(run, part)]
+    lacks = ", ".join(what for is_missing, what in _checks(run, part, PARTS[part]) if is_missing)
     whose = "" if part == run.engine else f"'s {part.removeprefix(f'{run.engine}_')}"
-    return f"the {run.engine} engine{whose} has no {', '.join(lacks)}" if lacks else None
+    return f"the {run.engine} engine{whose} has no {lacks}" if lacks else None
 
 
-def _lacks(run: Run, has: _Has) -> list[str]:
-    model, plan = run.model, run.plan
+def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]:
+    """Yield settings and combinations of settings of the run, each with whether the part lacks it."""
+    model, plan, is_bf16 = run.model, run.plan, run.precision == "bf16"
+    yield model.family != "gpt", f"model.family {model.family!r}"
+    yield model.norm_placement != "pre", f"model.norm_placement {model.norm_placement!r}"
+    yield model.dropout > 0, f"model.dropout {model.dropout}"
+    yield run.precision not in has.precisions, f"precision {run.precision!r}"
     # torch's parts pass over ZeRO where it splits nothing; DeepSpeed's pipeline does not
-    splits = plan.dp > 1 or run.engine == "deepspeed"
-    missing = {
-        f"model.family {model.family!r}": model.family != "gpt",
-        f"model.norm_placement {model.norm_placement!r}": model.norm_placement != "pre",
-        f"model.dropout {model.dropout}": model.dropout > 0,
-        f"precision {run.precision!r}": run.precision not in has.precisions,
-        f"plan.zero_stage {plan.zero_stage} (it has {', '.join(map(str, has.zero_stages))})": splits
-        and plan.zero_stage not in has.zero_stages,
-        f"plan.recompute {plan.recompute!r}": plan.recompute == "selective",
-        "plan.partition_activations": plan.partition_activations,
-        "plan.offload_activations": plan.offload_activations,
-        "plan.offload_optimizer": plan.offload_optimizer,
-        "plan.overlap_grad_reduce False": plan.dp > 1 and not plan.overlap_grad_reduce,
-        "plan.overlap_param_gather False": plan.dp > 1 and plan.zero_stage > 0 and not plan.overlap_param_gather,
-        f"plan.schedule {plan.schedule!r} (it has {', '.join(has.schedules)})": plan.pp > 1
-        and plan.schedule not in has.schedules
-        and "pp" in has.axes,
-    }
-    missing |= {f"plan.{axis} {getattr(plan, axis)}": axis not in has.axes and getattr(plan, axis) > 1 for axis in AXES}
-    return [name for name, is_missing in missing.items() if is_missing]
-
-
-def _special(run: Run, part: EnginePart) -> list[str]:
-    """Return the run's combinations of settings that a part does not support."""
-    plan, lacks = run.plan, []
-    if run.engine == "deepspeed" and run.precision == "bf16" and plan.zero_stage == 0 and plan.dp > 1:
-        lacks.append("bf16 with plan.zero_stage 0: it accumulates no gradients in fp32 there, and updates otherwise")
-    if part == "pipelining" and plan.schedule == "one_f_one_b" and run.microbatches < plan.pp:
-        lacks.append(f"one_f_one_b with fewer microbatches, {run.microbatches}, than plan.pp {plan.pp}")
+    divides = plan.dp > 1 or run.engine == "deepspeed"
+    stages = f"plan.zero_stage {plan.zero_stage} (it has {', '.join(map(str, has.zero_stages))})"
+    yield divides and plan.zero_stage not in has.zero_stages, stages
+    yield plan.recompute == "selective", f"plan.recompute {plan.recompute!r}"
+    for field in ("partition_activations", "offload_activations", "offload_optimizer"):
+        yield getattr(plan, field), f"plan.{field}"
+    yield plan.dp > 1 and not plan.overlap_grad_reduce, "plan.overlap_grad_reduce False"
+    is_gathered = plan.dp > 1 and plan.zero_stage > 0
+    yield is_gathered and not plan.overlap_param_gather, "plan.overlap_param_gather False"
+    schedules = f"plan.schedule {plan.schedule!r} (it has {', '.join(has.schedules)})"
+    yield plan.pp > 1 and "pp" in has.axes and plan.schedule not in has.schedules, schedules
+    for axis in AXES:
+        yield axis not in has.axes and getattr(plan, axis) > 1, f"plan.{axis} {getattr(plan, axis)}"
+    is_reduced_in_bf16 = run.engine == "deepspeed" and is_bf16 and plan.dp > 1 and plan.zero_stage == 0
+    why = "it accumulates no gradients in fp32 there, and updates otherwise"
+    yield is_reduced_in_bf16, f"bf16 with plan.zero_stage 0: {why}"
+    schedule = plan.schedule if part == "pipelining" else ""
+    too_few = schedule == "one_f_one_b" and run.microbatches < plan.pp
+    yield too_few, f"one_f_one_b with fewer microbatches, {run.microbatches}, than plan.pp {plan.pp}"
     if run.compile:
-        lacks += [f"compile with {what}" for what in _not_compiled(run, part)]
-    if part == "pipelining" and plan.schedule == "zb_h1" and run.precision == "bf16" and run.fp32_gradients:
-        lacks.append("zb_h1 in bf16: it adds weight gradients up in the weights' precision")
-    return lacks
-
-
-def _not_compiled(run: Run, part: EnginePart) -> list[str]:
-    plan = run.plan
-    whys = {
-        "plan.recompute 'full': torch.compile cannot keep a mesh for the backward pass": part == "dtensor"
-        and plan.recompute == "full",
-        "zb_h1: it splits the backward pass of operations, of which a compiled layer is one": part == "pipelining"
-        and plan.schedule == "zb_h1",
-        "plan.zero_stage 3: its hooks are between a layer's operations": part == "deepspeed" and plan.zero_stage == 3,
-    }
-    return [why for why, applies in whys.items() if applies]
+        why = "torch.compile cannot keep a mesh for the backward pass"
+        yield part == "dtensor" and plan.recompute == "full", f"compile with plan.recompute 'full': {why}"
+        why = "it splits the backward pass of operations, of which a compiled layer is one"
+        yield schedule == "zb_h1", f"compile with zb_h1: {why}"
+        why = "its hooks are between a layer's operations"
+        yield part == "deepspeed" and plan.zero_stage == 3, f"compile with plan.zero_stage 3: {why}"
+    why = "it adds weight gradients up in the weights' precision"
+    yield schedule == "zb_h1" and is_bf16 and run.fp32_gradients, f"zb_h1 in bf16: {why}"

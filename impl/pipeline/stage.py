@@ -1,9 +1,8 @@
 """Division of layers into pipeline stages."""
 
-from bisect import bisect_left
-from collections import Counter
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from impl.errors import InputError
@@ -48,31 +47,16 @@ def partition(num_layers: int, stages: int, last_extra: float = 0.0) -> tuple[ra
             f"plan.pp x plan.chunks {stages} is more than model.num_layers {num_layers}: every stage needs a layer; "
             f"valid: 1 to {num_layers}"
         )
-    extra = [Fraction(0)] * stages
-    extra[-1] += Fraction(last_extra)
-    most = _most_layers(num_layers, extra)
-    counts, free = [1] * stages, num_layers - stages
-    while free:  # a layer for each stage that has as few as any and can take one, the least extra work first
-        fewest = min(count for count, can in zip(counts, most, strict=True) if count < can)
-        open_ = [s for s in range(stages) if counts[s] == fewest < most[s]]
-        for stage in sorted(open_, key=lambda s: (extra[s], -s))[:free]:
-            counts[stage] += 1
-            free -= 1
-    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
-    return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+    others, extra = stages - 1, Fraction(last_extra)
 
+    def divided(last: int) -> list[int]:
+        few, more = divmod(num_layers - last, others) if others else (0, 0)
+        return [few] * (others - more) + [few + 1] * more + [last]
 
-def _most_layers(num_layers: int, extra: list[Fraction]) -> list[int]:
-    """Return the layers that each stage can take without exceeding the smallest possible time of the slowest."""
-    stages = Counter(extra)
+    def cost(counts: list[int]) -> tuple[Fraction, int, int]:
+        """Return the slowest stage's time, how unequal the counts are, and which of two equals comes first."""
+        last = counts[-1]
+        return max(last + extra, Fraction(max(counts))), sum(n * n for n in counts), last if extra else -last
 
-    def can_take(slowest: Fraction) -> dict[Fraction, int]:
-        return {work: int(slowest - work) if slowest >= work else 0 for work in stages}
-
-    def is_enough(slowest: Fraction) -> bool:
-        layers = can_take(slowest)
-        return min(layers.values()) >= 1 and sum(layers[work] * count for work, count in stages.items()) >= num_layers
-
-    slowest = sorted({count + work for count in range(1, num_layers + 1) for work in stages})
-    layers = can_take(slowest[bisect_left(slowest, True, key=is_enough)])
-    return [layers[work] for work in extra]
+    counts = min(map(divided, range(1, num_layers - others + 1) if others else [num_layers]), key=cost)
+    return tuple(range(first, end) for first, end in pairwise(accumulate(counts, initial=0)))

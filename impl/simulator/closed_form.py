@@ -18,7 +18,7 @@ import numpy as np
 from impl.cost.buffers import gathered_elements, gradient_elements
 from impl.cost.moments import fullest, kept_bytes
 from impl.cost.parameters import MASTER_BYTES
-from impl.cost.place import Place, parameter_bytes
+from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage, split
 from impl.run import Run
@@ -31,7 +31,7 @@ from impl.simulator.system import System
 
 Array = np.ndarray
 Table = dict[str, Array]
-Sizes = Mapping[str, float | tuple[float, ...]]
+Quantities = Mapping[str, float | tuple[float, ...]]
 """Quantities of one plan that a law computes, by name."""
 GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
 OPS = ("forward", "backward", "input_gradient", "weight_gradient")
@@ -121,7 +121,7 @@ class ClosedForm:
         """
         self.positions = head_positions or base.model.seq_len
         self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base), vocab_size, system, gpus
-        self._known: dict[tuple[Any, ...], Sizes] = {}
+        self._known: dict[tuple[Any, ...], Quantities] = {}
 
     def estimate(self, plans: Plans) -> Estimate:
         """Return step time and memory of each plan, with the habits of the system's software applied."""
@@ -136,7 +136,7 @@ class ClosedForm:
         )
         return Estimate(self._seconds(plans, ranks, held), self._bytes(plans, ranks, held))
 
-    def _gather(self, plans: Plans, law: Callable[..., Sizes], *knobs: str) -> Table:
+    def _gather(self, plans: Plans, law: Callable[..., Quantities], *knobs: str) -> Table:
         """Return a law's quantities for each plan as columns, evaluating it once for equal values of the knobs."""
         code = np.zeros(len(plans), dtype=np.int64)
         for knob in knobs:
@@ -146,7 +146,7 @@ class ClosedForm:
         found = [self._asked(law, dict(zip(knobs, row, strict=True))) for row in rows]
         return {name: np.array([one[name] for one in found]).T[..., which] for name in found[0]}
 
-    def _asked(self, law: Callable[..., Sizes], numbers: dict[str, int]) -> Sizes:
+    def _asked(self, law: Callable[..., Quantities], numbers: dict[str, int]) -> Quantities:
         key = (law.__name__, *numbers.values())
         if key not in self._known:
             self._known[key] = law({name: value_of(name, number) for name, number in numbers.items()})
@@ -156,7 +156,7 @@ class ClosedForm:
         """Return a run with these knobs and all others at their defaults."""
         return run_of({**DEFAULTS, "microbatch": 1, **row, **others}, self.base)
 
-    def _layers(self, row: Mapping[str, Any]) -> Sizes:
+    def _layers(self, row: Mapping[str, Any]) -> Quantities:
         """Return fields of `_Ranks`: layers by kind of rank, `missing` and `holding`."""
         p, model = row["pp"], self.base.model
         count = p * row["chunks"]
@@ -173,7 +173,7 @@ class ClosedForm:
         missing = between * (p - 2) - sum(ranks[1:-1])
         return {"layers": (ranks[0], between, ranks[-1]), "missing": missing, "holding": holding}
 
-    def _blocks(self, row: Mapping[str, Any]) -> Sizes:
+    def _blocks(self, row: Mapping[str, Any]) -> Quantities:
         """Return seconds of a microbatch in a layer, an empty stage, the embedding and the head, for each of OPS."""
         run = self._run(row, dp=self.gpus // row["tp"])
         each: dict[BlockName, Passes] = {
@@ -190,7 +190,7 @@ class ClosedForm:
             found[op] = layer, of_one - layer, getattr(first, op) - of_one, getattr(last, op) - of_one
         return found
 
-    def _hops(self, row: Mapping[str, Any]) -> Sizes:
+    def _hops(self, row: Mapping[str, Any]) -> Quantities:
         """Return seconds of a microbatch's transfers through all ranks, of the longest, and from the last rank back."""
         p, seconds = row["pp"], transfer_seconds(self._run(row), self.system)
         each = [seconds(rank, rank + 1) for rank in range(p - 1)]
@@ -200,7 +200,7 @@ class ClosedForm:
             "back": seconds(p - 1, 0) if p > 1 else 0.0,
         }
 
-    def _states(self, row: Mapping[str, Any]) -> Sizes:
+    def _states(self, row: Mapping[str, Any]) -> Quantities:
         """Return what gradients, parameters and updates need, each as a _Law.
 
         These are seconds to reduce, gather and update, and bytes; also seconds to sum tied gradients, and bytes of
@@ -233,7 +233,7 @@ class ClosedForm:
         first, last = (max(between, buffers["whole" if row["pp"] == 1 else end]) for end in ("first", "last"))
         return {name: _Law.of(law) for name, law in laws.items()} | {"tied": tied, "buffers": (first, between, last)}
 
-    def _kept(self, row: Mapping[str, Any]) -> Sizes:
+    def _kept(self, row: Mapping[str, Any]) -> Quantities:
         """Return bytes of activations that a microbatch keeps and of temporary tensors, both as a _Law.
 
         Also the bytes that a layer keeps for deferred weight gradients, and those of a received tensor.
@@ -249,7 +249,7 @@ class ClosedForm:
             passing[name] = moment(Op.F, Op.B) - kept[name]
             if name == "more":
                 owed = (moment(Op.F, Op.I, Op.F, Op.I) - moment(Op.F, Op.I)) / 3
-        received = Place(run, self.vocab_size).transferred if row["pp"] > 1 else 0
+        received = Sizes(run).transferred if row["pp"] > 1 else 0
         return {"kept": _Law.of(kept), "passing": _Law.of(passing), "owed": owed, "received": received}
 
     def _seconds(self, plans: Plans, ranks: _Ranks, held: Table) -> Array:
@@ -274,7 +274,7 @@ class ClosedForm:
         total = total + np.maximum.reduce(after) + self.system.constant("step_seconds")
         return total * self._gather(plans, self._correction, "tp", "microbatch")["factor"]
 
-    def _correction(self, row: Mapping[str, Any]) -> Sizes:
+    def _correction(self, row: Mapping[str, Any]) -> Quantities:
         return {"factor": self.system.correction(self._run(row, dp=self.gpus // row["tp"]))}
 
     def _work(

@@ -33,27 +33,17 @@ class Habits:
         return dataclasses.replace(run, **changed, **own)
 
     def stages_of(self, run: Run) -> Literal["even"] | None:
-        """How layers are shared; what does not come out even is shared as our own engine does."""
+        """Return how layers are shared; what does not come out even is shared as our own engine does."""
         return self.stages if run.model.num_layers % (run.plan.pp * run.plan.chunks) == 0 else None
 
     def changes(self, run: Run) -> list[str]:
         """Return in words which settings differ from the run's."""
-        done = self.of(run)
-        pairs = {
-            "dropout": (done.model.dropout, run.model.dropout),
-            "fp32 gradients": (done.fp32_gradients, run.fp32_gradients),
-            "overlapped input gradients": (
-                done.plan.overlap_input_grad_reduce and run.plan.tp > 1,
-                run.plan.overlap_input_grad_reduce and run.plan.tp > 1,
-            ),
-            "overlapped gradients": (
-                done.plan.overlap_grad_reduce and run.plan.dp > 1,
-                run.plan.overlap_grad_reduce and run.plan.dp > 1,
-            ),
-        }
-        words = {True: "", False: "no "}
-        return [
-            f"{words[own]}{name}" if isinstance(own, bool) else f"{name} {own:g}"
-            for name, (own, asked) in pairs.items()
-            if own != asked
-        ]
+        done, plan = self.of(run), run.plan
+        dropout = [f"dropout {done.model.dropout:g}"] if done.model.dropout != run.model.dropout else []
+        flags = [("fp32 gradients", done.fp32_gradients, run.fp32_gradients)]
+        if plan.tp > 1:
+            asked = plan.overlap_input_grad_reduce
+            flags.append(("overlapped input gradients", done.plan.overlap_input_grad_reduce, asked))
+        if plan.dp > 1:
+            flags.append(("overlapped gradients", done.plan.overlap_grad_reduce, plan.overlap_grad_reduce))
+        return dropout + [f"{'' if own else 'no '}{name}" for name, own, asked in flags if own != asked]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from impl.cost.gemms import HEAD, Core, Product, core, products
 from impl.cost.parameters import ELEMENT_BYTES, named_parameters
-from impl.cost.place import Place, parameter_bytes
+from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.cost.traffic import BlockName, Collective, collectives
 from impl.pipeline.stage import Stage
 from impl.run import Run
@@ -74,8 +74,8 @@ def _gradient(run: Run, elements: float) -> float:
 
 
 def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
-    place, e = Place(run, vocab_size), ELEMENT_BYTES[run.precision]
-    own, features = place.own, place.features
+    sizes = Sizes(run)
+    e, own, features = sizes.e, sizes.own, sizes.features
     for _ in range(2 * run.model.norms.norms_per_block):
         yield Moved("norm", 2 * own, 3 * own)
     yield Moved("heads", 4 * features, 8 * features)  # laid out for the core and back
@@ -97,8 +97,8 @@ def _scores(run: Run) -> Iterator[Moved]:
 
 
 def _embedding(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
-    place, e = Place(run, vocab_size), ELEMENT_BYTES[run.precision]
-    tokens, own = place.activations, place.own
+    place = Place(run, vocab_size)
+    e, tokens, own = place.e, place.activations, place.own
     yield Moved("look-up", 2 * tokens, 2 * tokens)
     yield Moved("positions", 3 * own, own)
     yield Moved("norm", 2 * own, 3 * own) if run.model.norms.embedding else Moved("norm")
@@ -108,8 +108,8 @@ def _embedding(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Move
 
 def _head(run: Run, vocab_size: int, head_positions: int) -> Iterator[Moved]:
     """Yield the elementwise operations of the head's norm and loss, which works on logits in fp32."""
-    place, e = Place(run, vocab_size), ELEMENT_BYTES[run.precision]
+    place = Place(run, vocab_size)
     logits = run.train.microbatch * head_positions * place.rows
     yield Moved("norm", 2 * place.own, 3 * place.own)
-    yield Moved("loss", logits * (e + 5 * 4), logits * (2 * 4 + e))
+    yield Moved("loss", logits * (place.e + 5 * 4), logits * (2 * 4 + place.e))
     yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size))

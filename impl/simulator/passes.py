@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from impl.cost.gemms import Pass
-from impl.cost.parameters import ELEMENT_BYTES
+from impl.cost.place import Sizes
 from impl.pipeline.schedule import Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
@@ -38,7 +38,7 @@ class Passes(NamedTuple):
 
 
 def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
-    """Through one block; what its plan recomputes is part of the backward pass."""
+    """Return the seconds through one block; what its plan recomputes is part of the backward pass."""
     plan, precision = run.plan, run.precision
     ranks = group(("tp",), plan, system.node.size.value)
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
@@ -52,10 +52,10 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
         inputs += attention(system, precision, *shape, backward=True) + _moved(system, run, scores, "backward")
     forward += core
     again = {"none": 0.0, "selective": core, "full": forward if is_layer else 0.0}[plan.recompute]
-    sums = {op: _collectives(system, block, ranks, op) for op in ("forward", "backward")}
+    sums = {op: _collectives(system, run, block, ranks, op) for op in ("forward", "backward")}
     if plan.recompute == "full" and is_layer:
         again += sums["forward"]
-    exposed = _exposed(system, run, block, ranks)
+    exposed = _collectives(system, run, block, ranks, "backward", is_hidden=True)
     host = _host(system, run, block) if is_layer else (0.0, 0.0)
     kept = _kept_in_host(system, run) if is_layer else 0.0
     both = again + inputs + weights
@@ -72,7 +72,7 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
 
 
 def stage_passes(system: System, each: Mapping[BlockName, Passes], stage: Stage) -> Passes:
-    """Through a pipeline stage: its layers and, at the model's ends, embedding and head."""
+    """Return the seconds through a stage: its layers and, at the model's ends, embedding and head."""
     total = Passes().plus(each["layer"], len(stage.layers))
     total = total.plus(each["embedding"], int(stage.is_first)).plus(each["head"], int(stage.is_last))
     half = system.constant("microbatch_seconds") / 2
@@ -94,35 +94,29 @@ def _moved(system: System, run: Run, moved: Iterable[Moved], when: str) -> float
     return seconds + len(sizes) * system.constant("kernel_seconds")
 
 
-def _collectives(system: System, block: Block, ranks: Group, when: str) -> float:
-    return sum(float(collective(system, c.op, c.bytes, ranks)) for c in block.collectives if c.when == when)
-
-
-def _exposed(system: System, run: Run, block: Block, ranks: Group) -> float:
-    """Return the seconds that the backward pass's collectives add to its computation."""
+def _collectives(system: System, run: Run, block: Block, ranks: Group, when: str, *, is_hidden: bool = False) -> float:
+    """Return the seconds of a pass's collectives; with `is_hidden` what they add to products computed meanwhile."""
     total = 0.0
-    for one in block.collectives:
-        if one.when == "backward":
-            seconds, behind = float(collective(system, one.op, one.bytes, ranks)), one.behind
-            if behind is not None:
-                computing = gemm(system, run.precision, behind.m, behind.n, behind.k, behind.pass_)
-                seconds = beside(system, seconds, computing)
-            total += seconds
+    for one in (one for one in block.collectives if one.when == when):
+        seconds = float(collective(system, one.op, one.bytes, ranks))
+        if is_hidden and (behind := one.behind) is not None:
+            computing = gemm(system, run.precision, behind.m, behind.n, behind.k, behind.pass_)
+            seconds = beside(system, seconds, computing)
+        total += seconds
     return total
 
 
 def _kept_in_host(system: System, run: Run) -> float:
-    """Seconds that a layer's input takes to host memory, or back."""
-    plan, model = run.plan, run.model
+    """Return the seconds that a layer's input takes to host memory, or back."""
+    plan = run.plan
     if not plan.offload_activations or system.device.kind == "cpu":
         return 0.0
     parts = plan.tp if plan.partition_activations or plan.sequence_parallel else 1
-    size = run.train.microbatch * model.seq_len * model.hidden_size * ELEMENT_BYTES[run.precision] / parts
-    return size / system.constant("host_link")
+    return Sizes(run).activations / parts / system.constant("host_link")
 
 
 def _host(system: System, run: Run, block: Block) -> tuple[float, float]:
-    """Seconds to launch a layer, forward and backward."""
+    """Return the seconds to launch a layer, forward and backward."""
     heads = run.train.microbatch * run.model.num_heads // run.plan.tp
     unfused = system.constant("host_unfused") * (heads % 4 != 0)
     calls = {when: sum(c.when == when for c in block.collectives) for when in ("forward", "backward")}

@@ -202,21 +202,18 @@ class _Pipeline:
 
 def _again(rows: Rows, since: _Lap | None, now: _Lap, most: int) -> int:
     """Return how often the laps since an equal state can repeat within `most` microbatches; 0: states differ."""
-    if since is None or since.held != now.held:
+    if since is None or not _are_alike(rows, since, now):
         return 0
     by = now.times[0] - since.times[0]
-    if any(time - before != by for time, before in zip(now.times, since.times, strict=True)):
-        return 0
-    return most // (now.within - since.within) if _next(rows, since) == _next(rows, now) else 0
+    is_equal = all(time - before == by for time, before in zip(now.times, since.times, strict=True))
+    return most // (now.within - since.within) if is_equal else 0
 
 
 def _unchanged(rows: Rows, laps: Sequence[_Lap], most: int) -> int:
     """Return how many more laps repeat the last one, if times have grown twice by the same amount."""
-    if len(laps) < 3 or not laps[0].held == laps[1].held == laps[2].held:
+    if len(laps) < 3 or not _are_alike(rows, *laps):
         return 0
     if any(c - b != b - a for a, b, c in zip(*(lap.times for lap in laps), strict=True)):
-        return 0
-    if not _next(rows, laps[0]) == _next(rows, laps[1]) == _next(rows, laps[2]):
         return 0
     for before, gap in zip(laps[1].gaps, laps[2].gaps, strict=True):
         growth = gap - before
@@ -225,6 +222,13 @@ def _unchanged(rows: Rows, laps: Sequence[_Lap], most: int) -> int:
         if gap > 0 > growth or gap <= 0 < growth:
             most = min(most, int(-gap // growth))
     return most
+
+
+def _are_alike(rows: Rows, first: _Lap, *others: _Lap) -> bool:
+    """Return True if as many transfers are under way, and the same actions are next, after each lap."""
+    return all(lap.held == first.held for lap in others) and all(
+        _next(rows, lap) == _next(rows, first) for lap in others
+    )
 
 
 def _next(rows: Rows, lap: _Lap) -> list[object]:

@@ -95,19 +95,14 @@ def reduced(system: System, run: Run, state: States, seconds: float, last: Seque
     return end + share * max(0.0, lane - end) + (1 - share) * seconds
 
 
-def ends_group(run: Run, node_size: int) -> Group:
-    """Return the group of the first and the last pipeline rank."""
-    beside_each_other = run.plan.tp * run.plan.dp
-    per_node = 2 if run.plan.world_size <= node_size else 1
-    return Group(2, per_node, max(1, min(beside_each_other, node_size // per_node)))
-
-
 def ends_seconds(system: System, run: Run, state: States) -> float:
     """Return the seconds to sum a tied embedding's gradient over both ends of the pipeline."""
     found = state.traffic.get("ends", {}).get("all_reduce")
     if found is None:
         return 0.0
-    ranks = ends_group(run, system.node.size.value)
+    node = system.node.size.value
+    per_node = 2 if run.plan.world_size <= node else 1
+    ranks = Group(2, per_node, max(1, min(run.plan.tp * run.plan.dp, node // per_node)))
     return found.calls * float(collective(system, "all_reduce", found.bytes / found.calls, ranks))
 
 

@@ -1,7 +1,6 @@
 """What a fit leaves over, as a surface over runs' sizes: it corrects near what was measured and fades away from it."""
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from pydantic import PositiveFloat
@@ -52,12 +51,8 @@ class Residuals:
             noises = [*noises[:worst], IGNORED, *noises[worst + 1 :]]
 
     def factor(self, run: Run) -> float:
-        """Measured over predicted seconds that is expected; 1 far from all rows."""
-        return float(self.factor_at(*place(run)))
-
-    def factor_at(self, hidden_size: Any, tp: Any, microbatch: Any) -> Any:
-        """`factor` of sizes, which may be arrays."""
-        return np.exp(self.near(np.stack(np.broadcast_arrays(hidden_size, tp, microbatch), axis=-1)) @ self._weights)
+        """Return the expected ratio of measured to predicted seconds; 1 far from all rows."""
+        return float(np.exp(self.near(np.array(place(run))) @ self._weights))
 
     def log_sd(self, run: Run) -> float:
         """Return the standard deviation of a measurement's logarithm about `factor`: grows away from the rows."""

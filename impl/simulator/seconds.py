@@ -4,6 +4,9 @@ Sizes may be numbers or NumPy arrays. Every law is continuous in every size, and
 bandwidth.
 """
 
+from collections.abc import Callable
+from functools import lru_cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +15,7 @@ from impl.cost.parameters import ELEMENT_BYTES
 from impl.cost.traffic import Op
 from impl.errors import InputError
 from impl.plan import AXES, Plan
-from impl.simulator.system import System
-from impl.simulator.tiles import busy
+from impl.simulator.system import Surface, System
 
 Size = Any
 """Number, or an array of numbers."""
@@ -26,6 +28,13 @@ STATE_BYTES = 14
 
 Counted: gradient, two moments and weight, zeroing, norm and clipping, and the weight in the type used to compute.
 """
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.75), (64, 128, 0.75), (64, 64, 0.6))
+"""Rows and columns of a tile, and the share of the rate of the largest that its size allows: operands read again."""
+SPLITS = (1, 2, 4)
+"""Parts of the depth that processors may take apart from each other."""
+RISE = 0.2
+"""Share of a tile, or of a wave, in which a further one comes to cost all of its time: no size makes a step."""
+_ROWS, _COLUMNS, _RATES, _SPLITS = np.array([(*tile, split) for tile, split in product(TILES, SPLITS)]).T
 
 
 class Group(NamedTuple):
@@ -62,27 +71,16 @@ def gemm(system: System, precision: str, m: Size, n: Size, k: Size, pass_: str |
     By law: operations at a share of the peak, in whole waves of tiles, each of which is filled and written, overlapped
     with moving the operands' bytes.
     """
-    law = _gemm_law(system, precision, m, n, k)
     known = system.products.get((precision, pass_), system.products.get((precision, None)))
-    if known is None:
-        return law
-    rows, surface = known
-    laws = _gemm_law(system, precision, *rows[:, :3].T)
-    return law * surface.at(np.log(rows[:, 3] / laws), (m, n, k))
+    return _corrected(partial(_gemm_law, system, precision), known, 3, (m, n, k))
 
 
 def attention(
     system: System, precision: str, batch: Size, heads: Size, seq_len: Size, head_size: Size, *, backward: bool
 ) -> Size:
     """Return the seconds of one attention core, softmax(q k^T) v, forward or backward, without moving scores."""
-    shape = (batch, heads, seq_len, head_size)
-    law = _core_law(system, precision, *shape, backward=backward)
-    known = system.cores.get(precision)
-    if known is None:
-        return law
-    rows, surface = known
-    laws = _core_law(system, precision, *rows[:, :4].T, backward=backward)
-    return law * surface.at(np.log(rows[:, 5 if backward else 4] / laws), shape)
+    law = partial(_core_law, system, precision, backward=backward)
+    return _corrected(law, system.cores.get(precision), 5 if backward else 4, (batch, heads, seq_len, head_size))
 
 
 def elementwise(system: System, precision: str, bytes_: Size, name: str = "", *, is_backward: bool = False) -> Size:
@@ -151,9 +149,20 @@ def together(one: Size, other: Size, norm: int = ROUNDED) -> Size:
     return (one**norm + other**norm) ** (1 / norm)
 
 
+def _corrected(
+    law: Callable[..., Size], known: tuple[np.ndarray, Surface] | None, column: int, sizes: tuple[Size, ...]
+) -> Size:
+    """Return a law's seconds, times what measurements are of it: interpolated between rows of sizes and seconds."""
+    if known is None:
+        return law(*sizes)
+    rows, surface = known
+    ratios = np.log(rows[:, column] / law(*rows[:, : len(sizes)].T))
+    return law(*sizes) * surface.at(ratios, sizes)
+
+
 def _gemm_law(system: System, precision: str, m: Size, n: Size, k: Size) -> Size:
     processors, fill = system.device.processors, system.constant("gemm_fill")
-    operations = 2 * m * n * (k + fill) if processors is None else busy(m, n, k, fill, processors.value)
+    operations = 2 * m * n * (k + fill) if processors is None else _busy(m, n, k, fill, processors.value)
     computed = operations / (_peak(system, precision) * system.constant("gemm_efficiency"))
     moved = elementwise(system, precision, (m * k + k * n + m * n) * ELEMENT_BYTES[precision])
     return together(computed, moved)
@@ -190,3 +199,32 @@ def _measured(system: System, op: Op, bytes_: Size, group: Group) -> Size | None
     beyond = np.maximum(at - sizes[-1], 0.0)
     found = np.exp(np.interp(at, sizes, seconds) + beyond)
     return found * (1 - 1 / group.ranks) / (1 - 1 / ranks)
+
+
+def _busy(m: Any, n: Any, k: Any, fill: float, processors: int) -> Any:
+    """Return the operations that all processors could do while they do [m, k] times [k, n], with the best tiles for it.
+
+    Args:
+        fill: depth that takes as long as the filling and the writing of a tile.
+    """
+    if all(isinstance(size, int) for size in (m, n, k)):
+        return _of_one(m, n, k, fill, processors)
+    return _of_many(m, n, k, fill, processors)
+
+
+@lru_cache(maxsize=2**16)
+def _of_one(m: int, n: int, k: int, fill: float, processors: int) -> float:
+    return float(_of_many(m, n, k, fill, processors))
+
+
+def _of_many(m: Any, n: Any, k: Any, fill: float, processors: int) -> Any:
+    rows, columns, depth = (np.asarray(size, dtype=float)[..., None] for size in (m, n, k))
+    tiles = _up(rows / _ROWS) * _up(columns / _COLUMNS) * _SPLITS
+    waves = _up(tiles / processors)
+    return (2 * waves * processors * _ROWS * _COLUMNS * (depth / _SPLITS + fill) / _RATES).min(-1)
+
+
+def _up(count: Any) -> Any:
+    """Return the count rounded up, at least 1, with a steep continuous rise in place of each step."""
+    whole = np.floor(count)
+    return np.maximum(whole + np.minimum((count - whole) / RISE, 1.0), 1.0)

@@ -1,16 +1,16 @@
 """Time and memory of one training step of a run on a system: its schedule table, executed with predicted seconds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.memory import Memory, memory_of_ranks
-from impl.cost.place import Place
+from impl.cost.place import Place, Sizes, ranks_of_stages
 from impl.errors import InputError
 from impl.pipeline.schedule import Op as Work
-from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate
 from impl.pipeline.stage import Stage, partition, split
 from impl.run import Run
@@ -22,7 +22,7 @@ from impl.simulator.seconds import collective, group, send
 from impl.simulator.system import System
 
 Transfer = Callable[[int, int], float]
-Stages = Literal["even"] | Sequence[Stage] | None
+Stages = Literal["even"] | tuple[Stage, ...] | None
 WAITS = ("tensor_parallel", "pipeline", "gather", "host")
 """Fields of `Passes` that are not computation."""
 EXPOSED = {
@@ -74,8 +74,9 @@ class _Prepared(NamedTuple):
     blocks: dict[BlockName, Block]
     states: list[States]
     """States of every pipeline rank."""
-    rank_of: tuple[int, ...]
+    rank_of: list[int]
     """Pipeline rank of every stage."""
+    head_positions: int
 
     def stages_of(self, rank: int) -> list[int]:
         return [stage for stage, owner in enumerate(self.rank_of) if owner == rank]
@@ -116,7 +117,7 @@ def predict(
     """
     if reason := run.why_invalid():
         raise InputError(reason)
-    prepared, positions = _ready(run, vocab_size, stages, head_positions)
+    prepared = _prepared(run, vocab_size, stages, head_positions)
     carried = _carry_out(run, system, prepared, slowdown or {}, with_timeline=with_timeline)
     factor = system.correction(run)
     seconds = carried.seconds * factor
@@ -126,7 +127,7 @@ def predict(
     kept = list[Memory]()
     if with_memory:
         counted = system.with_scores(run)
-        kept = memory_of_ranks(counted, vocab_size, positions, system.device.kind, prepared.parts)
+        kept = memory_of_ranks(counted, vocab_size, prepared.head_positions, system.device.kind, prepared.parts)
     critical = min(carried.ranks, key=lambda parts: parts["wait"])
     return Prediction(
         seconds=seconds,
@@ -148,30 +149,24 @@ def step_seconds(
     run: Run, vocab_size: int, system: System, *, stages: Stages = None, head_positions: int | None = None
 ) -> float:
     """Return the seconds of one step of a valid run."""
-    prepared, _ = _ready(run, vocab_size, stages, head_positions)
+    prepared = _prepared(run, vocab_size, stages, head_positions)
     return _carry_out(run, system, prepared, {}).seconds * system.correction(run)
 
 
-def _ready(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> tuple[_Prepared, int]:
-    """Return what is the same on every system, and how many positions are scored."""
-    positions = run.model.seq_len if head_positions is None else head_positions
-    chosen = stages if stages is None or isinstance(stages, str) else tuple(stages)
-    return _prepared(run, vocab_size, chosen, positions), positions
-
-
 @lru_cache(maxsize=4096)
-def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int) -> _Prepared:
+def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> _Prepared:
     count = run.plan.pp * run.plan.chunks
     if stages is None:
         parts = split(run.model, vocab_size, count)
-    elif isinstance(stages, str):
+    elif stages == "even":
         layers = partition(run.model.num_layers, count)
         parts = tuple(Stage(own, i == 0, i == count - 1) for i, own in enumerate(layers))
     else:
-        parts = tuple(stages)
+        parts = stages
         if len(parts) != count:
             raise InputError(f"{len(parts)} stages were given; valid: plan.pp x plan.chunks, {count}")
-    blocks: dict[BlockName, Block] = {name: block(run, vocab_size, name, head_positions) for name in STAGE}
+    positions = run.model.seq_len if head_positions is None else head_positions
+    blocks: dict[BlockName, Block] = {name: block(run, vocab_size, name, positions) for name in STAGE}
     alike: dict[object, States] = {}
     found = []
     for rank in range(run.plan.pp):
@@ -180,25 +175,15 @@ def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int) ->
         if key not in alike:
             alike[key] = states(place)
         found.append(alike[key])
-    return _Prepared(parts, blocks, found, _rank_of(run))
-
-
-def _rank_of(run: Run) -> tuple[int, ...]:
-    """Return the pipeline rank of every stage."""
-    plan = run.plan
-    if plan.schedule in SCHEDULES:  # their stages are dealt to the ranks in turn; the table may be large
-        return tuple(stage % plan.pp for stage in range(plan.pp * plan.chunks))
-    rank_of = build(plan.schedule, plan.pp, run.microbatches, plan.chunks).rank_of
-    return tuple(rank_of[stage] for stage in range(plan.pp * plan.chunks))
+    return _Prepared(parts, blocks, found, ranks_of_stages(run), positions)
 
 
 def _carry_out(
     run: Run, system: System, prepared: _Prepared, slowdown: Mapping[int, float], *, with_timeline: bool = False
 ) -> _Carried:
     plan, p = run.plan, run.plan.pp
-    blocks = prepared.blocks
     each: dict[BlockName, Passes] = {
-        name: passes(system, run, blocks[name], is_layer=name == "layer") for name in blocks
+        name: passes(system, run, one, is_layer=name == "layer") for name, one in prepared.blocks.items()
     }
     transfer = transfer_seconds(run, system)
     through = _through(run, system, prepared, each, transfer)
@@ -260,12 +245,12 @@ def _through(
 def transfer_seconds(run: Run, system: System) -> Transfer:
     """Return a function of the seconds of a microbatch's activations from one pipeline rank to another."""
     plan, node = run.plan, system.node.size.value
-    place, ranks = Place(run, 0), plan.tp * plan.dp
+    sizes, ranks = Sizes(run), plan.tp * plan.dp
     gathered = 0.0
     if run.scatters and plan.tp > 1:
-        gathered = float(collective(system, "all_gather", place.activations, group(("tp",), plan, node)))
+        gathered = float(collective(system, "all_gather", sizes.activations, group(("tp",), plan, node)))
     sent = {
-        is_inter: send(system, place.transferred, is_inter=is_inter, senders=min(ranks, node))
+        is_inter: send(system, sizes.transferred, is_inter=is_inter, senders=min(ranks, node))
         for is_inter in (False, True)
     }
     return lambda sender, receiver: gathered + sent[sender * ranks // node != receiver * ranks // node]

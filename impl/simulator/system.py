@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -17,12 +18,57 @@ from impl.run import Precision, Run, with_fields
 from impl.simulator.constants import CONSTANTS, Constant
 from impl.simulator.habits import Habits
 from impl.simulator.residuals import Residuals
-from impl.simulator.tables import Surface
 
 Two = tuple[PositiveFloat, PositiveFloat]
 Four = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
 Six = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
 CONFIG = CHECKED | {"frozen": True}
+
+
+class Surface:
+    """Points where a positive quantity is known: a grid, or scattered.
+
+    On a grid interpolation is linear in every direction, and constant beyond its borders. Elsewhere it is weighted by
+    distance to the power -4. Both are continuous, and exact where the quantity is known.
+    """
+
+    def __init__(self, places: np.ndarray) -> None:
+        """Store the points. Shapes: [points, dimensions]."""
+        self.logs = np.log(places)
+        self.axes = [np.unique(column) for column in self.logs.T]
+        shape = tuple(len(axis) for axis in self.axes)
+        self.order: np.ndarray | None = None
+        """Index of the point at each place of the grid."""
+        if int(np.prod(shape)) == len(places):
+            at = tuple(np.searchsorted(axis, column) for axis, column in zip(self.axes, self.logs.T, strict=True))
+            order = np.full(shape, -1)
+            order[at] = np.arange(len(places))
+            self.order = order if order.min() >= 0 else None
+
+    def at(self, logs: np.ndarray, sizes: tuple[Any, ...]) -> Any:
+        """Return the quantity at some sizes, numbers or arrays, from its logarithms at the points."""
+        where = np.log(np.stack(np.broadcast_arrays(*sizes), axis=-1).astype(float))
+        if self.order is not None:
+            return np.exp(self._on_grid(logs[self.order], where))
+        offsets = where[..., None, :] - self.logs
+        weights = 1 / ((offsets**2).sum(-1) + 1e-9) ** 2
+        return np.exp((weights * logs).sum(-1) / weights.sum(-1))
+
+    def _on_grid(self, values: np.ndarray, where: np.ndarray) -> Any:
+        below, shares = [], []
+        for axis, x in zip(self.axes, np.moveaxis(where, -1, 0), strict=True):
+            i = np.clip(np.searchsorted(axis, x) - 1, 0, max(len(axis) - 2, 0))
+            width = axis[np.minimum(i + 1, len(axis) - 1)] - axis[i]
+            below.append(i)
+            shares.append(np.clip((x - axis[i]) / np.where(width > 0, width, 1.0), 0.0, 1.0))
+        total = 0.0
+        for corner in product((0, 1), repeat=len(self.axes)):
+            at = tuple(np.minimum(i + up, len(axis) - 1) for i, up, axis in zip(below, corner, self.axes, strict=True))
+            weight = 1.0
+            for share, up in zip(shares, corner, strict=True):
+                weight = weight * (share if up else 1 - share)
+            total = total + weight * values[at]
+        return total
 
 
 @dataclass(config=CONFIG)
@@ -133,7 +179,7 @@ class Calibration:
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """Smallest and largest values fitted on: gpus, hidden_size, layers, tokens, tp, pp, dp."""
     features: dict[str, list[str]] = Field(default_factory=dict)
-    """Values that the fitted rows had of each feature in `harness.predict.fit.BASELINE`; none: not recorded."""
+    """Values that the fitted rows had of each feature in `harness.predict.interval.BASELINE`; none: not recorded."""
     residuals: Residuals | None = None
     """Residuals of the constants, near what was fitted on."""
 
@@ -171,9 +217,8 @@ class System:
         try:
             with_fields(Run(), defaults)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-            raise ValueError(f"{field} {first['input']!r:.40}: {reason}") from None
+            field, value, reason = _first(error)
+            raise ValueError(f"{field} {value!r:.40}: {reason}") from None
         return defaults
 
     @field_validator("constants")
@@ -193,9 +238,8 @@ class System:
         try:
             return TypeAdapter(cls).validate_python(dict(document))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-            shown = "" if first["type"] == "missing" else f" {str(first['input'])[:60]!r}"
+            field, value, reason = _first(error)
+            shown = "" if reason == "Field required" else f" {str(value)[:60]!r}"
             raise InputError(f"system field {field}{shown}: {reason}") from None
 
     def as_dict(self) -> dict[str, Any]:
@@ -266,3 +310,9 @@ class System:
         """Return the ratio of measured to predicted seconds expected from the calibration's rows."""
         known = None if self.calibration is None else self.calibration.residuals
         return 1.0 if known is None else known.factor(run)
+
+
+def _first(error: ValidationError) -> tuple[str, Any, str]:
+    """Return field, value and reason of the first thing wrong."""
+    first = error.errors(include_url=False)[0]
+    return ".".join(map(str, first["loc"])), first["input"], first["msg"].removeprefix("Value error, ")

@@ -1,15 +1,113 @@
-"""Memory of a step's tensors at its fullest moment, by purpose: counted, not estimated."""
+"""Memory of a trainer, counted and not estimated: what it holds, what a forward pass keeps, what a step needs."""
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from impl.cost.memory import StateBytes
+from impl.model.layers import Block, DropoutKey
+from impl.tensor_parallel.shards import shards_of
+from impl.train import Trainer
+
+
+class ActivationBytes(NamedTuple):
+    """Bytes kept from the forward pass for the backward pass: whole model, and last transformer layer."""
+
+    model: int
+    layer: int
+    host: int = 0
+    """Bytes of the whole model's activations in host memory, in addition to `model` on the device."""
+
+
+def state_bytes(trainer: Trainer) -> StateBytes:
+    """Return the bytes of weights, gradients, master weights and moments on this rank."""
+    shards, held = shards_of(trainer.model), {True: 0, False: 0}
+    for bucket, master in zip(trainer.buckets[::-1], trainer.optimizer.masters, strict=True):
+        is_apart = master.data_ptr() != bucket.own_weights.data_ptr()
+        owned = {piece.name: piece.stop - piece.start for piece in bucket.places()}
+        for slot in bucket.layout.slots:
+            own = owned.get(slot.name, 0)
+            weights = (own if bucket.stage == 3 else slot.size) * bucket.weights_kept.itemsize
+            gradient = (own if bucket.stage >= 2 else slot.size) * bucket.gradient.itemsize
+            held[slot.name in shards] += weights + gradient + own * (2 + is_apart) * master.itemsize
+    return StateBytes(split=held[True], whole=held[False])
+
+
+def activation_bytes(trainer: Trainer) -> ActivationBytes:
+    """Return the bytes that one microbatch's forward passes keep for the backward passes, which are not run."""
+    trainer.model.train()
+    size, run = trainer.run.train.microbatch, trainer.run
+    with kept_for_backward(bucket.weights for bucket in trainer.buckets) as kept:
+        outputs = []
+        for stage in trainer.own.values():
+            x = None if stage.is_first else trainer.activations(size, run.model.seq_len).requires_grad_()
+            blocks = trainer.stage_blocks(stage, np.arange(size), DropoutKey(run.seed, 0, 0))
+            counted = [Block(name, kept.counting(name, block)) for name, block in blocks]
+            outputs.append(trainer.parameters.run(counted, x))
+    last = list(trainer.model.trunk.layers)[-1]
+    return ActivationBytes(kept.bytes, kept.by_name[f"layers.{last}"], kept.host_bytes)
+
+
+class SavedBytes:
+    """Storages that autograd holds on to, each counted once, whatever views of it are kept."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        parameters = list(parameters)
+        self.device = parameters[0].device
+        self._seen = {_storage(p) for p in parameters}
+        self.bytes = 0
+        """Bytes on the device of the parameters."""
+        self.host_bytes = 0
+        """Bytes of activations in host memory, for a model on another device."""
+        self.by_name = Counter[str]()
+        """Bytes of both kinds, by the name passed to `counting`."""
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        if storage not in self._seen:
+            self._seen.add(storage)
+            if tensor.device == self.device:
+                self.bytes += tensor.untyped_storage().nbytes()
+            else:
+                self.host_bytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+    def counting(self, name: str, function: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+        """Return the function wrapped so that its bytes are counted under a name."""
+
+        def counted(x: Any) -> Tensor:
+            before = self.bytes + self.host_bytes
+            out = function(x)
+            self.by_name[name] += self.bytes + self.host_bytes - before
+            return out
+
+        return counted
+
+
+def _storage(tensor: Tensor) -> int:
+    """Names a storage also while its memory is given back: a parameter's that is gathered and freed stays the same."""
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def kept_for_backward(parameters: Iterable[Tensor]) -> Iterator[SavedBytes]:
+    """Count what operations inside save for the backward pass, the parameters left out.
+
+    The graph must stay alive inside, or a freed storage's name may be taken for one that was counted.
+    """
+    kept = SavedBytes(parameters)
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+        yield kept
+
 
 Held = Mapping[str, Collection[Tensor]]
 """Tensors by what they are for; views are as good as what they are views of."""
