@@ -11,14 +11,9 @@ from dataclasses import replace
 
 from experiments.megatron2019.layernorm_placement import PRE_BEATS_POST
 from experiments.ours.data_parallel_scaling import sweep
-from harness.experiment.claims import Claim, Evidence, Row, mean_by
-from harness.experiment.experiment import Experiment
-from impl.evaluation_config import EvaluationConfig
-from impl.model.config import ModelConfig
-from impl.model.sizes import named
-from impl.plan import Plan
-from impl.recipe import Recipe
-from impl.run import Precision, Run
+from harness.experiment.kit import (
+    Claim, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, means, named,
+)  # fmt: skip
 
 QUALITY = Recipe(steps=400, global_batch=16, microbatch=8, lr=3e-3, warmup_steps=80)
 SPEED = Recipe(steps=20, global_batch=8, microbatch=4, warmup_steps=5)
@@ -41,8 +36,22 @@ def perplexity(sizes: list[ModelConfig], recipe: Recipe, precision: Precision = 
     ]
 
 
-def near_floor(rows: Sequence[Row]) -> Evidence | None:
-    above = mean_by(rows, "above_floor", lambda row: (row["parameters"], row["id"]))
+def over_floor(records: Sequence[Record]) -> list[tuple[Record, float, float]]:
+    """Return the records evaluated on the synthetic language: how far over its floor, and the floor's standard error.
+
+    Both are relative to the floor; the error is NaN if unknown.
+    """
+    found = ((record, one, record.resolved.data) for record in records for one in record.last_evaluations)
+    return [
+        (record, one.token_perplexity / math.exp(entropy.floor) - 1, (sample and sample.standard_error) or math.nan)
+        for record, one, data in found
+        if (one.name, one.kind) == ("valid", "causal") and data and (entropy := data.entropy)
+        for sample in (entropy.valid,)
+    ]
+
+
+def near_floor(records: Sequence[Record]) -> Evidence | None:
+    above = means(((record.parameters, record.id), over) for record, over, _ in over_floor(records))
     if not above:
         return None
     largest = max(parameters for parameters, _ in above)
@@ -50,44 +59,25 @@ def near_floor(rows: Sequence[Row]) -> Evidence | None:
     return Evidence(best < 0.10, f"{best:.1%} above the floor")
 
 
-def none_below_floor(rows: Sequence[Row]) -> Evidence | None:
-    known = [row for row in rows if not math.isnan(row["above_floor"])]
-    if not known:
+def none_below_floor(records: Sequence[Record]) -> Evidence | None:
+    in_errors = [over / error for _, over, error in over_floor(records) if not math.isnan(over / error)]
+    if not in_errors:
         return None
-    lowest = min((row["token_perplexity"] - row["floor"]) / row["floor_standard_error"] for row in known)
-    return Evidence(lowest > -2, f"lowest: {lowest:+.1f} standard errors from the floor")
+    return Evidence(min(in_errors) > -2, f"lowest: {min(in_errors):+.1f} standard errors from the floor")
 
 
 EXPERIMENT = Experiment(
     source="Megatron-LM 2019, figures 5 and 7, table 3, in miniature",
     expectation="perplexity falls with size towards the floor; two ranks are nearly twice as fast as one",
     claims=(
-        Claim(
-            text="the largest model comes within 10% of the perplexity floor",
-            source="our own",
-            check=near_floor,
-        ),
-        Claim(
-            text="no perplexity is below the floor by more than its sampling error",
-            source="our own",
-            check=none_below_floor,
-        ),
+        Claim("the largest model comes within 10% of the perplexity floor", "our own", near_floor),
+        Claim("no perplexity is below the floor by more than its sampling error", "our own", none_below_floor),
         PRE_BEATS_POST,
     ),
-    cost={
-        "smoke": "1 min, 2 CPU cores",
-        "small": "3 min, 2 CPU cores",
-        "paper": "1 h, 8 GPUs",
-    },
+    cost={"smoke": "1 min, 2 CPU cores", "small": "3 min, 2 CPU cores", "paper": "1 h, 8 GPUs"},
     runs={
-        "smoke": [
-            *perplexity([TINY], replace(QUALITY, steps=100)),
-            *sweep(named("gpt-2m"), (1, 2), SPEED),
-        ],
-        "small": [
-            *perplexity([TINY, named("gpt-0.5m")], QUALITY),
-            *sweep(named("gpt-2m"), (1, 2), SPEED),
-        ],
+        "smoke": [*perplexity([TINY], replace(QUALITY, steps=100)), *sweep(named("gpt-2m"), (1, 2), SPEED)],
+        "small": [*perplexity([TINY, named("gpt-0.5m")], QUALITY), *sweep(named("gpt-2m"), (1, 2), SPEED)],
         "paper": [
             *perplexity([named("gpt-8m"), named("gpt-25m")], replace(QUALITY, steps=4000, global_batch=64), "bf16"),
             *sweep(named("gpt-355m"), (1, 2, 4, 8), replace(SPEED, global_batch=32), "bf16"),

@@ -92,12 +92,13 @@ def run(arguments: list[str], folder: Path) -> str:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Standard output of a command of this process in an empty folder, which has to end well."""
+    """Standard output of a command of this process in an empty folder, which has to end well, or can run no point."""
 
     def run(command: list[str]) -> str:
         status = main.main(command)
         out, err = capsys.readouterr()
-        assert status == 0, err
+        can_run_none = "--dry-run" in command and "\n0 of " in out  # as texts are not here
+        assert status == int(can_run_none), err
         return out
 
     monkeypatch.chdir(tmp_path)
@@ -390,5 +391,5 @@ def test_the_ablation_that_is_shown_is_where_it_says() -> None:
     [line] = re.findall(r"`(NORMS = \(.*?\))`", shown)
     source = (ROOT / "experiments/megatron2019/layernorm_placement.py").read_text()
     assert line in source
-    for value in re.findall(r"`(for lr in \(.*?\))`", shown):
-        assert value in source
+    [line] = re.findall(r"`(models_and_rates\(.*?\)\))`", shown)
+    assert line in source

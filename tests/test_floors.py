@@ -45,14 +45,11 @@ FLOORS = {
     "impl.zero": 0,
     "impl.zero.partition": 0,
     "impl.mesh": 1,
-    "impl.activations": 1,
-    "impl.tracking": 1,
     "impl.collectives": 1,
     "impl.seeding": 1,
     "impl.squares": 1,
     "impl.untraced": 1,
     "impl.recompute": 1,
-    "impl.windows": 1,
     "impl.data.*": 1,
     "impl.optim": 2,
     "impl.precision": 2,
@@ -61,6 +58,7 @@ FLOORS = {
     "impl.tensor_parallel.*": 2,
     "impl.zero.*": 2,
     "impl.evaluate": 3,
+    "impl.downstream": 3,
     "impl.model.*": 3,
     "impl.peers": 0,
     "impl.peers.validity": 0,
@@ -71,6 +69,7 @@ FLOORS = {
     "impl.checkpoint_reader": 4,
     "impl.chunks": 4,
     "impl.dimensions": 4,
+    "impl.instruments": 4,
     "impl.train.*": 4,
     "harness": 5,
     "harness.records.*": 5,
@@ -92,7 +91,7 @@ FLOORS = {
     "experiments.*": 14,
     **{f"harness.{room}": 5 for room in ROOMS},
 }
-TORCH_FREE_ABOVE_FLOOR_0 = ("impl.seeding", "impl.data.*", "impl.windows")
+TORCH_FREE_ABOVE_FLOOR_0 = ("impl.seeding", "impl.data.*")
 # rooms of floor 2 are put together on floor 4; evaluation takes a model, it does not choose one
 STRANGERS = {
     2: ("impl.optim", "impl.precision", "impl.pipeline", "impl.tensor_parallel", "impl.zero"),
@@ -154,8 +153,8 @@ def complaint(importer: str, imported: str) -> str | None:
     strangers = STRANGERS.get(above, ())
     if below == above and room(importer) != room(imported) and {room(importer), room(imported)} <= set(strangers):
         return f"{importer} imports {imported}: the rooms of floor {above} do not know each other"
-    if importer == "impl.evaluate" and room(imported) == "impl.model" and below > 0:
-        return f"impl.evaluate imports {imported}: it evaluates any model"
+    if importer in ("impl.evaluate", "impl.downstream") and room(imported) == "impl.model" and below > 0:
+        return f"{importer} imports {imported}: it evaluates any model"
     return None
 
 

@@ -11,8 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [path for room in ("impl", "harness", "experiments") for path in sorted((ROOT / room).rglob("*.py"))]
-TO_COME = ("harness/rank", "harness/launch", "harness/doctor", "harness/bench")
-"""Rooms whose docstrings still use such words."""
 PLAIN = {
     "told": "passed, reported", "tells": "reports", "whoever": "any process", "nobody": "no process",
     "somebody": "another process", "anew": "again",
@@ -37,7 +35,7 @@ def test_docstrings_and_comments_use_plain_words(room: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {word} (plain: {PLAIN[word.lower()]})"
         for path in SOURCES
-        if path.is_relative_to(ROOT / room) and not any(path.is_relative_to(ROOT / other) for other in TO_COME)
+        if path.is_relative_to(ROOT / room)
         for line, text in prose(path)
         for word in ARCHAIC.findall(text)
     ]
@@ -45,7 +43,7 @@ def test_docstrings_and_comments_use_plain_words(room: str) -> None:
 
 
 def test_no_experiment_parses_json() -> None:
-    """Rows and records are typed: `row["point"]` is a Run."""
+    """Records are typed, and so are points."""
     parsing = [path for path in SOURCES if path.is_relative_to(ROOT / "experiments") and "json" in imported(path)]
     assert not parsing
 

@@ -7,17 +7,15 @@ Their counter includes recomputation (it is PTD-P's equation 3), so that these a
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
-from experiments.ptdp2021.pipeline_weak_scaling import CPU
-from harness.experiment.claims import Claim, Evidence, Row
-from harness.experiment.comparison import COUNTED, Figure, Printed, as_published, rates_near
-from harness.experiment.experiment import Experiment
+from experiments.frontier2023 import cost
+from experiments.ptdp2021 import grown
+from harness.experiment.by_size import BySize
+from harness.experiment.kit import (
+    BATCH, DP, MICROBATCH, PP, TP, ZERO_STAGE, Claim, Evidence, Experiment, Plan, Printed, Record, Run,
+    rate_with_recomputation,
+)  # fmt: skip
 from harness.predict.published_scaling import on_frontier
-from impl.evaluation_config import EvaluationConfig
-from impl.model.config import ModelConfig
-from impl.plan import Plan
-from impl.run import Run
 
 PEAK = 191.5e12
 """FLOP/s of a GCD in 16 bits."""
@@ -32,56 +30,31 @@ def run_of(printed: Printed) -> Run:
     return on_frontier(printed["model"], *degrees, zero_stage=0 if printed["model"] == "frontier-22b" else 1)
 
 
-FIGURE = Figure(
+FIGURE = BySize(
     paper="frontier2023",
     where="section V",
     name="recipes",
     title="Frontier's recipes",
     run_of=run_of,
-    shown=("tp", "pp", "dp", "zero_stage", "microbatch", "global_batch"),
-    baseline=lambda row: row["ranks"],
-    relative_to="the smallest model",
-    group=(),
-    line=(),
-    at=("ranks",),
+    shown=(TP, PP, DP, ZERO_STAGE, MICROBATCH, BATCH),
     hardware="GCDs of MI250X",
     notes=("The abstract's shares of the peak are these rates over 191.5 TFLOP/s.",),
 )
 
 
-def falls_with_size(rows: Sequence[Row]) -> Evidence | None:
-    """Judge whether each larger model is slower per device."""
-    found = sorted(FIGURE.known(rows), key=lambda row: row["parameters"])
-    if len(found) < 2:
-        return None
-    holds = all(b["relative"] < a["relative"] for a, b in pairwise(found))
-    return Evidence(holds, ", ".join(f"{row['relative']:.0%} ({row['model']})" for row in found))
-
-
-def shares_of_the_peak(rows: Sequence[Row]) -> Evidence | None:
+def shares_of_the_peak(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the rates, as shares of the peak, are the published ones."""
-    found = rates_near(FIGURE, NEAR, FITTED)(rows)
+    found = FIGURE.rates_near(NEAR, FITTED)(records)
     if found is None:
         return None
-    every = sorted(FIGURE.known(rows), key=lambda row: row["parameters"])
-    numbers = ", ".join(f"{row[COUNTED.key] / PEAK:.1%} ({row['model'].removeprefix('GPT ')})" for row in every)
-    return found._replace(numbers=f"{numbers}; {found.numbers}")
+    shares = ((rate_with_recomputation(one) / PEAK, one.model.removeprefix("GPT ")) for one in FIGURE.known(records))
+    return found._replace(numbers=f"{', '.join(f'{part:.1%} ({name})' for part, name in shares)}; {found.numbers}")
 
 
-def grown(seq_len: int, unit: int, repeats: int) -> list[Run]:
-    """Return runs of growing models: the smallest as a pipeline, the larger with tensor parallelism at the end."""
-    shapes = [(4, unit, Plan(pp=2)), (8, unit, Plan(pp=2, zero_stage=1)), (8, 2 * unit, Plan(tp=2, zero_stage=1))]
-    return [
-        Run(
-            model=ModelConfig(num_layers=layers, hidden_size=hidden, num_heads=hidden // 32, seq_len=seq_len),
-            plan=replace(plan, recompute="full"),
-            train=replace(CPU, global_batch=16, microbatch=1),
-            evaluation=EvaluationConfig(sequences=None),
-            repeat=repeat,
-        )
-        for repeat in range(repeats)
-        for layers, hidden, plan in shapes
-    ]
+def shapes(unit: int) -> list[tuple[int, int, Plan]]:
+    """Return growing models: the smallest two as pipelines, the wider one with tensor parallelism."""
+    pipelines, layers = Plan(pp=2, recompute="full"), Plan(tp=2, zero_stage=1, recompute="full")
+    return [(4, unit, pipelines), (8, unit, replace(pipelines, zero_stage=1)), (8, 2 * unit, layers)]
 
 
 EXPERIMENT = Experiment(
@@ -89,27 +62,24 @@ EXPERIMENT = Experiment(
     expectation="38.38, 36.14 and 31.96% of a GCD's peak for 22B, 175B and 1T, recomputation counted",
     claims=(
         Claim(
-            text="the rates are within 8% of the published; simulated, of the models that nothing was fitted to",
-            source="abstract, section V",
-            check=shares_of_the_peak,
+            "the rates are within 8% of the published; simulated, of the models that nothing was fitted to",
+            "abstract, section V",
+            shares_of_the_peak,
             published="38.4, 36.1 and 32.0% of the peak",
             hardware="MI250X",
         ),
-        Claim(text="each larger model is slower per device", source="abstract", check=falls_with_size),
+        Claim("each larger model is slower per device", "abstract", FIGURE.falls_with_size),
         Claim(
-            text="rates relative to the smallest model's are within 5 points of the published",
-            source="abstract",
-            check=as_published(FIGURE),
+            "rates relative to the smallest model's are within 5 points of the published",
+            "abstract",
+            FIGURE.near_published,
         ),
     ),
     table=FIGURE.table,
-    found="By simulation 38.5, 36.3 and 34.0% of the peak, the last 6% too much; the constants are fitted to the "
-    "second. Measured on two cores, a pipeline of twice the depth is as fast per device, and layers that two ranks "
-    "share are 15 ± 15% slower.",
-    cost={"smoke": "1 min, 2 CPU cores", "small": "3 min, 2 CPU cores", "paper": "90 min, 1024 GCDs with 64 GB"},
+    cost=cost("3 min", "90 min, 1024"),
     deviations="Plans and batches are the authors' launch scripts', as is that the counter includes recomputation; the "
     "largest model's batch and heads are assumed, and the vocabulary of all. `frontier`'s constants are fitted to the "
     "row of 175B. At `smoke` and `small` fp32 and small models on two ranks: two pipelines of growing depth, and a "
     "wider model whose layers two ranks share.",
-    runs={"smoke": grown(64, 64, 1), "small": grown(128, 192, 3), "paper": FIGURE.runs},
+    runs={"smoke": grown(shapes(64), 64, 1, 1), "small": grown(shapes(192), 128, 1, 3), "paper": FIGURE.runs},
 )

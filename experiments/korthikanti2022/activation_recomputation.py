@@ -8,363 +8,195 @@ with room for batches whose smaller pipeline bubble makes up for more than that 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
-import pandas as pd
-
-from experiments.korthikanti2022.sequence_parallel_memory import (
-    DEGREE,
-    MICROBATCH,
-    PAPER,
-    SMOKE,
-    quarter,
-    same_in_paper,
-)
-from experiments.ptdp2021.pipeline_weak_scaling import on_selene, small_model, timed
-from harness.analysis.render import Column, Table
-from harness.analysis.scaling import ratio
-from harness.analysis.tables import MARK, MILLI, MODEL, PERCENT, RUNS, measured
-from harness.experiment.claims import Claim, Evidence, Row, tally
-from harness.experiment.comparison import POINTS
-from harness.experiment.experiment import Experiment
-from harness.experiment.published import published
-from harness.records.labels import apart_from
-from harness.records.measures import about, combine, frame
-from harness.records.record import Record, point
-from harness.records.store import SIMULATED
+from experiments.korthikanti2022 import (
+    BOTH, DEGREE, FULL, LAYER, MICROBATCH, NOTHING, PAPER, PARALLEL, SELECTIVE, SMOKE, WAYS, P, Saved, T, counted,
+    few_steps, in_print, layer, mebibytes, of_table_5, published_share, quarter, saved, shallow, size_of, way_of,
+    with_way,
+)  # fmt: skip
+from experiments.ptdp2021 import on_selene, small_model, timed
+from harness.experiment.checks import each, within
+from harness.experiment.kit import (
+    BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record,
+    Run, and_absent, named, of_run, printed, published, share, table_of, tally,
+)  # fmt: skip
 from impl.cost.activations import layer_bytes
-from impl.evaluation_config import EvaluationConfig
-from impl.model.config import ModelConfig
-from impl.model.sizes import named
-from impl.plan import Plan
-from impl.recipe import Recipe
-from impl.run import Run
 
-WAYS: dict[str, dict[str, Any]] = {
-    "": {},
-    "_sequence_parallel": {"sequence_parallel": True},
-    "_selective": {"recompute": "selective"},
-    "_sequence_parallel_selective": {"sequence_parallel": True, "recompute": "selective"},
-    "_full_recompute": {"recompute": "full"},
-}
-"""Ways of saving memory, by the suffixes of the names of published quantities."""
-FULL, BOTH = "_full_recompute", "_sequence_parallel_selective"
-INTERLEAVED = ("korthikanti-175b", "korthikanti-530b")
-"""Models that run with three chunks a rank (table 3)."""
 EXACT, SAME_SHARE = 0.01, 0.01
 A_THIRD = 1 / 3 + POINTS
-LAYER, RATE = "layer_activation_bytes", "tokens_per_second"
-TIMED = Recipe(steps=8, warmup_steps=2)
-
-
-def way_of(run: Run) -> str:
-    own = {"sequence_parallel": run.plan.sequence_parallel, "recompute": run.plan.recompute}
-    plain = {"sequence_parallel": False, "recompute": "none"}
-    return next((way for way, fields in WAYS.items() if plain | fields == own), "none of these")
-
-
-def with_way(run: Run, way: str) -> Run:
-    plain: dict[str, Any] = {"sequence_parallel": False, "recompute": "none"}
-    return replace(run, plan=replace(run.plan, **plain | WAYS[way]))
-
-
-def every_way(run: Run) -> list[Run]:
-    return [with_way(run, way) for way in WAYS]
-
-
-def printed(quantity: str, **where: Any) -> float:
-    """Return the published number, or NaN."""
-    paper = "ptdp2021" if quantity.startswith("sequence_rate") else "korthikanti2022"
-    rows = published(paper).query("quantity == @quantity").to_dict("records")
-    return next((row["value"] for row in rows if all(row[name] == value for name, value in where.items())), math.nan)
+"""A third, measured within 5 points."""
 
 
 def two_layers(name: str) -> Run:
     """Return a two-layer run of one of the paper's models, which fits eight GPUs with any recomputation."""
-    microbatch = MICROBATCH.get(name, 1)
-    return Run(
-        model=replace(PAPER[name], num_layers=2),
-        plan=Plan(tp=DEGREE),
-        train=replace(TIMED, steps=10, lr=1e-4, global_batch=microbatch, microbatch=microbatch),
-        evaluation=EvaluationConfig(sequences=None),
-        precision="bf16",
-    )
-
-
-def of_table_5(name: str, way: str) -> Run:
-    row = next(row for row in published("korthikanti2022", "parameters").to_dict("records") if row["model"] == name)
-    chunks: dict[str, Any] = {"schedule": "interleaved", "chunks": 3} if name in INTERLEAVED else {}
-    run = on_selene(row, PAPER[name], MICROBATCH.get(name, 1), **chunks)
-    return with_way(run, way)
+    run = few_steps(shallow(name), Plan(tp=DEGREE), MICROBATCH.get(name, 1), steps=10)
+    return replace(run, train=replace(run.train, lr=1e-4, warmup_steps=2))
 
 
 @cache
-def of_the_paper() -> dict[Run, tuple[Run, dict[str, float]]]:
-    """Return every point of figure 7, tables 4 and 5 and PTD-P's figure 17: its run, and the published times."""
-    found: list[tuple[Run, dict[str, float]]] = []
+def of_the_paper() -> dict[Run, Saved]:
+    """Return every point of figure 7, tables 4 and 5 and PTD-P's figure 17, with the published times, by its run."""
+    found: list[Saved] = []
+    add = lambda run, size, **times: found.append(Saved(run, model=f"GPT {size}", printed=times))
     for name in PAPER:
-        layer = {way: printed(f"layer_combined_milliseconds{way}", model=name) for way in WAYS}
-        found += [(run, {"published_speed": layer[""] / layer[way_of(run)]}) for run in every_way(two_layers(name))]
+        milliseconds = {way: in_print(f"layer_combined_milliseconds{way}", name) for way in WAYS}
+        for way, time in milliseconds.items():
+            speed = milliseconds[NOTHING] / time
+            add(with_way(two_layers(name), way), f"{size_of(name)}, two layers", published_speed=speed)
     for name in PAPER:
-        seconds = {way: printed(f"iteration_seconds{way}", model=name) for way in (FULL, BOTH)}
-        found += [(of_table_5(name, way), {"published_gain": seconds[FULL] / seconds[way]}) for way in seconds]
-    rates = published("ptdp2021").query("where == 'figure 17'").to_dict("records")
-    for row in rates:
-        way = "" if row["quantity"].endswith("no_recompute") else FULL
-        without = printed("sequence_rate_no_recompute", global_batch=row["global_batch"])
-        times = {"published_speed": row["value"] / without, "published_rate": row["value"]}
-        found.append((with_way(on_selene(row, named("ptdp-145.6b")), way), times))
-    return {point(run): (run, times) for run, times in found}
+        seconds = {way: in_print(f"iteration_seconds{way}", name) for way in (FULL, BOTH)}
+        for way, time in seconds.items():
+            add(of_table_5(name, way), size_of(name), published_gain=seconds[FULL] / time)
+    rows = published("ptdp2021").query("where == 'figure 17'").to_dict("records")
+    plain = {row["global_batch"]: row["value"] for row in rows if row["quantity"].endswith("no_recompute")}
+    for row in rows:
+        run = on_selene(row, named("ptdp-145.6b"))
+        run = with_way(run, NOTHING) if row["quantity"].endswith("no_recompute") else run
+        speed = row["value"] / plain.get(row["global_batch"], math.nan)
+        add(run, "145B", published_speed=speed, published_rate=row["value"])
+    return {one.run: one for one in found}
 
 
-@cache
-def described(run: Run) -> dict[str, Any]:
-    """Return what is known of a point before it is run: bytes of a layer by formula, and published numbers."""
-    names = same_in_paper(run.model, run.plan.tp) if run.model.dropout else []
-    way, known = way_of(run), layer_bytes(run)
-    share = printed(f"activation_memory{way}", model=names[0]) / 100 if names and way else math.nan
-    _, times = of_the_paper().get(point(run), (run, {}))
-    degrees = {name: getattr(run.plan, name) for name in ("tp", "pp", "sequence_parallel", "recompute")}
-    return {
-        **degrees,
-        "way": way,
-        "global_batch": run.train.global_batch,
-        "microbatch": run.train.microbatch,
-        "formula": known,
-        "formula_share": known / layer_bytes(with_way(run, "")),
-        "published_share": share,
-        **{name: times.get(name, math.nan) for name in ("published_speed", "published_gain", "published_rate")},
-    }
+def compared(records: Sequence[Record], way: str | None = None, *, is_pipeline: bool | None = None) -> list[Saved]:
+    """Return points, of one way and with or without a pipeline if these are given; simulated ones have times only."""
+    found = saved(records, lambda record: 1.0 if record.is_simulated else layer(record), of_the_paper())
+    deep = lambda one: one.run.plan.pp > 1
+    return [one for one in found if way in (None, way_of(one.run)) and is_pipeline in (None, deep(one))]
 
 
-def points(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Return measured points, repeats combined: bytes of a layer, and rates relative to those of the other ways."""
-    if not rows.empty:
-        known = rows[LAYER].notna() | (rows["source"] == SIMULATED)  # simulated records have times only
-        rows = pd.DataFrame(rows[(rows["status"] == "ok") & known]).drop_duplicates("id")
-    if rows.empty:
-        return []
-    found = combine(rows, ("point", "source", "device_name"), (RATE, LAYER, "step_seconds", "mfu", "hfu"))
-    out = []
-    for row in found:
-        run: Run = row["point"]
-        apart = apart_from(run, "plan.sequence_parallel", "plan.recompute")
-        out.append(row | described(run) | {"apart": apart, "seq_len": run.model.seq_len})
-    return [row | _against_the_others(row, out) for row in out]
+def rate(one: Saved) -> float:
+    """Return the sequences per second."""
+    return one.mean(lambda record: record.tokens_per_second) / one.run.model.seq_len
 
 
-def _against_the_others(row: Mapping[Any, Any], rows: Sequence[Mapping[Any, Any]]) -> dict[str, float]:
-    """Return shares of bytes and rate without recomputation, and the gain over the rate with full recomputation."""
-    same = [r for r in rows if (r["apart"], r["device_name"]) == (row["apart"], row["device_name"])]
-    plain, full = (next((r for r in same if r["way"] == way), None) for way in ("", FULL))
-    out = {"share": row[LAYER] / plain[LAYER] if plain else math.nan, "rate": row[RATE] / row["seq_len"]}
-    for name, other in (("speed", plain), ("gain", full)):
-        found = ratio(row, other, RATE) if other is not None and not math.isnan(row[RATE]) else None
-        width = None if found is None else found.half_width
-        out |= {name: found.mean if found else math.nan, f"{name}_half_width": math.nan if width is None else width}
-    return out
-
-
-BYTES: dict[str, Any] = {"unit": "MiB", "si": "B", "scale": 2**20}
-SHARE: dict[str, Any] = {"unit": "%", "si": "fraction", "scale": PERCENT, "digits": 3}
-TIMES: dict[str, Any] = {"si": "ratio", "digits": 3}
-SHOWN = (
-    MODEL,
-    Column(key="tp", header="t"),
-    Column(key="pp", header="p"),
-    Column(key="global_batch", header="batch"),
-    Column(key="parallel", header="parallel", text=True),
-    Column(key="recompute", header="recomputed", text=True),
-    Column(key=LAYER, header="layer, counted", **BYTES),
-    Column(key="formula", header="layer, predicted", **BYTES),
-    Column(key="share", header="share, counted", **SHARE),
-    Column(key="formula_share", header="share, predicted", **SHARE),
-    Column(key="published_share", header="share, published", **SHARE),
+COLUMNS = (
+    MODEL, T, P, replace(BATCH, header="batch"), PARALLEL,
+    of_run("recompute", "recomputed", lambda run: run.plan.recompute, text=True),
+    mebibytes(LAYER, "layer, counted"),
+    mebibytes("formula", "layer, predicted", lambda one: layer_bytes(one.run)),
+    share("share", "share, counted", Saved.share),
+    share("formula_share", "share, predicted", lambda one: one.formula_share),
+    share("published_share", "share, published", lambda one: published_share(one.run)),
     Column(key="step_seconds", header="step, median", unit="ms", si="s", scale=MILLI),
-    Column(key="speed", header="speed", interval="speed_half_width", **SHARE),
-    Column(key="published_speed", header="speed, published", **SHARE),
-    Column(key="gain", header="over full", interval="gain_half_width", **TIMES),
-    Column(key="published_gain", header="over full, published", **TIMES),
-    Column(key="rate", header="rate", unit="sequences/s", si="sequences/s", digits=3),
-    Column(key="published_rate", header="rate, published", unit="sequences/s", si="sequences/s", digits=3),
-    Column(key="mfu", header="MFU", **SHARE),
-    Column(key="hfu", header="HFU", **SHARE),
-    RUNS, MARK,
+    share("speed", "speed", lambda one: one.rate_over(NOTHING)),
+    share("published_speed", "speed, published", lambda one: one.printed.get("published_speed")),
+    Column(key="gain", header="over full", si="ratio", digits=3, of=lambda one: one.rate_over(FULL)),
+    printed("published_gain", "over full, published", si="ratio"),
+    Column(key="rate", header="rate", unit="sequences/s", si="sequences/s", digits=3, of=rate),
+    printed("published_rate", "rate, published", "sequences/s", si="sequences/s"),
+    share("mfu", "MFU"), share("hfu", "HFU"), RUNS, MARK,
 )  # fmt: skip
-PARALLEL = {False: "tensor", True: "tensor, sequence"}
+NOTES = (
+    "Layer: bytes that the forward pass of one microbatch keeps for the backward pass in the last layer, on the "
+    "rank with most. Share: of those with tensor parallelism and nothing recomputed; published: figure 7, of "
+    "models with the same t and 5as/h, on which alone it depends.",
+    "Speed: the rate over that of the same run with nothing recomputed, and no sequence parallelism; published: "
+    "one layer of 22B (table 4), and PTD-P's figure 17. Over full: the rate over that with full recomputation; "
+    "published: table 5.",
+)
 
 
-def table(records: Sequence[Record]) -> Table:
-    """Tabulate our points, then the papers'; a paper's point that was run here shares one row."""
-    title = f"Recomputation of activations{about(records)}"
-    ours = points(frame(records))
-    if not ours:
-        return Table("activation_recomputation", title, (), pd.DataFrame())
-    there = {row["point"] for row in ours}
-    absent = [described(run) | {"model": _name(run)} for key, (run, _) in of_the_paper().items() if key not in there]
-    ways = list(WAYS)
-    order = lambda row: (row["pp"], row["model"], row["tp"], row["global_batch"], ways.index(row["way"]))
-    rows = pd.DataFrame([*sorted(ours, key=order), *absent])
-    rows["parallel"] = [
-        PARALLEL[bool(split)] if t > 1 else "no" for split, t in zip(rows["sequence_parallel"], rows["tp"], strict=True)
-    ]
-    rows["device_name"] = rows["device_name"].fillna(rows["device_name"].iloc[0])
-    rows["oversubscribed"] = rows["oversubscribed"].eq(True)
-    notes = (
-        "Layer: bytes that the forward pass of one microbatch keeps for the backward pass in the last layer, on the "
-        "rank with most. Share: of those with tensor parallelism and nothing recomputed; published: figure 7, of "
-        "models with the same t and 5as/h, on which alone it depends.",
-        "Speed: the rate over that of the same run with nothing recomputed, and no sequence parallelism; published: "
-        "one layer of 22B (table 4), and PTD-P's figure 17. Over full: the rate over that with full recomputation; "
-        "published: table 5.",
-    )
-    return measured("activation_recomputation", title, SHOWN, rows, notes)
+def ours_and_theirs(records: Sequence[Record]) -> list[Point]:
+    """Return our points, then the papers' that were not run here."""
+    place = lambda one: (one.run.plan.pp, one.model, one.run.plan.tp, one.run.train.global_batch)
+    ways = [*WAYS, "none of these"]
+    ours = sorted(compared(records), key=lambda one: (*place(one), ways.index(way_of(one.run))))
+    return and_absent(ours, of_the_paper()) if ours else []
 
 
-def _name(run: Run) -> str:
-    name = next((name for name in PAPER if PAPER[name].hidden_size == run.model.hidden_size and run.model.dropout), "")
-    size = name.rpartition("-")[2].upper() or "145B"
-    return f"GPT {size}, two layers" if run.model.num_layers == 2 else f"GPT {size}"
+def as_predicted(records: Sequence[Record]) -> Evidence | None:
+    off = [abs(counted(one) / layer_bytes(one.run) - 1) for one in compared(records) if not math.isnan(counted(one))]
+    numbers = f"{off.count(0)} to the byte, the furthest {max(off, default=0):.2%} off"
+    return tally([one <= EXACT for one in off], "points", numbers)
 
 
-def as_predicted(rows: Sequence[Row]) -> Evidence | None:
-    found = [(r[LAYER], r["formula"]) for r in points(pd.DataFrame(list(rows))) if not math.isnan(r[LAYER])]
-    if not found:
-        return None
-    off = [abs(a / b - 1) for a, b in found]
-    return tally(
-        [one <= EXACT for one in off], "points", f"{off.count(0)} to the byte, the furthest {max(off):.2%} off"
-    )
+def taken(records: Sequence[Record]) -> list[tuple[float, ...]]:
+    """Return the shares of a step that selective and full recomputation add to the same run."""
+    found = [one.same for one in compared(records, SELECTIVE, is_pipeline=False) if FULL in one.same]
+    return [tuple(1 / same[way].rate_over(NOTHING).mean - 1 for way in (SELECTIVE, FULL)) for same in found]
 
 
-def shares_as_published(rows: Sequence[Row]) -> Evidence | None:
-    found = [row for row in points(pd.DataFrame(list(rows))) if not math.isnan(row["share"] + row["published_share"])]
-    numbers = [f"{row['share']:.1%} ({row['published_share']:.1%})" for row in found]
-    held = [abs(row["share"] - row["published_share"]) <= SAME_SHARE for row in found]
-    return tally(held, "points", ", ".join(dict.fromkeys(numbers)))
+def gains_as_published(records: Sequence[Record]) -> Evidence | None:
+    found = [one for one in compared(records, BOTH) if "published_gain" in one.printed]
+    off = [abs(one.rate_over(FULL).mean - one.printed["published_gain"]) for one in found]
+    off = [one for one in off if not math.isnan(one)]
+    return tally([one <= POINTS for one in off], "models", f"furthest {100 * max(off, default=0):.1f} points off")
 
 
-def speeds(rows: Sequence[Row], *, is_pipeline: bool) -> dict[str, list[dict[Any, Any]]]:
-    """Return points whose speed is known, by way."""
-    found: dict[str, list[dict[Any, Any]]] = {}
-    for row in points(pd.DataFrame(list(rows))):
-        if not math.isnan(row["speed"]) and (row["pp"] > 1) == is_pipeline:
-            found.setdefault(row["way"], []).append(row)
-    return found
+def slower(records: Sequence[Record]) -> list[tuple[float, int]]:
+    """Return how much slower pipelines are with full recomputation, with their batches."""
+    found = compared(records, FULL, is_pipeline=True)
+    return [(1 - one.rate_over(NOTHING).mean, one.run.train.global_batch) for one in found]
 
 
-def selective_is_cheap(rows: Sequence[Row]) -> Evidence | None:
-    """Judge whether selective recomputation takes less than half of the time that full takes, for the same run."""
-    by_way = speeds(rows, is_pipeline=False)
-    taken = {way: {row["apart"]: 1 / row["speed"] - 1 for row in found} for way, found in by_way.items()}
-    selective, full = taken.get("_selective", {}), taken.get(FULL, {})
-    both = [(selective[key], full[key]) for key in selective if key in full]
-    numbers = [f"{one:+.0%} of a step, full {other:+.0%}" for one, other in both]
-    return tally([one < other / 2 for one, other in both], "pairs", "; ".join(numbers))
-
-
-def beats_full(rows: Sequence[Row]) -> Evidence | None:
-    found = [row for row in points(pd.DataFrame(list(rows))) if row["way"] == BOTH and not math.isnan(row["gain"])]
-    numbers = ", ".join(f"{row['gain'] - 1:+.0%} ({row['model']})" for row in found)
-    return tally([row["gain"] > 1 for row in found], "models", numbers)
-
-
-def gains_as_published(rows: Sequence[Row]) -> Evidence | None:
-    found = [row for row in points(pd.DataFrame(list(rows))) if row["way"] == BOTH]
-    found = [row for row in found if not math.isnan(row["gain"] + row["published_gain"])]
-    off = [abs(row["gain"] - row["published_gain"]) for row in found]
-    return tally([one <= POINTS for one in off], "models", f"furthest {100 * max(off):.1f} points off") if off else None
-
-
-def a_third_at_most(rows: Sequence[Row]) -> Evidence | None:
-    """Judge whether full recomputation slows pipelines at every batch, by a third at most, measured within 5 points."""
-    found = speeds(rows, is_pipeline=True).get(FULL, [])
-    numbers = ", ".join(f"{1 - row['speed']:.0%} (batch {row['global_batch']})" for row in found)
-    return tally([0 < 1 - row["speed"] <= A_THIRD for row in found], "batches", numbers)
-
-
-def worth_more_than_it_costs(rows: Sequence[Row]) -> Evidence | None:
+def worth_more_than_it_costs(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the largest batch with full recomputation is faster than batches without it that keep as little.
 
     Batches without it have at most half as many microbatches as the pipeline has ranks, as in the paper.
     """
-    found: dict[str, list[float]] = {"": [], FULL: []}
-    for row in points(pd.DataFrame(list(rows))):
-        if row["pp"] > 1 and row["way"] in found and not row["oversubscribed"] and row["model"]:
-            few = row["microbatches"] <= row["pp"] / 2
-            if (row["way"] == FULL or few) and not math.isnan(row["rate"]) and math.isnan(row["published_gain"]):
-                found[row["way"]].append(row["rate"])
-    if not all(found.values()):
+    full, plain = (
+        [one for one in compared(records, way, is_pipeline=True) if rate(one) > 0 and not one.is_oversubscribed]
+        for way in (FULL, NOTHING)
+    )
+    best = max((rate(one) for one in full if "published_gain" not in one.printed), default=0.0)
+    without = max((rate(one) for one in plain if one.run.microbatches <= one.run.plan.pp / 2), default=0.0)
+    if not best or not without:
         return None
-    best, without = max(found[FULL]), max(found[""])
     return Evidence(best > without, f"{best / without:.2f} times as fast: {best:.3g} and {without:.3g} sequences/s")
 
 
 def in_every_way(model: ModelConfig, tp: int, microbatch: int, steps: int, repeats: int = 1) -> list[Run]:
     """Return runs for the memory of every way, which serve for time too if ranks have a core each and steps suffice."""
-    run = Run(
-        model=model,
-        plan=Plan(tp=tp),
-        train=replace(TIMED, steps=steps, global_batch=microbatch, microbatch=microbatch, warmup_steps=0),
-        evaluation=EvaluationConfig(sequences=None),
-        precision="bf16" if steps == 2 else "fp32",
-    )
-    return [replace(one, repeat=repeat) for repeat in range(repeats) for one in every_way(run)]
+    run = few_steps(model, Plan(tp=tp), microbatch, steps=steps, precision="bf16" if steps == 2 else "fp32")
+    return [replace(with_way(run, way), repeat=repeat) for repeat in range(repeats) for way in WAYS]
 
 
-def pipelines(seq_len: int, batches: Sequence[int], repeats: int = 1) -> list[Run]:
+def pipelines(seq_len: int, batches: Sequence[int]) -> list[Run]:
     """Return runs two ranks deep, with microbatches of two sequences; the smallest batch has half as many as ranks."""
-    return [
-        with_way(timed(small_model(seq_len), Plan(pp=2), batch, repeat=repeat), way)
-        for repeat in range(repeats)
-        for batch in batches
-        for way in ("", FULL)
-    ]
+    plain = [timed(small_model(seq_len), Plan(pp=2), batch) for batch in batches]
+    return [with_way(run, way) for run in plain for way in (NOTHING, FULL)]
 
 
 EXPERIMENT = Experiment(
     source="Korthikanti et al. 2022, sections 5 and 6, figure 7, tables 4 and 5; PTD-P 2021, section 5.6, figure 17",
     expectation="with selective recomputation and sequence parallelism a fifth of the memory, for a few percent of the "
     "time, and steps 29 to 32% faster than with full recomputation",
-    found="Layers keep what is predicted to the byte, in figure 7's shares. Full recomputation costs 46% of a step "
-    "with dropout and 18 to 25% without; selective costs 36%, not a small part, since on a CPU attention with "
-    "dropout is slow out of proportion to its FLOPs. The batches that recomputation has room for pay for it: "
-    "1.5 times the speed.",
     claims=(
-        Claim(text="bytes of a layer are as predicted, within 1%", source="table 2", check=as_predicted),
+        Claim("bytes of a layer are as predicted, within 1%", "table 2", as_predicted),
         Claim(
-            text="each way leaves the share of figure 7, within a point, for the same t and 5as/h",
-            source="figure 7",
-            check=shares_as_published,
+            "each way leaves the share of figure 7, within a point, for the same t and 5as/h", "figure 7",
+            each(
+                lambda records: [(one.share(), published_share(one.run)) for one in compared(records)],
+                within(SAME_SHARE), "points", "{:.1%} ({:.1%})",
+            ),
         ),
         Claim(
-            text="selective recomputation takes less than half of the time that full takes",
-            source="table 4",
-            check=selective_is_cheap,
-            published="+7% of a layer (+4% with sequence parallelism), full +39%",
+            "selective recomputation takes less than half of the time that full takes", "table 4",
+            each(taken, lambda one, full: one < full / 2, "pairs", "{:+.0%} of a step, full {:+.0%}", "; "),
+            "+7% of a layer (+4% with sequence parallelism), full +39%",
         ),
         Claim(
-            text="selective with sequence parallelism is faster than full recomputation",
-            source="table 5, figure 8",
-            check=beats_full,
-            published="+29% (22B), +32% (175B), +30% (530B), +32% (1T)",
+            "selective with sequence parallelism is faster than full recomputation", "table 5, figure 8",
+            each(
+                lambda records: [(one.rate_over(FULL).mean - 1, one.model) for one in compared(records, BOTH)],
+                lambda gain, _: gain > 0, "models", "{:+.0%} ({})",
+            ),
+            "+29% (22B), +32% (175B), +30% (530B), +32% (1T)",
         ),
-        Claim(text="by the published 29, 32, 30 and 32%, within 5 points", source="table 5", check=gains_as_published),
+        Claim("by the published 29, 32, 30 and 32%, within 5 points", "table 5", gains_as_published),
         Claim(
-            text="full recomputation slows pipelines down at every batch, by 38.3% at most (a third and 5 points)",
-            source="PTD-P, figure 17",
-            check=a_third_at_most,
+            "full recomputation slows pipelines down at every batch, by 38.3% at most (a third and 5 points)",
+            "PTD-P, figure 17", each(slower, lambda share, _: 0 < share <= A_THIRD, "batches", "{:.0%} (batch {})"),
         ),
         Claim(
-            text="the larger batches that it has room for are faster still than what it costs",
-            source="PTD-P, figure 17",
-            check=worth_more_than_it_costs,
+            "the larger batches that it has room for are faster still than what it costs", "PTD-P, figure 17",
+            worth_more_than_it_costs,
         ),
     ),
-    table=table,
+    table=table_of("activation_recomputation", "Recomputation of activations", COLUMNS, ours_and_theirs, NOTES),
     cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "60 min, 512 GPUs with 80 GB"},
     deviations="bf16, not fp16; at `smoke` and `small` fp32 where times count. Models of figure 7 and table 4 have two "
     "layers of their width, and times are of whole steps: the embedding and the update are in them. With dropout, as "
@@ -372,12 +204,12 @@ EXPERIMENT = Experiment(
     "sequence are a quarter of the paper's for the shares, which eight ranks on two cores count in two steps. What "
     "PTD-P could not run for want of memory, batches above 8 without recomputation, is not run either.",
     runs={
-        "smoke": [*in_every_way(SMOKE, tp=2, microbatch=4, steps=8), *pipelines(128, (2, 16))],
+        "smoke": [*in_every_way(SMOKE, 2, 4, steps=8), *pipelines(128, (2, 16))],
         "small": [
-            *in_every_way(SMOKE, tp=2, microbatch=8, steps=10, repeats=3),
-            *in_every_way(quarter(PAPER["korthikanti-175b"]), DEGREE, microbatch=4, steps=2),
+            *in_every_way(SMOKE, 2, 8, steps=10, repeats=3),
+            *in_every_way(quarter(PAPER["korthikanti-175b"]), DEGREE, 4, steps=2),
             *pipelines(256, (2, 8, 32)),
         ],
-        "paper": [run for run, _ in of_the_paper().values()],
+        "paper": [*of_the_paper()],
     },
-)
+)  # fmt: skip

@@ -10,107 +10,94 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
-from harness.analysis.render import number
-from harness.experiment.claims import Claim, Evidence, Row, mean_by, tally
-from harness.experiment.experiment import Experiment
+from experiments.megatron2019 import scaled
+from harness.experiment.kit import (
+    Claim, DataConfig, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Recipe, Record, Run, means, named,
+    number, tally,
+)  # fmt: skip
 from harness.records.store import FINISHED
-from impl.data.config import DataConfig
-from impl.evaluation_config import EvaluationConfig
-from impl.model.config import ModelConfig
-from impl.model.sizes import named
-from impl.plan import Plan
-from impl.recipe import Recipe
-from impl.run import Run
 
 NORMS = ("pre", "post", "sandwich")
-
-WIDTH = 0.64
-"""Standard deviation of initial weights times the root of the hidden size: BERT-large's, 0.02 at 1024."""
-
-
-def scaled(layers: int, hidden: int, **fields: Any) -> ModelConfig:
-    """Return a small model whose initial weights act as a large one's.
-
-    With a deviation of 0.02 its blocks would add next to nothing to the input that post-layernorm scales up to 1.
-    """
-    shape: dict[str, Any] = {"num_layers": layers, "hidden_size": hidden, "num_heads": max(1, hidden // 32)}
-    shape |= {"seq_len": 128, "init_std": round(WIDTH / math.sqrt(hidden), 4)}
-    return ModelConfig(**shape | fields)
-
-
 SMOKE = ModelConfig(num_layers=2, hidden_size=64, num_heads=1)
 SHALLOW, DEEP = scaled(2, 64), scaled(12, 64)
 LARGE = named("bert-336m")
 LARGER = replace(LARGE, num_layers=36, hidden_size=1280, num_heads=20)  # assumed: the paper gives 752M, not the shape
 WORSE = 1.05
 """Ratio of perplexities that counts as worse; assumed, as the spread between seeds has not been measured."""
+Model = tuple[str, int, float, float]
+"""Family, layers, parameters and learning rate."""
 
 
-def by_point(rows: Sequence[Row], norm: str) -> dict[tuple[str, int, int, float], float]:
-    """Return perplexity on held-out text by family, layers, parameters and learning rate; infinite if diverged."""
-    shown = [{**row, "token_perplexity": math.inf} if row["diverged"] else row for row in rows]
-    key = lambda row: (
-        (row["family"], row["layers"], row["parameters"], row["lr"]) if row["norm_placement"] == norm else None
-    )
-    return mean_by(shown, "token_perplexity", key)
+def perplexities(record: Record) -> list[float]:
+    return [math.inf] if record.has_diverged else [last.token_perplexity for last in record.last_evaluations]
 
 
-def pre_beats_post(rows: Sequence[Row]) -> Evidence | None:
-    pre, post = by_point(rows, "pre"), by_point(rows, "post")
+def by_model(records: Sequence[Record], norm: str) -> dict[Model, float]:
+    """Return the mean perplexity on held-out text of each model with this placement; infinite if a run diverged."""
+    key = lambda one: (one.run.model.family, one.run.model.num_layers, one.parameters, one.run.train.lr)
+    ours = [one for one in records if one.run.model.norm_placement == norm]
+    return means((key(one), value) for one in ours for value in perplexities(one))
+
+
+def pre_beats_post(records: Sequence[Record]) -> Evidence | None:
+    pre, post = by_model(records, "pre"), by_model(records, "post")
     both = sorted(pre.keys() & post.keys())
-    if not both:
-        return None
-    most = max(post[point] / pre[point] for point in both)
-    return tally([pre[point] < post[point] for point in both], "pairs", f"post is up to {most:.2f} times pre")
+    most = max((post[model] / pre[model] for model in both), default=math.nan)
+    return tally([pre[model] < post[model] for model in both], "pairs", f"post is up to {most:.2f} times pre")
 
 
-def only_post_diverges(rows: Sequence[Row]) -> Evidence | None:
+def only_post_diverges(records: Sequence[Record]) -> Evidence | None:
     """Judge whether some run with LayerNorm after each block diverges, and none with it before."""
-    runs: dict[str, dict[str, bool]] = {"pre": {}, "post": {}}
-    for row in rows:
-        if row["norm_placement"] in runs and row["status"] in FINISHED:
-            runs[row["norm_placement"]][row["id"]] = row["diverged"]
+    finished = [record for record in records if record.status in FINISHED]
+    runs = {
+        norm: [one.has_diverged for one in finished if one.run.model.norm_placement == norm] for norm in ("pre", "post")
+    }
     if not all(runs.values()):
         return None
-    numbers = (f"{sum(of_one.values())} of {len(of_one)} runs ({norm})" for norm, of_one in runs.items())
-    return Evidence(not any(runs["pre"].values()) and any(runs["post"].values()), f"diverged: {', '.join(numbers)}")
+    numbers = (f"{sum(of_one)} of {len(of_one)} runs ({norm})" for norm, of_one in runs.items())
+    return Evidence(not any(runs["pre"]) and any(runs["post"]), f"diverged: {', '.join(numbers)}")
 
 
-def deep_post_fails(rows: Sequence[Row]) -> Evidence | None:
-    post = by_point(rows, "post")
+def deep_post_fails(records: Sequence[Record]) -> Evidence | None:
+    post = by_model(records, "post")
     pairs = [
         (shallow, deep)
         for shallow, deep in product(sorted(post), repeat=2)
         if (shallow[0], shallow[3]) == (deep[0], deep[3]) and shallow[1] < deep[1]
     ]
-    if not pairs:
-        return None
     numbers = [f"{s[0]} lr {s[3]:g}: {number(post[d])} deep, {number(post[s])} shallow" for s, d in pairs]
     return tally([post[deep] > WORSE * post[shallow] for shallow, deep in pairs], "pairs", "; ".join(numbers))
 
 
-def rate_hurts_post_more(rows: Sequence[Row]) -> Evidence | None:
+def rate_hurts_post_more(records: Sequence[Record]) -> Evidence | None:
     """Judge whether post-layernorm loses more than pre, or gains less, from the lowest learning rate to the highest."""
-    found = {norm: by_point(rows, norm) for norm in ("pre", "post")}
-    rates: dict[tuple[str, int, int], set[float]] = {}
-    for family, layers, parameters, lr in found["pre"].keys() & found["post"].keys():
-        rates.setdefault((family, layers, parameters), set()).add(lr)
-    held, numbers = [], []
-    for model, tried in sorted(rates.items()):
-        if len(tried) > 1:
-            pre, post = (found[norm][*model, max(tried)] / found[norm][*model, min(tried)] for norm in ("pre", "post"))
-            held.append(post > pre)
-            numbers.append(f"{model[0]} of {model[1]} layers: post {post:.3f}, pre {pre:.3f} times")
-    return tally(held, "models", "; ".join(numbers))
+    pre, post = by_model(records, "pre"), by_model(records, "post")
+    rates: dict[tuple[str, int, float], list[float]] = {}
+    for family, layers, size, lr in sorted(pre.keys() & post.keys()):
+        rates.setdefault((family, layers, size), []).append(lr)
+    loses = lambda found, model, lr: found[*model, lr[-1]] / found[*model, lr[0]]
+    both = {model: (loses(post, model, lr), loses(pre, model, lr)) for model, lr in rates.items() if len(lr) > 1}
+    numbers = (f"{model[0]} of {model[1]} layers: post {a:.3f}, pre {b:.3f} times" for model, (a, b) in both.items())
+    return tally([a > b for a, b in both.values()], "models", "; ".join(numbers))
+
+
+def models_and_rates(sizes: Sequence[ModelConfig], rates: Sequence[float]) -> list[tuple[ModelConfig, float]]:
+    """Return every placement of GPT and BERT of each size at each learning rate."""
+    return [
+        (replace(size, family=family, norm_placement=norm), lr)
+        for family in ("gpt", "bert")
+        for size in sizes
+        for lr in rates
+        for norm in NORMS
+    ]
 
 
 PRE_BEATS_POST = Claim(
-    text="LayerNorm before each block reaches a lower perplexity than after it, at every size and learning rate",
-    source="Megatron-LM 2019, figure 7",
-    check=pre_beats_post,
-    published="pre has the lower loss at 336M and 752M; post is unstable at 752M",
+    "LayerNorm before each block reaches a lower perplexity than after it, at every size and learning rate",
+    "Megatron-LM 2019, figure 7",
+    pre_beats_post,
+    "pre has the lower loss at 336M and 752M; post is unstable at 752M",
 )
 
 EXPERIMENT = Experiment(
@@ -119,19 +106,16 @@ EXPERIMENT = Experiment(
     claims=(
         PRE_BEATS_POST,
         Claim(
-            text="with LayerNorm after each block some run diverges, and none with it before",
-            source="figure 7",
-            check=only_post_diverges,
+            "with LayerNorm after each block some run diverges, and none with it before", "figure 7",
+            only_post_diverges,
         ),
         Claim(
-            text="with LayerNorm after each block every deeper model diverges, or ends over 5% worse than shallow ones",
-            source="figure 7",
-            check=deep_post_fails,
+            "with LayerNorm after each block every deeper model diverges, or ends over 5% worse than shallow ones",
+            "figure 7", deep_post_fails,
         ),
         Claim(
-            text="a higher learning rate costs more with LayerNorm after each block than before it, in every model",
-            source="our own; section 5.4 has instability for larger models only",
-            check=rate_hurts_post_more,
+            "a higher learning rate costs more with LayerNorm after each block than before it, in every model",
+            "our own; section 5.4 has instability for larger models only", rate_hurts_post_more,
         ),
     ),
     cost={
@@ -143,57 +127,29 @@ EXPERIMENT = Experiment(
     "of hidden size 1280 are assumed. The second head predicts the next sentence, not sentence order. At `small`, "
     "models of 64 hidden units see 360,000 bytes of books; their initial weights are scaled with the width, so that a "
     "block adds to its input what it does in the paper's.",
-    found="GPT, three seeds each: pre is ahead of post in all four pairs, 10.97 to 11.44 (2 layers) and 10.72 to 11.05 "
-    "(12) at the lower learning rate, 10.22 to 10.64 and 10.20 to 20.34 at the higher one. The last is the paper's "
-    "instability: a deep model with LayerNorm after its blocks stays in all seeds (20.34 ± 0.05) at about what the "
-    "frequencies of single letters give (20.9 on the training text), while it trains at the lower rate, and a shallow "
-    "one at the higher. It takes depth and rate together, so the third claim, which wants it at both rates, holds in "
-    "part. No run diverges by the rule used here, with either placement, so the second claim is not reproduced: that "
-    "model's loss comes down to the plateau and stays, and a rule that sees no difference between the placements "
-    "cannot speak for one of them. Sandwich "
-    "trains everywhere, and ends 6 to 12% above pre. BERT predicts a seventh of the letters and is further behind: "
-    "deep post at the higher rate stays at 20.70 ± 0.14 there too, and two of the other three pairs go to post, by 1% "
-    "(within the interval) and by 10% (pre's seeds differ by 20% at the higher rate, where one deep model's loss jumps "
-    "and comes back). Two runs at a time shared two cores, beside other work: their throughput says little.",
     runs={
         "smoke": [
-            Run(
-                model=replace(SMOKE, family=family, norm_placement=norm),
-                plan=Plan(dp=2),
-                train=Recipe(steps=150, lr=3e-3, warmup_steps=15),
-            )
-            for family in ("gpt", "bert")
-            for norm in NORMS
+            Run(model=model, plan=Plan(dp=2), train=Recipe(steps=150, lr=lr, warmup_steps=15))
+            for model, lr in models_and_rates((SMOKE,), (3e-3,))
         ],
         "small": [
             Run(
-                model=replace(size, family=family, norm_placement=norm),
+                model=model, seed=seed, data=DataConfig(dataset="data/books-byte"),
                 train=Recipe(steps=350, global_batch=8, microbatch=8, lr=lr, min_lr=lr / 10, warmup_steps=35),
-                data=DataConfig(dataset="data/books-byte"),
                 evaluation=EvaluationConfig(every=50, sequences=128),
-                seed=seed,
             )
             for seed in range(3)
-            for family in ("gpt", "bert")
-            for size in (SHALLOW, DEEP)
-            for lr in (1e-3, 4e-3)
-            for norm in NORMS
+            for model, lr in models_and_rates((SHALLOW, DEEP), (1e-3, 4e-3))
         ],
         "paper": [
             Run(
-                model=replace(size, family=family, norm_placement=norm),
-                plan=Plan(dp=64),
+                model=model, plan=Plan(dp=64), data=DataConfig(dataset="data/wikipedia-gpt2"), precision="bf16",
                 train=Recipe(
                     steps=2_000_000, global_batch=1024, microbatch=8, lr=lr, warmup_steps=10_000, decay="linear"
                 ),
-                data=DataConfig(dataset="data/wikipedia-gpt2"),
                 evaluation=EvaluationConfig(every=1000, sequences=4096),
-                precision="bf16",
             )
-            for family in ("gpt", "bert")
-            for size in (LARGE, LARGER)
-            for lr in (1e-4, 4e-4)
-            for norm in NORMS
+            for model, lr in models_and_rates((LARGE, LARGER), (1e-4, 4e-4))
         ],
     },
-)
+)  # fmt: skip

@@ -9,23 +9,15 @@ more ranks than cores take turns, and say nothing of scaling but that.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import geometric_mean, linear_regression
 from typing import Any
 
-import pandas as pd
-
-from experiments.ours.engines import claimed
-from harness.analysis.render import Column, Table
-from harness.analysis.tables import FLOP_RATE, MARK, MILLI, MODEL, PERCENT, RUNS, TERA, measured
-from harness.experiment.claims import Evidence, Row
-from harness.experiment.experiment import Experiment
-from harness.records.measures import about, combine, frame, size_name
-from harness.records.record import Record
-from impl.evaluation_config import EvaluationConfig
-from impl.model.config import ModelConfig
-from impl.model.sizes import named
-from impl.plan import Plan
-from impl.recipe import Recipe
-from impl.run import Precision, Run
+from experiments.ours import claim, timed
+from harness.experiment.kit import (
+    FLOP_RATE, MARK, MILLI, MODEL, RUNS, TERA, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
+    Precision, Recipe, Record, Run, Table, about, flop_rate, named, of_run, points, share, size_name, step_seconds,
+    tabulate,
+)  # fmt: skip
 
 LINEAR = 0.15
 """Relative tolerance of a step's time against time proportional to its FLOPs."""
@@ -36,8 +28,8 @@ NO_FASTER = 1.05
 
 
 def one_rank(models: Sequence[ModelConfig], recipe: Recipe, repeats: int, precision: Precision = "fp32") -> list[Run]:
-    run = Run(train=recipe, evaluation=EvaluationConfig(sequences=None), precision=precision)
-    return [replace(run, model=model, repeat=repeat) for repeat in range(repeats) for model in models]
+    every = [timed(model, Plan(), recipe, precision) for model in models]
+    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in every]
 
 
 def in_ranks(
@@ -51,107 +43,91 @@ def in_ranks(
     ]
 
 
-def sizes(rows: pd.DataFrame) -> list[list[dict[Any, Any]]]:
-    """Return models of one rank with the same tokens a step on one device, by parameters, next to proportional time.
+def sizes(records: Sequence[Record]) -> list[list[Point]]:
+    """Return models of one rank with the same tokens a step on one device, by parameters, over proportional time."""
+    groups: dict[tuple[Any, ...], list[Point]] = {}
+    for one in sorted(points(records, flop_rate), key=lambda one: one.parameters):
+        if one.run.plan.world_size == 1:
+            groups.setdefault((one.device, one.run.tokens_per_step, one.run.engine), []).append(one)
+    return [over_proportional(group) for group in groups.values() if len(group) > 1]
 
-    `flops` are a step's model FLOPs, `over` is its time over c times these, less 1: c is the geometric mean of
-    time over FLOPs, so that the models deviate to both sides.
+
+def over_proportional(group: Sequence[Point]) -> list[Point]:
+    """Return points with their time over c times their FLOPs.
+
+    c is the geometric mean of time over FLOPs, so that the models deviate to both sides.
     """
-    if not rows.empty:
-        rows = pd.DataFrame(rows[(rows["status"] == "ok") & (rows["ranks"] == 1) & rows[FLOP_RATE.key].notna()])
-    if rows.empty:
-        return []
-    made = combine(rows.drop_duplicates("id"), ("point", "source", "device_name"), MEASURES)
-    groups: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
-    for row in sorted(made, key=lambda row: row["parameters"]):
-        groups.setdefault((row["device_name"], row["tokens_per_step"], row["engine"]), []).append(row)
-    return [_beside_proportional(group) for group in groups.values() if len(group) > 1]
+    mean = geometric_mean(one.mean(flop_rate) for one in group)
+    return [replace(one, relative=Estimate(mean / one.mean(flop_rate), None, len(one.records))) for one in group]
 
 
-def _beside_proportional(group: Sequence[dict[Any, Any]]) -> list[dict[Any, Any]]:
-    mean = math.exp(math.fsum(math.log(row[FLOP_RATE.key]) for row in group) / len(group))
-    return [
-        {
-            **row,
-            "flops": row["tokens_per_step"] / row["tokens_per_second"] * row[FLOP_RATE.key],
-            "over": mean / row[FLOP_RATE.key] - 1,
-        }
-        for row in group
-    ]
+def flops(one: Point) -> float:
+    """Return the model FLOPs of a step."""
+    return one.records[0].flops_per_step()
 
 
-MEASURES = (FLOP_RATE.key, "tokens_per_second", "step_seconds")
+def name(one: Point) -> str:
+    return size_name(round(one.parameters))
+
+
 SHOWN = (
-    MODEL,
-    Column(key="parameters", header="parameters"),
-    Column(key="tokens_per_step", header="tokens a step"),
-    Column(key="flops", header="model FLOPs a step", unit="TFLOP", si="FLOP", scale=TERA, digits=3),
+    MODEL, Column(key="parameters", header="parameters", of=lambda one: round(one.parameters)),
+    of_run("tokens_per_step", "tokens a step", lambda run: run.tokens_per_step),
+    Column(key="flops", header="model FLOPs a step", unit="TFLOP", si="FLOP", scale=TERA, digits=3, of=flops),
     Column(
-        key="step_seconds", header="step, median", unit="ms", si="s", scale=MILLI, interval="step_seconds_half_width"
+        key="step_seconds", header="step, median", unit="ms", si="s", scale=MILLI,
+        of=lambda one: one.estimate(step_seconds),
     ),
     FLOP_RATE,
-    Column(key="over", header="over proportional", unit="%", si="fraction", scale=PERCENT, digits=3),
-    RUNS, MARK,
+    share("over", "over proportional", lambda one: one.relative.mean - 1), RUNS, MARK,
 )  # fmt: skip
+LINE = of_run("line", "line", lambda run: f"{run.tokens_per_step:,} tokens a step")
+AT = Column(key="at", header="at", of=name)
+UNPUBLISHED = Column(key="published_rate", header="published", of=lambda _: math.nan)
+NOTES = (
+    "Model FLOPs: palm_12, 6 N + 12 L h s a token, where N counts what a token is multiplied by: 12 L h^2 and the "
+    "output head. Over proportional: step time over c times these, less 1; c is the geometric mean over the sizes.",
+)
 
 
 def table(records: Sequence[Record]) -> Table:
     """Tabulate step time and rate of one rank by model size, next to proportional time."""
-    title = f"Cost of a step by model size{about(records)}"
-    rows = pd.DataFrame([row for group in sizes(frame(records)) for row in group])
-    if rows.empty:
-        return Table("cost_scaling", title, (), rows)
-    rows["line"] = [f"{tokens:,} tokens a step" for tokens in rows["tokens_per_step"]]
-    rows["at"], rows["published_rate"] = [size_name(round(count)) for count in rows["parameters"]], math.nan
-    notes = (
-        "Model FLOPs: palm_12, 6 N + 12 L h s a token, where N counts what a token is multiplied by: 12 L h^2 and the "
-        "output head. Over proportional: step time over c times these, less 1; c is the geometric mean over the sizes.",
-    )
-    return measured("cost_scaling", title, SHOWN, rows, notes)
+    title, found = f"Cost of a step by model size{about(records)}", [one for group in sizes(records) for one in group]
+    return tabulate("cost_scaling", title, SHOWN, found, NOTES, line=LINE, at=AT, published_rate=UNPUBLISHED)
 
 
-def is_linear(rows: Sequence[Row]) -> Evidence | None:
+def is_linear(records: Sequence[Record]) -> Evidence | None:
     """Judge whether time is proportional to FLOPs within LINEAR, from LEAST parameters on, where sizes span enough."""
-    judged = []
-    for group in sizes(pd.DataFrame(list(rows))):
-        meant = [row for row in group if row["parameters"] >= LEAST and not row["oversubscribed"]]
-        if len(meant) > 2 and meant[-1]["parameters"] >= SPAN * meant[0]["parameters"]:
-            judged.append(_beside_proportional(meant))
+    fair = [[one for one in group if one.parameters >= LEAST and not one.is_oversubscribed] for group in sizes(records)]
+    spans = [group for group in fair if len(group) > 2 and group[-1].parameters >= SPAN * group[0].parameters]
+    judged = [over_proportional(group) for group in spans]
     if not judged:
         return None
-    worst = max((row for group in judged for row in group), key=lambda row: abs(row["over"]))
-    numbers = "; ".join(
-        f"{size_name(round(group[0]['parameters']))} to {size_name(round(group[-1]['parameters']))}: time grows as "
-        f"FLOPs^{slope(group):.3f}"
-        for group in judged
-    )
-    furthest = f"furthest {worst['over']:+.1%} ({size_name(round(worst['parameters']))})"
-    return Evidence(abs(worst["over"]) <= LINEAR, f"{numbers}; {furthest}")
+    off = lambda one: one.relative.mean - 1
+    worst = max((one for group in judged for one in group), key=lambda one: abs(off(one)))
+    grows = (f"{name(group[0])} to {name(group[-1])}: time grows as FLOPs^{slope(group):.3f}" for group in judged)
+    return Evidence(abs(off(worst)) <= LINEAR, f"{'; '.join(grows)}; furthest {off(worst):+.1%} ({name(worst)})")
 
 
-def slope(group: Sequence[dict[Any, Any]]) -> float:
+def slope(group: Sequence[Point]) -> float:
     """Return the slope of log time over log FLOPs, by least squares."""
-    x, y = ([math.log(row[name]) for row in group] for name in ("flops", "step_seconds"))
-    x_mean, y_mean = math.fsum(x) / len(x), math.fsum(y) / len(y)
-    products = math.fsum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True))
-    return products / math.fsum((a - x_mean) ** 2 for a in x)
+    seconds = [math.log(one.mean(step_seconds)) for one in group]
+    return linear_regression([math.log(flops(one)) for one in group], seconds).slope
 
 
-def turns_add_nothing(rows: Sequence[Row]) -> Evidence | None:
+def turns_add_nothing(records: Sequence[Record]) -> Evidence | None:
     """Judge whether ranks that share cores have in total no higher rate than ranks with a core each."""
-    found = pd.DataFrame(list(rows))
-    if not found.empty:
-        found = pd.DataFrame(found[(found["status"] == "ok") & (found["dp"] == found["ranks"])]).drop_duplicates("id")
-    if found.empty:
-        return None
-    groups: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
-    for row in combine(found, ("point", "source", "device_name"), MEASURES):
-        at = row["model"], row["global_batch"] / row["ranks"], row["device_name"], row["engine"]
-        groups.setdefault(at, []).append(row)
+    groups: dict[tuple[Any, ...], list[tuple[Point, float]]] = {}
+    for one in points(records, lambda record: record.tokens_per_second):
+        run, ranks = one.run, one.run.plan.world_size
+        if run.plan.dp == ranks:
+            at = one.model, run.train.global_batch / ranks, one.device, run.engine
+            rate = one.mean(lambda record: record.tokens_per_second)
+            groups.setdefault(at, []).append((one, rate))
     gains = []
     for group in groups.values():
-        own = max((row["tokens_per_second"] for row in group if not row["oversubscribed"]), default=math.nan)
-        gains += [(row["tokens_per_second"] / own, row["ranks"]) for row in group if row["oversubscribed"]]
+        own = max((rate for one, rate in group if not one.is_oversubscribed), default=math.nan)
+        gains += [(rate / own, one.run.plan.world_size) for one, rate in group if one.is_oversubscribed]
     gains = [(gain, ranks) for gain, ranks in gains if not math.isnan(gain)]
     numbers = ", ".join(f"{gain:.2f} times ({ranks} ranks)" for gain, ranks in gains)
     return Evidence(max(gains)[0] <= NO_FASTER, f"{numbers} the best rate of a core each") if gains else None
@@ -173,29 +149,21 @@ EXPERIMENT = Experiment(
     source="our own; Kaplan et al. 2020 (2001.08361), section 2.1, take a step's cost as 6 N a token",
     expectation="proportional within 15%; with more ranks than cores, no more tokens a second",
     claims=(
-        claimed(
-            text="from 8M parameters to 20 times as many or more, time is proportional to model FLOPs within 15%",
-            check=is_linear,
+        claim(
+            "from 8M parameters to 20 times as many or more, time is proportional to model FLOPs within 15%", is_linear
         ),
-        claimed(text="ranks that share cores are no faster together, but for 5%", check=turns_add_nothing),
+        claim("ranks that share cores are no faster together, but for 5%", turns_add_nothing),
     ),
     table=table,
     cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "30 min, 8 GPUs with 141 GB"},
     deviations="At `small` in fp32, whose products take most of a step, and with 512 tokens a step: 400M parameters "
     "take a core seconds for each. Vocabularies are those of bytes, so that N is what the layers have.",
-    found="Measured on one core in fp32, from 7.6M to 394M parameters: step time grows as FLOPs to the power of 0.950 "
-    "and is within 13.7% of proportional. The smallest model is furthest off: it reaches 0.115 TFLOP/s of model FLOPs "
-    "where the largest reaches 0.141. Four ranks that share two cores train 0.97 times as many tokens a second as two, "
-    "eight ranks 0.91 times.",
     runs={
         "smoke": [
             *one_rank([replace(named(f"gpt-{size}"), seq_len=256) for size in ("0.5m", "2m", "8m")], CPU, 1),
             *in_ranks((1, 2, 4), replace(named("gpt-0.5m"), seq_len=256), replace(CPU, global_batch=4), 1),
         ],
         "small": [*one_rank(SMALL, CPU, 2), *in_ranks((1, 2, 4, 8), named("gpt-8m"), replace(CPU, global_batch=4), 2)],
-        "paper": [
-            *one_rank(PAPER, GPU, 3, "bf16"),
-            *in_ranks((2, 4, 8), PAPER[1], GPU, 3, "bf16"),
-        ],
+        "paper": [*one_rank(PAPER, GPU, 3, "bf16"), *in_ranks((2, 4, 8), PAPER[1], GPU, 3, "bf16")],
     },
 )

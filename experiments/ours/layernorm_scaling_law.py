@@ -9,182 +9,32 @@ and 1000 times the largest, and in how many of the draws they differ in that dir
 
 import math
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from experiments.megatron2019.layernorm_placement import NORMS, scaled
-from experiments.ours.engines import claimed
-from harness.analysis.render import Column, Table, number, shown
-from harness.analysis.scaling_law import Fitted, Law, Point, between, can_fit, fitted
-from harness.experiment.claims import Claim, Evidence, Row, measured, tally
-from harness.experiment.experiment import Experiment
-from harness.experiment.published import published
-from harness.records.measures import about, size_name
-from harness.records.record import Record
-from harness.records.statistics import estimate
-from impl.data.config import DataConfig
-from impl.evaluation_config import EvaluationConfig
-from impl.model.config import ModelConfig
-from impl.model.norm_placement import PLACEMENTS
-from impl.plan import Plan
-from impl.recipe import Recipe
-from impl.run import Run
+from experiments.megatron2019 import scaled
+from experiments.megatron2019.layernorm_placement import NORMS
+from experiments.ours import claim
+from harness.analysis.placement_laws import BASELINE, SURE, ends, fits, table, targets
+from harness.analysis.scaling_law import difference
+from harness.experiment.kit import (
+    Check, Claim, DataConfig, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Recipe, Record, Run, about,
+    estimate, published, size_name, tally,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BASELINE = "pre"
-"""Placement that the others are compared with."""
-FITTED_FROM = 0.2
-"""Share of the steps that come before the first validation that is fitted: earlier the law does not hold."""
-TIMES, TOKENS_PER_PARAMETER = (10, 100, 1000), 20
-"""Extrapolation sizes as multiples of the largest model's parameters, and tokens a parameter (Hoffmann et al.)."""
 CLOSE = 0.02
 """Largest root mean square of log loss over the law's that counts as described by it; assumed."""
-SURE = 0.95
-"""Share of the draws that have to agree."""
-
-
-def points_of(rows: Sequence[Row]) -> dict[str, list[Point]]:
-    """Return validations of runs that ended well, by norm placement, from FITTED_FROM of their steps on."""
-    found: dict[str, list[Point]] = {}
-    for row in rows:
-        for one in row["course"] if _counts(row) else ():
-            if one.step >= FITTED_FROM * row["step"]:
-                tokens = float(one.step * row["tokens_per_step"])
-                point = Point(float(row["parameters"]), tokens, one.per("tokens"), row["id"])
-                found.setdefault(row["norm_placement"], []).append(point)
-    return {norm: found[norm] for norm in PLACEMENTS if norm in found}
-
-
-def _counts(row: Row) -> bool:
-    """Return True if a row is the validation of a run that ended well."""
-    return row.get("kind") == "causal" and row["status"] == "ok" and not row["diverged"]
-
-
-def fits(rows: Sequence[Row]) -> dict[str, Fitted]:
-    """Return the law of every norm placement that has enough models."""
-    return {
-        norm: _fitted(tuple(sorted(points)), list(PLACEMENTS).index(norm))
-        for norm, points in points_of(rows).items()
-        if can_fit(points)
-    }
-
-
-def _fitted(points: tuple[Point, ...], seed: int) -> Fitted:
-    """Return the law of one placement's points, fitted once; the seed keeps placements' draws independent."""
-    if (points, seed) not in _KNOWN:
-        _KNOWN[points, seed] = fitted(points, seed=seed)
-    return _KNOWN[points, seed]
-
-
-_KNOWN: dict[tuple[tuple[Point, ...], int], Fitted] = {}
-
-
-def difference(of: Fitted, baseline: Fitted, parameters: float, tokens: float) -> dict[str, float]:
-    """Return a placement's loss over the baseline's by their laws, its interval, and the share of draws above 0."""
-    each = of.resampled.loss(parameters, tokens) - baseline.resampled.loss(parameters, tokens)
-    low, high = between(each)
-    mean = of.law.loss(parameters, tokens) - baseline.law.loss(parameters, tokens)
-    above = math.nan if math.isnan(low) else float(np.mean(each > 0))
-    return {"over": mean, "over_low": low, "over_high": high, "above": above}
-
-
-class End(NamedTuple):
-    """Runs of one model after their last step."""
-
-    parameters: float
-    tokens: float
-    losses: list[float]
-    """Loss of each seed."""
-
-
-def ends(rows: Sequence[Row], norm: str) -> dict[str, End]:
-    """Return every model of this placement at its end, by name, the smallest first."""
-    found: dict[str, End] = {}
-    for row in rows:
-        if row["norm_placement"] == norm and _counts(row):
-            tokens = float(row["step"] * row["tokens_per_step"])
-            end = found.setdefault(row["model"], End(float(row["parameters"]), tokens, []))
-            end.losses.append(math.log(row["token_perplexity"]))
-    return dict(sorted(found.items(), key=lambda item: item[1].parameters))
-
-
-def targets(laws: dict[str, Fitted]) -> list[tuple[float, float]]:
-    """Return parameters and tokens that the laws are extrapolated to."""
-    largest = max(point.parameters for one in laws.values() for point in one.points)
-    return [(times * largest, times * largest * TOKENS_PER_PARAMETER) for times in TIMES]
-
-
-NATS: dict[str, Any] = {"unit": "nats", "si": "nats"}
-SHOWN = (
-    Column(key="norm", header="norm", text=True),
-    Column(key="model", header="parameters", text=True),
-    Column(key="tokens", header="tokens", digits=2),
-    Column(key="loss", header="loss, measured", interval="loss_half_width", **NATS),
-    Column(key="law", header="loss, by the law", **NATS),
-    Column(key="low", header="from", **NATS),
-    Column(key="high", header="to", **NATS),
-    Column(key="over", header=f"over {BASELINE}, by the law", digits=3, **NATS),
-    Column(key="over_low", header=f"over {BASELINE}, from", digits=3, **NATS),
-    Column(key="over_high", header=f"over {BASELINE}, to", digits=3, **NATS),
-    Column(key="above", header=f"draws above {BASELINE}", unit="%", si="fraction", scale=0.01, digits=3),
-    Column(key="n", header="n"),
-)
-
-
-def table(records: Sequence[Record]) -> Table:
-    """Tabulate losses of trained and of larger models, measured and by each placement's law, with its certainty."""
-    title, rows = f"Loss by size, data and norm placement{about(records)}", measured(records)
-    laws = fits(rows)
-    if not laws:
-        return Table("layernorm_scaling_law", title, (), pd.DataFrame())
-    found = []
-    for norm in laws:
-        for end in ends(rows, norm).values():
-            mean = estimate(end.losses)
-            ran = {"loss": mean.mean, "loss_half_width": mean.half_width, "n": mean.n}
-            found.append(_row(norm, laws, end.parameters, end.tokens) | ran)
-        found += [_row(norm, laws, *target) for target in targets(laws)]
-    made = pd.DataFrame(found).astype({"loss": float, "loss_half_width": float})
-    notes = (
-        "Loss: nats per token of held-out text. n: seeds; ± is the half-width of their 95% t-interval. Rows without n "
-        f"are extrapolations, to {TOKENS_PER_PARAMETER} tokens a parameter.",
-        *(f"{norm}: {in_words(one)}" for norm, one in laws.items()),
-        f"From, to: {SURE:.0%} of {len(next(iter(laws.values())).resampled.E)} fits to runs drawn anew, of every size "
-        "with replacement. They say how the seeds scatter, not whether the law holds that far.",
-    )
-    return Table("layernorm_scaling_law", title, shown(SHOWN, made), made, notes)
-
-
-def _row(norm: str, laws: dict[str, Fitted], parameters: float, tokens: float) -> dict[str, Any]:
-    one = laws[norm]
-    low, high = one.interval(lambda law: law.loss(parameters, tokens))
-    known = {"norm": norm, "model": size_name(round(parameters)), "tokens": tokens}
-    known |= {"law": one.law.loss(parameters, tokens), "low": low, "high": high}
-    if norm == BASELINE or BASELINE not in laws:
-        return known
-    return known | difference(one, laws[BASELINE], parameters, tokens)
-
-
-def in_words(one: Fitted) -> str:
-    """Return the constants with their intervals, as `E 1.2 (1.1 to 1.3), ..., 0.5% off`."""
-    parts = []
-    for name in Law._fields:
-        low, high = one.interval(lambda law, name=name: getattr(law, name))
-        certain = "" if math.isnan(low) else f" ({number(low, 3)} to {number(high, 3)})"
-        parts.append(f"{name} {number(getattr(one.law, name), 3)}{certain}")
-    return f"{', '.join(parts)}; {len(one.points)} losses are {one.off:.2%} off"
 
 
 def figure(records: Sequence[Record]) -> "Figure | None":
     """Draw loss against tokens of every model, a panel a placement, with its law; None without a law."""
     from harness.figures.style import COLOURS, panels
 
-    laws = fits(measured(records))
+    laws = fits(records)
     if not laws:
         return None
     every = [point.loss for one in laws.values() for point in one.points]
@@ -203,41 +53,44 @@ def figure(records: Sequence[Record]) -> "Figure | None":
     return made
 
 
-def described(rows: Sequence[Row]) -> Evidence | None:
+def described(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the law is close to the losses of every placement."""
-    laws = fits(rows)
+    laws = fits(records)
     numbers = ", ".join(f"{one.off:.2%} ({norm})" for norm, one in laws.items())
     return tally([one.off <= CLOSE for one in laws.values()], "placements", numbers)
 
 
-def higher_here(rows: Sequence[Row], other: str) -> Evidence | None:
-    """Judge whether the other placement ends higher than the baseline at every size that was trained."""
-    ours, theirs = ends(rows, BASELINE), ends(rows, other)
-    over = {
-        name: estimate(theirs[name].losses).mean - estimate(ours[name].losses).mean for name in ours if name in theirs
-    }
-    numbers = ", ".join(f"{one:+.3f} ({name})" for name, one in over.items())
-    return tally([one > 0 for one in over.values()], "sizes", f"{numbers} nats")
+def higher_here(other: str) -> Check:
+    """Return a check that the other placement ends higher than the baseline at every size that was trained."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        ours, theirs = ends(records, BASELINE), ends(records, other)
+        mean = lambda end: estimate(end.losses).mean
+        over = {name: mean(theirs[name]) - mean(end) for name, end in ours.items() if name in theirs}
+        numbers = ", ".join(f"{one:+.3f} ({name})" for name, one in over.items())
+        return tally([one > 0 for one in over.values()], "sizes", f"{numbers} nats")
+
+    return check
 
 
-def higher_beyond(rows: Sequence[Row], other: str) -> Evidence | None:
-    """Judge whether SURE of the draws agree at every extrapolated size; None where a law does not hold."""
-    laws = fits(rows)
-    if any(norm not in laws or laws[norm].off > CLOSE for norm in (BASELINE, other)):
+def higher_beyond(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether SURE of the draws have post above the baseline at every larger size; None if a law fails."""
+    laws = fits(records)
+    if any(norm not in laws or laws[norm].off > CLOSE for norm in (BASELINE, "post")):
         return None
-    found = [(size, difference(laws[other], laws[BASELINE], size, tokens)) for size, tokens in targets(laws)]
-    found = [(size, one) for size, one in found if not math.isnan(one["above"])]
+    found = [(size, difference(laws["post"], laws[BASELINE], size, tokens)) for size, tokens in targets(laws)]
+    found = [(size, one) for size, one in found if not math.isnan(one.above)]
     numbers = ", ".join(
-        f"{one['over']:+.2f}, {one['over_low']:+.2f} to {one['over_high']:+.2f}, in {one['above']:.0%} of the draws "
+        f"{one.mean:+.2f}, {one.low:+.2f} to {one.high:+.2f}, in {one.above:.0%} of the draws "
         f"({size_name(round(size))})"
         for size, one in found
     )
-    return tally([one["above"] >= SURE for _, one in found], "sizes", numbers)
+    return tally([one.above >= SURE for _, one in found], "sizes", numbers)
 
 
-def as_chinchilla(rows: Sequence[Row]) -> Evidence | None:
+def as_chinchilla(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the baseline's exponents are Chinchilla's, within the interval of the draws."""
-    one = fits(rows).get(BASELINE)
+    one = fits(records).get(BASELINE)
     if one is None:
         return None
     held, parts = [], []
@@ -280,24 +133,22 @@ EXPERIMENT = Experiment(
     expectation="the law describes all placements; post-layernorm is worse at every size, by more than what the seeds "
     "differ by, and an extrapolation over a factor of ten is the last one that says anything",
     claims=(
-        claimed(
-            text="pre-layernorm reaches a lower loss than post-layernorm at every size that was trained",
-            check=partial(higher_here, other="post"),
+        claim(
+            "pre-layernorm reaches a lower loss than post-layernorm at every size that was trained",
+            higher_here("post"),
         ),
-        claimed(
-            text="so it does in models 10, 100 and 1000 times as large, by 95% of the draws",
-            check=partial(higher_beyond, other="post"),
+        claim(
+            "so it does in models 10, 100 and 1000 times as large, by 95% of the draws",
+            higher_beyond,
         ),
-        claimed(
-            text="and than sandwich-layernorm at every size that was trained",
-            check=partial(higher_here, other="sandwich"),
+        claim(
+            "and than sandwich-layernorm at every size that was trained",
+            higher_here("sandwich"),
         ),
-        claimed(text="every placement's losses are within 2% of its law (root mean square)", check=described),
+        claim("every placement's losses are within 2% of its law (root mean square)", described),
         Claim(
-            text="pre-layernorm's exponents are Chinchilla's, within the interval of the draws",
-            source="Hoffmann et al. 2022, equation 10",
-            check=as_chinchilla,
-            published="alpha 0.34, beta 0.28",
+            "pre-layernorm's exponents are Chinchilla's, within the interval of the draws",
+            "Hoffmann et al. 2022, equation 10", as_chinchilla, published="alpha 0.34, beta 0.28",
         ),
     ),
     table=table,
@@ -310,15 +161,6 @@ EXPERIMENT = Experiment(
     deviations="Hoffmann et al. have a cosine of each run's own length; here the rate is constant, and one run gives "
     "the losses of all shorter ones. At `small` models have 37 thousand to 0.8M parameters, and a vocabulary of bytes; "
     "initial weights are scaled with the width, so that what a block adds is as in the papers' models.",
-    found="Pre is ahead of post by 0.02 to 0.16 nats and of sandwich by 0.05 to 0.30, at every size (three seeds). "
-    "The law does not describe these runs: after 300,000 tokens the larger models' losses fall faster than any law "
-    "through what came before, the smallest's slower, and a model with post may begin to fall only later, by its "
-    "seed. So fits are 2.6% (pre), 4.9% (post) and 1.4% (sandwich) off, E goes to 0 for pre and may be anything from "
-    "0.2 to 2.2 for post, and pre's exponents are a third of Chinchilla's. In all draws post and sandwich stay behind "
-    "pre in models of 8.4M, 84M and 845M parameters at 20 tokens a parameter, post by 0.31, 0.44 and 0.56 nats with "
-    "intervals from 0.09 to 1.31; those say how seeds scatter. As the law of neither pre nor post is within 2% of its "
-    "losses, and the extrapolation is 340 to 35,000 times as many tokens away, nothing is claimed of larger models. "
-    "Two runs at a time shared two cores, beside other work: their throughput says little.",
     runs={
         "smoke": family(
             ((1, 32), (2, 32), (2, 64)), ("pre", "post"), 1, Recipe(

@@ -1,1 +1,68 @@
-"""PTD-P: Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (arXiv 2104.04473)."""
+"""What the experiments of PTD-P (Narayanan et al. 2021, arXiv 2104.04473) share: its runs on Selene, and small ones."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.experiment.kit import EvaluationConfig, ModelConfig, Plan, Recipe, Run, Tier
+
+CPU = Recipe(steps=8, microbatch=2, warmup_steps=2)
+SELENE = Recipe(steps=10, microbatch=1, lr=1e-4, min_lr=1e-5, warmup_steps=2)
+"""Ten steps, of which seven are timed; learning rates of the paper's run scripts."""
+UNTESTED = EvaluationConfig(sequences=None)
+DEVIATIONS = (
+    "bf16, not fp16; no dropout, with fused attention. Every layer is recomputed at `paper`, as in the paper, and none "
+    "at `smoke` and `small`. "
+)
+"""Deviations that all runs of the paper share."""
+
+
+def cost(small: str, paper: str) -> dict[Tier, str]:
+    """Return the expected time of each tier, on two cores and on GPUs with 80 GB."""
+    return {"smoke": "1 min, 2 CPU cores", "small": f"{small}, 2 CPU cores", "paper": f"{paper} with 80 GB"}
+
+
+def timed(model: ModelConfig, plan: Plan, batch: int, microbatch: int = CPU.microbatch, repeat: int = 0) -> Run:
+    """Return a run for speed only, on CPUs."""
+    recipe = replace(CPU, global_batch=batch, microbatch=microbatch)
+    return Run(model=model, plan=plan, train=recipe, evaluation=UNTESTED, repeat=repeat)
+
+
+def small_model(seq_len: int) -> ModelConfig:
+    """Return a model of eight layers that two or four ranks of a CPU can share, in any way."""
+    return ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_len=seq_len)
+
+
+def layouts(
+    seq_len: int,
+    plans: Sequence[Plan],
+    batches: Sequence[int],
+    repeats: int = 1,
+    microbatches: Sequence[int] = (CPU.microbatch,),
+) -> list[Run]:
+    """Return every plan of the small model at every batch and microbatch."""
+    model, every = small_model(seq_len), [(p, b, m) for b in batches for p in plans for m in microbatches]
+    return [timed(model, *one, repeat=repeat) for repeat in range(repeats) for one in every]
+
+
+def grown(shapes: Sequence[tuple[int, int, Plan]], seq_len: int, microbatch: int, repeats: int) -> list[Run]:
+    """Return runs of models of these numbers of layers and hidden sizes, each with its plan."""
+    models = [
+        (ModelConfig(num_layers=layers, hidden_size=hidden, num_heads=hidden // 32, seq_len=seq_len), plan)
+        for layers, hidden, plan in shapes
+    ]
+    return [timed(model, plan, 16, microbatch, repeat) for repeat in range(repeats) for model, plan in models]
+
+
+def on_selene(
+    printed: Mapping[Any, Any], model: ModelConfig, microbatch: int = 1, vocab_size: int = 51200, **plan: Any
+) -> Run:
+    """Return the run behind a point of a figure; all models have the paper's sequence."""
+    degrees = {name: int(printed[name]) for name in ("tp", "pp", "dp")}
+    return Run(
+        model=replace(model, seq_len=2048, vocab_size=vocab_size),
+        plan=Plan(recompute="full", **degrees, **plan),
+        train=replace(SELENE, global_batch=int(printed["global_batch"]), microbatch=microbatch),
+        evaluation=UNTESTED,
+        precision="bf16",
+    )

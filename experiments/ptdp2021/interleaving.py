@@ -8,15 +8,12 @@ sent; as the batch grows the bubble, and with it the gain, gets smaller.
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, on_selene, small_model, timed
-from harness.experiment.claims import Claim, Evidence, Row, tally
-from harness.experiment.comparison import AS_SIMULATED, Figure, Printed, as_published
-from harness.experiment.experiment import Experiment
-from impl.model.sizes import named
-from impl.plan import Plan
-from impl.run import Run
+from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from harness.experiment.kit import (
+    AS_SIMULATED, BATCH, CHUNKS, PP, SCHEDULE, TP, Claim, Comparison, Experiment, Plan, Printed, Run, named,
+)  # fmt: skip
 
-CHUNKS = {"hardware_flop_rate_one_f_one_b": 1, "hardware_flop_rate_interleaved": 4}
+CHUNKS_OF = {"hardware_flop_rate_one_f_one_b": 1, "hardware_flop_rate_interleaved": 4}
 
 
 def plan_of(chunks: int) -> dict[str, Any]:
@@ -24,61 +21,25 @@ def plan_of(chunks: int) -> dict[str, Any]:
 
 
 def run_of(printed: Printed) -> Run:
-    return on_selene(printed, named("gpt-175b"), **plan_of(CHUNKS[printed["quantity"]]))
+    return on_selene(printed, named("gpt-175b"), **plan_of(CHUNKS_OF[printed["quantity"]]))
 
 
-FIGURE = Figure(
+FIGURE = Comparison(
     paper="ptdp2021",
     where="figure 12",
     name="interleaving",
     title="Interleaved pipelines",
     run_of=run_of,
-    shown=("tp", "pp", "schedule", "chunks", "global_batch"),
-    baseline=lambda row: row["chunks"],
+    shown=(TP, PP, SCHEDULE, CHUNKS, BATCH),
+    baseline=lambda point: point.run.plan.chunks,
     relative_to="one chunk a rank (1F1B) at the same batch",
-    line=("schedule", "chunks"),
+    line=(SCHEDULE, CHUNKS),
 )
-
-
-def gains(rows: Sequence[Row]) -> dict[int, dict[int, float]]:
-    """Return speed over 1F1B's by chunks, by global batch."""
-    groups = [group for group in FIGURE.groups(rows) if any(row["chunks"] == 1 for row in group)]
-    return {
-        group[0]["global_batch"]: {row["chunks"]: row["relative"] for row in group if row["chunks"] > 1}
-        for group in groups
-    }
-
-
-def is_faster(rows: Sequence[Row]) -> Evidence | None:
-    found = gains(rows)
-    numbers = "; ".join(
-        f"batch {batch}: " + ", ".join(f"{gain - 1:+.0%} (chunks {v})" for v, gain in sorted(by_chunks.items()))
-        for batch, by_chunks in sorted(found.items())
-    )
-    return tally([gain > 1 for one in found.values() for gain in one.values()], "points", numbers)
-
-
-def gain_shrinks(rows: Sequence[Row]) -> Evidence | None:
-    found = gains(rows)
-    if len(found) < 2:
-        return None
-    first, last = found[min(found)], found[max(found)]
-    both = sorted(set(first) & set(last))
-    numbers = [
-        f"chunks {v}: {first[v] - 1:+.0%} at batch {min(found)}, {last[v] - 1:+.0%} at {max(found)}" for v in both
-    ]
-    return tally([1 < first[v] > last[v] for v in both], "numbers of chunks", "; ".join(numbers))
 
 
 def runs(seq_len: int, microbatches: Sequence[int], chunks: Sequence[int], repeats: int) -> list[Run]:
     """Return runs two ranks deep; the paper's batches are 1 to 5 times the pipeline's depth, in microbatches."""
-    model = small_model(seq_len)
-    return [
-        timed(model, Plan(pp=2, **plan_of(v)), batch=2 * m, repeat=repeat)
-        for repeat in range(repeats)
-        for m in microbatches
-        for v in chunks
-    ]
+    return layouts(seq_len, [Plan(pp=2, **plan_of(v)) for v in chunks], [2 * m for m in microbatches], repeats)
 
 
 EXPERIMENT = Experiment(
@@ -86,24 +47,23 @@ EXPERIMENT = Experiment(
     expectation="45% faster at one microbatch for every pipeline rank, 8% at five",
     claims=(
         Claim(
-            text="interleaved is faster than 1F1B at every batch",
-            source="figure 12",
-            check=is_faster,
+            "interleaved is faster than 1F1B at every batch",
+            "figure 12",
+            FIGURE.faster(CHUNKS),
             published="+45, +23, +16, +10 and +8% at batches 12 to 60",
         ),
-        Claim(text="what it gains shrinks as the batch grows", source="figure 12", check=gain_shrinks),
         Claim(
-            text="175B on 96 GPUs gains within 5 points of the published 45, 23, 16, 10 and 8%",
-            source="figure 12",
-            check=as_published(FIGURE),
+            "what it gains shrinks as the batch grows", "figure 12", FIGURE.gain_shrinks(CHUNKS, "numbers of chunks")
+        ),
+        Claim(
+            "175B on 96 GPUs gains within 5 points of the published 45, 23, 16, 10 and 8%",
+            "figure 12",
+            FIGURE.near_published,
         ),
         AS_SIMULATED,
     ),
-    found="Two chunks gain 8% at the smallest batch and 1% at the largest, as the paper's curves close; four chunks "
-    "gain 3% and lose 6%: passes of 5 ms do not pay for eight times the transfers, which also are what steps "
-    "last longer than simulated by, up to 19%.",
     table=FIGURE.table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "3 min, 2 CPU cores", "paper": "15 min, 96 GPUs with 80 GB"},
+    cost=cost("3 min", "15 min, 96 GPUs"),
     deviations=DEVIATIONS
     + "Both schedules scatter what they send, which the paper says of the interleaved one only. At "
     "`smoke` and `small` the pipeline is two ranks deep, of a model of eight small layers, with the paper's ratio of "

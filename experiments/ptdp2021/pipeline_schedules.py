@@ -8,151 +8,107 @@ section 2.3). What is measured is the last step of every run; beside it stands t
 run's own times.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-import pandas as pd
-
-from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, SELENE, small_model, timed
-from harness.analysis.render import Column, Table
-from harness.analysis.tables import BUBBLE, MARK, MODEL, PERCENT, RANKS, RATE, RUNS, measured
-from harness.experiment.claims import Claim, Evidence, Row, tally
-from harness.experiment.comparison import AS_SIMULATED, COLUMNS, MIB, PREDICTED, combine
-from harness.experiment.experiment import Experiment
-from harness.records.measures import about, frame
-from harness.records.record import Record
-from impl.evaluation_config import EvaluationConfig
-from impl.model.sizes import named
-from impl.plan import Plan
-from impl.run import Run
+from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from harness.experiment.checks import best_of_both, grouped
+from harness.experiment.kit import (
+    AS_SIMULATED, BUBBLE, CHUNKS, MARK, MIB, MICROBATCHES, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, SCHEDULE,
+    TP, Check, Claim, Column, Evidence, Experiment, Measure, Plan, Record, Run, named, of_run, share, tally,
+)  # fmt: skip
+from harness.experiment.listing import Listing
 
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 POINTS = 0.1
 """Largest difference of a bubble from the closed form, which has neither transfers nor uneven stages; assumed."""
 
 
-def closed_bubble(schedule: str, p: int, m: int, v: int) -> Fraction:
+def closed_bubble(run: Run) -> Fraction:
     """Return idle over computing time with even stages and T_F = T_B = T_W.
 
     Source: PTD-P (2104.04473), section 2.2; zero bubble (2401.10241), table 2, with m less than p as in
     `impl.pipeline.schedules.zb_h1`.
     """
-    if schedule == "zb_h1":
+    p, m = run.plan.pp, run.microbatches
+    if run.plan.schedule == "zb_h1":
         return Fraction(2 * (p - 1) - (min(p, m) - 1), 3 * m)
-    return Fraction(p - 1, m * v)
+    return Fraction(p - 1, m * run.plan.chunks)
 
 
-def closed_in_flight(schedule: str, p: int, m: int, v: int) -> Fraction:
-    """Return microbatches that the fullest rank holds.
-
-    Source: as `closed_bubble`; interleaved: Korthikanti et al. 2022, section 4.2.3.
-    """
-    if schedule == "gpipe" or m <= p:
+def closed_in_flight(run: Run) -> Fraction:
+    """Return microbatches that the fullest rank holds; source: as above, and Korthikanti et al. 2022, section 4.2.3."""
+    p, m, v = run.plan.pp, run.microbatches, run.plan.chunks
+    if run.plan.schedule == "gpipe" or m <= p:
         return Fraction(m)
-    return Fraction(p) + (Fraction(p - 1, v) if v > 1 else 0)
+    return p + Fraction(p - 1, v) if v > 1 else Fraction(p)
 
 
-def pipelined(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Return measured pipelines, repeats combined, next to the closed forms."""
-    out = []
-    for row in combine(rows):
-        at = row["schedule"], row["pp"], row["microbatches"], row["chunks"]
-        if row["schedule"] in SCHEDULES and not math.isnan(row["bubble"]):
-            forms = {"closed_bubble": float(closed_bubble(*at)), "closed_in_flight": float(closed_in_flight(*at))}
-            out.append({**row, **forms})
-    return sorted(out, key=lambda row: (row["microbatches"], SCHEDULES.index(row["schedule"])))
-
-
-def table(records: Sequence[Record]) -> Table:
-    """Tabulate bubble and activations of each schedule and count of microbatches: measured, simulated and published."""
-    title = f"Pipeline schedules{about(records)}"
-    rows = pd.DataFrame(pipelined(frame(records)))
-    if rows.empty:
-        return Table("pipeline_schedules", title, (), rows)
-    columns = (
-        MODEL, RANKS, COLUMNS["tp"], COLUMNS["pp"], COLUMNS["schedule"], COLUMNS["chunks"],
-        Column(key="microbatches", header="micro-batches"), BUBBLE, PREDICTED,
-        Column(key="closed_bubble", header="published", unit="%", si="fraction", scale=PERCENT, digits=3),
-        Column(key="microbatches_in_flight", header="in flight"),
-        Column(key="closed_in_flight", header="in flight, published"),
-        Column(key="in_flight_bytes", header="activations", unit="MiB", si="B", scale=MIB, digits=3),
-        RATE, RUNS, MARK,
-    )  # fmt: skip
-    notes = [
+CLOSED_BUBBLE = share("closed_bubble", "published", lambda point: float(closed_bubble(point.run)))
+SHOWN = (
+    MODEL, RANKS, TP, PP, SCHEDULE, CHUNKS, MICROBATCHES, BUBBLE, PREDICTED_BUBBLE, CLOSED_BUBBLE,
+    Column(key="microbatches_in_flight", header="in flight"),
+    of_run("closed_in_flight", "in flight, published", lambda run: float(closed_in_flight(run))),
+    Column(key="in_flight_bytes", header="activations", unit="MiB", si="B", scale=MIB, digits=3), RATE, RUNS, MARK,
+)  # fmt: skip
+PIPELINES = Listing(
+    name="pipeline_schedules",
+    title="Pipeline schedules",
+    measure=lambda record: record.bubble,
+    formula=CLOSED_BUBBLE,
+    keep=lambda run: run.plan.schedule in SCHEDULES,
+    order=lambda run: (run.microbatches, SCHEDULES.index(run.plan.schedule)),
+    columns=SHOWN,
+    notes=(
         "Bubble: idle over computing time of all pipeline ranks in the last step. Simulated: the same schedule with "
         "the median times of the run's own passes, and transfers that take none. Published: the papers' closed "
         "forms, for even stages and passes of T_F = T_B = T_W.",
         "In flight: the most microbatches that a rank keeps activations of, in parts where it has several chunks; "
         "activations: that many times the bytes it keeps of one.",
-    ]
-    return measured("pipeline_schedules", title, columns, rows, notes)
+    ),
+)
 
 
-def uncrowded(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    return [row for row in pipelined(pd.DataFrame(list(rows))) if not row["oversubscribed"]]
-
-
-def falls_with_microbatches(rows: Sequence[Row]) -> Evidence | None:
+def falls_with_microbatches(records: Sequence[Record]) -> Evidence | None:
     """Judge whether GPipe's and 1F1B's bubbles fall as (p - 1) / m."""
-    held: list[bool] = []
-    numbers: list[str] = []
-    for schedule in SCHEDULES[:2]:
-        line = [row for row in uncrowded(rows) if row["schedule"] == schedule]
-        if len(line) > 1:
-            falls = all(b["bubble"] < a["bubble"] for a, b in pairwise(line))
-            held += [falls and abs(row["bubble"] - row["closed_bubble"]) <= POINTS for row in line]
-            at = (f"{row['bubble']:.1%} (m={row['microbatches']}: {row['closed_bubble']:.1%})" for row in line)
-            numbers.append(f"{schedule}: {', '.join(at)}")
+    both = [one for one in PIPELINES.fair(records) if one.run.plan.schedule in SCHEDULES[:2]]
+    held, numbers = list[bool](), list[str]()
+    for line in (line for line in grouped(both, SCHEDULE) if len(line) > 1):
+        found = [(PIPELINES.mean(one), float(closed_bubble(one.run)), one.run.microbatches) for one in line]
+        falls = all(b < a for (a, *_), (b, *_) in pairwise(found))
+        held += [falls and abs(bubble - closed) <= POINTS for bubble, closed, _ in found]
+        at = ", ".join(f"{bubble:.1%} (m={m}: {closed:.1%})" for bubble, closed, m in found)
+        numbers.append(f"{line[0].run.plan.schedule}: {at}")
     return tally(held, "points", "; ".join(numbers))
 
 
-def against_one_f_one_b(schedule: str, measure: str, is_better: Callable[[float], bool]) -> Callable[..., Any]:
-    """Return a check of a schedule's measure over 1F1B's, at every count of microbatches."""
+def against_one_f_one_b(schedule: str, measure: Measure = PIPELINES.measure, *, is_more: bool = False) -> Check:
+    """Return a check that a schedule has less, or more, of a measure than 1F1B, at every count of microbatches."""
 
-    def check(rows: Sequence[Row]) -> Evidence | None:
-        ways: dict[tuple[int, int], dict[str, dict[Any, Any]]] = {}
-        for row in uncrowded(rows):
-            ways.setdefault((row["pp"], row["microbatches"]), {})[row["schedule"]] = row
-        both = [(m, w[schedule][measure] / w["one_f_one_b"][measure]) for (_, m), w in ways.items()
-                if {schedule, "one_f_one_b"} <= set(w)]  # fmt: skip
-        numbers = ", ".join(f"{ratio:.2f} (m={m})" for m, ratio in both)
-        return tally([is_better(ratio) for _, ratio in both], "counts", f"{numbers} of 1F1B's")
+    def check(records: Sequence[Record]) -> Evidence | None:
+        of = lambda name: [one for one in PIPELINES.fair(records) if one.run.plan.schedule == name]
+        both = best_of_both(of(schedule), of("one_f_one_b"), measure, PP, MICROBATCHES)
+        ratios = [(a.mean(measure) / b.mean(measure), a.run.microbatches) for a, b in both]
+        numbers = ", ".join(f"{ratio:.2f} (m={m})" for ratio, m in ratios)
+        return tally([ratio > 1 if is_more else ratio < 1 for ratio, _ in ratios], "counts", f"{numbers} of 1F1B's")
 
     return check
 
 
-def in_flight_as_published(rows: Sequence[Row]) -> Evidence | None:
+def in_flight_as_published(records: Sequence[Record]) -> Evidence | None:
     """Judge whether ranks keep as many activations as in the closed forms; counts hold with any number of cores."""
-    found = pipelined(pd.DataFrame(list(rows)))
-    numbers = [f"{row['schedule']} {row['microbatches_in_flight']:g} (m={row['microbatches']})" for row in found]
-    held = [row["microbatches_in_flight"] == row["closed_in_flight"] for row in found]
-    return tally(held, "points", ", ".join(numbers))
+    found = [(one.run, one.mean(lambda record: record.microbatches_in_flight)) for one in PIPELINES.points(records)]
+    numbers = [f"{run.plan.schedule} {count:g} (m={run.microbatches})" for run, count in found]
+    return tally([count == closed_in_flight(run) for run, count in found], "points", ", ".join(numbers))
 
 
-def runs(seq_len: int, microbatches: Sequence[int], repeats: int) -> list[Run]:
-    return [
-        timed(small_model(seq_len), Plan(pp=2, schedule=s, chunks=2 if s == "interleaved" else 1), 2 * m, repeat=repeat)
-        for repeat in range(repeats)
-        for m in microbatches
-        for s in SCHEDULES
-    ]
+def chunked(schedule: str, chunks: int) -> dict[str, Any]:
+    return {"schedule": schedule, "chunks": chunks if schedule == "interleaved" else 1}
 
 
-def on_96_gpus(schedule: str, batch: int) -> Run:
-    """Return GPT-3 as in figure 12."""
-    plan = Plan(tp=8, pp=12, schedule=schedule, chunks=4 if schedule == "interleaved" else 1, recompute="full")
-    return Run(
-        model=replace(named("gpt-175b"), vocab_size=51200),
-        plan=plan,
-        train=replace(SELENE, global_batch=batch),
-        evaluation=EvaluationConfig(sequences=None),
-        precision="bf16",
-    )
-
+TWO_DEEP = [Plan(pp=2, **chunked(one, 2)) for one in SCHEDULES]
 
 EXPERIMENT = Experiment(
     source="PTD-P 2021, section 2.2, figures 3 and 4; Zero Bubble Pipeline Parallelism (Qi et al. 2023), section 2.3",
@@ -160,46 +116,41 @@ EXPERIMENT = Experiment(
     "p + (p - 1) / v and p microbatches in flight",
     claims=(
         Claim(
-            text="the bubble of GPipe and 1F1B falls with the microbatches, within 10 points of (p - 1) / m",
-            source="PTD-P 2021, section 2.2.1",
-            check=falls_with_microbatches,
+            "the bubble of GPipe and 1F1B falls with the microbatches, within 10 points of (p - 1) / m",
+            "PTD-P 2021, section 2.2.1",
+            falls_with_microbatches,
             published="(p - 1) / m",
         ),
         Claim(
-            text="interleaved has a smaller bubble than 1F1B",
-            source="PTD-P 2021, section 2.2.2",
-            check=against_one_f_one_b("interleaved", "bubble", lambda ratio: ratio < 1),
+            "interleaved has a smaller bubble than 1F1B",
+            "PTD-P 2021, section 2.2.2",
+            against_one_f_one_b("interleaved"),
+        ),
+        Claim("ZB-H1 has a smaller bubble than 1F1B", "Qi et al. 2023, table 2", against_one_f_one_b("zb_h1")),
+        Claim(
+            "ZB-H1 is faster than 1F1B",
+            "Qi et al. 2023, table 4",
+            against_one_f_one_b("zb_h1", lambda record: record.tokens_per_second, is_more=True),
         ),
         Claim(
-            text="ZB-H1 has a smaller bubble than 1F1B",
-            source="Qi et al. 2023, table 2",
-            check=against_one_f_one_b("zb_h1", "bubble", lambda ratio: ratio < 1),
-        ),
-        Claim(
-            text="ZB-H1 is faster than 1F1B",
-            source="Qi et al. 2023, table 4",
-            check=against_one_f_one_b("zb_h1", "tokens_per_second", lambda ratio: ratio > 1),
-        ),
-        Claim(
-            text="every schedule keeps as many activations in flight as its source says, exactly",
-            source="PTD-P 2021, section 2.2; Qi et al. 2023, table 2",
-            check=in_flight_as_published,
+            "every schedule keeps as many activations in flight as its source says, exactly",
+            "PTD-P 2021, section 2.2; Qi et al. 2023, table 2",
+            in_flight_as_published,
         ),
         AS_SIMULATED,
     ),
-    found="On two ranks the bubble follows the microbatches: 1F1B 28, 17 and 11% at 4, 8 and 16 where (p - 1) / m "
-    "says 25, 12.5 and 6.2%; the rest is uneven stages, the simulation with the run's own times says 26, 15 "
-    "and 9%. Steps last 1.5 to 8% longer than simulated. Interleaving has the smaller bubble everywhere; "
-    "ZB-H1 has it at 4 and 8 microbatches, and is slower at all three: splitting a pass of 20 ms costs more "
-    "than the idle time it fills.",
-    table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "3 min, 2 CPU cores", "paper": "10 min, 96 GPUs with 80 GB"},
+    table=PIPELINES.table,
+    cost=cost("3 min", "10 min, 96 GPUs"),
     deviations=DEVIATIONS + "The papers state "
     "closed forms, not measurements: `paper` is GPT-3 on 96 GPUs as in figure 12, with four chunks a rank. At `smoke` "
     "and `small` the pipeline is two ranks deep, of a model of eight small layers, with two chunks a rank.",
     runs={
-        "smoke": runs(128, (4, 8), 1),
-        "small": runs(256, (4, 8, 16), 2),
-        "paper": [on_96_gpus(schedule, batch) for batch in (12, 60) for schedule in SCHEDULES],
+        "smoke": layouts(128, TWO_DEEP, (8, 16)),
+        "small": layouts(256, TWO_DEEP, (8, 16, 32), repeats=2),
+        "paper": [
+            on_selene({"tp": 8, "pp": 12, "dp": 1, "global_batch": batch}, named("gpt-175b"), **chunked(one, 4))
+            for batch in (12, 60)
+            for one in SCHEDULES
+        ],
     },
 )

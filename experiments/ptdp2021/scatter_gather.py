@@ -7,15 +7,11 @@ trains GPT-3 (175B) on 96 GPUs both ways, with four chunks a rank, which send mo
 
 from collections.abc import Sequence
 
-import pandas as pd
-
-from experiments.ptdp2021.pipeline_weak_scaling import DEVIATIONS, on_selene, small_model, timed
-from harness.experiment.claims import Claim, Evidence, Row, tally
-from harness.experiment.comparison import MIB, Figure, Printed, as_published, combine, ordered
-from harness.experiment.experiment import Experiment
-from impl.model.sizes import named
-from impl.plan import Plan
-from impl.run import Run
+from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from harness.experiment.kit import (
+    BATCH, CHUNKS, MIB, PP, SCATTER_GATHER, TP, Claim, Comparison, Evidence, Experiment, Plan, Printed, Record, Run,
+    named, points, tally,
+)  # fmt: skip
 
 
 def run_of(printed: Printed) -> Run:
@@ -23,25 +19,25 @@ def run_of(printed: Printed) -> Run:
     return on_selene(printed, named("gpt-175b"), schedule="interleaved", chunks=4, scatter_gather=is_on)
 
 
-FIGURE = Figure(
+FIGURE = Comparison(
     paper="ptdp2021",
     where="figure 18",
     name="scatter_gather",
     title="Scattered transfers between stages",
     run_of=run_of,
-    shown=("tp", "pp", "chunks", "scatter_gather", "global_batch"),
-    baseline=lambda row: row["scatter_gather"],
+    shown=(TP, PP, CHUNKS, SCATTER_GATHER, BATCH),
+    baseline=lambda point: point.run.plan.scatter_gather,
     relative_to="everything sent by every rank, at the same batch",
-    line=("scatter_gather",),
+    line=(SCATTER_GATHER,),
 )
 
 
-def sends_a_part(rows: Sequence[Row]) -> Evidence | None:
+def sends_a_part(records: Sequence[Record]) -> Evidence | None:
     """Judge whether a rank sends exactly 1/t of the bytes; bytes count with any number of cores."""
     sent: dict[tuple[int, int], dict[bool, float]] = {}
-    for row in combine(pd.DataFrame(list(rows))):
-        if row["pp_bytes_sent"] > 0:
-            sent.setdefault((row["tp"], row["global_batch"]), {})[row["scatter_gather"]] = row["pp_bytes_sent"]
+    for one in points(records, lambda record: record.pp_bytes_sent):
+        plan, batch = one.run.plan, one.run.train.global_batch
+        sent.setdefault((plan.tp, batch), {})[plan.scatter_gather] = one.mean(lambda record: record.pp_bytes_sent)
     both = {at: ways for at, ways in sent.items() if len(ways) == 2}
     numbers = [
         f"batch {batch}, t={tp}: {ways[True] / MIB:.3g} of {ways[False] / MIB:.3g} MiB"
@@ -52,38 +48,25 @@ def sends_a_part(rows: Sequence[Row]) -> Evidence | None:
 
 def runs(seq_len: int, microbatches: Sequence[int]) -> list[Run]:
     """Return runs with two ranks to a layer, two deep, with two chunks each: four ranks, which share two cores."""
-    return [
-        timed(
-            small_model(seq_len),
-            Plan(tp=2, pp=2, schedule="interleaved", chunks=2, scatter_gather=is_on),
-            batch=2 * m,
-        )
-        for m in microbatches
-        for is_on in (False, True)
-    ]
+    plans = [Plan(tp=2, pp=2, schedule="interleaved", chunks=2, scatter_gather=is_on) for is_on in (False, True)]
+    return layouts(seq_len, plans, [2 * m for m in microbatches])
 
 
 EXPERIMENT = Experiment(
     source="PTD-P 2021, sections 4.1 and 5.7, figure 18",
     expectation="1/t of the bytes; 11% faster, at every batch",
     claims=(
-        Claim(text="a rank sends 1/t of the bytes to other stages, exactly", source="section 4.1", check=sends_a_part),
+        Claim("a rank sends 1/t of the bytes to other stages, exactly", "section 4.1", sends_a_part),
         Claim(
-            text="it is over 2% faster at every batch",
-            source="figure 18",
-            check=ordered(FIGURE, "scatter_gather", falls=False, by=0.02),
+            "it is over 2% faster at every batch",
+            "figure 18",
+            FIGURE.ordered(SCATTER_GATHER, falls=False, by=0.02),
             published="+10 to +11%",
         ),
-        Claim(
-            text="175B on 96 GPUs gains within 5 points of the published 10 to 11%",
-            source="figure 18",
-            check=as_published(FIGURE),
-        ),
+        Claim("175B on 96 GPUs gains within 5 points of the published 10 to 11%", "figure 18", FIGURE.near_published),
     ),
-    found="A rank sends exactly half of the bytes to other stages with two tensor-parallel ranks. Whether that is "
-    "faster needs more cores than four ranks have here.",
     table=FIGURE.table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "10 min, 96 GPUs with 80 GB"},
+    cost=cost("2 min", "10 min, 96 GPUs"),
     deviations=DEVIATIONS
     + "At `smoke` and `small` four ranks share two cores, and say what is sent but nothing of speed.",
     runs={"smoke": runs(128, (2,)), "small": runs(256, (2, 6, 10)), "paper": FIGURE.runs},

@@ -1,1 +1,70 @@
-"""ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (arXiv 1910.02054)."""
+"""What the experiments of ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) share: its runs on V100s, and small ones."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.experiment.checks import as_predicted
+from harness.experiment.kit import (
+    GB, TERA, EvaluationConfig, ModelConfig, Plan, Point, Printed, Recipe, Run, ZeroStage, gigabytes, noted, of_run,
+    published,
+)  # fmt: skip
+from harness.experiment.kit import printed as in_print
+
+STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+OF_ZERO_100B: ZeroStage = 2
+"""Stage that divides gradients and optimizer states."""
+CPU = Recipe(steps=8, warmup_steps=2)
+V100S = Recipe(steps=10, lr=1.5e-4, min_lr=1e-5, warmup_steps=2)
+"""Ten steps, of which seven are timed."""
+UNTESTED = EvaluationConfig(sequences=None)
+UNITS = {"TFLOP/s per GPU": ("published_rate", TERA), "GB per device": ("cached", GB)}
+"""Column and SI value of the units in which bars of the figures are printed."""
+T = of_run("tp", "t", lambda run: run.plan.tp)
+N = of_run("dp", "N", lambda run: run.plan.dp)
+COUNTED = gigabytes("memory_bytes", "all, counted")
+PREDICTED = gigabytes("predicted_memory_bytes", "all, predicted")
+ALL_AS_PREDICTED = as_predicted(lambda one: one.memory_bytes, lambda one: one.predicted_memory_bytes, within=0.05)
+PRINTED_RATE = in_print("published_rate", "published rate", "TFLOP/s", TERA, "FLOP/s")
+
+
+def for_memory(model: ModelConfig, plan: Plan, batch: int, microbatch: int = 1) -> Run:
+    """Return a run of two steps, for the memory only, in the paper's precisions; the batch is of each replica."""
+    recipe = Recipe(steps=2, global_batch=batch * plan.dp, microbatch=microbatch, warmup_steps=0)
+    return Run(model=model, plan=plan, train=recipe, evaluation=UNTESTED, precision="fp16", fp32_gradients=False)
+
+
+def timed(model: ModelConfig, plan: Plan, batch: int, repeat: int) -> Run:
+    """Return a run for speed only, on CPUs; the batch is of each replica, in one microbatch."""
+    recipe = replace(CPU, global_batch=batch * plan.dp, microbatch=batch)
+    return Run(model=model, plan=plan, train=recipe, evaluation=UNTESTED, repeat=repeat)
+
+
+def on_v100s(printed: Printed, **plan: Any) -> Run:
+    """Return the run behind a point of a figure: one microbatch a step, all layers recomputed; GPT-2's model else."""
+    tp, dp, batch = (int(printed[name]) for name in ("tp", "dp", "global_batch"))
+    return Run(
+        model=ModelConfig(seq_len=1024, vocab_size=51200, **noted(printed["note"])),
+        plan=Plan(tp=tp, dp=dp, recompute="full", bucket_bytes=2**28, **plan),
+        train=replace(V100S, global_batch=batch, microbatch=batch // dp),
+        evaluation=UNTESTED,
+        precision="fp16",
+        fp32_gradients=False,
+    )
+
+
+def bars(run_of: Callable[[Printed], Run], *figures: str) -> dict[Run, Point]:
+    """Return the points of figures by their runs, with the printed rate of a device or its cached memory."""
+    rows = published("zero2019").query("where in @figures and unit in @UNITS").to_dict("records")
+    found: dict[Run, Point] = {}
+    for row in rows:
+        key, scale = UNITS[row["unit"]]
+        run, model = run_of(row), f"GPT {row['note'].partition(':')[0]}"
+        found[run] = Point(run, model=model, printed={key: row["value"] * scale})
+    return found
+
+
+def compared(found: Sequence[Point]) -> list[Point]:
+    """Return the points whose relative rate is known, without the baselines."""
+    return [one for one in found if not one.is_baseline and not math.isnan(one.relative.mean)]

@@ -6,83 +6,26 @@ Here the memory is small and all of it counts, activations and buffers too: the 
 is trained, and one with two layers more, and the memory of all their tensors is counted in a step.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
-import pandas as pd
-
-from harness.analysis.render import Column, Table, shown
-from harness.experiment.claims import Claim, Evidence, Row, tally
-from harness.experiment.experiment import Experiment
-from harness.experiment.published import published
-from harness.records.measures import about, frame
-from harness.records.record import Record
+from experiments.zero2019 import ALL_AS_PREDICTED, COUNTED, PREDICTED, STAGES, N, T, for_memory
+from harness.experiment.kit import (
+    ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, ZeroStage, gigabytes,
+    points, published, table_of, tally,
+)  # fmt: skip
 from impl.cost.memory import model_state_bytes
-from impl.evaluation_config import EvaluationConfig
-from impl.model.config import ModelConfig
-from impl.plan import Plan, ZeroStage
-from impl.recipe import Recipe
-from impl.run import Run
 
-STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
-V100 = 32e9
-"""Bytes."""
-LIMIT = 20e6
-"""Bytes that a rank may take here."""
+V100, LIMIT = 32e9, 20e6
+"""Bytes of the paper's devices, and bytes that a rank may take here."""
 SHAPE = ModelConfig(hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
-CLOSE = 0.05
-"""Relative tolerance of counted bytes against the predicted."""
-
-
-def deep(layers: int, tp: int, zero_stage: ZeroStage, dp: int = 2) -> Run:
-    """Return a run of two steps, for the memory only; the precisions are the paper's."""
-    return Run(
-        model=replace(SHAPE, num_layers=layers),
-        plan=Plan(tp=tp, dp=dp, zero_stage=zero_stage, bucket_bytes=2**16),
-        train=Recipe(steps=2, global_batch=dp, microbatch=1, warmup_steps=0),
-        evaluation=EvaluationConfig(sequences=None),
-        precision="fp16",
-        fp32_gradients=False,
-    )
-
-
 DEEPEST: dict[tuple[int, ZeroStage], int] = {
-    **{(1, 0): 5, (1, 1): 8, (1, 2): 8, (1, 3): 10},
-    **{(2, 0): 10, (2, 1): 16, (2, 2): 18, (2, 3): 21},
-}
+    (1, 0): 5, (1, 1): 8, (1, 2): 8, (1, 3): 10,
+    (2, 0): 10, (2, 1): 16, (2, 2): 18, (2, 3): 21,
+}  # fmt: skip
 """Layers of the largest model that is predicted to take at most LIMIT, by tensor-parallel ranks and stage."""
 MORE = 2
-
-
-def both_sides(degrees: Sequence[int], stages: Sequence[ZeroStage]) -> list[Run]:
-    """Return runs predicted to fit, and runs predicted not to."""
-    return [
-        deep(layers + more, tp, stage)
-        for (tp, stage), layers in DEEPEST.items()
-        if tp in degrees and stage in stages
-        for more in (0, MORE)
-    ]
-
-
-def on_v100s(billions: float, hidden_size: int, tp: int, zero_stage: ZeroStage) -> Run:
-    """Return one of the models that were trained according to table 2; the shapes are near those of tables 5 to 10."""
-    layers = round(billions * 1e9 / (12 * hidden_size**2))
-    model = ModelConfig(
-        num_layers=layers, hidden_size=hidden_size, num_heads=hidden_size // 128, seq_len=1024, vocab_size=51200
-    )
-    return Run(
-        model=model,
-        plan=Plan(tp=tp, dp=64, zero_stage=zero_stage, recompute="full", partition_activations=tp > 1),
-        train=Recipe(steps=2, global_batch=64, microbatch=1, warmup_steps=0),
-        evaluation=EvaluationConfig(sequences=None),
-        precision="fp16",
-        fp32_gradients=False,
-    )
-
-
 MEASURED: dict[ZeroStage, dict[int, tuple[float, int]]] = {
     0: {1: (1.3, 1536), 2: (2.5, 2048), 4: (5, 3072), 8: (10, 4096), 16: (20, 6144)},
     1: {1: (6.2, 3072), 2: (12.5, 4096), 4: (25, 6144), 8: (50, 6144), 16: (100, 8192)},
@@ -90,109 +33,96 @@ MEASURED: dict[ZeroStage, dict[int, tuple[float, int]]] = {
 """Table 2's measured columns: billions of parameters, with a hidden size, by tensor-parallel ranks."""
 
 
-def largest(tp: int, dp: int, zero_stage: ZeroStage, memory: float = V100) -> float:
-    """Return parameters whose states fill a device's memory: table 2's analysis."""
-    return tp * memory / model_state_bytes(deep(1, tp, zero_stage, dp), 1)
+def deep(layers: int, tp: int, zero_stage: ZeroStage, dp: int = 2) -> Run:
+    plan = Plan(tp=tp, dp=dp, zero_stage=zero_stage, bucket_bytes=2**16)
+    return for_memory(replace(SHAPE, num_layers=layers), plan, batch=1)
 
 
-def of_the_paper() -> list[dict[str, Any]]:
-    """Return table 2's analysis, as printed and by formula."""
-    rows = []
-    for printed in published("zero2019").to_dict("records"):
-        if printed["where"] == "table 2" and "measured" not in printed["quantity"]:
-            stage = STAGES[int(printed["quantity"].rpartition("_")[2])]
-            known = {"tp": printed["tp"], "dp": printed["dp"], "zero_stage": stage, "limit": V100}
-            size = {"formula": largest(printed["tp"], printed["dp"], stage), "published": printed["value"] * 1e9}
-            rows.append(known | size)
-    return sorted(rows, key=lambda row: (row["tp"], row["zero_stage"]))
+def both_sides(degrees: Sequence[int], stages: Sequence[ZeroStage]) -> list[Run]:
+    """Return runs predicted to fit, and runs predicted not to."""
+    chosen = [(at, layers) for at, layers in DEEPEST.items() if at[0] in degrees and at[1] in stages]
+    return [deep(layers + more, *at) for at, layers in chosen for more in (0, MORE)]
 
 
-def counted(rows: Sequence[Row]) -> list[dict[Any, Any]]:
-    """Return the points whose tensors were counted, by layout and size."""
-    found = [{**row, "limit": LIMIT} for row in rows if not math.isnan(row["memory_bytes"])]
-    return sorted(found, key=lambda row: (row["tp"], row["zero_stage"], row["parameters"]))
+def on_v100s(billions: float, hidden: int, tp: int, zero_stage: ZeroStage) -> Run:
+    """Return one of the models that were trained according to table 2; the shapes are near those of tables 5 to 10."""
+    layers, heads = round(billions * 1e9 / (12 * hidden**2)), hidden // 128
+    model = ModelConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, seq_len=1024, vocab_size=51200)
+    plan = Plan(tp=tp, dp=64, zero_stage=zero_stage, recompute="full", partition_activations=tp > 1)
+    return for_memory(model, plan, batch=1)
 
 
-BYTES: dict[str, Any] = {"unit": "GB", "si": "B", "scale": 1e9}
-BILLIONS: dict[str, Any] = {"unit": "billion", "si": "", "scale": 1e9}
+def in_paper() -> list[Point]:
+    """Return table 2's analysis: parameters whose states fill a device's memory, by formula and as printed."""
+    rows = published("zero2019").query("where == 'table 2' and not quantity.str.contains('measured')")
+    found = []
+    for row in rows.to_dict("records"):
+        run = deep(1, row["tp"], STAGES[int(row["quantity"].rpartition("_")[2])], row["dp"])
+        numbers = {"formula": row["tp"] * V100 / model_state_bytes(run, 1), "published": row["value"] * 1e9}
+        found.append(Point(run, printed=numbers))
+    return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage))
+
+
+def billions(key: str, header: str) -> Column:
+    of = lambda one: one.parameters if key == "parameters" else one.printed.get(key)
+    return Column(key=key, header=header, unit="billion", scale=1e9, of=of)
+
+
 COLUMNS = (
-    Column(key="tp", header="t"),
-    Column(key="dp", header="N"),
-    Column(key="zero_stage", header="ZeRO stage"),
-    Column(key="limit", header="memory", **BYTES),
-    Column(key="layers", header="layers"),
-    Column(key="parameters", header="parameters", **BILLIONS),
-    Column(key="memory_bytes", header="all, counted", **BYTES),
-    Column(key="predicted_memory_bytes", header="all, predicted", **BYTES),
-    Column(key="formula", header="largest, formula", **BILLIONS),
-    Column(key="published", header="largest, published", **BILLIONS),
+    T, N, ZERO_STAGE, gigabytes("limit", "memory", lambda one: LIMIT if one.records else V100),
+    Column(key="layers", header="layers", of=lambda one: one.run.model.num_layers if one.records else None),
+    billions("parameters", "parameters"), COUNTED, PREDICTED,
+    billions("formula", "largest, formula"), billions("published", "largest, published"),
+)  # fmt: skip
+NOTES = (
+    "Counted: storages of all tensors on the fullest rank, at the fullest moment of the first step. Predicted: the "
+    "same by `lmscale memory`.",
+    "Largest: parameters whose states alone fill the memory. Published: table 2, maximum theoretical model size.",
 )
 
 
-def table(records: Sequence[Record]) -> Table:
-    """Tabulate models at the edge of a small memory, counted and predicted; and table 2, printed and by formula."""
-    title = f"The largest model that fits{about(records)}"
-    rows = frame(records)
-    found = counted(rows.to_dict("records")) if not rows.empty else []
-    if not found:
-        return Table("max_model_size", title, (), pd.DataFrame())
-    rows = pd.DataFrame(found + of_the_paper())
-    notes = (
-        "Counted: storages of all tensors on the fullest rank, at the fullest moment of the first step. Predicted: the "
-        "same by `lmscale memory`.",
-        "Largest: parameters whose states alone fill the memory. Published: table 2, maximum theoretical model size.",
-    )
-    return Table("max_model_size", title, shown(COLUMNS, rows), rows, notes)
+def counted(records: Sequence[Record]) -> list[Point]:
+    """Return the points whose tensors were counted, by layout and size."""
+    found = points(records, lambda record: record.memory_bytes, failed=True)
+    return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage, one.parameters))
 
 
-def edge_is_where_predicted(rows: Sequence[Row]) -> Evidence | None:
+def edge_is_where_predicted(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the runs predicted to fit do, and the others do not."""
-    found = [row for row in counted(rows) if row["dp"] == 2]
-    if not found:
-        return None
-    right = [(row["memory_bytes"] <= LIMIT) == (row["predicted_memory_bytes"] <= LIMIT) for row in found]
-    closest = min(abs(row["memory_bytes"] / LIMIT - 1) for row in found)
+    found = [one for one in records if one.run.plan.dp == 2 and one.memory_bytes > 0]
+    right = [(one.memory_bytes <= LIMIT) == (one.predicted_memory_bytes <= LIMIT) for one in found]
+    closest = min((abs(one.memory_bytes / LIMIT - 1) for one in found), default=0.0)
     return tally(right, "points", f"the nearest is {closest:.1%} from the edge")
 
 
-def as_predicted(rows: Sequence[Row]) -> Evidence | None:
-    ratios = [row["memory_bytes"] / row["predicted_memory_bytes"] for row in counted(rows)]
-    if not ratios:
-        return None
-    numbers = f"{min(ratios):.3f} to {max(ratios):.3f} times the prediction"
-    return tally([abs(ratio - 1) <= CLOSE for ratio in ratios], "points", numbers)
-
-
-def grows_with_the_stage(rows: Sequence[Row]) -> Evidence | None:
+def grows_with_the_stage(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the largest model that was counted to fit is larger, or as large, with every stage."""
-    fits: dict[tuple[int, int], dict[int, int]] = {}
-    for row in counted(rows):
-        if row["dp"] == 2 and row["memory_bytes"] <= LIMIT:
-            of_layout = fits.setdefault((row["tp"], row["dp"]), {})
-            of_layout[row["zero_stage"]] = max(of_layout.get(row["zero_stage"], 0), int(row["layers"]))
-    whole = {layout: layers for layout, layers in fits.items() if len(layers) == len(STAGES)}
-    numbers = [f"{', '.join(str(layers[s]) for s in STAGES)} layers (t={tp})" for (tp, _), layers in whole.items()]
-    held = [layers[a] <= layers[b] for layers in whole.values() for a, b in pairwise(STAGES)]
-    return tally(held, "steps", "; ".join(numbers))
+    fits: dict[int, dict[int, int]] = {}
+    for one in records:
+        plan, layers = one.run.plan, one.run.model.num_layers
+        if plan.dp == 2 and one.memory_bytes <= LIMIT:
+            of_tp = fits.setdefault(plan.tp, {})
+            of_tp[plan.zero_stage] = max(of_tp.get(plan.zero_stage, 0), layers)
+    whole = {tp: [of_tp[s] for s in STAGES] for tp, of_tp in sorted(fits.items()) if len(of_tp) == len(STAGES)}
+    numbers = [f"{', '.join(map(str, layers))} layers (t={tp})" for tp, layers in whole.items()]
+    return tally([a <= b for layers in whole.values() for a, b in pairwise(layers)], "steps", "; ".join(numbers))
 
 
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), sections 5.4 and 10.3, table 2",
     expectation="64 data-parallel ranks with 32 GB hold 2B parameters, and 7.6B, 14.4B and 128B with stages 1 to 3",
     claims=(
-        Claim(text="fits what is predicted to, and nothing else", source="table 2", check=edge_is_where_predicted),
-        Claim(text="a step takes as much memory as predicted, within 5%", source="section 3", check=as_predicted),
+        Claim("fits what is predicted to, and nothing else", "table 2", edge_is_where_predicted),
+        Claim("a step takes as much memory as predicted, within 5%", "section 3", ALL_AS_PREDICTED),
         Claim(
-            text="no stage fits less than the one before",
-            source="table 2",
-            check=grows_with_the_stage,
-            published="2, 7.6, 14.4 and 128 billion parameters (t=1, N=64)",
+            "no stage fits less than the one before", "table 2", grows_with_the_stage,
+            "2, 7.6, 14.4 and 128 billion parameters (t=1, N=64)",
         ),
     ),
-    found="All 16 models end on the side of the limit where they were predicted, the nearest 0.8% from it, and memory "
-    "is at most 1.7% under the prediction. Within 20 MB, two ranks fit 5, 8, 8 and 10 layers in stages 0 to 3, and 10, "
-    "16, 18 and 21 where two ranks share a layer. Table 2's sizes follow from the formulas within 2.4%.",
-    table=table,
+    table=table_of(
+        "max_model_size", "The largest model that fits", COLUMNS, lambda records: [*counted(records), *in_paper()],
+        NOTES, is_timed=False,
+    ),
     cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "20 min, 1024 GPUs with 32 GB"},
     deviations="What is trained at `smoke` and `small` is small, with 20 MB for each of 2 and 4 ranks, that share two "
     "cores. At `paper` the models that table 2 says were trained run, without ZeRO and with stage 1, with full "
@@ -201,10 +131,6 @@ EXPERIMENT = Experiment(
     runs={
         "smoke": both_sides([1], (0, 3)),
         "small": both_sides([1, 2], STAGES),
-        "paper": [
-            on_v100s(billions, hidden, tp, stage)
-            for stage, sizes in MEASURED.items()
-            for tp, (billions, hidden) in sizes.items()
-        ],
+        "paper": [on_v100s(*size, tp, stage) for stage, sizes in MEASURED.items() for tp, size in sizes.items()],
     },
-)
+)  # fmt: skip

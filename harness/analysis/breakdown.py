@@ -9,7 +9,8 @@ from harness.analysis.scaling import shown_elsewhere
 from harness.analysis.tables import DEVICE, MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, VARIES, measured, timed
 from harness.records.labels import labels
 from harness.records.measures import about, combine
-from harness.records.record import Limit, Record
+from harness.records.parts import Limit
+from harness.records.record import Record
 
 ALONE = ("gemm", "attention", "collective")
 PARTS = {

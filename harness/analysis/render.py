@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -43,10 +43,16 @@ class Column:
     interval: str | None = None
     """Column of the frame with the half-width of the 95% interval."""
     text: bool = False
+    of: Callable[[Any], Any] | None = None
+    """Function of a point that returns the column's value; None for the measure of that name."""
 
     @property
     def heading(self) -> str:
         return f"{self.header} ({self.unit})" if self.unit else self.header
+
+    def with_interval(self, key: str) -> "Column":
+        """Return the column with its half-width in this column of the frame."""
+        return replace(self, interval=key)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -64,30 +64,6 @@ def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
 def shown_elsewhere(rows: pd.DataFrame) -> tuple[str, ...]:
     """Return the fields that tables have columns for: the model, and `dp` if all ranks are data-parallel."""
     return (*SHAPE, *(("plan.dp",) if all(rows["ranks"] == rows["dp"]) else ()))
-
-
-def against(
-    rows: pd.DataFrame, is_baseline: Callable[[Row], bool], rate: str, measures: Sequence[str] = ()
-) -> list[dict[Any, Any]]:
-    """Return points of timed runs, repeats combined, with `efficiency`: their rate over a baseline's.
-
-    The efficiency is NaN if no baseline has the point's engine and device. `measures` are combined too.
-
-    Args:
-        is_baseline: function that returns True for the row of a baseline.
-    """
-    if not rows.empty:
-        rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[rate].notna()]).drop_duplicates("id")
-    if rows.empty:
-        return []
-    points = combine(rows, ("point", "source", "device_name"), (rate, *measures))
-    baselines = {(row["engine"], row["device_name"]): row for row in reversed(points) if is_baseline(row)}
-    out = []
-    for row in points:
-        baseline = baselines.get((row["engine"], row["device_name"]))
-        estimate = ratio(row, baseline, rate) if baseline else Estimate(math.nan, None, row["n"])
-        out.append({**row, "efficiency": estimate.mean, "efficiency_half_width": _or_nan(estimate.half_width)})
-    return out
 
 
 def ratio(row: Row, baseline: Row, measure: str) -> Estimate:

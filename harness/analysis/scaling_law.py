@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.analysis.render import number
+
 DELTAS = (1e-1, 1e-2, 1e-3)
 """Residuals at which the Huber loss turns linear; the last is the source's, the others lead up to it."""
 STEPS = 40
@@ -112,6 +114,34 @@ def fitted(points: Sequence[Point], resamples: int = RESAMPLES, seed: int = 0) -
     off = _residuals(best, n, d, logs)[0]
     law = Law(*(float(one[0]) for one in _law(best, centre)))
     return Fitted(law, _law(again, centre), tuple(points), math.sqrt(float(np.mean(off**2))))
+
+
+class Difference(NamedTuple):
+    """Loss of one law over another's, with its uncertainty."""
+
+    mean: float
+    low: float
+    high: float
+    above: float
+    """Share of the resamples in which it is above 0; NaN if that is unknown."""
+
+
+def difference(of: Fitted, baseline: Fitted, parameters: float, tokens: float) -> Difference:
+    """Return a law's loss over the baseline's, resample by resample: they need independent draws."""
+    each = of.resampled.loss(parameters, tokens) - baseline.resampled.loss(parameters, tokens)
+    low, high = between(each)
+    mean = of.law.loss(parameters, tokens) - baseline.law.loss(parameters, tokens)
+    return Difference(mean, low, high, math.nan if math.isnan(low) else float(np.mean(each > 0)))
+
+
+def in_words(one: Fitted) -> str:
+    """Return the constants with their intervals, as `E 1.2 (1.1 to 1.3), ..., 0.5% off`."""
+    parts = []
+    for name in Law._fields:
+        low, high = one.interval(lambda law, name=name: getattr(law, name))
+        certain = "" if math.isnan(low) else f" ({number(low, 3)} to {number(high, 3)})"
+        parts.append(f"{name} {number(getattr(one.law, name), 3)}{certain}")
+    return f"{', '.join(parts)}; {len(one.points)} losses are {one.off:.2%} off"
 
 
 def _starts(logs: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from harness.records.frames import rows_of
 from harness.records.store import SIMULATED
 
 TWINS = frozenset({
-    "tokens_per_second", "tokens_per_second_per_device", "step_seconds", "model_flops_per_second_per_device", "mfu",
+    "tokens_per_second", "tokens_per_second_per_device", "step_seconds", "flop_rate", "mfu",
     "hfu", "peak_memory_bytes", "bubble", "speedup", "efficiency", "relative", "scaling", "speed", "gain", "rate",
     "counted_rate",
 })  # fmt: skip

@@ -9,8 +9,8 @@ from harness.analysis.scaling import scaling_rows, shown_elsewhere
 from harness.analysis.simulated_columns import SYSTEM, beside
 from harness.records.frames import once_for_all
 from harness.records.labels import labels
-from harness.records.measures import CONVENTION, about, combine, frame
-from harness.records.record import Record
+from harness.records.measures import about, combine, frame
+from harness.records.record import CONVENTION, Record
 from harness.records.statistics import WARMUP_SHARE, WARMUP_STEPS
 from harness.records.store import SIMULATED
 from impl.run import Run
@@ -42,7 +42,7 @@ RATE_PER_DEVICE = Column(
     interval="tokens_per_second_per_device_half_width",
 )  # fmt: skip
 FLOP_RATE = Column(
-    key="model_flops_per_second_per_device", header="model FLOP rate per device", unit="TFLOP/s", si="FLOP/s",
+    key="flop_rate", header="model FLOP rate per device", unit="TFLOP/s", si="FLOP/s",
     scale=TERA, digits=3,
 )  # fmt: skip
 EFFICIENCY = Column(

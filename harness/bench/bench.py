@@ -1,4 +1,4 @@
-"""The verb `bench`: the repository's benchmarks, run by pytest, and what has changed since a baseline."""
+"""The verb `bench`: the repository's benchmarks, run by pytest, and their changes since a baseline."""
 
 import json as json_format
 import math
@@ -9,35 +9,34 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from harness.analysis import render
 from harness.analysis.render import Column, Table
 from harness.records.environment import CODE
 from harness.records.store import read_json, write_atomically
-from harness.terminal import Flag
+from harness.terminal import Flag, console, print_json
 from impl.errors import InputError
 
 FOLDER = CODE / "tests" / "bench"
 BASELINE = "baseline.json"
 NEEDED = ("pytest", "pytest_benchmark")
 PATIENCE_SECONDS = 30
-"""That pytest has to stop its ranks when it is interrupted."""
+"""Seconds that pytest has to stop its ranks when it is interrupted."""
 INTERRUPTED = 130
 NONE_FAILED, SOME_FAILED = 0, 1
-"""pytest's exit statuses when all that was asked for has run."""
+"""pytest's exit statuses when all chosen tests have run."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What the rounds of one benchmark took, in seconds."""
+    """Seconds of one benchmark's rounds."""
 
     median: float
     iqr: float
@@ -46,7 +45,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Report:
-    """The timings by name, and the machine that took them: processor, cores and torch, None where it does not say."""
+    """Timings by name, and the machine they were measured on: processor, cores and torch, None where not known."""
 
     machine: dict[str, Any]
     timings: dict[str, Timing]
@@ -60,13 +59,13 @@ def bench(
     tolerance: float = 0.15,
     json: Flag = False,
 ) -> int:
-    """Time the parts, and other engines beside ours: the repository's benchmarks, which need two idle cores.
+    """Time the parts, and other engines beside ours: the repository's benchmarks, on two idle cores.
 
     Args:
         only: Only benchmarks whose name contains this, or matches it as a pattern.
-        keep: Folder for the side-by-side tables and baseline.json; what this run leaves out there stays.
-        compare: A baseline.json, or a pytest-benchmark report: says what is slower or faster than there.
-        tolerance: How much of a benchmark's time may have come or gone.
+        keep: Folder for the side-by-side tables and baseline.json; its results of benchmarks that are not run stay.
+        compare: A baseline.json, or a pytest-benchmark report: print which benchmarks are slower or faster than there.
+        tolerance: Share of a benchmark's time by which it may differ.
         json: Print one JSON document on standard output.
     """
     if not 0 < tolerance < math.inf:
@@ -82,25 +81,32 @@ def bench(
         return INTERRUPTED
     now = _report(document)
     if now is None or status not in (NONE_FAILED, SOME_FAILED):
-        print("error: no benchmark was measured; what pytest says above tells why", file=sys.stderr)
+        print("error: no benchmark was measured; pytest's output above has the reason", file=sys.stderr)
         return 1
     table = compared(now, before, tolerance, all_of_them=only is None) if before else None
-    written = []
+    written = [str(keep / BASELINE)] if keep else []
     if keep:
-        written = [str(keep / BASELINE)]
         write_atomically(keep / BASELINE, _smaller(document, read_json(keep / BASELINE)))
-    _tell(now, table, written, json)
+    if json:
+        timings = [{"name": name, **asdict(timing)} for name, timing in now.timings.items()]
+        shown = render.as_json(table) if table is not None else None
+        print_json({"machine": now.machine, "benchmarks": timings, "compared": shown, "files": written})
+    else:
+        if table is not None:
+            console(render.console(table)).print(render.console(table))
+        for file in written:
+            print(f"written: {file}")
     return 1 if status == SOME_FAILED or (table is not None and any(table.frame["asks for a look"])) else 0
 
 
 def compared(now: Report, before: Report, tolerance: float, *, all_of_them: bool = True) -> Table:
-    """A line for every benchmark: both medians, their ratio, and whether it is beyond the tolerance, either way.
+    """Tabulate both medians of every benchmark, their ratio, and whether it is beyond the tolerance, either way.
 
-    Slower: more than 1 + tolerance of the time before; faster: less than 1 / (1 + tolerance). On another machine than
-    before nothing is said to be either.
+    Slower: more than 1 + tolerance of the time before; faster: less than 1 / (1 + tolerance). There is no such verdict
+    on another machine than the baseline's.
 
     Args:
-        all_of_them: what is not there now has not been left out on purpose.
+        all_of_them: all benchmarks were to run: those of the baseline that are missing now are listed.
     """
     others = [
         f"{what} {before.machine[what] or 'unknown'} before, {now.machine[what] or 'unknown'} now"
@@ -142,8 +148,8 @@ def _notes(frame: pd.DataFrame, others: Sequence[str], tolerance: float) -> list
     if others:
         return [f"No verdict: another machine than the baseline's ({'; '.join(others)})."]
     changed = sum(map(bool, frame["asks for a look"]))
-    said = f"Slower, faster: beyond {100 * tolerance:g}% either way; both ask for a look."
-    return [said, f"{changed} of {len(frame)} benchmarks changed by more than that." if changed else "None changed."]
+    meaning = f"Slower, faster: beyond {100 * tolerance:g}% either way; both ask for a look."
+    return [meaning, f"{changed} of {len(frame)} benchmarks changed by more than that." if changed else "None changed."]
 
 
 def _baseline(path: Path) -> Report:
@@ -155,7 +161,7 @@ def _baseline(path: Path) -> Report:
 
 
 def _report(document: Any) -> Report | None:
-    """What a pytest-benchmark report says; None: it is none. One round alone is not compared with anything."""
+    """Return the contents of a pytest-benchmark report, without benchmarks of one round; None: it is no such report."""
     try:
         environment = document["machine_info"].get("environment", {})
         timings = {
@@ -172,17 +178,15 @@ def _report(document: Any) -> Report | None:
 
 
 def _smaller(document: dict[str, Any], earlier: Any) -> str:
-    """The report as it is committed: no rounds, a line for each benchmark, with the commit that it was measured at.
+    """Return the report as it is committed: no rounds, one line per benchmark, with the commit it was measured at.
 
-    What an earlier one has from the same machine and was not measured now is kept.
+    Benchmarks that only an earlier report of the same machine has are kept.
     """
     environment = document["machine_info"]["environment"]
     commit = (environment.get("git") or {}).get("commit")
     now, then = _report(document), _report(earlier)
-    kept = {
-        _name(found["fullname"]): found
-        for found in (earlier["benchmarks"] if now and then and now.machine == then.machine else [])
-    }
+    is_same = now is not None and then is not None and now.machine == then.machine
+    kept = {_name(found["fullname"]): found for found in earlier["benchmarks"]} if is_same else {}
     for found in document["benchmarks"]:
         stats = {key: found["stats"][key] for key in ("median", "iqr", "rounds")}
         kept[_name(found["fullname"])] = {"fullname": found["fullname"], "commit": commit, "stats": stats}
@@ -192,7 +196,11 @@ def _smaller(document: dict[str, Any], earlier: Any) -> str:
 
 
 def _require_benchmarks() -> None:
-    """Raises InputError where they cannot be run."""
+    """Check that the benchmarks can be run.
+
+    Raises:
+        InputError: they, or what they need, are not installed.
+    """
     if not FOLDER.is_dir():
         raise InputError(f"{FOLDER}: no benchmarks there; they are in the repository, not in the installed package")
     if missing := [name for name in NEEDED if find_spec(name) is None]:
@@ -200,7 +208,7 @@ def _require_benchmarks() -> None:
 
 
 def _chosen(only: str | None) -> list[str]:
-    """Names of the benchmarks that there are, or of those that `only` is about."""
+    """Return the names of all benchmarks, or of those that `only` is part of or matches."""
     done = subprocess.run(_pytest("--collect-only", "-q", FOLDER), cwd=CODE, capture_output=True, text=True)
     names = [_name(line) for line in done.stdout.splitlines() if "::" in line and not line.startswith("ERROR")]
     if done.returncode or not names:
@@ -214,7 +222,7 @@ def _chosen(only: str | None) -> list[str]:
 
 
 def _measured(names: Sequence[str], keep: Path | None, *, quiet: bool) -> tuple[int, Any]:
-    """pytest's exit status and its report; it shows where it is, if quiet on standard error only."""
+    """Return pytest's exit status and its report; its progress is shown, on standard error only if quiet."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = _pytest(
@@ -242,7 +250,7 @@ def _measured(names: Sequence[str], keep: Path | None, *, quiet: bool) -> tuple[
 
 
 def _stop(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
-    """Tell pytest and the ranks that it has started."""
+    """Send a signal to pytest and the ranks that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, how)
 
@@ -254,24 +262,6 @@ def _pytest(*arguments: object) -> list[str]:
 
 
 def _name(node: str) -> str:
-    """A benchmark's name: its file in the folder of benchmarks, its function, its parameters."""
+    """Return a benchmark's name: its file in the folder of benchmarks, its function, its parameters."""
     file, _, function = node.partition("::")
     return f"{file.rpartition(f'{FOLDER.name}/')[2]}::{function}"
-
-
-def _tell(now: Report, table: Table | None, written: Sequence[str], json: bool) -> None:
-    if json:
-        timings = [
-            {"name": name, "median": timing.median, "iqr": timing.iqr, "rounds": timing.rounds}
-            for name, timing in now.timings.items()
-        ]
-        shown = render.as_json(table) if table is not None else None
-        document = {"machine": now.machine, "benchmarks": timings, "compared": shown, "files": written}
-        print(json_format.dumps(document, indent=1, allow_nan=False))
-        return
-    if table is not None:
-        shown = render.console(table)
-        width = Console(width=1000).measure(shown).maximum
-        Console(width=max(width, 80)).print(shown)
-    for file in written:
-        print(f"written: {file}")

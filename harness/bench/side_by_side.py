@@ -1,4 +1,4 @@
-"""Engines train the same run in turn, step by step, in one process group: what the machine does meets all of them."""
+"""Engines that train the same run in turn, step by step, in one process group, so that disturbances hit all alike."""
 
 import gc
 import time
@@ -18,12 +18,12 @@ from impl.run import Run
 from impl.train import Step
 
 RESAMPLES = 10_000
-Tell = Callable[[int, Mapping[str, float]], None]
-"""Told the index of a step and what it took each engine on this rank, when all have done it."""
+Progress = Callable[[int, Mapping[str, float]], None]
+"""Function of a step's index and each engine's seconds on this rank, called after all engines have done the step."""
 
 
 class Engine(Protocol):
-    """Trains one run: `step(i)` does the i-th optimizer step."""
+    """Training of one run: `step(i)` does the i-th optimizer step."""
 
     def step(self, i: int) -> Step: ...
 
@@ -35,8 +35,8 @@ class Turn(NamedTuple):
     loss: float
 
 
-def take_turns(engines: Mapping[str, Engine], steps: int, tell: Tell | None = None) -> dict[str, list[Turn]]:
-    """Every engine's steps 0, 1, ... on this rank: A B C A B C. All ranks start a step together."""
+def take_turns(engines: Mapping[str, Engine], steps: int, progress: Progress | None = None) -> dict[str, list[Turn]]:
+    """Return every engine's steps on this rank, in the order A B C A B C; all ranks start a step together."""
     turns: dict[str, list[Turn]] = {name: [] for name in engines}
     gc.collect()
     gc.freeze()  # models are never garbage: do not scan them between steps
@@ -46,8 +46,8 @@ def take_turns(engines: Mapping[str, Engine], steps: int, tell: Tell | None = No
             begin = time.perf_counter()
             loss = engine.step(i).loss.item()
             turns[name].append(Turn(time.perf_counter() - begin, loss))
-        if tell is not None:
-            tell(i, {name: done[i].seconds for name, done in turns.items()})
+        if progress is not None:
+            progress(i, {name: done[i].seconds for name, done in turns.items()})
     return turns
 
 
@@ -61,7 +61,7 @@ class Ratio:
 
 
 def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Median of ours over median of theirs; the interval is a bootstrap over the pairs (Efron 1979, percentiles).
+    """Return the median of ours over that of theirs; the interval is a bootstrap over pairs (Efron 1979, percentiles).
 
     Raises:
         ValueError: the two have different lengths, or no pairs.
@@ -81,12 +81,12 @@ Ranks = Sequence[Mapping[str, Sequence[Turn]]]
 
 
 def slowest(ranks: Ranks, name: str) -> list[float]:
-    """Seconds of every step of an engine: what its slowest rank takes."""
+    """Return the seconds of every step of an engine on its slowest rank."""
     return [max(turn.seconds for turn in step) for step in zip(*(rank[name] for rank in ranks), strict=True)]
 
 
 def raw(ranks: Ranks) -> dict[str, Any]:
-    """What was measured, by engine: seconds of every step on every rank, and the steps' losses, which ranks share."""
+    """Return what was measured of each engine: seconds of every step on every rank, and losses, which ranks share."""
     return {
         "seconds": {name: [[turn.seconds for turn in rank[name]] for rank in ranks] for name in ranks[0]},
         "losses": {name: [turn.loss for turn in turns] for name, turns in ranks[0].items()},
@@ -94,7 +94,7 @@ def raw(ranks: Ranks) -> dict[str, Any]:
 
 
 def compared(ranks: Ranks, ours: str, theirs: str, *, warmup: int) -> dict[str, Any]:
-    """What two engines' turns say without the first `warmup` steps.
+    """Compare two engines' turns, without the first `warmup` steps.
 
     `ours` and `theirs` are medians in seconds, `value`, `low` and `high` are their ratio, `loss_difference` the largest
     relative one of a step.
@@ -110,14 +110,14 @@ def compared(ranks: Ranks, ours: str, theirs: str, *, warmup: int) -> dict[str, 
 
 
 def against_peers(ranks: Ranks, ours: str, *, warmup: int) -> dict[str, Any]:
-    """`compared` with every other engine, which of them is the `best`, that with the lowest median, and the `raw`."""
+    """Return `compared` with every other engine, the name of the `best` one by median, and the `raw` measurements."""
     peers = {name: compared(ranks, ours, name, warmup=warmup) for name in ranks[0] if name != ours}
     best = min(peers, key=lambda name: peers[name]["theirs"])
     return {"warmup": warmup, "best": best, "peers": peers, **raw(ranks)}
 
 
 def notes(run: Run, device: Mapping[str, Any], *, warmup: int) -> list[str]:
-    """What is measured, how, and on what: of runs that differ in plan and precision only."""
+    """Return notes on what is measured, how, and on what machine, for runs that differ in plan and precision only."""
     model, recipe = run.model, run.train
     return [
         f"GPT, {model.num_layers} layers, hidden size {model.hidden_size}, {model.num_heads} heads, sequence "
@@ -133,7 +133,7 @@ def notes(run: Run, device: Mapping[str, Any], *, warmup: int) -> list[str]:
 
 
 def table(name: str, title: str, cells: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Table:
-    """One line for each peer of each cell, which has a `precision`, a `plan` and what `against_peers` says."""
+    """Tabulate each peer of each cell; a cell has a `precision`, a `plan` and the results of `against_peers`."""
     keys = ["precision", "plan", "peer", "ours", "theirs", "value", "interval", "loss_difference"]
     rows = [
         {

@@ -1,13 +1,11 @@
 """The verb `calibrate`: measure this machine, and write it as a system that can be predicted for."""
 
 import datetime
-import json as json_format
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +25,7 @@ from harness.rank import jobs
 from harness.rank.devices import gpu_count
 from harness.records.environment import processor
 from harness.records.store import read_json, write_atomically
-from harness.terminal import Flag
+from harness.terminal import Flag, print_json
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -79,13 +77,13 @@ def calibrate(
     found = _measured(site, run, precision, wait, quiet=json)
     if not found:
         return 1
-    about = _about(out.stem, chosen, count, found[0])
-    system = system_of(found, about, precision, f"measured here on {datetime.date.today()}")
+    system = system_of(
+        found, _about(out.stem, chosen, count, found[0]), precision, f"measured here on {datetime.date.today()}"
+    )
     write_atomically(out, text_of(system, f"harness calibrate --device {chosen} --ranks {count}"))
     if json:
-        print(json_format.dumps(system.as_dict(), indent=1, allow_nan=False))
-    else:
-        _tell(system, out)
+        return print_json(system.as_dict())
+    _print(system, out)
     return 0
 
 
@@ -145,35 +143,26 @@ def _measured(
 
 
 def _follow(attempt: Path, wait: float, *, quiet: bool) -> None:
-    """Show the progress of the first rank, until the job has ended or has taken too long."""
-    end = time.monotonic() + wait
-    with _progress(quiet=quiet) as show:
+    """Show the progress of the first rank, until the job has ended or has taken too long.
+
+    On standard error: a bar on a terminal, else a line for every part.
+    """
+    end, shown = time.monotonic() + wait, ""
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
         while time.monotonic() < end:
-            show(read_json(attempt / "rank-0.json") or {})
+            facts = read_json(attempt / "rank-0.json") or {}
+            at, done = facts.get("at", ""), facts.get("done", 0)
+            bar.update(task, description=at or "done", completed=done, total=facts.get("of"))
+            if at and at != shown and not console.is_terminal:
+                console.print(f"[{done}/{facts.get('of', '?')}] {at}", markup=False)
+            shown = at
             state = jobs.states([attempt]).get(attempt)
             if state is not None and state.name == "ended":
                 return
             time.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Any]:
-    """Yield a function that shows progress on standard error: a bar on a terminal, else a line for every part."""
-    console = Console(stderr=True, highlight=False, quiet=quiet)
-    said = ""
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(facts: dict[str, Any]) -> None:
-            nonlocal said
-            at = facts.get("at", "")
-            bar.update(task, description=at or "done", completed=facts.get("done", 0), total=facts.get("of"))
-            if at and at != said and not console.is_terminal:
-                console.print(f"[{facts.get('done', 0)}/{facts.get('of', '?')}] {at}", markup=False)
-            said = at
-
-        yield show
 
 
 def _about(name: str, device: Device, ranks: int, facts: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +178,7 @@ def _about(name: str, device: Device, ranks: int, facts: dict[str, Any]) -> dict
     }
 
 
-def _tell(system: System, out: Path) -> None:
+def _print(system: System, out: Path) -> None:
     rates = ", ".join(f"{p} {peak.value / 1e9:,.0f} GFLOP/s" for p, peak in system.device.peak_flops.items())
     device = system.device
     print(f"{system.hardware}: {rates}; memory {device.memory_bandwidth.value / 1e9:.1f} GB/s")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from harness.calibrate.runs import CalibrationOrders, runs_to_train
 from harness.doctor.rank import Told
-from harness.rank.rendezvous import meet
+from harness.rank.rendezvous import join
 from harness.rank.roofline import product, seconds
 from impl.collectives import (
     all_gather_into_start,
@@ -74,7 +74,7 @@ def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous:
         orders = CalibrationOrders.read(attempt)
         torch.set_num_threads(orders.threads)
         told.now("meeting the other ranks", torch=str(torch.__version__).partition("+")[0])
-        device = meet(orders, rank, local_rank, world_size, rendezvous).device
+        device = join(orders, rank, local_rank, world_size, rendezvous).device
         if device.type == "cuda":
             known = torch.cuda.get_device_properties(device)
             told.found |= {"device_name": known.name, "processors": known.multi_processor_count}
@@ -126,8 +126,7 @@ class Calibrating:
         found = []
         for batch, heads, seq_len, head_size in CORES[self.device.type]:
             qkv = self._random(precision, batch * seq_len, 3 * heads * head_size).requires_grad_()
-            forward = lambda qkv=qkv, s=seq_len, a=heads: attend(qkv, s, a, causal=True)
-            seconds = self._both(forward, qkv)
+            seconds = self._both(lambda qkv=qkv, s=seq_len, a=heads: attend(qkv, s, a, causal=True), qkv)
             found.append([batch, heads, seq_len, head_size, *seconds])
         return found
 
@@ -185,27 +184,24 @@ class Calibrating:
         }
 
     def _collective(self, op: Op, size: int) -> Callable[[], object]:
+        """Return a call of the collective; a send goes to the next rank, on all ranks at once."""
         group, n = self.world, self.ranks
         part = torch.zeros(max(1, size // 4 // n), device=self.device)
         whole = part.repeat(n)
-        if op == "all_reduce":
-            return lambda: all_reduce_start(whole, group).wait()
-        if op == "all_gather":
-            return lambda: all_gather_into_start(whole, part, group).wait()
-        if op == "reduce_scatter":
-            return lambda: reduce_scatter_into_start(part, whole, group).wait()
-        return self._around(whole)
+        buffer, before, behind = torch.empty_like(whole), (self.rank - 1) % n, (self.rank + 1) % n
 
-    def _around(self, tensor: Tensor) -> Callable[[], object]:
-        """Return an exchange that sends to the next rank and receives from the previous one, on all ranks at once."""
-        buffer, before, behind = torch.empty_like(tensor), (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
-
-        def exchange() -> None:
-            pending = [send_start(tensor, behind, self.world), receive_start(buffer, before, self.world)]
+        def send() -> None:
+            pending = [send_start(whole, behind, group), receive_start(buffer, before, group)]
             for one in pending:
                 one.wait()
 
-        return exchange
+        calls: dict[Op, Callable[[], object]] = {
+            "all_reduce": lambda: all_reduce_start(whole, group).wait(),
+            "all_gather": lambda: all_gather_into_start(whole, part, group).wait(),
+            "reduce_scatter": lambda: reduce_scatter_into_start(part, whole, group).wait(),
+            "send": send,
+        }
+        return calls[op]
 
     def _overlap(self) -> list[dict[str, float]]:
         """Measure seconds of products alone, of an all-reduce alone, and of the products while it is under way."""
@@ -240,7 +236,7 @@ class Calibrating:
                 begin = time.perf_counter()
                 trainer.step(i).grad_norm.item()  # wait for the device
                 seconds.append(time.perf_counter() - begin)
-        return {"run": to_dict(run), "vocab_size": trainer.vocab_size, "seconds": seconds[warm:]}
+        return {"run": to_dict(run), "seconds": seconds[warm:]}
 
     # How it is timed ------------------------------------------------------------------------------------------------
 
@@ -258,10 +254,7 @@ class Calibrating:
         """Return the median time of a call, with all ranks beginning at once and calling equally often."""
         operation()
         dist.barrier()
-        return self._median(operation)
-
-    def _median(self, operation: Callable[[], object], times: int = REPEATS) -> float:
-        return statistics.median(seconds(operation, self.device) for _ in range(times))
+        return statistics.median(seconds(operation, self.device) for _ in range(REPEATS))
 
 
 if __name__ == "__main__":

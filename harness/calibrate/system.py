@@ -51,7 +51,7 @@ def described(found: Sequence[Facts], about: Mapping[str, Any], precisions: Sequ
     tables = {p: _over(found, f"products, {p}") for p in precisions}
     moved = {p: _over(found, f"elementwise, {p}") for p in precisions}
     added = moved[precisions[0]]["added"]
-    bandwidth = _rate(added[-1])
+    bandwidth = added[-1][0] / added[-1][1]
     links = {} if ranks == 1 else curves(_over(found, "collectives"))
     reduced = links.get("all_reduce")
     link = TRAVELS["all_reduce"] * (1 - 1 / ranks) * reduced[-1][0] / reduced[-1][1] if reduced else bandwidth / 2
@@ -99,7 +99,7 @@ def trained(found: Sequence[Facts]) -> list[Measured]:
         if name.startswith("training, "):
             steps = np.array([rank[name]["seconds"] for rank in found]).max(0)
             label = name.removeprefix("training, ")
-            rows.append(Measured(label, from_dict(facts["run"]), facts["vocab_size"], float(np.median(steps))))
+            rows.append(Measured(label, from_dict(facts["run"]), float(np.median(steps))))
     return rows
 
 
@@ -123,17 +123,14 @@ def _constants(
     return constants | {name: {"value": v, "log_sd": sd, "source": "prior"} for name, (v, sd) in FREE.items()}
 
 
-def _rate(row: list[float]) -> float:
-    """Return bytes a second."""
-    return row[0] / row[1]
-
-
 def _elementwise(precision: str, rates: Mapping[str, list[float]], source: str) -> list[dict[str, Any]]:
     """Return operations with a rate of their own; the layout of heads is part of attention's time."""
-    known = [(name, *map(_short, both), source) for name, both in rates.items()]
-    known += [("heads", NOTHING, NOTHING, "measured with attention")]
-    names = "name", "forward", "backward", "source"
-    return [{"precision": precision, **dict(zip(names, one, strict=True))} for one in known]
+    known = {name: (_short(forward), _short(backward), source) for name, (forward, backward) in rates.items()}
+    known["heads"] = NOTHING, NOTHING, "measured with attention"
+    return [
+        {"precision": precision, "name": name, "forward": forward, "backward": backward, "source": says}
+        for name, (forward, backward, says) in known.items()
+    ]
 
 
 def _overlap(rows: list[dict[str, float]]) -> float:

@@ -10,7 +10,8 @@ from harness.analysis.render import console as on_console
 from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.experiment.folders import read_from
 from harness.experiment.tiers import TIERS, Tier
-from harness.experiment.verdicts import Judged, counts, in_words, judged, records_of, verdicts_table
+from harness.experiment.verdicts import Judged, counts, in_words, records_of, verdicts_table
+from harness.report.results import in_words_of_others, other_points, verdicts_of
 from harness.terminal import Flag, console, print_json, shown_progress
 
 
@@ -22,18 +23,22 @@ def claims(
     out: Path | None = None,
     json: Flag = False,
 ) -> int:
-    """Hold the claims of experiments against the records that are there: reproduced, partly, not, or not run here.
+    """Check the claims of experiments against the records: reproduced, partly, not reproduced, or not run here.
 
     Args:
         name: Id of an experiment, its last word, or the folder of a paper, as megatron2019; all where it is left out.
-        tier: Only of this tier; else, for each claim, of the largest that can tell.
+        tier: Only records of this tier; else, for each claim, of the largest tier that can decide it.
         out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         json: Print one JSON document.
     """
     tiers = TIERS if tier is None else (tier,)
     found: dict[str, list[Judged]] = {}
+    notes: list[str] = []
     for each in shown_progress(chosen(name), "reading records"):
-        found[each.id] = judged(each, records_of(each, out, tiers))
+        records = records_of(each, out, tiers)
+        found[each.id] = verdicts_of(each, records)
+        if note := in_words_of_others(other_points(each, records)):
+            notes.append(f"{each.id}: {note}")
     everything = [one for of_one in found.values() for one in of_one]
     if json:
         documents = [_document(name, of_one) for name, of_one in found.items()]
@@ -42,7 +47,7 @@ def claims(
         table = on_console(verdicts_table(experiment, of_one))
         if of_one:
             console(table).print(table)
-    print(*filter(None, [f"\n{in_words(counts(everything))}", read_from(out, list(found))]), sep="\n")
+    print(*filter(None, [f"\n{in_words(counts(everything))}", *notes, read_from(out, list(found))]), sep="\n")
     return 0
 
 
@@ -63,9 +68,13 @@ def _document(experiment: str, found: Sequence[Judged]) -> dict[str, Any]:
     documents: dict[int, dict[str, Any]] = {}
     for one in found:
         claim = {"claim": one.claim.text, "source": one.claim.source, "published": one.claim.published, "verdicts": []}
-        kind = {"source": ("simulated" if one.systems else "measured") if one.tier else None}
-        said = {"tier": one.tier, **kind, "systems": one.systems.split(", ") if one.systems else []}
-        documents.setdefault(id(one.claim), claim)["verdicts"].append(
-            {**said, "verdict": one.verdict, "numbers": one.numbers}
-        )
+        source = None if one.tier is None else "simulated" if one.systems else "measured"
+        verdict = {
+            "tier": one.tier,
+            "source": source,
+            "systems": one.systems.split(", ") if one.systems else [],
+            "verdict": one.verdict,
+            "numbers": one.numbers,
+        }
+        documents.setdefault(id(one.claim), claim)["verdicts"].append(verdict)
     return {"id": experiment, "claims": list(documents.values())}

@@ -47,17 +47,17 @@ def evaluate(
     lm_eval: Flag = False,
     json: Flag = False,
 ) -> int:
-    """Evaluate a checkpoint of a GPT on texts and LAMBADA, whatever layout saved it.
+    """Evaluate a checkpoint of a GPT on texts and LAMBADA; any layout may have saved it.
 
     Args:
         checkpoint: The folder of a run's checkpoints; the newest is taken.
-        data: The token folder that it was trained on, whose tokenizer it has.
-        texts: Plain-text files for word perplexity, in WikiText's form.
+        data: The token folder that it was trained on, with its tokenizer.
+        texts: Plain-text files for word perplexity, in the format of WikiText.
         lambada: A .jsonl file of passages whose last word is to be predicted.
         overlap: Tokens of context that a sliding window keeps from the one before, unscored.
         batch: Sequences in a forward pass.
         device: cpu or cuda; auto takes a GPU where there is one.
-        lm_eval: Let lm-evaluation-harness evaluate it, too (needs the extra `eval`), and show both and the difference.
+        lm_eval: Also evaluate with lm-evaluation-harness (needs the extra `eval`), and show both with the difference.
         json: Print one JSON document on standard output.
     """
     require_positive(batch=batch)
@@ -68,7 +68,7 @@ def evaluate(
     if lm_eval and find_spec("lm_eval") is None:
         raise InputError("--lm-eval needs the package lm-eval; install the extra: pip install 'lmscale[eval]'")
     from impl.checkpoint import latest
-    from impl.evaluate import missing_inputs
+    from impl.downstream import missing_inputs
 
     saved, damaged = latest(checkpoint)
     if saved is None:

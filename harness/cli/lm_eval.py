@@ -18,7 +18,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from impl.data.text import TextFile
 from impl.data.tokenizer import Tokenizer
 from impl.detokenize import detokenize, is_word_tokenised
-from impl.evaluate import Scorer, original_tokens
+from impl.downstream import original_tokens
+from impl.evaluate import Scorer
 from impl.run import Run
 
 WORDS = {

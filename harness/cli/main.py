@@ -58,18 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan_fields = frozenset(name.removeprefix("plan.") for name in given if name.startswith("plan."))
         return call(plan_fields=plan_fields) if argv[0] in PLANNED and plan_fields else call()
     except InputError as error:
-        return _complain(str(error))
+        return _complain(_in_own_words(error))
     except ValidationError as error:
         return _complain(_first_problem(error))
     except LeftRunning as left:
         print(f"interrupted; {left}: `watch` shows them, `cancel` ends them", file=sys.stderr)
         return INTERRUPTED
     except KeyboardInterrupt:
-        print("interrupted; all ranks stopped, finished records kept: the same command goes on", file=sys.stderr)
+        print("interrupted; all ranks stopped, finished records kept: the same command continues", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return 0
-    except OSError as error:  # a disk that is full or read-only, a name too long: the machine's fault, not a bug
+    except OSError as error:  # a full or read-only disk, a name that is too long
         return _complain(f"{error.filename or 'a file or standard output'}: {error.strerror or error}")
     except Exception as error:
         if os.environ.get(TRACEBACK):
@@ -109,7 +109,7 @@ def _parse(argv: list[str], default: Run) -> Callable[..., int]:
             raise
         text = _one_line(problem.getvalue())
         if (cause := _validation_error(stop)) is not None:
-            part = re.search(r"__\.(?:config\.)?([\w.]+):", text)
+            part = re.search(r"__\.(?:config\.|which\.)?([\w.]+):", text)
             text = _first_problem(cause, part[1] if part else "")
         raise InputError(text) from None
 
@@ -178,7 +178,7 @@ def _one_line(panel: str) -> str:
         if part.startswith("Available subcommands:"):
             text += f"; valid:{part.removeprefix('Available subcommands:')}"
         elif part.startswith("Perhaps you meant:") and "misplaced" not in text:
-            text += f"; did you mean {part.split()[3]}?"
+            text += f"; did you mean {part.split()[3].rstrip(',')}?"
     return text
 
 
@@ -188,6 +188,13 @@ def _validation_error(error: BaseException) -> ValidationError | None:
     while cause is not None and not isinstance(cause, ValidationError):
         cause = cause.__context__
     return cause
+
+
+def _in_own_words(error: InputError) -> str:
+    """Return the text of an error; where it quotes pydantic, the field, value and valid values instead."""
+    text, cause = str(error), _validation_error(error)
+    before, quote, _ = text.partition(f"{ValidationError.__name__}: ")
+    return f"{before}{_first_problem(cause)}" if quote and cause else text
 
 
 def _first_problem(error: ValidationError, prefix: str = "") -> str:
@@ -201,12 +208,12 @@ def _first_problem(error: ValidationError, prefix: str = "") -> str:
 
 
 def _own(error: Exception) -> str:
-    """Return an internal error in words: what it is, where, and how to see all of it."""
+    """Return an internal error in one line: what, where, and how to print its traceback."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(at.filename).name}, line {at.lineno}"
-    why = "the memory here is too small for it, or it is" if isinstance(error, MemoryError) else "this is"
+    why = "the memory of this machine is too small, or this is" if isinstance(error, MemoryError) else "this is"
     text = f"{type(error).__name__}: {error}"[:300].rstrip(": ")
-    return f"{text} ({where}); {why} a fault of the program: with {TRACEBACK}=1 it shows where"
+    return f"{text} ({where}); {why} a bug: {TRACEBACK}=1 prints the traceback"
 
 
 def _complain(text: str, status: int = 2) -> int:
@@ -215,7 +222,7 @@ def _complain(text: str, status: int = 2) -> int:
 
 
 def _make_printable() -> None:
-    """Let everything be printed: escaped where the terminal's encoding lacks it, dropped if a stream is closed."""
+    """Escape characters that the terminal's encoding lacks, and drop output if a stream is closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

@@ -10,9 +10,9 @@ import tyro
 from harness.experiment.experiment import Experiment, Point, changed, load, points
 from harness.experiment.folders import OWN
 from harness.experiment.tiers import Tier
-from harness.predict.fit import EXTRAPOLATES
+from harness.predict.interval import EXTRAPOLATES, interval
 from harness.predict.memory import memory_table
-from harness.predict.simulated_record import bounds, document_of, why_no_room
+from harness.predict.simulated_record import document_of, why_no_room
 from harness.predict.simulation import completed, predicted, vocabulary_of
 from harness.predict.systems import load_system
 from harness.records.measures import size_name
@@ -151,16 +151,15 @@ def predict_run(
         raise InputError(reason)
     if slowdown and (len(slowdown) != run.plan.pp or not all(0 < factor < math.inf for factor in slowdown)):
         raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {run.plan.pp} pipeline ranks")
-    vocab_size = vocabulary_of(run)
-    found = predicted(run, vocab_size, system, dict(enumerate(slowdown)))
-    document = _document(run, vocab_size, system, found, stack) | {"assumed": assumed}
+    found = predicted(run, system, dict(enumerate(slowdown)))
+    document = _document(run, system, found, stack) | {"assumed": assumed}
     if json:
         return print_json(document)
     _print(document, found, system)
     return 0
 
 
-def _document(run: Run, vocab_size: int, system: System, found: Prediction, stack: str | None) -> dict[str, Any]:
+def _document(run: Run, system: System, found: Prediction, stack: str | None) -> dict[str, Any]:
     """Return all that is predicted of a run, in SI units."""
     known = system.calibration
     names = ("tokens_per_s", "model_flops_per_gpu_s", "hardware_flops_per_gpu_s", "mfu", "hfu", "bubble", "exposed")
@@ -168,11 +167,11 @@ def _document(run: Run, vocab_size: int, system: System, found: Prediction, stac
         "system": system.name,
         "stack": system.stack,
         "hardware": system.hardware,
-        "parameters": count_parameters(run.model, vocab_size).total,
+        "parameters": count_parameters(run.model, vocabulary_of(run)).total,
         "devices": run.plan.world_size,
         "config": to_dict(run),
         "seconds": found.seconds,
-        **bounds(run, found.seconds, system, stack),
+        **interval(system, run, found.seconds, stack)._asdict(),
         **{name: getattr(found, name) for name in names},
         "parts": [{"pipeline_rank": i, "seconds": parts} for i, parts in enumerate(found.parts)],
         "memory": [{"pipeline_rank": i, "bytes": memory.as_dict()} for i, memory in enumerate(found.memory)],

@@ -4,120 +4,86 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import tyro
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.which import WHICH, Chosen
-from harness.experiment.experiment import Experiment, Point, load
+from harness.cli.which import Chosen, OfWhich, PlanFields
+from harness.experiment.experiment import Point
 from harness.experiment.folders import of_archive
-from harness.launch.decide import attempt_state, shown
+from harness.launch.decide import attempt_state, state_word
 from harness.launch.options import Options
 from harness.launch.preflight import Datasets
 from harness.launch.progress import LiveDisplay
 from harness.launch.sweep import Sweep
 from harness.rank import jobs
+from harness.rank.job import STOP, job_of
 from harness.records.printable import printable
 from harness.records.store import Store
 from harness.report.results import tell_results
 from harness.terminal import TABLE_ROWS, Flag, columns, console, counted, print_json, tell_ignored
-from impl.plan import Plan
 
 
-def status(
-    experiment: tyro.conf.Positional[str],
-    /,
-    *,
-    which: Chosen = WHICH,
-    plan: Plan = Plan(),  # noqa: B008 - frozen
-    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
-    json: Flag = False,
-) -> int:
-    """Say which points of an experiment are done, failed, running, pending or missing, and why.
+def status(which: OfWhich, plan_fields: PlanFields = frozenset(), json: Flag = False) -> int:
+    """Show the state of an experiment's points: done, failed, running, pending or missing, and why.
 
     Args:
-        experiment: Id of an experiment, or its last word.
         which: Which points.
-        plan: Fields of the parallel plan, as given to `run`.
-        plan_fields: Which are given.
+        plan_fields: Fields of the plan that are given.
         json: Print one JSON document.
     """
-    found = load(experiment)
-    tier = which.tier_of(found)
-    store = which.store(found, tier)
-    rows = rows_of(store, which.points(found, tier, plan, plan_fields))
+    chosen = which.chosen(plan_fields)
+    found, tier, store, points = chosen
+    rows = rows_of(store, points)
     tell_ignored(store)
     if which.out is None and not json and (note := of_archive(found.id, tier)):
         print(note)
-    return tell_rows(found, store, rows, json)
+    return tell_rows(chosen, rows, json)
 
 
-def watch(
-    experiment: tyro.conf.Positional[str],
-    /,
-    *,
-    which: Chosen = WHICH,
-    plan: Plan = Plan(),  # noqa: B008 - frozen
-    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
-    json: Flag = False,
-) -> int:
-    """Show how the points of an experiment get on that run elsewhere, until none does; nothing is started.
+def watch(which: OfWhich, plan_fields: PlanFields = frozenset(), json: Flag = False) -> int:
+    """Show the progress of an experiment's points that run elsewhere, until all have ended; nothing is started.
 
-    The records of what has ended are written, then tables and figures.
+    Records of ended points are written, then tables and figures.
 
     Args:
-        experiment: Id of an experiment, or its last word.
         which: Which points.
-        plan: Fields of the parallel plan, as given to `run`.
-        plan_fields: Which are given.
+        plan_fields: Fields of the plan that are given.
         json: Print one JSON document on standard output, at the end.
     """
-    found = load(experiment)
-    tier = which.tier_of(found)
-    store, chosen = which.store(found, tier), which.points(found, tier, plan, plan_fields)
-    _wait_for(store, chosen, Options())
+    chosen = which.chosen(plan_fields)
+    found, _, store, points = chosen
+    _wait_for(store, points)
     if not store.records():
         tell_ignored(store)
-        return tell_rows(found, store, rows_of(store, chosen), json)
-    return tell_results(found, store, chosen, json)
+        return tell_rows(chosen, rows_of(store, points), json)
+    return tell_results(found, store, points, json)
 
 
-def cancel(
-    experiment: tyro.conf.Positional[str],
-    /,
-    *,
-    which: Chosen = WHICH,
-    plan: Plan = Plan(),  # noqa: B008 - frozen
-    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
-    json: Flag = False,
-) -> int:
-    """End the jobs of an experiment's points, running and pending; the next `run` does these points again.
+def cancel(which: OfWhich, plan_fields: PlanFields = frozenset(), json: Flag = False) -> int:
+    """End the jobs of an experiment's points, running and pending; the next `run` starts them again.
 
     Args:
-        experiment: Id of an experiment, or its last word.
         which: Which points.
-        plan: Fields of the parallel plan, as given to `run`.
-        plan_fields: Which are given.
+        plan_fields: Fields of the plan that are given.
         json: Print one JSON document.
     """
-    found = load(experiment)
-    tier = which.tier_of(found)
-    store = which.store(found, tier)
+    chosen = which.chosen(plan_fields)
+    found, tier, store, points = chosen
     attempts = store.attempts()
-    live = [point for point in which.points(found, tier, plan, plan_fields) if point.id in attempts]
-    chosen = [attempt for point in live for attempt in attempts[point.id]]
-    jobs.cancel(chosen)
-    for attempt, state in jobs.states(chosen).items():
-        if attempt_state(attempt, {attempt: state}) == "live" and not (attempt / jobs.STOP).exists():
+    live = [point for point in points if point.id in attempts]
+    tries = [attempt for point in live for attempt in attempts[point.id]]
+    jobs.cancel(tries)
+    for attempt, state in jobs.states(tries).items():
+        if attempt_state(attempt, {attempt: state}) == "live" and not (attempt / STOP).exists():
             store.ignored[attempt] = "another user's try, which cannot be stopped"
-        elif state.name == "unknown" and (job := jobs.job_of(attempt)) is not None:
+        elif state.name == "unknown" and (job := job_of(attempt)) is not None:
             print(f"{attempt}: {state.reason}; job {job.job} is given up: if it starts, it ends", file=sys.stderr)
     if live:
-        _wait_for(store, live, Options())
+        _wait_for(store, live)
     rows = rows_of(store, live)
     tell_ignored(store)
     if json:
-        return tell_rows(found, store, rows, json)
+        return tell_rows(chosen, rows, json)
     if rows:
         print(columns([(row["id"], row["status"], row["point"], printable(row["reason"] or "")) for row in rows]))
     count = sum(row["cause"] == "cancelled" for row in rows)
@@ -132,7 +98,7 @@ def rows_of(store: Store, chosen: list[Point]) -> list[dict[str, Any]]:
     rows = []
     for point in chosen:
         head, tries = store.head(point.id), attempts.get(point.id, [])
-        word = shown(head, tries, states)
+        word = state_word(head, tries, states)
         is_record = head is not None and word == head.status
         waits_for = next((states[a].reason for a in tries if a in states and states[a].reason), None)
         reason = head.reason if head and is_record else waits_for
@@ -141,12 +107,13 @@ def rows_of(store: Store, chosen: list[Point]) -> list[dict[str, Any]]:
     return rows
 
 
-def tell_rows(found: Experiment, store: Store, rows: list[dict[str, Any]], json: bool) -> int:
+def tell_rows(chosen: Chosen, rows: list[dict[str, Any]], json: bool) -> int:
     """Print the state of points, and their counts."""
+    found, tier, store, _ = chosen
     words = [row["status"] for row in rows]
     if json:
         counts = {word: words.count(word) for word in sorted(set(words))}
-        return print_json({"experiment": found.id, "tier": store.tier, "points": rows, "counts": counts})
+        return print_json({"experiment": found.id, "tier": tier, "points": rows, "counts": counts})
     cells = [(row["id"], row["point"], printable(row["status"]), printable(row["reason"] or "")) for row in rows]
     if len(rows) > TABLE_ROWS:
         print(columns(cells))
@@ -155,22 +122,23 @@ def tell_rows(found: Experiment, store: Store, rows: list[dict[str, Any]], json:
         for row in cells:
             table.add_row(*map(Text, row))  # a reason is no markup
         console(table).print(table)
-    print(f"{found.id}, tier {store.tier}, {store.out}: {counted(words)}")
+    print(f"{found.id}, tier {tier}, {store.out}: {counted(words)}")
     return 0
 
 
-def tell_submitted(found: Experiment, store: Store, chosen: list[Point], words: Sequence[str], json: bool) -> int:
+def tell_submitted(chosen: Chosen, words: Sequence[str], json: bool) -> int:
     """Print how to follow jobs that have been submitted, and the state of their points.
 
     Args:
         words: Options that choose the same points.
     """
+    found, tier, store, points = chosen
     if not json:
-        follow = " ".join(["lmscale watch", found.id, "--tier", store.tier, *words])
+        follow = " ".join(["lmscale watch", found.id, "--tier", tier, *words])
         print(f"submitted; `{follow}` follows the jobs and keeps their records, as the same command would")
-    return tell_rows(found, store, rows_of(store, chosen), json)
+    return tell_rows(chosen, rows_of(store, points), json)
 
 
-def _wait_for(store: Store, chosen: list[Point], options: Options) -> None:
-    with LiveDisplay(len(chosen)) as display:
-        Sweep(store, Datasets(store.folder), options, display).watch(chosen)
+def _wait_for(store: Store, points: list[Point]) -> None:
+    with LiveDisplay(len(points)) as display:
+        Sweep(store, Datasets(store.folder), Options(), display).watch(points)

@@ -1,21 +1,16 @@
 """The verb `timeline`: a pipeline schedule, or a run that followed one, drawn."""
 
-import json as json_format
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from harness.figures import timeline
-from harness.records import timelines
 from harness.records.store import read_record
+from harness.terminal import Flag, print_json
 from impl.errors import InputError
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate, uniform
 from impl.plan import Plan
 
-Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 MOST = 1e9
 """Largest time that can be drawn; its inverse is the smallest."""
 
@@ -30,9 +25,9 @@ def draw_timeline(
     transfer: float = 0.0,
     record: Path | None = None,
     out: Path | None = None,
-    json: Json = False,
+    json: Flag = False,
 ) -> int:
-    """Draw a pipeline schedule: who computes what when, the bubble, and the activations in flight.
+    """Draw a pipeline schedule: which rank computes what when, the bubble, and the activations in flight.
 
     Args:
         plan: The plan; pp, schedule and chunks matter.
@@ -50,25 +45,20 @@ def draw_timeline(
     if record is not None:
         drawn, unit, schedule = _recorded_timelines(record), "s", None
     else:
-        for name, seconds in (
-            ("forward", forward),
-            ("input-gradient", input_gradient),
-            ("weight-gradient", weight_gradient),
-        ):
+        times = {"forward": forward, "input-gradient": input_gradient, "weight-gradient": weight_gradient}
+        for name, seconds in times.items():
             if not 1 / MOST <= seconds <= MOST:
                 raise InputError(f"--{name} {seconds}: must be more than 0; valid: {1 / MOST:g} to {MOST:g}")
         if not 0 <= transfer <= MOST:
             raise InputError(f"--transfer {transfer}: must not be negative; valid: 0 to {MOST:g}")
         schedule = build(plan.schedule, plan.pp, microbatches, plan.chunks)
-        costs = (Fraction(str(time)) for time in (forward, input_gradient, weight_gradient))
-        cost = uniform(*costs, chunks=plan.chunks)
+        cost = uniform(*(Fraction(str(time)) for time in times.values()), chunks=plan.chunks)
         drawn, unit = {plan.schedule: simulate(schedule, cost, Fraction(str(transfer)))}, "forward passes"
     files = [str(path) for path in timeline.write(drawn, out, unit)] if out else []
     if json:
         rows = {"rows": timeline.actions(schedule)} if schedule else {}
         shown = {name: timeline.document(one) for name, one in drawn.items()}
-        print(json_format.dumps({**rows, **(shown if record else shown[plan.schedule]), "files": files}, indent=1))
-        return 0
+        return print_json({**rows, **(shown if record else shown[plan.schedule]), "files": files})
     for name, one in drawn.items():
         print(timeline.text(name, one, unit))
     print("".join(f"{file}\n" for file in files), end="")
@@ -78,8 +68,8 @@ def draw_timeline(
 def _recorded_timelines(path: Path) -> dict[str, Timeline]:
     try:
         record = read_record(path)
-        if measured := timelines.measured(record):
-            return {"predicted": timelines.predicted(record, measured), "measured": measured}
+        if record.timeline:
+            return {"predicted": record.simulated_timeline(), "measured": record.timeline}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (AttributeError, KeyError, TypeError, ValueError):  # a JSON document of another kind, or a torn one

@@ -1,4 +1,4 @@
-"""The verbs: a summary of each, from its function's docstring, and the place of that function."""
+"""Table of verbs: the function of each, and a summary, which its docstring begins with."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -8,23 +8,23 @@ from impl.run import Run
 
 
 class Verb(NamedTuple):
+    """Verb of the command line."""
+
     where: str
     """module:function; only the verb that is called is imported."""
     summary: str
 
 
 SIZED = ("train", "memory", "predict", "tune")
-"""Verbs whose `--model` names a size: their functions make the verb, with options that start from a default run."""
+"""Verbs with `--model SIZE`: their functions return the verb, with options that start from a default run."""
 VERBS = {
     "list": Verb("harness.cli.verbs:list_experiments", "List the experiments"),
     "run": Verb("harness.cli.verbs:run", "Run the points of an experiment that have no finished record yet"),
-    "status": Verb(
-        "harness.cli.status:status", "Say which points of an experiment are done, failed, running, pending or missing"
-    ),
-    "watch": Verb("harness.cli.status:watch", "Show how the points of an experiment get on that run elsewhere"),
+    "status": Verb("harness.cli.status:status", "Show the state of an experiment's points"),
+    "watch": Verb("harness.cli.status:watch", "Show the progress of an experiment's points that run elsewhere"),
     "cancel": Verb("harness.cli.status:cancel", "End the jobs of an experiment's points"),
-    "table": Verb("harness.cli.verbs:table", "Print the tables of the records that are there"),
-    "claims": Verb("harness.cli.claims:claims", "Hold the claims of experiments against the records that are there"),
+    "table": Verb("harness.cli.verbs:table", "Print the tables of an experiment's records"),
+    "claims": Verb("harness.cli.claims:claims", "Check the claims of experiments against the records"),
     "export": Verb("harness.report.archive:export", "Write an experiment as one zip"),
     "report": Verb("harness.report.site:report", "Write a report of all records"),
     "train": Verb("harness.cli.verbs:train_from", "Train one run"),
@@ -42,10 +42,10 @@ VERBS = {
 
 
 def function_of(name: str, default: Run) -> Callable[..., int]:
-    """Import a verb's function.
+    """Import and return a verb's function.
 
     Args:
-        default: Where the options of a verb that is SIZED start from.
+        default: run that the options of a verb in SIZED start from.
     """
     module, _, function = VERBS[name].where.partition(":")
     found = getattr(import_module(module), function)

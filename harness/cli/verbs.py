@@ -9,14 +9,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from harness.cli.which import WHICH, Chosen
+from harness.cli.which import OfWhich, PlanFields
 from harness.experiment import folders
 from harness.experiment.tiers import TIERS, Tier
 from harness.launch.flags import Place, Saving, Trying, require_positive
 from harness.records.store import FINISHED, Store
 from harness.terminal import Flag, console, counted, print_json, tell_ignored
 from impl.errors import InputError
-from impl.plan import Plan
 from impl.run import Run
 
 Format = Literal["md", "csv", "tex", "json"]
@@ -26,7 +25,7 @@ def list_experiments(*, markdown: Flag = False, out: Path | None = None, json: F
     """List the experiments: id, question, source, and points and expected time of each tier.
 
     Args:
-        markdown: Print EXPERIMENTS.md: where each table of a paper is answered, and the verdicts of each experiment.
+        markdown: Print EXPERIMENTS.md: the experiments of each table of a paper, and the verdicts of each experiment.
         out: Folder of the records that --markdown shows; without it the committed ones.
         json: Print one JSON document instead of a table.
     """
@@ -54,17 +53,13 @@ def list_experiments(*, markdown: Flag = False, out: Path | None = None, json: F
 
 
 def run(
-    experiment: tyro.conf.Positional[str],
-    /,
-    *,
-    which: Chosen = WHICH,
+    which: OfWhich,
     place: Annotated[Place, tyro.conf.arg(name="")] = Place(),  # noqa: B008 - frozen
     jobs: int | None = None,
     trying: Annotated[Trying, tyro.conf.arg(name="")] = Trying(),  # noqa: B008 - frozen
     profile: Flag = False,
     saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
-    plan: Plan = Plan(),  # noqa: B008 - frozen
-    plan_fields: tyro.conf.Suppress[frozenset[str]] = frozenset(),
+    plan_fields: PlanFields = frozenset(),
     detach: Flag = False,
     dry_run: Flag = False,
     json: Flag = False,
@@ -72,25 +67,23 @@ def run(
     """Run the points of an experiment that have no finished record yet, then write its tables and figures.
 
     Args:
-        experiment: Id of an experiment, or its last word; `list` shows them.
         which: Which points.
         place: Where they run.
         jobs: Points that run at the same time: one on this machine, since only that gives good timings, and on a
             cluster what its site file says.
         trying: How long a try may take, and when there is another one.
-        profile: Also look where a step's time goes, and what its parts take alone, after what is timed.
+        profile: Also measure where a step's time goes, and the time of its parts alone, after the timed steps.
         saving: Checkpoints, if any.
-        plan: Fields of the parallel plan that are given replace those of every point.
-        plan_fields: Which are given.
-        detach: With --on slurm: leave when all is submitted; `watch`, or the same command, comes back to it.
-        dry_run: Say what would be run, with the script that Slurm would be given; nothing is written.
+        plan_fields: Fields of the plan that are given.
+        detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
+        dry_run: Print what would be run, with the scripts for Slurm; nothing is written. The exit status is that of
+            `run` where no point can run.
         json: Print one JSON document on standard output.
     """
     from harness.cli.status import tell_submitted
     from harness.cli.sweeps import carry_out, nothing_written, options_of, site_of
-    from harness.experiment.experiment import load
-    from harness.launch.dry_run import Silent, none_can_run, tell_plan, tell_refused
-    from harness.launch.sweep import Sweep
+    from harness.launch.dry_run import none_can_run, print_plan, print_refused
+    from harness.launch.sweep import Display, Sweep
     from harness.report.results import tell_results
 
     require_positive(**{} if jobs is None else {"jobs": jobs})
@@ -98,21 +91,22 @@ def run(
     saving.require(folders.sweep_folder(which.out))
     if detach and place.on == "local":
         raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
-    found, cluster, tier = load(experiment), place.cluster(), which.tier or TIERS[0]
-    chosen = which.points(found, tier, plan, plan_fields)
-    runs = [point.run for point in chosen]
-    site = site_of(place.on, place.device, runs, cluster, allow_oom=place.allow_oom, is_there=not dry_run)
-    store = which.store(found, tier)
+    chosen = which.chosen(plan_fields, TIERS[0])
+    found, _, store, points = chosen
+    runs = [point.run for point in points]
+    site = site_of(place.on, place.device, runs, place.cluster(), allow_oom=place.allow_oom, is_there=not dry_run)
     options = options_of(site, trying, saving, jobs=jobs, profile=profile or found.profiles, detach=detach)
     with nothing_written(store, which.data) as datasets:
+        refused = none_can_run(points, store, datasets, options)
         if dry_run:
-            return tell_plan(found, Sweep(store, datasets, options, Silent()), chosen, json)
-        if refused := none_can_run(chosen, store, datasets, options):
-            return tell_refused(found, store, refused, which.words(plan, plan_fields), json)
-    carry_out(chosen, store, datasets, options)
+            print_plan(found, Sweep(store, datasets, options, Display()), points, json)
+            return 1 if refused else 0
+        if refused:
+            return print_refused(found, store, refused, which.words(plan_fields), json)
+    carry_out(points, store, datasets, options)
     if not detach:
-        return tell_results(found, store, chosen, json)
-    return tell_submitted(found, store, chosen, which.words(plan, plan_fields, data=True), json)
+        return tell_results(found, store, points, json)
+    return tell_submitted(chosen, which.words(plan_fields, data=True), json)
 
 
 def table(
@@ -124,7 +118,7 @@ def table(
     out: Path | None = None,
     json: Flag = False,
 ) -> int:
-    """Print the tables of the records that are there, and write them and the figures again; nothing is run.
+    """Print the tables of an experiment's records, and write them and the figures again; nothing is run.
 
     The committed records are only printed, unless --out names their folder.
 
@@ -137,7 +131,15 @@ def table(
     """
     from harness.analysis import render
     from harness.experiment.experiment import load
-    from harness.report.results import as_json, described, made_of, print_tables, write_results
+    from harness.report.results import (
+        as_json,
+        described,
+        in_words_of_others,
+        made_of,
+        other_points,
+        print_tables,
+        write_results,
+    )
 
     found = load(experiment)
     tier = tier or folders.reading_tier(out, found.id) or TIERS[0]
@@ -157,8 +159,11 @@ def table(
         return print_json({**described(found), "tier": tier, **as_json(made), "files": files})
     if format is None:
         print_tables(made)
-        of_tier = f"\n{found.id}, tier {tier}: {counted([record.status for record in records])}"
-        print(*filter(None, [of_tier, folders.read_from(out, [found.id])]), sep="\n")
+        others = other_points(found, records)
+        statuses = [record.status for record in records if record not in others]
+        of_tier = f"\n{found.id}, tier {tier}: {counted(statuses)}"
+        notes = [of_tier, in_words_of_others(others), folders.read_from(out, [found.id])]
+        print(*filter(None, notes), sep="\n")
         return 0
     write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
     print("\n".join(map(write, made)))

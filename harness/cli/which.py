@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
@@ -18,10 +18,21 @@ if TYPE_CHECKING:
     from harness.experiment.experiment import Experiment, Point
 
 
+class Chosen(NamedTuple):
+    """Points of an experiment at one tier, and the store of their records."""
+
+    experiment: "Experiment"
+    tier: Tier
+    store: Store
+    points: "list[Point]"
+
+
 @dataclass(frozen=True)
 class Which:
     """Choice of an experiment's points, and the folder of their records."""
 
+    experiment: tyro.conf.Positional[str]
+    """Id of an experiment, or its last word; `list` shows them."""
     tier: Tier | None = None
     """smoke (CPU, a minute or so), small (one machine), paper (the paper's scale). Without it `run` takes smoke, the
     other verbs the tier with a sweep under way, else the largest one with records."""
@@ -32,19 +43,27 @@ class Which:
     data: str | None = None
     """Token folder to train on, in place of the experiment's."""
     engine: EngineName | None = None
-    """Who trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own."""
+    """Engine that trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own."""
+    plan: Plan = Plan()  # noqa: RUF009 - frozen
+    """Fields of the parallel plan that are given replace those of every point."""
 
-    def points(self, found: "Experiment", tier: Tier, plan: Plan, plan_fields: Iterable[str]) -> list["Point"]:
-        """Return the points of a tier, with these fields of the plan in place of each one's own.
+    def chosen(self, plan_fields: Iterable[str], default: Tier | None = None) -> Chosen:
+        """Return the points, with these fields of the plan in place of each one's own.
+
+        Args:
+            default: tier if none is given; None for that of a sweep that has been started before.
 
         Raises:
-            InputError: `only` matches none.
+            InputError: there is no such experiment, or `only` matches no point.
         """
-        from harness.experiment.experiment import changed, points
+        from harness.experiment.experiment import changed, load, points
 
-        return points(changed(found.runs[tier], self.data, self.engine, plan, plan_fields), self.only)
+        found, folder = load(self.experiment), sweep_folder(self.out)
+        tier = self.tier or default or sweep_tier(folder, found.id)
+        runs = changed(found.runs[tier], self.data, self.engine, self.plan, plan_fields)
+        return Chosen(found, tier, Store(folder, found.id, tier), points(runs, self.only))
 
-    def words(self, plan: Plan, plan_fields: Iterable[str], *, data: bool = False) -> list[str]:
+    def words(self, plan_fields: Iterable[str], *, data: bool = False) -> list[str]:
         """Return the options that choose the same points and folder in another command.
 
         Args:
@@ -54,18 +73,12 @@ class Which:
         given |= {"--data": self.data, "--engine": self.engine} if data else {}
         words = [word for name, value in given.items() if value is not None for word in (name, shlex.quote(str(value)))]
         for field in sorted(plan_fields):
-            name, value = field.replace("_", "-"), getattr(plan, field)
+            name, value = field.replace("_", "-"), getattr(self.plan, field)
             is_flag = isinstance(value, bool)
             words += [f"--plan.{'no-' * (value is False)}{name}"] if is_flag else [f"--plan.{name}", str(value)]
         return words
 
-    def tier_of(self, found: "Experiment") -> Tier:
-        """Return the tier that is meant, of a sweep that has been started before."""
-        return self.tier or sweep_tier(sweep_folder(self.out), found.id)
 
-    def store(self, found: "Experiment", tier: Tier) -> Store:
-        return Store(sweep_folder(self.out), found.id, tier)
-
-
-Chosen = Annotated[Which, tyro.conf.arg(name="")]
-WHICH = Which()
+OfWhich = Annotated[Which, tyro.conf.arg(name="")]
+PlanFields = tyro.conf.Suppress[frozenset[str]]
+"""Fields of the plan that a command line gives."""

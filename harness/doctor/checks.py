@@ -1,4 +1,4 @@
-"""What `doctor` looks at itself, each a line that is ok, a warning or failed, with the mend."""
+"""Checks that need no ranks: packages, machine, files and scheduler, each a line that is ok, a warning or failed."""
 
 import os
 import re
@@ -20,84 +20,87 @@ from harness.records.environment import CODE, git_state
 from harness.terminal import shown
 
 Grade = Literal["ok", "warning", "failed"]
-
 REQUIRED = (
     "matplotlib", "numpy", "pandas", "psutil", "pydantic", "rich", "scipy", "submitit", "tokenizers", "torch", "tyro",
 )  # fmt: skip
-"""Packages without which no sweep runs, or none of its tables is written."""
+"""Packages that every sweep or its tables need."""
 INSTALL = "pip install --constraint requirements.lock --editable ."
 LITTLE_SHARED = 2**28
-"""Bytes of /dev/shm below which NCCL may find no room; docker gives 64 MiB where it is not asked for more."""
+"""Bytes of /dev/shm that NCCL may exceed; docker's default is 64 MiB."""
 LITTLE_DISK, NO_DISK = 10 * 2**30, 2**30
 SKEW_SECONDS = 2.0
-"""How far clocks may be apart before times in records and of files mislead."""
+"""Difference of clocks above which times of records and files mislead."""
 POINT_SECONDS = 24 * 3600.0 + 300.0
-"""What `run` asks the scheduler for where no --time-limit is given."""
+"""Time that `run` requests from the scheduler without --time-limit."""
 ASK_SECONDS = 20.0
+"""Timeout of the scheduler's commands."""
 USABLE = ("idle", "mix", "mixed", "alloc", "allocated", "comp", "completing", "resv", "reserved")
-"""Slurm's words for nodes that run jobs now or soon."""
+"""Slurm's states of nodes that run jobs, or can soon."""
+NO_FOLDER = "--out: a folder that can be written and that all nodes see"
 
 
 class Check(NamedTuple):
-    """One line of the doctor's report."""
+    """Line of the report."""
 
     what: str
     grade: Grade
     found: str
     mend: str = ""
+    """What to do about it; empty if the grade is ok."""
 
 
-def ok(what: str, found: str) -> Check:
+def check(what: str, found: str, *faults: tuple[bool, Grade, str]) -> Check:
+    """Return a line with grade and mend of the first fault that applies; ok if none does.
+
+    Args:
+        faults: whether it applies, its grade, and what to do about it.
+    """
+    for applies, grade, mend in faults:
+        if applies:
+            return Check(what, grade, found, mend)
     return Check(what, "ok", found)
-
-
-def warning(what: str, found: str, mend: str) -> Check:
-    return Check(what, "warning", found, mend)
-
-
-def failed(what: str, found: str, mend: str) -> Check:
-    return Check(what, "failed", found, mend)
 
 
 # Code and packages --------------------------------------------------------------------------------------------------
 
 
 def code() -> Iterator[Check]:
-    """Interpreter, packages against the lock, and the commit that records will name."""
-    yield ok("python", f"{sys.version.split()[0]}, {sys.executable}")
+    """Yield checks of the interpreter, the packages against the lock, and the commit that records name."""
+    yield check("python", f"{sys.version.split()[0]}, {sys.executable}")
     lock = CODE / "requirements.lock"
     if lock.exists():
-        there = {_normal(d.name): d.version for d in metadata.distributions() if d.name}
-        yield packages(locked(lock.read_text()), there)
+        installed = {_normal(d.name): d.version for d in metadata.distributions() if d.name}
+        yield packages(locked(lock.read_text()), installed)
     else:
-        yield warning("packages", f"{lock} is missing", "run from a checkout: versions are compared with its lock")
+        mend = "run from a checkout, whose lock has the versions to compare with"
+        yield Check("packages", "warning", f"{lock} is missing", mend)
     state = git_state(CODE)
     if state is None:
-        mend = "run from a git checkout: records name its commit, and failed points of other code run again"
-        yield warning("code", "no git repository", mend)
+        mend = "run from a git checkout: records name its commit, and points that failed with other code are run again"
+        yield Check("code", "warning", "no git repository", mend)
     else:
-        yield ok("code", f"commit {state['commit'][:12]}{', and changes to it' if state['dirty'] else ''}")
+        yield check("code", f"commit {state['commit'][:12]}{', with changes' if state['dirty'] else ''}")
 
 
 def locked(text: str) -> dict[str, str]:
-    """Versions by package, as a lock file has them."""
+    """Return the versions in a lock file, by package."""
     pairs = re.findall(r"^\s*([\w.-]+)==([^\s;#]+)", text, re.MULTILINE)
     return {_normal(name): version for name, version in pairs}
 
 
-def packages(lock: Mapping[str, str], there: Mapping[str, str]) -> Check:
-    """What is installed, beside the versions that results were measured with; a build's name (`+cpu`) is left out."""
-    missing = [name for name in REQUIRED if name not in there]
+def packages(lock: Mapping[str, str], installed: Mapping[str, str]) -> Check:
+    """Compare the installed versions with those of the lock, without the names of builds (`+cpu`)."""
+    missing = [name for name in REQUIRED if name not in installed]
     if missing:
-        return failed("packages", f"{', '.join(missing)}: not installed", INSTALL)
-    other = [
-        f"{name} {there[name]} (lock: {version})"
+        return Check("packages", "failed", f"{', '.join(missing)}: not installed", INSTALL)
+    others = [
+        f"{name} {installed[name]} (lock: {version})"
         for name, version in lock.items()
-        if name in there and there[name].partition("+")[0] != version.partition("+")[0]
+        if name in installed and installed[name].partition("+")[0] != version.partition("+")[0]
     ]
-    if other:
-        return warning("packages", f"not the lock's: {', '.join(other)}", INSTALL)
-    return ok("packages", f"{sum(name in there for name in lock)} installed, at the lock's versions")
+    if others:
+        return Check("packages", "warning", f"not the lock's: {', '.join(others)}", INSTALL)
+    return check("packages", f"{sum(name in installed for name in lock)} installed, at the lock's versions")
 
 
 def _normal(name: str) -> str:
@@ -108,70 +111,66 @@ def _normal(name: str) -> str:
 
 
 def machine(ranks: int, device: str) -> Iterator[Check]:
-    """Devices, cores and memory of this machine for this many ranks."""
+    """Yield checks of this machine's devices, cores and memory for a number of ranks."""
     gpus, cores = gpu_count(), len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    if device == "cuda" and gpus < ranks:
-        yield failed("devices", f"{gpus} GPUs for {ranks} ranks", f"--ranks {max(1, gpus)}, or --device cpu")
-    else:
-        yield ok("devices", f"{gpus} GPUs" if gpus else "no GPU: ranks are CPU processes and talk through gloo")
-    if device == "cpu" and ranks > cores:
-        mend = f"at most {cores} ranks here: of times of ranks that share cores nobody reads any scaling"
-        yield warning("cores", f"{cores} for {ranks} ranks", mend)
-    else:
-        yield ok("cores", f"{cores} for {ranks} ranks")
+    found = f"{gpus} GPUs for {ranks} ranks" if gpus or device == "cuda" else "no GPU: ranks use the CPU"
+    yield check(
+        "devices", found, (device == "cuda" and gpus < ranks, "failed", f"--ranks {gpus or 1}, or --device cpu")
+    )
+    mend = f"at most {cores} ranks here: times of ranks that share cores show no scaling"
+    yield check("cores", f"{cores} for {ranks} ranks", (device == "cpu" and ranks > cores, "warning", mend))
     yield memory(psutil.virtual_memory().available, ranks)
-    yield from shared_memory(Path("/dev/shm"), device)
+    yield shared_memory(Path("/dev/shm"), device)
 
 
 def memory(free: int, ranks: int) -> Check:
-    """Whether ranks that hold nothing yet fit."""
+    """Check that the ranks' processes fit, without any model."""
     needed = ranks * RANK_BYTES
-    if free < needed:
-        return failed("memory", f"{shown(free)} free, {ranks} ranks need {shown(needed)}", "fewer ranks, or end others")
-    if free < 2 * needed:
-        found = f"{shown(free)} free, {ranks} ranks alone need {shown(needed)}"
-        return warning("memory", found, "little is left for the model: fewer ranks, or end other programs")
-    return ok("memory", f"{shown(free)} free")
+    return check(
+        "memory",
+        f"{shown(free)} free, {ranks} ranks without a model need {shown(needed)}",
+        (free < needed, "failed", "fewer ranks, or end other programs"),
+        (free < 2 * needed, "warning", "little is left for the model: fewer ranks, or end other programs"),
+    )
 
 
-def shared_memory(folder: Path, device: str) -> Iterator[Check]:
-    """Room in /dev/shm, where NCCL's ranks of one host talk."""
+def shared_memory(folder: Path, device: str) -> Check:
+    """Check the space in /dev/shm, through which NCCL connects the ranks of a host."""
     if not folder.is_dir():
-        yield warning("shared memory", f"no {folder}", "ranks of one host talk more slowly; mount a tmpfs there")
-        return
+        mend = "communication between ranks of a host is slower; mount a tmpfs there"
+        return Check("shared memory", "warning", f"no {folder}", mend)
     free = shutil.disk_usage(folder).free
-    if device == "cuda" and free < LITTLE_SHARED:
-        yield warning("shared memory", f"{folder} has {shown(free)}", "in a container: --shm-size 1g, or --ipc host")
-    else:
-        yield ok("shared memory", f"{folder} has {shown(free)}")
+    too_little = device == "cuda" and free < LITTLE_SHARED
+    mend = "in a container: --shm-size 1g, or --ipc host"
+    return check("shared memory", f"{folder} has {shown(free)}", (too_little, "warning", mend))
 
 
 # Files --------------------------------------------------------------------------------------------------------------
 
 
 def files(out: Path) -> Iterator[Check]:
-    """Room below `out`, and whether what records and locks rely on works there."""
+    """Yield checks of a folder's space, and of the file operations that records and locks rely on."""
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=out) as scratch:
             yield room(shutil.disk_usage(out).free, out)
             yield renames(Path(scratch))
             yield clock_of_files(Path(scratch))
     except OSError as error:
-        why = error.strerror or str(error)
-        yield failed("files", f"{out}: {why}", "--out: a folder that can be written and that all nodes see")
+        yield Check("files", "failed", f"{out}: {error.strerror or error}", NO_FOLDER)
 
 
 def room(free: int, out: Path) -> Check:
-    if free < NO_DISK:
-        return failed("disk", f"{out}: {shown(free)} free", "make room: records, and above all checkpoints, need it")
-    if free < LITTLE_DISK:
-        mend = "checkpoints take 12 bytes per parameter, two are kept of each running point"
-        return warning("disk", f"{out}: {shown(free)} free", mend)
-    return ok("disk", f"{out}: {shown(free)} free")
+    """Check the free space of a disk."""
+    return check(
+        "disk",
+        f"{out}: {shown(free)} free",
+        (free < NO_DISK, "failed", "free some space: records need it, and checkpoints even more"),
+        (free < LITTLE_DISK, "warning", "checkpoints take 12 bytes per parameter; two are kept of each running point"),
+    )
 
 
 def renames(scratch: Path) -> Check:
-    """Whether a rename replaces a file at once, and refuses to replace a folder that is not empty."""
+    """Check that a rename replaces a file atomically, and does not replace a folder that is not empty."""
     new, old, mine, theirs = (scratch / name for name in ("new", "old", "mine", "theirs"))
     old.write_text("old")
     new.write_text("new")
@@ -181,65 +180,60 @@ def renames(scratch: Path) -> Check:
         (folder / "owner").write_text(folder.name)
     try:
         os.rename(mine, theirs)
-        refuses = False
+        is_kept = False
     except OSError:
-        refuses = (theirs / "owner").read_text() == "theirs"
-    if old.read_text() == "new" and refuses:
-        return ok("renames", "atomic")
-    mend = "--out: another file system; two harnesses on this one could run a point twice"
-    return failed("renames", f"{scratch.parent}: a rename replaces what it must not, or nothing", mend)
+        is_kept = (theirs / "owner").read_text() == "theirs"
+    if old.read_text() == "new" and is_kept:
+        return check("renames", "atomic")
+    found = f"{scratch.parent}: a rename replaces a folder that is not empty, or does not replace a file"
+    return Check(
+        "renames", "failed", found, "--out: on another file system; on this one two sweeps may run a point twice"
+    )
 
 
 def clock_of_files(scratch: Path) -> Check:
-    """How far the file system's clock is from this machine's."""
+    """Compare the file system's clock with this machine's."""
     path = scratch / "stamp"
     before = time.time()
     path.write_text("now")
     stamped = path.stat().st_mtime
     apart = max(before - stamped, stamped - time.time(), 0.0)
-    if apart > SKEW_SECONDS:
-        mend = "ask for NTP on the file server and here; nothing is decided by these times, but people are misled"
-        return warning("file times", f"{apart:.1f} s from this machine's clock", mend)
-    return ok("file times", "as this machine's clock")
+    mend = "ask for NTP on the file server and here: times of files mislead readers, though no decision depends on them"
+    return check("file times", f"{apart:.1f} s from this machine's clock", (apart > SKEW_SECONDS, "warning", mend))
 
 
 # The scheduler ------------------------------------------------------------------------------------------------------
 
 
 class Partition(NamedTuple):
-    """What sinfo says of one partition."""
+    """Partition as reported by sinfo."""
 
     is_default: bool
     is_up: bool
     seconds: float
-    """Longest time of a job; infinity: any."""
+    """Time limit of jobs; infinity without one."""
     nodes: int
     usable: int
 
 
 def scheduler(partition: str | None, nodes: int) -> Iterator[Check]:
-    """Whether Slurm answers, and has the partition, enough nodes in it, and time."""
+    """Yield checks that Slurm answers, and has the partition with enough nodes and time."""
     code, answer = ask("sinfo", "--noheader", "--format", "%P|%a|%l|%D|%t")
     if code:
-        yield failed("scheduler", f"sinfo: {answer}", "is slurmctld up, and SLURM_CONF that of this cluster?")
+        mend = "check that slurmctld is up, and that SLURM_CONF is this cluster's"
+        yield Check("scheduler", "failed", f"sinfo: {answer}", mend)
         return
-    yield ok("scheduler", f"sinfo answers, {len(partitions(answer))} partitions")
+    yield check("scheduler", f"sinfo answers, {len(partitions(answer))} partitions")
     yield from of_partition(partitions(answer), partition, nodes)
     code, answer = ask("sacct", "--allocations", "--noheader", "--parsable2", "--format", "JobID", "--starttime", "now")
-    if code:
-        mend = "ask for accounting (slurmdbd): how a job that the queue has forgotten has ended is known from it alone"
-        yield warning("accounting", f"sacct: {answer}", mend)
-    else:
-        yield ok("accounting", "sacct answers")
+    mend = "ask for accounting (slurmdbd): it alone knows how a job ended that has left the queue"
+    yield check("accounting", "sacct answers" if code == 0 else f"sacct: {answer}", (code != 0, "warning", mend))
     code, answer = ask("scontrol", "show", "config")
-    if code:
-        yield warning("requeue", f"scontrol: {answer}", "is slurmctld up?")
-    else:
-        yield requeue(answer)
+    yield Check("requeue", "warning", f"scontrol: {answer}", "check that slurmctld is up") if code else requeue(answer)
 
 
 def ask(*command: str) -> tuple[int, str]:
-    """Exit status and output of a program, or a status that is not 0 and the last line of its complaint."""
+    """Return a program's exit status, and its output or, if it failed, the last line of its errors."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_SECONDS)
     except FileNotFoundError:
@@ -248,31 +242,31 @@ def ask(*command: str) -> tuple[int, str]:
         return 1, f"no answer within {ASK_SECONDS:.0f} s"
     if done.returncode == 0:
         return 0, done.stdout
-    return done.returncode, ([line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"])[-1]
+    errors = [line for line in done.stderr.splitlines() if line.strip()]
+    return done.returncode, errors[-1] if errors else "no reason given"
 
 
 def partitions(text: str) -> dict[str, Partition]:
-    """Partitions by name, from lines `NAME|up|LIMIT|NODES|STATE`, one for each state that nodes are in."""
+    """Return partitions by name, from lines `NAME|up|LIMIT|NODES|STATE`, one for each state of a partition's nodes."""
     found: dict[str, Partition] = {}
-    for line in text.splitlines():
-        words = line.strip().split("|")
+    for words in (line.strip().split("|") for line in text.splitlines()):
         if len(words) != 5 or not words[3].isdigit():
             continue
-        name, count = words[0].rstrip("*"), int(words[3])
-        usable = count if words[4].rstrip("*~#!%$@^-+").lower() in USABLE and not words[4].endswith("*") else 0
-        before = found.get(name)
-        found[name] = Partition(
-            words[0].endswith("*"),
-            words[1] == "up",
-            duration(words[2]),
-            count + (before.nodes if before else 0),
-            usable + (before.usable if before else 0),
+        name, up, limit, count, state = words
+        is_usable = state.rstrip("~#!%$@^-+").lower() in USABLE  # `*` marks nodes that do not respond
+        _, _, _, nodes, usable = found.get(name.rstrip("*"), (False, False, 0.0, 0, 0))
+        found[name.rstrip("*")] = Partition(
+            is_default=name.endswith("*"),
+            is_up=up == "up",
+            seconds=duration(limit),
+            nodes=nodes + int(count),
+            usable=usable + int(count) * is_usable,
         )
     return found
 
 
 def duration(text: str) -> float:
-    """Seconds of Slurm's `[days-]hours:minutes:seconds`, of which the first may be missing; infinity for no limit."""
+    """Return the seconds of Slurm's `[[days-]hours:]minutes:seconds`; infinity without a limit."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text.strip())
     if match is None:
         return float("inf")
@@ -280,41 +274,35 @@ def duration(text: str) -> float:
     return 86400.0 * days + 3600.0 * hours + 60.0 * minutes + seconds
 
 
-def of_partition(found: Mapping[str, Partition], name: str | None, nodes: int) -> Iterator[Check]:
-    """Whether there is a partition of this name, by default Slurm's own, that is up and has nodes and time.
-
-    Of several names with commas between them each has to be good.
-    """
-    chosen = name.split(",") if name else [one for one, what in found.items() if what.is_default]
+def of_partition(found: Mapping[str, Partition], names: str | None, nodes: int) -> Iterator[Check]:
+    """Yield checks of each partition in a list with commas, by default Slurm's own: it is up, with nodes and time."""
+    chosen = names.split(",") if names else [name for name, partition in found.items() if partition.is_default]
     mend = f"--partition, or the site file; valid: {', '.join(found) or 'none'}"
     if not chosen:
-        yield failed("partition", "none is the default", mend)
-    for one in chosen:
-        if one in found:
-            yield from _of_one(one, found[one], nodes, mend)
-        else:
-            yield failed("partition", f"no partition {one}", mend)
-
-
-def _of_one(chosen: str, one: Partition, nodes: int, mend: str) -> Iterator[Check]:
-    if not one.is_up:
-        yield failed("partition", f"{chosen} is down", f"{mend}; or wait: `sinfo --partition {chosen}`")
-    elif one.usable < nodes:
-        found_there = f"{chosen}: {one.usable} of {one.nodes} nodes usable, {nodes} needed"
-        grade = failed if one.nodes < nodes else warning
-        yield grade("partition", found_there, f"fewer ranks, or see `sinfo --partition {chosen} --list-reasons`")
-    else:
-        yield ok("partition", f"{chosen}: {one.usable} of {one.nodes} nodes usable")
-    if one.seconds < POINT_SECONDS:
-        mend = f"--time-limit {max(60, int(one.seconds) - 300)} or less; with --checkpoint-every longer points go on"
-        yield warning("time limit", f"{chosen}: {one.seconds / 60:g} min, a point is given 24 h", mend)
+        yield Check("partition", "failed", "none is the default", mend)
+    for name in chosen:
+        if name not in found:
+            yield Check("partition", "failed", f"no partition {name}", mend)
+            continue
+        one = found[name]
+        more = f"fewer ranks, or see `sinfo --partition {name} --list-reasons`"
+        yield check(
+            "partition",
+            f"{name}: {one.usable} of {one.nodes} nodes usable, {nodes} needed{'' if one.is_up else '; it is down'}",
+            (not one.is_up, "failed", f"{mend}; or wait: `sinfo --partition {name}`"),
+            (one.nodes < nodes, "failed", more),
+            (one.usable < nodes, "warning", more),
+        )
+        if one.seconds < POINT_SECONDS:
+            limit = f"--time-limit {max(60, int(one.seconds) - 300)} or less"
+            shorter = f"{limit}; with --checkpoint-every longer points are continued"
+            yield Check("time limit", "warning", f"{name}: {one.seconds / 60:g} min, a point may take 24 h", shorter)
 
 
 def requeue(config: str) -> Check:
-    """Whether jobs may come back after preemption, and how many an array may have."""
+    """Check whether Slurm requeues preempted jobs, from the output of `scontrol show config`."""
     values = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", config, re.MULTILINE))
-    array = values.get("MaxArraySize", "unknown")
+    mend = "jobs ask for it by --requeue; if the site forbids it, the next `run` starts preempted points again"
     if values.get("JobRequeue") == "0":
-        mend = "jobs ask for it by --requeue; if the site forbids it, preempted points are run again by the next `run`"
-        return warning("requeue", "not the cluster's default", mend)
-    return ok("requeue", f"jobs come back after preemption; arrays of up to {array}")
+        return Check("requeue", "warning", "not the cluster's default", mend)
+    return check("requeue", f"preempted jobs are requeued; arrays of up to {values.get('MaxArraySize', 'unknown')}")

@@ -1,4 +1,4 @@
-"""The verb `doctor`: what to know, and to mend, before a sweep: each line is ok, a warning or failed."""
+"""The verb `doctor`: checks before a sweep, each a line that is ok, a warning or failed."""
 
 import contextlib
 import json as json_format
@@ -15,12 +15,12 @@ from typing import Literal
 from rich.console import Console
 
 from harness.doctor import checks
-from harness.doctor.checks import Check, failed, warning
+from harness.doctor.checks import Check
 from harness.doctor.ranks import Facts, of_ranks, rank_table, time_table
 from harness.experiment.folders import OWN
 from harness.launch.site_file import read_cluster
 from harness.launch.slurm import Device, Site, Where
-from harness.rank import jobs
+from harness.rank import jobs, slurm_queue
 from harness.rank.devices import gpu_count
 from harness.rank.orders import Orders
 from harness.records.environment import CODE
@@ -32,9 +32,9 @@ from impl.recipe import Recipe
 from impl.run import Run, to_dict
 
 COLLECTIVE_SECONDS = 30.0
-"""How long ranks wait for each other; between hosts that see each other it takes milliseconds."""
+"""Timeout of a collective, which takes milliseconds between hosts that are connected."""
 POLL_SECONDS: dict[Where, float] = {"local": 0.25, "slurm": 2.0}
-"""A scheduler has others to answer, too."""
+"""Time between two queries of the job's state; a scheduler answers many users."""
 MARKS = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
@@ -61,7 +61,7 @@ def doctor(
         account: Slurm account.
         ranks_per_node: Ranks on one node of the cluster.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has GPUs.
-        out: Folder of records, as given to `run`: it is checked, and the ranks meet below it.
+        out: Folder of records, as given to `run`: it is checked, and has the ranks' files.
         wait: Seconds to wait for the ranks, in the cluster's queue too.
         json: Print one JSON document on standard output.
     """
@@ -77,17 +77,18 @@ def doctor(
     if (on == "slurm" or chosen == "cpu") and (reason := where.why_invalid(count)):
         raise InputError(f"--ranks {count}: {reason}")
     report = Report(quiet=json)
-    report.extend(_before(where, count, out))
+    for line in _before(where, count, out):
+        report.add(line)
     found: list[Facts] = []
     if report.has_failed:
-        report.add(warning("ranks", "not started", "mend first what has failed above"))
+        report.add(Check("ranks", "warning", "not started", "mend first what has failed above"))
     else:
         found = _with_ranks(where, count, out, wait, report)
     return report.end(found)
 
 
 class Report:
-    """Lines, told as they are found."""
+    """Lines, each printed as soon as it is known."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.lines: list[Check] = []
@@ -96,9 +97,11 @@ class Report:
 
     @property
     def has_failed(self) -> bool:
+        """True if a check has failed."""
         return any(line.grade == "failed" for line in self.lines)
 
     def add(self, line: Check) -> None:
+        """Print a line, unless the report is quiet."""
         self.lines.append(line)
         mark = f"[{MARKS[line.grade]}]{line.grade:<7}[/]"
         self.console.print(f"{mark}  {line.what:<16} ", end="")
@@ -106,12 +109,8 @@ class Report:
         if line.mend:
             self.console.print(f"{'':<9}{'':<17}{line.mend}", markup=False)
 
-    def extend(self, lines: Iterator[Check]) -> None:
-        for line in lines:
-            self.add(line)
-
     def end(self, ranks: Sequence[Facts]) -> int:
-        """Tables of ranks and times, and the counts; the exit status."""
+        """Print tables of ranks and times, and the counts; return the exit status."""
         counts = Counter(line.grade for line in self.lines)
         if self.quiet:
             document = {"checks": [line._asdict() for line in self.lines], "ranks": ranks, "counts": counts}
@@ -125,7 +124,7 @@ class Report:
 
 
 def _before(site: Site, ranks: int, out: Path) -> Iterator[Check]:
-    """What can be known without starting a rank."""
+    """Yield the checks that start no rank."""
     yield from checks.code()
     if site.on == "slurm":
         yield from checks.scheduler(site.cluster.partition, site.nodes(ranks))
@@ -133,14 +132,17 @@ def _before(site: Site, ranks: int, out: Path) -> Iterator[Check]:
         yield from checks.machine(ranks, site.device)
     with _there(out) as problem:
         if problem:
-            yield failed("files", problem, "--out: a folder that can be written and that all nodes see")
+            yield Check("files", "failed", problem, checks.NO_FOLDER)
         else:
             yield from checks.files(out)
 
 
 @contextlib.contextmanager
 def _there(out: Path) -> Iterator[str]:
-    """Makes the folder, where it is not there, for as long as it is needed; why it cannot be, in a few words."""
+    """Make a folder for as long as it is needed, and yield why it cannot be made; empty if it can.
+
+    Folders that were made are removed afterwards if they are empty.
+    """
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -151,7 +153,7 @@ def _there(out: Path) -> Iterator[str]:
         yield problem
     finally:
         for folder in missing:
-            with contextlib.suppress(OSError):  # something has been put there
+            with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
 
 
@@ -159,7 +161,7 @@ def _there(out: Path) -> Iterator[str]:
 
 
 def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Report) -> list[Facts]:
-    """Start the ranks, wait for them, and judge what they have found; they are gone when this returns."""
+    """Start the ranks, wait until they have ended, and report on them; return their reports."""
     run = Run(plan=layout(ranks), train=Recipe(global_batch=ranks, microbatch=1))
     with _there(out):
         attempt = Path(tempfile.mkdtemp(prefix=".doctor-", dir=out)).resolve() / "doctor"
@@ -169,13 +171,14 @@ def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Report) 
             try:
                 site.submit([attempt], ranks, wait, 1)
             except InputError as error:
-                report.add(failed("ranks", str(error), "what the scheduler asks for goes into the site file"))
+                mend = "options that the scheduler requires belong into the site file"
+                report.add(Check("ranks", "failed", str(error), mend))
                 return []
             state = _wait(attempt, wait, POLL_SECONDS[site.on])
             found = [facts for rank in range(ranks) if (facts := read_json(attempt / f"rank-{rank}.json"))]
             failures = [read_json(path) for path in sorted(attempt.glob("rank-*.failure.json"))]
-            said = jobs.said(attempt)
-            report.extend(of_ranks(run.plan, found, [f for f in failures if f], state, said))
+            for line in of_ranks(run.plan, found, [f for f in failures if f], state, slurm_queue.log_lines(attempt)):
+                report.add(line)
             return found
         finally:
             jobs.cancel([attempt])
@@ -183,21 +186,21 @@ def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Report) 
 
 
 def layout(ranks: int) -> Plan:
-    """A plan of this many ranks that has as many axes above 1 as its factors allow."""
-    degrees, left, factor = {"dp": 1, "tp": 1, "pp": 1}, ranks, 2
-    factors = []
+    """Return a plan of this many ranks with as many degrees above 1 as its prime factors allow."""
+    degrees, factors, left, factor = {"dp": 1, "tp": 1, "pp": 1}, list[int](), ranks, 2
     while left > 1:
-        while left % factor == 0:
+        if left % factor:
+            factor += 1
+        else:
             factors.append(factor)
             left //= factor
-        factor += 1
     for factor in reversed(factors):
         degrees[min(degrees, key=lambda axis: degrees[axis])] *= factor
     return Plan(dp=degrees["dp"], tp=degrees["tp"], pp=degrees["pp"])
 
 
 def orders(run: Run, site: Site, wait: float, module: str) -> Orders:
-    """What the launcher has to know of any run, and of the program of its ranks, which is no worker."""
+    """Return orders for ranks that execute this module instead of a training worker."""
     return Orders(
         config=to_dict(run),
         module=module,
@@ -212,14 +215,14 @@ def orders(run: Run, site: Site, wait: float, module: str) -> Orders:
         token=secrets.token_hex(16),
         time_limit_seconds=wait,
         collective_timeout_seconds=COLLECTIVE_SECONDS,
-        hang_seconds=0,  # ranks that check themselves give no sign of life
+        hang_seconds=0,  # these ranks send no heartbeats
         requeues=0,
         driver_pid=os.getpid() if site.on == "local" else None,
     )
 
 
 def _wait(attempt: Path, seconds: float, pause: float) -> str:
-    """Until the ranks' job has ended, or it takes too long; how it then is."""
+    """Wait until the ranks' job has ended, or takes too long; return its state."""
     end, state = time.monotonic() + seconds, None
     while time.monotonic() < end:
         state = jobs.states([attempt]).get(attempt)
@@ -228,5 +231,4 @@ def _wait(attempt: Path, seconds: float, pause: float) -> str:
         time.sleep(pause)
     if state is None:
         return "unknown"
-    why = getattr(state, "reason", None)
-    return f"{state.name} ({why})" if why else state.name
+    return f"{state.name} ({state.reason})" if state.reason else state.name

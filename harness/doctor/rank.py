@@ -1,7 +1,7 @@
-"""One rank of the doctor's job: says where it is, meets the others, and measures how they talk.
+"""One rank of the doctor's job: report its host, meet the other ranks, and measure communication.
 
-Started by the launcher as a worker is. What it has found so far is always in its file: a rank that comes back from
-nowhere has said where it went.
+The launcher starts it like a worker. After every part it writes its report, so that the report of a rank that hangs
+names the part.
 """
 
 import json
@@ -22,10 +22,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from harness.rank import supervisor
 from harness.rank.devices import rank_device
+from harness.rank.failure import fail
 from harness.rank.orders import Orders
-from harness.rank.rendezvous import meet
+from harness.rank.rendezvous import join
 from harness.records.store import write_atomically
 from impl.collectives import all_gather, all_reduce_sum, receive_start, send_start
 from impl.mesh import build_mesh
@@ -34,11 +34,11 @@ from impl.plan import AXES
 SIZES = (2**16, 2**20, 2**24)
 """Bytes of the messages that are timed."""
 REPEATS = 7
-"""Of each, the median counts; the first is not timed."""
+"""Timed repeats of a message, after an untimed first one; the median counts."""
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
-    """Check this rank; returns the exit status, and leaves a failure for whoever reads."""
+    """Check this rank; return the exit status, and write a failure file if it fails."""
     told = Told(attempt, rank)
     with told.failure():
         Examined(attempt, rank, local_rank, world_size, rendezvous, told).run_to_end()
@@ -46,7 +46,7 @@ def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous:
 
 
 class Told:
-    """What a rank has found, in `rank-R.json` after every part."""
+    """Report of a rank, written to `rank-R.json` after every part."""
 
     def __init__(self, attempt: Path, rank: int) -> None:
         self.attempt, self.rank, self.status = attempt, rank, 0
@@ -55,14 +55,14 @@ class Told:
         self.at = "starting"
 
     def now(self, at: str, **found: Any) -> None:
-        """Say what comes next, and keep what was found until here."""
+        """Add results to the report, and name the part that begins."""
         self.at = at
         self.found |= found
         write_atomically(self.path, json.dumps(self.found | {"at": at}))
 
     @contextmanager
     def failure(self) -> Iterator[None]:
-        """Leave what goes wrong inside for whoever reads, with where that was; `status` is 1 then."""
+        """Write a failure file, with the part that failed, for any exception inside; `status` is 1 then."""
         try:
             yield
         except Exception as error:
@@ -70,25 +70,25 @@ class Told:
             sys.stderr.flush()
             first_line = (str(error).strip().splitlines() or [""])[0]
             reason = f"rank {self.rank}, {self.at}: {type(error).__name__}: {first_line}"
-            supervisor.fail(self.attempt, self.rank, "error", reason)
+            fail(self.attempt, self.rank, "error", reason)
             self.status = 1
 
 
 class Examined:
-    """The rank's part of every check, in an order that all ranks share."""
+    """Checks of one rank, in an order that all ranks share."""
 
     def __init__(self, attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str, told: Told) -> None:
         orders = Orders.read(attempt)
         self.run, self.told, self.rank = orders.run, told, rank
         told.now("meeting the other ranks", local_rank=local_rank, **_host(orders.device, local_rank))
-        self.device = meet(orders, rank, local_rank, world_size, rendezvous).device
+        self.device = join(orders, rank, local_rank, world_size, rendezvous).device
         told.now("making the mesh", met_seconds=time.time() - orders.submitted)
         self.mesh = build_mesh(self.run.plan, self.device.type)
         assert dist.group.WORLD is not None
         self.world: dist.ProcessGroup = dist.group.WORLD
 
     def run_to_end(self) -> None:
-        """Axes of the mesh, clocks, bandwidths."""
+        """Reduce over every axis of the mesh, compare clocks, and time messages."""
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
         self.told.now("all-reduce over all ranks", place=dict(zip(AXES, coordinate, strict=True)))
@@ -108,10 +108,10 @@ class Examined:
         self.told.now("")
 
     def _reduce(self, group: dist.ProcessGroup) -> float:
-        """Seconds of an all-reduce of the ranks' numbers.
+        """Return the seconds of an all-reduce of the ranks' numbers.
 
         Raises:
-            RuntimeError: their sum is not what it has to be.
+            RuntimeError: the sum is wrong.
         """
         begin = time.perf_counter()
         total = all_reduce_sum(torch.tensor([float(self.rank)], device=self.device), group).item()
@@ -122,17 +122,17 @@ class Examined:
         return seconds
 
     def _clock(self) -> float:
-        """How far this rank's clock is ahead of the first rank's: the least of several looks just after a barrier."""
-        looks = []
+        """Return the seconds that this clock is ahead of the first rank's: the least of several measurements."""
+        ahead = []
         for _ in range(REPEATS):
             dist.barrier()
             now = torch.tensor([time.time()], dtype=torch.float64, device=self.device)
             times = all_gather(now, self.world).tolist()
-            looks.append(now.item() - times[0])
-        return min(looks, key=abs)
+            ahead.append(now.item() - times[0])
+        return min(ahead, key=abs)
 
     def _peers(self) -> list[int]:
-        """Ranks that the first one exchanges messages with: its neighbour, and the first of another host."""
+        """Return the ranks that the first one exchanges messages with: its neighbour, and the first of another host."""
         name = int(sha256(socket.gethostname().encode()).hexdigest()[:8], 16)
         hosts = all_gather(torch.tensor([name], dtype=torch.int64, device=self.device), self.world).tolist()
         elsewhere = [rank for rank, host in enumerate(hosts) if host != hosts[0]][:1]
@@ -147,19 +147,18 @@ class Examined:
 
     def _there_and_back(self, size: int, peer: int) -> Callable[[], object]:
         tensor = torch.zeros(size // 4, device=self.device)
-        directions = (send_start, receive_start)
         other = {0: peer, peer: 0}.get(self.rank)
+        directions = (send_start, receive_start) if self.rank == 0 else (receive_start, send_start)
 
         def exchange() -> None:
-            if other is None:
-                return
-            for start in directions if self.rank == 0 else reversed(directions):
-                start(tensor, other, self.world).wait()
+            if other is not None:
+                for start in directions:
+                    start(tensor, other, self.world).wait()
 
         return exchange
 
     def _timed(self, size: int, action: Callable[[], object]) -> dict[str, float]:
-        """Bytes of a message, and the median of its seconds."""
+        """Return the bytes of a message, and its median seconds."""
         seconds = []
         for _ in range(REPEATS + 1):
             dist.barrier()
@@ -172,7 +171,7 @@ class Examined:
 
 
 def _host(device: str, local_rank: int) -> dict[str, Any]:
-    """Where the rank is, and what it runs on and with."""
+    """Return the rank's host, device and software."""
     cuda = device == "cuda"
     known = cuda and torch.cuda.is_available()
     return {
@@ -194,4 +193,4 @@ if __name__ == "__main__":
     status = main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # as a worker does: all is written
+    os._exit(status)  # like a worker: everything is written

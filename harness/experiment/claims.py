@@ -1,20 +1,21 @@
 """Claims of a source, checked against records: reproduced, partly, not reproduced, or not run here."""
 
+import copy
+import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import pandas as pd
 
 from harness.analysis.render import Column, Table, number
-from harness.records.evaluations import evaluations
-from harness.records.frames import rows_of
-from harness.records.measures import about, frame, size_name
+from harness.records.measures import about, is_one_each, size_name
+from harness.records.parts import Evaluation
 from harness.records.record import Record
-from harness.records.source import is_one_each
 
+_T = TypeVar("_T")
 Verdict = Literal["reproduced", "partly", "not reproduced", "not run here"]
 PARTLY = 0.5
 """Least share of a claim's points that must hold for the verdict `partly`."""
@@ -43,34 +44,23 @@ def tally(held: Iterable[bool], what: str, numbers: str = "") -> Evidence | None
     return Evidence(all(held), f"{text}; {numbers}" if numbers else text, sum(held) / len(held))
 
 
-BY_FORMULA = ("tp_calls", "tp_bytes_sent", "dp_bytes_sent", "pp_sends", "pp_bytes_sent")
-"""Columns that simulated records compute by the same formulas as the claims' checks: no evidence."""
-Row = Mapping[str, Any]
-"""Columns of a run and one of its evaluations; NaN where not measured."""
-Check = Callable[[Sequence[Row]], Evidence | None]
-"""Function that checks a claim; it returns None if the runs cannot decide it."""
+Check = Callable[[Sequence[Record]], Evidence | None]
+"""Function that checks a claim by records of one tier; it returns None if they cannot decide it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Claim:
     """Statement of a source or of our own that records can confirm or refute."""
 
     text: str
     source: str
     check: Check
-    compares: bool = False
-    """True if the claim compares simulated with measured runs, and is judged by both together."""
     published: str = ""
     """Numbers that the source prints, for comparison; an experiment's first claim with any is its headline."""
-    hardware: str = ""
+    compares: bool = field(default=False, kw_only=True)
+    """True if the claim compares simulated with measured runs, and is judged by both together."""
+    hardware: str = field(default="", kw_only=True)
     """Part of the name of the device that the claim's absolute numbers are for; other devices are not compared."""
-
-
-def measured(records: Sequence[Record]) -> list[Row]:
-    """Return one row per run and evaluation, one for a run without any: `measures.frame` joined with `evaluations`."""
-    if not records:
-        return []
-    return [*rows_of(frame(records).merge(evaluations(records), on="id", how="left"))]
 
 
 def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, list[Evidence | None]]:
@@ -88,20 +78,27 @@ def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, li
     for record in records:
         own = str(record.environment.system) if are_apart else together
         by_system.setdefault(own if record.is_simulated else "", []).append(record)
-    rows = {system: measured(found) for system, found in sorted(by_system.items())} or {"": []}
-    return {system: [_evidence(claim, rows, system) for claim in claims] for system in rows}
+    by_system = {system: list(map(_without_traffic, by_system[system])) for system in sorted(by_system)} or {"": []}
+    return {system: [_evidence(claim, by_system, system) for claim in claims] for system in by_system}
 
 
-def _evidence(claim: Claim, rows: Mapping[str, Sequence[Row]], system: str) -> Evidence | None:
-    """Return evidence on a claim from the measured runs, or from those simulated for these systems."""
-    own: Sequence[Row] = rows[system]
-    if system:
-        own = [{**row, **dict.fromkeys(BY_FORMULA, math.nan)} for row in own]
+def _without_traffic(record: Record) -> Record:
+    """Return a simulated record without its traffic: formulas of the claims' checks gave it, so it is no evidence."""
+    if not record.is_simulated:
+        return record
+    other = copy.copy(record)
+    other.ranks = [dataclasses.replace(rank, traffic=None) for rank in record.ranks]
+    return other
+
+
+def _evidence(claim: Claim, found: Mapping[str, Sequence[Record]], system: str) -> Evidence | None:
+    """Return evidence on a claim from the measured records, or from those simulated for these systems."""
+    own = found[system]
     if claim.compares:
         if not system:
             return None
-        own = [*rows.get("", []), *own]
-    return claim.check([row for row in own if claim.hardware in str(row["device_name"])])
+        own = [*found.get("", []), *own]
+    return claim.check([one for one in own if claim.hardware in (one.environment.device_name or "")])
 
 
 def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
@@ -128,29 +125,33 @@ def verdict(found: Evidence | None) -> Verdict:
     return "partly" if PARTLY <= found.share < 1 else "not reproduced"
 
 
-def with_size(measure: str, name: str, *, falls: bool) -> Check:
+def with_size(measure: Callable[[Evaluation], float], name: str, *, falls: bool) -> Check:
     """Return a check that an evaluation's mean measure falls, or rises, strictly with the number of parameters.
 
     A run that diverged refutes the claim.
+
+    Args:
+        measure: function of an evaluation, as `lambda evaluation: evaluation.token_perplexity`.
+        name: name of the evaluated text.
     """
 
-    def check(rows: Sequence[Row]) -> Evidence | None:
-        means = mean_by(rows, measure, lambda row: row["parameters"] if row["name"] == name else None)
-        if len(means) < 2:
+    def check(records: Sequence[Record]) -> Evidence | None:
+        pairs = ((record.parameters, last) for record in records for last in record.last_evaluations)
+        ordered = sorted(means((size, measure(last)) for size, last in pairs if last.name == name).items())
+        if len(ordered) < 2:
             return None
-        ordered = sorted(means.items())
         numbers = ", ".join(f"{number(value)} ({size_name(round(size))})" for size, value in ordered)
-        if any(row["diverged"] for row in rows):
+        if any(record.has_diverged for record in records):
             return Evidence(False, f"{numbers}; a run diverged")
         return tally([(b < a) if falls else (b > a) for (_, a), (_, b) in pairwise(ordered)], "steps in size", numbers)
 
     return check
 
 
-def mean_by(rows: Sequence[Row], measure: str, key: Callable[[Row], Hashable | None]) -> dict[Any, float]:
-    """Return the mean of a measure over the rows of equal key; rows without key or measure are left out."""
-    groups: dict[Any, list[float]] = {}
-    for row in rows:
-        if (at := key(row)) is not None and not math.isnan(row[measure]):
-            groups.setdefault(at, []).append(row[measure])
-    return {at: math.fsum(values) / len(values) for at, values in groups.items()}
+def means(found: Iterable[tuple[_T, float]]) -> dict[_T, float]:
+    """Return the mean of the values of each key; NaN is left out."""
+    groups: dict[_T, list[float]] = {}
+    for key, value in found:
+        if not math.isnan(value):
+            groups.setdefault(key, []).append(value)
+    return {key: math.fsum(values) / len(values) for key, values in groups.items()}

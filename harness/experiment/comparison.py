@@ -2,23 +2,20 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import pandas as pd
-
+from harness.analysis import columns
+from harness.analysis.columns import BATCH, MODEL, PP_SENT, RANKS, TP_SENT, printed, share, value, values
+from harness.analysis.points import Measure, Point, points, tabulate
 from harness.analysis.render import Column, Table
-from harness.analysis.scaling import ratio
-from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, MODEL, PERCENT, RANKS, RUNS, TERA, measured
-from harness.experiment.claims import Check, Claim, Evidence, Row, tally
+from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, RUNS, TERA
+from harness.experiment.claims import Check, Evidence, tally
 from harness.experiment.published import published
-from harness.records.frames import rows_of
-from harness.records.measures import IN_THE_PLAN, about, frame, size_name
-from harness.records.measures import combine as combine_repeats
+from harness.records.measures import about, size_name
 from harness.records.record import Record, point
-from harness.records.store import SIMULATED
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.parameters import count_parameters
 from impl.run import Run
@@ -26,172 +23,158 @@ from impl.run import Run
 Printed = Mapping[Any, Any]
 """Row of a file in `harness/experiment/published`."""
 RATE_UNIT = "TFLOP/s per GPU"
-MIB = 2**20
 POINTS = 0.05
 """Largest distance of a relative speed from the published one to count as equal; assumed, as devices differ."""
-COLUMNS = {
-    "ranks": RANKS,
-    "tp": Column(key="tp", header="tp"),
-    "pp": Column(key="pp", header="pp"),
-    "dp": Column(key="dp", header="dp"),
-    "schedule": Column(key="schedule", header="schedule", text=True),
-    "chunks": Column(key="chunks", header="chunks"),
-    "scatter_gather": Column(key="scatter_gather", header="scatter/gather", text=True),
-    "zero_stage": Column(key="zero_stage", header="ZeRO stage"),
-    "microbatch": Column(key="microbatch", header="microbatch"),
-    "global_batch": Column(key="global_batch", header="global batch"),
-}
-SENT = (
-    Column(key="pp_bytes_sent", header="sent to other stages", unit="MiB", si="B", scale=MIB, digits=3),
-    Column(key="tp_bytes_sent", header="sent within layers", unit="MiB", si="B", scale=MIB, digits=3),
-)
-PREDICTED = Column(key="predicted_bubble", header="simulated", unit="%", si="fraction", scale=PERCENT, digits=3)
-RELATIVE = Column(
-    key="relative", header="relative", unit="%", si="fraction", scale=PERCENT, digits=3, interval="relative_half_width"
-)
-COUNTED = Column(
-    key="counted_rate", header="rate, recomputation counted", unit="TFLOP/s", si="FLOP/s", scale=TERA, digits=3
-)
+RELATIVE = replace(share("relative", "relative", lambda point: point.relative), interval="relative_half_width")
+PRINTED_RATE = printed("published_rate", "published, recomputation counted", "TFLOP/s", TERA, "FLOP/s")
+PRINTED_RELATIVE = share("published_relative", "published, relative", lambda point: point.printed.get("relative"))
 COUNTED_ALIKE = "Recomputation counted: ours as the paper's, by equation 3; these two are to be compared."
-PRINTED = (
-    Column(
-        key="published_rate", header="published, recomputation counted", unit="TFLOP/s", si="FLOP/s", scale=TERA,
-        digits=3,
-    ),
-    Column(key="published_relative", header="published, relative", unit="%", si="fraction", scale=PERCENT, digits=3),
-)  # fmt: skip
-MEASURES = (
-    FLOP_RATE.key, "tokens_per_second", "bubble", "predicted_bubble", "pipeline_seconds", "predicted_pipeline_seconds",
-    "microbatches_in_flight", "in_flight_bytes", *(column.key for column in SENT),
-)  # fmt: skip
 
 
-def combine(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the points of timed runs, repeats combined."""
-    if not rows.empty:
-        rows = pd.DataFrame(rows[(rows["status"] == "ok") & rows[FLOP_RATE.key].notna()]).drop_duplicates("id")
-    return combine_repeats(rows, ("point", "source", "device_name"), MEASURES) if len(rows) else []
+def flop_rate(record: Record) -> float:
+    """Return the model FLOP/s of one device."""
+    return record.flop_rate
+
+
+def rate_with_recomputation(point: Point) -> float:
+    """Return a device's FLOP/s with the recomputed forward pass, by PTD-P's equation 3; NaN if not all recomputed."""
+    run = point.run
+    if run.plan.recompute != "full" or run.model.vocab_size is None:
+        return math.nan
+    flops = hardware_flops("ptdp", run.model, run.train.global_batch, recompute="full")
+    tokens = point.mean(lambda record: record.tokens_per_second)
+    return flops * tokens / run.tokens_per_step / run.plan.world_size
+
+
+COUNTED = Column(
+    key="counted_rate", header="rate, recomputation counted", unit="TFLOP/s", si="FLOP/s", scale=TERA, digits=3,
+    of=rate_with_recomputation,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """Published figure of rates per GPU: the runs of its points, and how they are compared."""
+class Comparison:
+    """Points of a paper's figure or table: their runs, and how their speeds are compared."""
 
     paper: str
     """Name of the paper in `harness.experiment.published`."""
     where: str
+    """Figure, table or section of the paper."""
     name: str
     """Name of the table."""
     title: str
     run_of: Callable[[Printed], Run]
-    shown: tuple[str, ...]
-    """Fields of a point that vary, of COLUMNS; the last is the horizontal axis unless `at` is given."""
-    baseline: Callable[[Row], Any]
-    """Function of a row whose smallest value in a group marks the baseline of relative speeds."""
+    """Function of a printed row that returns its run."""
+    shown: tuple[Column, ...]
+    """Fields of a run that vary, as columns; the last is the horizontal axis unless `at` is given."""
     relative_to: str
-    group: tuple[str, ...] = ("global_batch",)
+    """Baseline of relative speeds, in words."""
+    baseline: Callable[[Point], Any] | None = None
+    """Function of a point whose smallest value in a group marks the baseline; None for the fastest point."""
+    group: tuple[Column, ...] = (BATCH,)
     """Fields that compared points have in common."""
-    line: tuple[str, ...] = ("global_batch",)
-    at: tuple[str, ...] = ()
+    line: tuple[Column, ...] = (BATCH,)
+    """Fields that points of one line of the figure have in common."""
+    at: tuple[Column, ...] = ()
     notes: tuple[str, ...] = ()
     hardware: str = "A100s"
     """Hardware of the printed rates."""
+    measure: Measure = flop_rate
+    """Measure that is compared: larger is better."""
+    more: tuple[Column, ...] = (PP_SENT, TP_SENT)
+    """Further columns, after rates and bubbles."""
 
     @property
     def runs(self) -> list[Run]:
         """Runs of all points of the figure, in its order."""
-        return [run for run, _ in self._points]
+        return [run for run, _ in self._rates]
 
     @cached_property
-    def printed(self) -> dict[Run, dict[str, Any]]:
-        """Rows of the figure's points for the table, by the point of their run."""
-        made = {point(run): self._row(run, rate) for run, rate in self._points}
-        for row in made.values():
-            group = [other for other in made.values() if self._same_group(row, other)]
-            row["published_relative"] = row["published_model_rate"] / min(group, key=self.baseline)[FLOP_RATE.key]
-        return {key: {**row, FLOP_RATE.key: math.nan} for key, row in made.items()}
+    def printed(self) -> dict[Run, Point]:
+        """Points of the figure with the numbers `published_rate`, `model_rate` and `relative`, by their runs.
+
+        `model_rate` is the printed rate without recomputed FLOPs.
+        """
+        made = {point(run): self._point(run, rate) for run, rate in self._rates}
+        first = {run: self._baseline(one, made.values()) for run, one in made.items()}
+        return {
+            run: replace(one, printed={**one.printed, "relative": self._speed(one) / self._speed(first[run] or one)})
+            for run, one in made.items()
+        }
 
     @cached_property
-    def _points(self) -> list[tuple[Run, float]]:
+    def _rates(self) -> list[tuple[Run, float]]:
         rows = published(self.paper).query("where == @self.where and unit == @RATE_UNIT").to_dict("records")
         return [(self.run_of(row), row["value"] * TERA) for row in rows]
 
-    def _row(self, run: Run, rate: float) -> dict[str, Any]:
-        """Return the columns of a record's row; the rate in model FLOPs is the printed one without recomputed FLOPs."""
-        model, batch, plan = run.model, run.train.global_batch, run.plan
-        share = model_flops("ptdp", model, batch) / hardware_flops("ptdp", model, batch, recompute="full")
-        return {
-            **{name: getattr(plan, name) for name in IN_THE_PLAN},
-            "model": f"GPT {size_name(count_parameters(model).total)}",
-            "global_batch": batch,
-            "microbatch": run.train.microbatch,
-            "ranks": plan.world_size,
-            "published_rate": rate,
-            "published_model_rate": rate * share,
-            FLOP_RATE.key: rate * share,
-        }
+    def _point(self, run: Run, rate: float) -> Point:
+        model, batch = run.model, run.train.global_batch
+        part = model_flops("ptdp", model, batch) / hardware_flops("ptdp", model, batch, recompute="full")
+        name = f"GPT {size_name(count_parameters(model).total)}"
+        return Point(point(run), model=name, printed={"published_rate": rate, "model_rate": rate * part})
 
-    def _same_group(self, a: Row, b: Row) -> bool:
-        return all(a[name] == b[name] for name in self.group)
+    def _speed(self, one: Point) -> float:
+        """Return the measure of a point that was run, else the printed rate in model FLOPs."""
+        return one.mean(self.measure) if one.records else one.printed["model_rate"]
 
-    def compared(self, rows: pd.DataFrame) -> list[dict[Any, Any]]:
-        """Return the points of timed runs, relative to their group's baseline on one device; NaN if oversubscribed."""
-        points = combine(rows)
+    def _baseline(self, one: Point, others: Iterable[Point]) -> Point | None:
+        """Return the baseline of a point among those of its group on one device that share no cores."""
+        group = [
+            other
+            for other in others
+            if values(one, self.group) == values(other, self.group)
+            and (one.device, other.is_oversubscribed) == (other.device, False)
+        ]
+        return min(group, key=self.baseline or (lambda other: -self._speed(other)), default=None)
+
+    def points(self, records: Sequence[Record]) -> list[Point]:
+        """Return the timed points, relative to their group's baseline on one device; NaN if oversubscribed."""
+        found = points(records, self.measure)
         out = []
-        for row in points:
-            group = [other for other in points if self._same_group(row, other) and not other["oversubscribed"]]
-            group = [other for other in group if other["device_name"] == row["device_name"]]
-            baseline = min(group, key=self.baseline, default=None)
-            estimate = ratio(row, baseline, FLOP_RATE.key) if baseline else None
-            relative = estimate.mean if estimate else math.nan
-            width = math.nan if estimate is None or estimate.half_width is None else estimate.half_width
-            beside = self.printed.get(row["point"], {})
-            both = {column.key: beside.get(column.key, math.nan) for column in PRINTED}
-            counted = {COUNTED.key: as_the_paper_counts(row)}
-            out.append({**row, "relative": relative, "relative_half_width": width, **counted, **both})
+        for one in found:
+            first = self._baseline(one, found)
+            relative = one.over(first, self.measure) if first else one.relative
+            known = self.printed.get(one.run)
+            out.append(replace(one, relative=relative, printed=known.printed if known else {}))
         return out
 
-    def known(self, rows: Sequence[Row]) -> list[dict[Any, Any]]:
+    def known(self, records: Sequence[Record]) -> list[Point]:
         """Return the compared points whose relative speed is known."""
-        return [row for row in self.compared(pd.DataFrame(list(rows))) if not math.isnan(row["relative"])]
+        return [one for one in self.points(records) if not math.isnan(one.relative.mean)]
 
-    def groups(self, rows: Sequence[Row]) -> list[list[dict[Any, Any]]]:
-        """Return the known points in groups of two or more, each on one device."""
-        found: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
-        for row in self.known(rows):
-            found.setdefault((row["device_name"], *(row[name] for name in self.group)), []).append(row)
+    def groups(self, records: Sequence[Record], *, printed: bool = False) -> list[list[Point]]:
+        """Return the known points in groups of two or more, each on one device; only the paper's if `printed`."""
+        found: dict[tuple[Any, ...], list[Point]] = {}
+        for one in self.known(records):
+            if one.printed or not printed:
+                found.setdefault((one.device, *values(one, self.group)), []).append(one)
         return [group for _, group in sorted(found.items()) if len(group) > 1]
+
+    def lines(self, records: Sequence[Record], along: Column) -> list[list[Point]]:
+        """Return the groups whose points differ in a field, in order of that field."""
+        lines = [sorted(group, key=lambda one: value(one, along)) for group in self.groups(records)]
+        return [line for line in lines if value(line[0], along) != value(line[-1], along)]
 
     def table(self, records: Sequence[Record]) -> Table:
         """Return the table of our points, then of the figure's; a point of the figure that was run here is one row."""
-        title = f"{self.title}{about(records)}"
-        ours = self.compared(frame(records))
-        if not ours:
-            return Table(self.name, title, (), pd.DataFrame())
-        order = lambda row: tuple(str(row[name]).zfill(9) for name in (*self.line, *self._axis()))
-        there = {row["point"] for row in ours}
-        absent = [row for key, row in self.printed.items() if key not in there]
-        rows = pd.DataFrame([*sorted(ours, key=order), *absent])
-        rows["scatter_gather"] = ["on" if is_on else "off" for is_on in rows["scatter_gather"]]
-        rows["line"], rows["at"] = (
-            [self._text(row, names) for row in rows_of(rows)] for names in (self.line, self._axis())
-        )
-        rows["device_name"] = rows["device_name"].fillna(rows["device_name"].iloc[0])
-        rows["oversubscribed"] = rows["oversubscribed"].eq(True)
-        for column, degree in zip(SENT, ("pp", "tp"), strict=True):
-            rows[column.key] = rows[column.key].where(rows[degree] > 1)  # a single rank sends nothing
-        columns = (
-            MODEL, RANKS, *(COLUMNS[name] for name in self.shown), FLOP_RATE, RELATIVE, COUNTED, *PRINTED, BUBBLE,
-            PREDICTED, *SENT, RUNS, MARK,
+        ours = self.points(records)
+        axis = self.at or self.shown[-1:]
+        order = lambda one: tuple(str(each).zfill(9) for each in values(one, (*self.line, *axis)))
+        there = {one.run for one in ours}
+        absent = [one for run, one in self.printed.items() if run not in there]
+        counted = any(not math.isnan(rate_with_recomputation(one)) for one in ours)
+        shown = (
+            MODEL, RANKS, *self.shown, FLOP_RATE, RELATIVE, COUNTED, PRINTED_RATE, PRINTED_RELATIVE, BUBBLE,
+            columns.PREDICTED_BUBBLE, *self.more, RUNS, MARK,
         )  # fmt: skip
-        notes = [COUNTED_ALIKE] if any(rows[COUNTED.key].notna()) else []
-        return measured(self.name, title, columns, rows, [*self._notes(), *notes, *self.notes])
+        notes = [*self._notes(), *([COUNTED_ALIKE] if counted else []), *self.notes]
+        line, at = self._text("line", self.line), self._text("at", axis)
+        title = f"{self.title}{about(records)}"
+        return tabulate(self.name, title, shown, [*sorted(ours, key=order), *absent], notes, line=line, at=at)
 
-    def _axis(self) -> tuple[str, ...]:
-        return self.at or self.shown[-1:]
-
-    def _text(self, row: Row, names: Iterable[str]) -> str:
-        return ", ".join(row[name] if name == "model" else f"{COLUMNS[name].header} {row[name]}" for name in names)
+    def _text(self, key: str, names: Iterable[Column]) -> Column:
+        of_one = lambda one, name: one.model if name is MODEL else f"{name.header} {value(one, name)}"
+        return Column(key=key, header=key, of=lambda one: ", ".join(of_one(one, name) for name in names))
 
     def _notes(self) -> list[str]:
         where = f"{self.where}, read off the plot," if self.where.startswith("figure") else self.where
@@ -203,125 +186,137 @@ class Figure:
             "with the run's own median times, and transfers that take none. Sent: the busiest rank's bytes in a step.",
         ]
 
-
-def as_the_paper_counts(row: Row) -> float:
-    """Return a device's FLOP/s with the recomputed forward pass, by PTD-P's equation 3; NaN if not all recomputed."""
-    run: Run = row["point"]
-    if run.plan.recompute != "full" or run.model.vocab_size is None:
-        return math.nan
-    flops = hardware_flops("ptdp", run.model, run.train.global_batch, recompute="full")
-    return flops * row["tokens_per_second"] / run.tokens_per_step / row["ranks"]
-
-
-def as_published(figure: Figure) -> Check:
-    """Return a check that the points have the figure's relative speeds, within POINTS; baselines are not counted."""
-
-    def check(rows: Sequence[Row]) -> Evidence | None:
-        ours = [row for group in figure.groups(rows) for row in group if not math.isnan(row["published_relative"])]
-        off = [
-            abs(row["relative"] - row["published_relative"])
-            for row in ours
-            if (row["relative"], row["published_relative"]) != (1, 1)
-        ]
+    def near_published(self, records: Sequence[Record]) -> Evidence | None:
+        """Check that the points have the figure's relative speeds, within POINTS; baselines are not counted."""
+        found = (one for group in self.groups(records) for one in group if one.printed)
+        pairs = [(one.relative.mean, one.printed["relative"]) for one in found]
+        off = [abs(ours - theirs) for ours, theirs in pairs if (ours, theirs) != (1, 1)]
         if not off:
             return None
         return tally([one <= POINTS for one in off], "points", f"furthest {100 * max(off):.1f} points off")
 
-    return check
+    def rates_near(self, within: float, fitted: Collection[str] = ()) -> Check:
+        """Return a check that the rates, recomputation counted, are the figure's within a share of them.
 
+        A claim with this check names its hardware.
 
-def rates_near(figure: Figure, within: float, fitted: Collection[str] = ()) -> Check:
-    """Return a check that the rates, recomputation counted, are the figure's within a share of them.
+        Args:
+            within: largest relative distance.
+            fitted: models, as tables name them, that a system's constants were fitted to: their simulation is no
+                evidence.
+        """
 
-    A claim with this check names its hardware.
+        def check(records: Sequence[Record]) -> Evidence | None:
+            fair = (one for one in self.points(records) if not one.is_simulated or one.model not in fitted)
+            pairs = [(rate_with_recomputation(one), one.printed["published_rate"]) for one in fair if one.printed]
+            off = [ours / theirs - 1 for ours, theirs in pairs if not math.isnan(ours)]
+            furthest = max(off, key=abs, default=0.0)
+            return tally((abs(one) <= within for one in off), "points", f"furthest {furthest:+.1%} off")
 
-    Args:
-        fitted: models, as tables name them, that a system's constants were fitted to: their simulation is no evidence.
-    """
+        return check
 
-    def check(rows: Sequence[Row]) -> Evidence | None:
-        points = [row for row in figure.compared(pd.DataFrame(list(rows))) if not math.isnan(row["published_rate"])]
-        fair = [row for row in points if row["source"] != SIMULATED or row["model"] not in fitted]
-        off = [row[COUNTED.key] / row["published_rate"] - 1 for row in fair if not math.isnan(row[COUNTED.key])]
-        furthest = max(off, key=abs, default=0.0)
-        return tally((abs(one) <= within for one in off), "points", f"furthest {furthest:+.1%} off")
+    def ordered(self, along: Column, *, falls: bool = True, by: float = 0.0) -> Check:
+        """Return a check that speed falls, or rises, with a field in every group, at every step by over this share."""
 
-    return check
+        def check(records: Sequence[Record]) -> Evidence | None:
+            lines = self.lines(records, along)
+            steps = [(a.relative.mean, b.relative.mean) for line in lines for a, b in pairwise(line)]
+            held = [a > b * (1 + by) if falls else b > a * (1 + by) for a, b in steps]
+            return tally(held, "steps", "; ".join(in_words(line, along) for line in lines))
 
+        return check
 
-def ordered(figure: Figure, along: str, *, falls: bool = True, by: float = 0.0) -> Check:
-    """Return a check that speed falls, or rises, with a field in every group, at every step by over this share."""
+    def faster(self, along: Column) -> Check:
+        """Return a check that every point is faster than its baseline, the one with the least value of a field."""
 
-    def check(rows: Sequence[Row]) -> Evidence | None:
-        lines = [sorted(group, key=lambda row: row[along]) for group in figure.groups(rows)]
-        lines = [line for line in lines if line[0][along] != line[-1][along]]
-        steps = [(a["relative"], b["relative"]) for line in lines for a, b in pairwise(line)]
-        held = [a > b * (1 + by) if falls else b > a * (1 + by) for a, b in steps]
-        return tally(held, "steps", "; ".join(shown(line, along) for line in lines))
+        def check(records: Sequence[Record]) -> Evidence | None:
+            found = self._gains(records, along)
+            one = lambda gains: ", ".join(f"{gain - 1:+.0%} ({along.key} {at})" for at, gain in sorted(gains.items()))
+            numbers = "; ".join(f"batch {batch}: {one(gains)}" for batch, gains in sorted(found.items()))
+            return tally([gain > 1 for gains in found.values() for gain in gains.values()], "points", numbers)
 
-    return check
+        return check
 
+    def gain_shrinks(self, along: Column, what: str) -> Check:
+        """Return a check that what a point gains over its baseline is smaller at the largest batch than at the least.
 
-def ends(figure: Figure, along: str) -> Check:
-    """Return a check that in every group the smallest value of a field is fastest, and the largest slowest."""
+        Args:
+            along: field that points of a group differ in.
+            what: its values, as `numbers of chunks`.
+        """
 
-    def check(rows: Sequence[Row]) -> Evidence | None:
-        lines = [sorted(group, key=lambda row: row["relative"]) for group in figure.groups(rows)]
-        held = [
-            (line[-1][along], line[0][along]) == (min(row[along] for row in line), max(row[along] for row in line))
-            for line in lines
-        ]
-        return tally(held, "batches", "; ".join(shown(line[::-1], along) for line in lines))
+        def check(records: Sequence[Record]) -> Evidence | None:
+            found = self._gains(records, along)
+            if len(found) < 2:
+                return None
+            first, last = found[min(found)], found[max(found)]
+            both = sorted(set(first) & set(last))
+            numbers = [
+                f"{along.key} {v}: {first[v] - 1:+.0%} at batch {min(found)}, {last[v] - 1:+.0%} at {max(found)}"
+                for v in both
+            ]
+            return tally([1 < first[v] > last[v] for v in both], what, "; ".join(numbers))
 
-    return check
+        return check
 
+    def _gains(self, records: Sequence[Record], along: Column) -> dict[int, dict[Any, float]]:
+        """Return the relative speed by the value of a field, by global batch; without the baselines."""
+        lines = [line for line in self.lines(records, along) if line[0].relative.mean == 1]
+        return {
+            line[0].run.train.global_batch: {value(one, along): one.relative.mean for one in line[1:]} for line in lines
+        }
 
-def faster_at_larger_batch(figure: Figure) -> Check:
-    """Return a check that every layout is faster at a larger batch."""
+    def ends(self, along: Column) -> Check:
+        """Return a check that in every group the smallest value of a field is fastest, and the largest slowest."""
 
-    def check(rows: Sequence[Row]) -> Evidence | None:
-        layouts: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
-        for row in sorted(figure.known(rows), key=lambda row: row["global_batch"]):
-            layouts.setdefault(tuple(row[name] for name in ("device_name", "tp", "pp", "dp")), []).append(row)
+        def check(records: Sequence[Record]) -> Evidence | None:
+            lines = [sorted(group, key=lambda one: -one.relative.mean) for group in self.groups(records)]
+            ranges = [sorted(value(one, along) for one in line) for line in lines]
+            held = [
+                (value(line[0], along), value(line[-1], along)) == (every[0], every[-1])
+                for line, every in zip(lines, ranges, strict=True)
+            ]
+            return tally(held, "batches", "; ".join(in_words(line, along) for line in lines))
+
+        return check
+
+    def fastest(self, along: Column, best: Any, *shown: Column) -> Check:
+        """Return a check that of the paper's own points those with this value of a field are fastest in every group."""
+
+        def check(records: Sequence[Record]) -> Evidence | None:
+            lines = [
+                line for line in self.groups(records, printed=True) if any(value(one, along) == best for one in line)
+            ]
+            held = [value(max(line, key=lambda one: one.relative.mean), along) == best for line in lines]
+            return tally(held, "batches", "; ".join(in_words(line, along, *shown) for line in lines))
+
+        return check
+
+    def faster_at_larger_batch(self, records: Sequence[Record]) -> Evidence | None:
+        """Check that every layout is faster at a larger batch."""
+        layouts: dict[tuple[Any, ...], list[Point]] = {}
+        for one in sorted(self.known(records), key=lambda one: one.run.train.global_batch):
+            plan = one.run.plan
+            layouts.setdefault((one.device, plan.tp, plan.pp, plan.dp), []).append(one)
         pairs = [(a, b) for layout in layouts.values() for a, b in pairwise(layout)]
         if not pairs:
             return None
-        gains = sorted(b[FLOP_RATE.key] / a[FLOP_RATE.key] for a, b in pairs)
+        gains = sorted(b.mean(self.measure) / a.mean(self.measure) for a, b in pairs)
         numbers = f"{gains[0]:.3f} to {gains[-1]:.3f} times as fast as at the next smaller batch"
         return tally([gain > 1 for gain in gains], "pairs", numbers)
 
-    return check
+    def in_print(self, *along: Column) -> str:
+        """Return the figure's relative speeds as text, in the format of `in_words`."""
+        groups: dict[tuple[Any, ...], list[Point]] = {}
+        for one in self.printed.values():
+            line = replace(one, relative=replace(one.relative, mean=one.printed["relative"]))
+            groups.setdefault(values(one, self.group), []).append(line)
+        lines = [sorted(group, key=lambda one: values(one, along)) for _, group in sorted(groups.items())]
+        return "; ".join(in_words(line, *along) for line in lines)
 
 
-def shown(line: Sequence[Row], *along: str) -> str:
+def in_words(line: Sequence[Point], *along: Column) -> str:
     """Return the relative speeds of a group as text: `batch 8: 100% (pp 1), 86% (pp 2)`."""
-    numbers = (f"{row['relative']:.0%} ({' '.join(f'{name} {row[name]}' for name in along)})" for row in line)
-    return f"batch {line[0]['global_batch']}: {', '.join(numbers)}"
-
-
-def in_print(figure: Figure, *along: str) -> str:
-    """Return the figure's relative speeds as text, in the format of `shown`."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in figure.printed.values():
-        line = {**row, "relative": row["published_relative"]}
-        groups.setdefault(tuple(row[name] for name in figure.group), []).append(line)
-    lines = [sorted(group, key=lambda row: tuple(row[name] for name in along)) for _, group in sorted(groups.items())]
-    return "; ".join(shown(line, *along) for line in lines)
-
-
-def as_simulated(rows: Sequence[Row]) -> Evidence | None:
-    """Check that pipelined steps last as long as simulated with their own times, within a tenth."""
-    found = combine(pd.DataFrame(list(rows)))
-    found = [row for row in found if not math.isnan(row["pipeline_seconds"]) and not row["oversubscribed"]]
-    if not found:
-        return None
-    ratios = sorted(row["pipeline_seconds"] / row["predicted_pipeline_seconds"] for row in found)
-    numbers = f"{ratios[0]:.3f} to {ratios[-1]:.3f} of the simulated time"
-    return tally([abs(one - 1) <= 0.1 for one in ratios], "points", numbers)
-
-
-AS_SIMULATED = Claim(
-    text="a step lasts as long as its schedule says, simulated with the run's own times, within 10%",
-    source="our own",
-    check=as_simulated,
-)
+    where = (" ".join(f"{column.key} {value(one, column)}" for column in along) for one in line)
+    numbers = (f"{one.relative.mean:.0%} ({at})" for one, at in zip(line, where, strict=True))
+    return f"batch {line[0].run.train.global_batch}: {', '.join(numbers)}"

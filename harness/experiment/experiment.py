@@ -13,14 +13,14 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from harness.analysis.render import Table
-from harness.experiment.claims import Claim, Evidence, Row
+from harness.experiment.claims import Claim, Evidence
 from harness.experiment.tiers import TIERS, Tier
-from harness.records.labels import fields, label_of, telling
+from harness.records.labels import labels_by, varying
 from harness.records.record import Record
 from harness.records.store import require_name
 from impl.data.config import DataConfig
 from impl.errors import InputError
-from impl.pipeline.schedules import is_trusted, trust
+from impl.pipeline.schedules import trust
 from impl.plan import Plan
 from impl.run import EngineName, Run
 
@@ -54,8 +54,6 @@ class Experiment:
     """True if the runs are profiled after their timed steps."""
     deviations: str = ""
     """Differences from the source, with reasons."""
-    found: str = ""
-    """Findings from the committed records, written by hand and shown in EXPERIMENTS.md."""
     id: str = ""
     question: str = ""
     about: str = ""
@@ -63,7 +61,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Check the fields, which come from a user's file, and trust the schedules of the runs."""
-        texts = ("source", "expectation", "deviations", "found", "id", "question", "about")
+        texts = ("source", "expectation", "deviations", "id", "question", "about")
         is_tiers = lambda value, each: (
             isinstance(value, dict) and set(value) == set(TIERS) and all(map(each, value.values()))
         )
@@ -176,9 +174,8 @@ def _from_module(name: str, module: ModuleType) -> Experiment:
 
 def _claims_of_own_engines(experiment: Experiment) -> tuple[Claim, ...]:
     def checked(claim: Claim) -> Claim:
-        def own(rows: Sequence[Row]) -> Evidence | None:
-            known = [row for row in rows if is_trusted(row["schedule"])]
-            found = claim.check(_of_own_engines(experiment, known, lambda row: row["engine"]))
+        def own(records: Sequence[Record]) -> Evidence | None:
+            found = claim.check(_own(experiment, records))
             return found and Evidence(bool(found.holds), str(found.numbers), float(found.share))
 
         return replace(claim, check=_guarded(experiment, own))
@@ -207,9 +204,15 @@ def _figure_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]
 
 
 def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
-    """Return the records that the experiment compares, without those whose schedule cannot be trusted."""
+    """Return the records that the experiment compares: of its own engines, or of one other if there are none.
+
+    Records whose schedule cannot be trusted are left out.
+    """
     known = [record for record in records if record.has_trusted_schedule]
-    return _of_own_engines(experiment, known, lambda record: record.run.engine)
+    own = {run.engine for runs in experiment.runs.values() for run in runs}
+    there = sorted({record.run.engine for record in known})
+    chosen = own.intersection(there) or there[:1]
+    return [record for record in known if record.run.engine in chosen]
 
 
 def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[[Any], _T]:
@@ -224,24 +227,14 @@ def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[
     return guarded
 
 
-def _of_own_engines(experiment: Experiment, found: Sequence[_T], engine: Callable[[_T], str]) -> list[_T]:
-    """Return the items of the experiment's own engines, or those of one other engine if there are none."""
-    own, there = {run.engine for runs in experiment.runs.values() for run in runs}, sorted(set(map(engine, found)))
-    chosen = own.intersection(there) or there[:1]
-    return [one for one in found if engine(one) in chosen]
-
-
 def points(runs: list[Run], only: str | None = None) -> list[Point]:
     """Return the sweep's points, labelled by the fields in which they differ; `only` selects by label or id.
 
     Raises:
         InputError: two runs are equal, a run cannot be named, or nothing matches `only`.
     """
-    rows = [fields(run) for run in runs]
-    names = telling(rows)
-    again = [name for name in ("seed", "repeat") if len({row[name] for row in rows}) > 1]
     try:
-        labelled = [Point(run, _label(run, row, names, again)) for run, row in zip(runs, rows, strict=True)]
+        labelled = list(map(Point, runs, _labels(runs)))
         ids = {point.id for point in labelled}
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"a run of the sweep cannot be named: {' '.join(str(error).split())[:200]}") from None
@@ -253,10 +246,14 @@ def points(runs: list[Run], only: str | None = None) -> list[Point]:
     return kept
 
 
-def _label(run: Run, values: dict[str, Any], names: Sequence[str], again: Sequence[str]) -> str:
-    """Return what distinguishes a run from the others, as `norm=pre seed=1`; its id if nothing does."""
-    text = label_of(values, names) or label_of(values, names, unsaid={})
-    return " ".join([*filter(None, [text]), *(f"{name}={getattr(run, name)}" for name in again)]) or run.id
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Return what distinguishes each run from the others, as `norm=pre seed=1`; its id if nothing does."""
+    names, again = varying(runs), [name for name in ("seed", "repeat") if len({getattr(run, name) for run in runs}) > 1]
+    usual, whole, repeats = labels_by(runs, names), labels_by(runs, names, unsaid={}), labels_by(runs, again)
+    return [
+        " ".join(filter(None, [text or full, repeat])) or run.id
+        for run, text, full, repeat in zip(runs, usual, whole, repeats, strict=True)
+    ]
 
 
 def changed(

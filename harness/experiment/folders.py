@@ -8,6 +8,7 @@ by `--out` or `--results` is used as it is.
 
 from pathlib import Path
 
+from harness.experiment.findings import findings
 from harness.experiment.tiers import TIERS, Tier
 from harness.records.environment import CODE
 from harness.records.store import SIMULATED, Store
@@ -77,6 +78,15 @@ def read_from(out: Path | None, experiments: list[str]) -> str:
     if len(own) == len(experiments):
         return f"records: your own in {OWN}, before {others}"
     return f"records: your own in {OWN} ({', '.join(own)}), else {others}" if own else f"records: {others}"
+
+
+def findings_of(out: Path | None, experiment: str) -> str:
+    """Return an experiment's findings from a folder, by default the user's own, else the committed ones; empty if none.
+
+    Raises:
+        InputError: a placeholder in the findings is not that of one cell.
+    """
+    return findings(sweep_folder(out) / experiment) or findings(ARCHIVE / experiment)
 
 
 def _of(out: Path, experiment: str, tier: Tier) -> list[Store]:

@@ -1,81 +1,107 @@
 """Comparison of runs that differ in one choice only, measured in turn, by pairs of repeats."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harness.analysis.points import Measure, Point, points
 from harness.records.labels import apart_from
-from harness.records.statistics import Estimate, estimate
+from harness.records.measures import in_order
+from harness.records.record import Record
+from harness.records.statistics import UNKNOWN, Estimate, estimate
 from impl.run import Run
 
-Row = Mapping[Any, Any]
-"""Row of `measures.frame`."""
+
+def step_seconds(record: Record) -> float:
+    """Return the median seconds of the timed steps."""
+    return record.step_seconds
 
 
-@dataclass
-class Cell:
-    """Runs on one device that differ only in a choice, seed and repeat."""
+@dataclass(frozen=True, eq=False)
+class Cell(Point):
+    """Runs on one device that differ only in a choice, seed and repeat.
 
-    run: Run
-    """Common part of the runs: the fields that may differ, seed and repeat are at their defaults."""
-    runs: dict[Any, dict[tuple[int, int], Row]] = field(default_factory=dict)
-    """Rows of successful runs, by choice, then by seed and repeat."""
-    why_not: dict[Any, str] = field(default_factory=dict)
+    As a point it has the records of all choices, and a run whose fields that may differ are at their defaults.
+    """
+
+    choices: Mapping[Any, Point] = field(default_factory=dict)
+    """Successful runs, by choice."""
+    why_not: Mapping[Any, str] = field(default_factory=dict)
     """Status of the other runs, by choice: invalid, oom, failed."""
+    other: Any = None
+    """Choice that the relative measure is over."""
 
     @property
-    def first(self) -> Row:
-        """Row that has the values common to all runs."""
-        return next(iter(next(iter(self.runs.values())).values()))
+    def n(self) -> int:
+        """Runs of the choice with most."""
+        return max(one.n for one in self.choices.values())
 
     @property
-    def is_crowded(self) -> bool:
+    def system(self) -> str:
+        """Name of the system that the runs were simulated for; empty if they were run."""
+        return (self.records[0].environment.system or "") if self.is_simulated else ""
+
+    @property
+    def is_oversubscribed(self) -> bool:
         """True if ranks of some run shared cores, which makes its times useless."""
-        return any(row["oversubscribed"] for runs in self.runs.values() for row in runs.values())
+        return any(record.is_oversubscribed for record in self.records)
 
-    def mean(self, choice: Hashable, measure: str) -> Estimate:
-        """Return the estimate of a measure over the repeats; NaN if it was not measured."""
-        values = [row[measure] for row in self.runs.get(choice, {}).values() if not math.isnan(row[measure])]
-        return estimate(values) if values else Estimate(math.nan, None, 0)
+    def of(self, choice: Hashable) -> Point:
+        """Return the runs with a choice; a point without records if there are none."""
+        return self.choices.get(choice, Point(self.run))
 
-    def ratio(self, ours: Hashable, theirs: Hashable, measure: str = "step_seconds") -> Estimate:
+    def ratio(self, ours: Hashable, theirs: Hashable, measure: Measure = step_seconds) -> Estimate:
         """Return the mean ratio of a measure, ours over theirs, over pairs of equal seed and repeat.
 
         It has a 95% t-interval. A temporary slowdown of the machine affects both runs of a pair. NaN if there are no
         pairs, or ranks shared cores.
         """
-        a, b = self.runs.get(ours, {}), self.runs.get(theirs, {})
-        ratios = [a[key][measure] / b[key][measure] for key in a if key in b]
+        ratios = [measure(a) / measure(b) for a, b in self._pairs(ours, theirs)]
         ratios = [one for one in ratios if not math.isnan(one)]
-        return estimate(ratios) if ratios and not self.is_crowded else Estimate(math.nan, None, 0)
+        return estimate(ratios) if ratios and not self.is_oversubscribed else UNKNOWN
+
+    def loss_difference(self, ours: Hashable, theirs: Hashable) -> float:
+        """Return the largest relative difference of losses of a pair; infinite if one is NaN or missing, NaN if all."""
+        pairs = [(a.losses, b.losses) for a, b in self._pairs(ours, theirs) if a.losses and b.losses]
+        each = [abs(b - a) / abs(a) for of_a, of_b in pairs for a, b in zip(of_a, of_b, strict=False)]
+        each += [math.inf for a, b in pairs if len(a) != len(b)]
+        return max((math.inf if math.isnan(one) else one for one in each), default=math.nan)
+
+    def _pairs(self, ours: Hashable, theirs: Hashable) -> list[tuple[Record, Record]]:
+        """Return the runs of two choices with equal seed and repeat."""
+        a, b = ({(r.run.seed, r.run.repeat): r for r in self.of(choice).records} for choice in (ours, theirs))
+        return [(a[key], b[key]) for key in a if key in b]
+
+    def compare(self, ours: Hashable, theirs: Hashable) -> "Cell":
+        """Return the cell with the step time of a choice relative to another's."""
+        return replace(self, relative=self.ratio(ours, theirs), other=theirs)
 
 
-def cells(rows: Iterable[Row], *fields: str, choice: Callable[[Run], Hashable]) -> list[Cell]:
-    """Return the runs in cells, in the order of their first rows.
+def cells(records: Sequence[Record], *fields: str, choice: Callable[[Run], Hashable]) -> list[Cell]:
+    """Return the runs in cells, by model size and then by the varying fields.
 
     Args:
+        records: records of runs with any status.
         fields: dotted names of the fields in which the runs of a cell may differ.
         choice: function that returns a run's choice in these fields.
     """
-    found: dict[tuple[Run, str | None], Cell] = {}
-    why_not: dict[Run, dict[Any, str]] = {}
-    for row in rows:
-        run, chosen = apart_from(row["point"], *fields), choice(row["point"])
-        others = why_not.setdefault(run, {})
-        if row["status"] == "ok":
-            cell = found.setdefault((run, row["device_name"]), Cell(run, why_not=others))
-            cell.runs.setdefault(chosen, {})[row["seed"], row["repeat"]] = row
-        else:
-            others[chosen] = row["status"]
-    return list(found.values())
+    found: dict[tuple[Run, str], dict[Hashable, Point]] = {}
+    for one in points(records, lambda _: 0.0):
+        found.setdefault((apart_from(one.run, *fields), one.device), {})[choice(one.run)] = one
+    why_not: dict[Run, dict[Hashable, str]] = {}
+    for record in in_order(records):
+        if record.status != "ok":
+            why_not.setdefault(apart_from(record.point, *fields), {})[choice(record.run)] = record.status
+    made: list[Cell] = []
+    for (run, device), choices in found.items():
+        first, *others = choices.values()
+        every = sum((one.records for one in others), first.records)
+        more = {"choices": choices, "why_not": why_not.get(run, {})}
+        made.append(Cell(run, every, device, first.model, first.parameters, **more))
+    return made
 
 
-def reaches_below(ratio: Estimate, limit: float = 1.0) -> bool:
-    """Return True if a ratio, or the lower end of its 95% interval, is at most the limit."""
-    return ratio.mean - (ratio.half_width or 0.0) <= limit
-
-
-def in_words(ratio: Estimate) -> str:
+def with_interval(ratio: Estimate) -> str:
     """Return the ratio as text, `0.87 ± 0.02`; a single pair has no interval."""
     return f"{ratio.mean:.3g}" if ratio.half_width is None else f"{ratio.mean:.3g} ± {ratio.half_width:.2g}"

@@ -17,7 +17,8 @@ from harness.figures.of_table import against_ranks, efficiency, lines, of_ideal,
 from harness.figures.style import COLOURS, few, legend, line, mark, panels
 from harness.records.labels import SHAPE, labels
 from harness.records.measures import about, model_names, shape, size_name
-from harness.records.record import Evaluation, Record
+from harness.records.parts import Evaluation
+from harness.records.record import Record
 from harness.records.statistics import running_mean
 from impl.model.norm_placement import PLACEMENTS
 

@@ -52,11 +52,11 @@ def lines(table: Table) -> "Figure | None":
     Published rates have a panel of their own, as they count recomputed operations. None if the table has no such
     columns, or no line has two points.
     """
-    if not {"line", "at", "model_flops_per_second_per_device", "published_rate"} <= set(table.frame):
+    if not {"line", "at", "flop_rate", "published_rate"} <= set(table.frame):
         return None
     kinds = {
-        "measured, model FLOPs": ("model_flops_per_second_per_device", "solid"),
-        "simulated, model FLOPs": (twin("model_flops_per_second_per_device"), "dotted"),
+        "measured, model FLOPs": ("flop_rate", "solid"),
+        "simulated, model FLOPs": (twin("flop_rate"), "dotted"),
         "simulated, recomputation counted": (twin("counted_rate"), "dotted"),
         "published, recomputation counted": ("published_rate", "dashed"),
     }

@@ -4,13 +4,15 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from harness.records.measures import about, to_draw
+from harness.records.record import Record
 from impl.files import naming
 
 if TYPE_CHECKING:
@@ -127,6 +129,33 @@ def beside_published(
     legend(figure, [*handles, *([line("#888888", "published", marker="o", **DASHED)] if published else [])])
     figure.suptitle(title)
     return figure
+
+
+def figure_of(
+    title: str,
+    x: str,
+    y: str,
+    found: Callable[[Sequence[Record]], Iterable[_T]],
+    name: Callable[[_T], str],
+    at: Callable[[_T], float],
+    ours: Callable[[_T], float],
+    published: Callable[[_T], float],
+) -> "Callable[[Sequence[Record]], Figure | None]":
+    """Return a function that draws a line for each name through (at, ours), with (at, published) dashed.
+
+    A value of NaN is left out. Simulated records are drawn if none was measured.
+    """
+
+    def draw(records: Sequence[Record]) -> "Figure | None":
+        records, simulated = to_draw(records)
+        drawn = list(found(records))
+        both: list[dict[str, list[Point]]] = [{}, {}]
+        for lines, value in zip(both, (ours, published), strict=True):
+            for one in (one for one in drawn if not math.isnan(value(one))):
+                lines.setdefault(name(one), []).append((at(one), value(one)))
+        return beside_published(f"{title}{about(records)}{simulated}", x, y, *both)
+
+    return draw
 
 
 def content(figure: "Figure") -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from harness.figures.style import COLOURS, save, style
 from harness.records.labels import SHAPE, labels
 from harness.records.record import Record
-from harness.records.timelines import measured, predicted
 from impl.pipeline.schedule import Action, Op, Schedule
 from impl.pipeline.simulate import Number, Timeline
 
@@ -58,9 +57,10 @@ def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
         schedule = record.run.plan.schedule, record.run.plan.chunks
         if schedule in first or len(first) == MOST_TIMELINES or not record.has_trusted_schedule:
             continue
-        if found := measured(record):
+        if record.timeline:
             name = re.sub(r"[^\w.]+", "_", text or schedule[0])
-            first[schedule] = f"timeline_{name}", draw({"predicted": predicted(record, found), "measured": found})
+            both = {"predicted": record.simulated_timeline(), "measured": record.timeline}
+            first[schedule] = f"timeline_{name}", draw(both)
     return dict(first.values())
 
 

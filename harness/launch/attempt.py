@@ -1,4 +1,4 @@
-"""A point on its way to a record, and what its ranks are told to do."""
+"""Points of a sweep on their way to a record, and the orders of their attempts."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from harness.launch.follow import Follower
 from harness.launch.options import Options
 from harness.launch.preflight import Datasets, summary, why_invalid
 from harness.rank.collect import base_record
-from harness.rank.jobs import JobState
+from harness.rank.job import JobState
 from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
 from harness.records.environment import CODE
@@ -26,11 +26,11 @@ from impl.run import Run, to_dict
 
 RUN_ID = re.compile(r"[0-9a-f]{12}")
 CHECKPOINT = re.compile(r"step-\d{8,}")
-"""The folder of one that was written to its end, as impl.checkpoint names it, which needs PyTorch to be imported."""
+"""Name of a finished checkpoint's folder, as in impl.checkpoint, whose import needs PyTorch."""
 
 
 class Jobs(Protocol):
-    """Knows what became of what was submitted: harness.rank.jobs."""
+    """Access to the jobs of attempts."""
 
     def states(self, attempts: Sequence[Path]) -> dict[Path, JobState]: ...
     def cancel(self, attempts: Sequence[Path]) -> None: ...
@@ -38,59 +38,62 @@ class Jobs(Protocol):
 
 
 @dataclass(eq=False)
-class Case:
-    """A point on its way to a record, as one sweep sees it."""
+class Entry:
+    """Point of a sweep on its way to a record."""
 
     point: Point
     before: str | None = None
-    """The attempt of the record that was there at first, once it `is_known`."""
+    """Attempt of the record that existed when the sweep first looked, once it `is_known`."""
     is_known: bool = False
     claim: Claim | None = None
     attempt: Path | None = None
-    """A try that lives, or is being started."""
+    """Attempt that is live, or being started."""
     is_local: bool = False
     follower: Follower | None = None
     starts: int = 0
     tries: list[dict[str, Any]] = field(default_factory=list)
-    """What came of those before the next one, in this command."""
+    """Outcomes of attempts before the next one, in this command."""
     is_watched: bool = False
-    """Somebody worked on it during this command."""
+    """True if it was seen to run during this command."""
     keeps_checkpoints: bool = False
 
     @property
     def id(self) -> str:
+        """Id of the run."""
         return self.point.id
 
 
-def facts_of(case: Case, record: Record | None, attempt: AttemptState | None, environment: Mapping[str, Any]) -> Facts:
-    """What is known of a point from its record and its tries; `environment` has the code that would run now."""
+def facts_of(
+    entry: Entry, record: Record | None, attempt: AttemptState | None, environment: Mapping[str, Any]
+) -> Facts:
+    """Return the facts about a point from its record and attempts; `environment` has the code that would run now."""
     if record is None:
-        return Facts(attempt=attempt, starts=case.starts)
+        return Facts(attempt=attempt, starts=entry.starts)
     return Facts(
         status=record.status,
         cause=record.cause,
         tries=len(record.tries),
-        is_fresh=record.attempt != case.before,
+        is_fresh=record.attempt != entry.before,
         is_same_code=is_same_code(record, environment),
         attempt=attempt,
-        starts=case.starts,
+        starts=entry.starts,
     )
 
 
-def refused_record(case: Case, store: Store, reason: str, environment: Document) -> Document:
-    """The record of a point that cannot run here."""
+def refused_record(entry: Entry, store: Store, reason: str, environment: Document) -> Document:
+    """Return the record of a point that cannot run here."""
     outcome = {"status": "invalid", "reason": reason, "cause": "", "environment": environment}
-    return base_record(case.id, store.experiment, store.tier, to_dict(case.point.run)) | outcome
+    return base_record(entry.id, store.experiment, store.tier, to_dict(entry.point.run)) | outcome
 
 
 def orders(
-    case: Case, store: Store, datasets: Datasets, options: Options, environment: dict[str, Any]
+    entry: Entry, store: Store, datasets: Datasets, options: Options, environment: dict[str, Any]
 ) -> TrainingOrders:
-    """What the ranks of the next try at a point are to do; `environment` is what its record says of this host."""
-    run, cluster, saving = case.point.run, options.site.cluster, options.saving
+    """Return the orders of the next attempt at a point; `environment` is this host's in its record."""
+    run, cluster, saving = entry.point.run, options.site.cluster, options.saving
     data = datasets.open(run.data.dataset)
     return TrainingOrders(
-        id=case.id,
+        id=entry.id,
         experiment=store.experiment,
         tier=store.tier,
         config=to_dict(run),
@@ -108,29 +111,29 @@ def orders(
         collective_timeout_seconds=options.collective_timeout_seconds or 2 * max(options.hang_seconds, START_SECONDS),
         profile=options.profile,
         checkpoint_every=saving.checkpoint_every,
-        checkpoints=store.checkpoints(case.id),
+        checkpoints=store.checkpoints(entry.id),
         keep_checkpoints=saving.keep_checkpoints,
         start=None if run.start is None else start_folder(run.start, store),
         # ranks of this machine end with the harness that reads what they write, and with its claim
         driver_pid=os.getpid() if options.is_local else None,
-        claim=case.claim.folder if options.is_local and case.claim else None,
+        claim=entry.claim.folder if options.is_local and entry.claim else None,
         token=secrets.token_hex(16),
         interface=cluster.interface,
         container=tuple(cluster.container),
         signal_seconds=cluster.signal_seconds,
-        tries=case.tries,
+        tries=entry.tries,
     )
 
 
 def start_folder(start: str, store: Store) -> Path:
-    """The checkpoints that a run starts from: those of another run of the store, by its id, or a folder of them."""
+    """Return the folder of checkpoints that a run starts from, given by its path or by another run's id."""
     return store.checkpoints(start) if RUN_ID.fullmatch(start) else Path(start).resolve()
 
 
 def why_refused(
     run: Run, store: Store, datasets: Datasets, options: Options, *, ends_to_come: Collection[str] = ()
 ) -> str | None:
-    """Return why a run cannot be carried out with these options, in one line; None: it can.
+    """Return why a run cannot be carried out with these options, in one line; None if it can.
 
     Args:
         ends_to_come: ids of runs that it may start from though they have not ended yet.
@@ -140,7 +143,7 @@ def why_refused(
 
 
 def why_no_start(run: Run, store: Store) -> str | None:
-    """Why a run has no checkpoint to start from, in one line; None: it has one, or needs none."""
+    """Return why a run has no checkpoint to start from, in one line; None if it has one, or needs none."""
     folder = start_folder(run.start or "", store)
     if run.start is None:
         return None
@@ -156,22 +159,22 @@ def why_no_start(run: Run, store: Store) -> str | None:
 
 
 def _why_damaged(start: str, folder: Path) -> str | None:
-    """Why no checkpoint in a folder can be used, in one line; None: one can, as far as its metadata shows."""
+    """Return why no checkpoint in a folder can be used, in one line; None if one can, as far as its metadata shows."""
     from impl.checkpoint import latest  # only a run that starts from a folder pays for PyTorch's import
 
     saved, damaged = latest(folder)
     return None if saved else f"start {start}: {'; '.join(damaged)}"
 
 
-def first_to_start(ready: Sequence[Case], coming: Sequence[Case]) -> Case | None:
-    """The first that is ready; one that starts from the end of a run that is to come waits for it."""
+def first_to_start(ready: Sequence[Entry], coming: Sequence[Entry]) -> Entry | None:
+    """Return the first entry that does not start from the end of a run that is still to come."""
 
     def waits(start: str | None) -> bool:
-        return start is not None and any(start == case.id for case in coming)
+        return start is not None and any(start == entry.id for entry in coming)
 
-    return next((case for case in ready if not waits(case.point.run.start)), None)
+    return next((entry for entry in ready if not waits(entry.point.run.start)), None)
 
 
 def shape(point: Point) -> tuple[int, int]:
-    """Points of one shape can be one array: ranks, and threads of each."""
+    """Return the ranks of a point and the threads of each; points that agree in both can be one array of jobs."""
     return point.run.plan.world_size, point.run.threads

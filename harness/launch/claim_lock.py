@@ -1,16 +1,16 @@
-"""Who works on a point now: claims that a dead owner loses, kept by nothing but atomic renames.
+"""Claims of harnesses on points: a dead owner loses its claim, and nothing but atomic renames is needed.
 
-A claim is a folder `claims/POINT/TOKEN` with `owner.json` in it, and who has TOKEN has the point. Every change is one
-rename that fails for all but one, and everything an owner does goes through its own folder:
+A claim is a folder `claims/POINT/TOKEN` with `owner.json` in it, and the owner of TOKEN has the point. Every change is
+one rename that fails for all but one process, and an owner writes through its own folder only:
 
-- claim: a prepared folder with TOKEN in it is renamed onto `claims/POINT`, which must be missing or empty;
-- renew: `owner.json` is written anew in `claims/POINT/TOKEN`, which is gone if the claim was lost;
-- publish: a file in `claims/POINT/TOKEN` is renamed to its place, so that nobody publishes what is another's by now;
-- take over: TOKEN of an owner that was seen dead is renamed to one's own;
+- claim: a prepared folder with TOKEN in it is renamed to `claims/POINT`, which must be missing or empty;
+- renew: `owner.json` is rewritten in `claims/POINT/TOKEN`, which is gone if the claim was lost;
+- publish: a file in `claims/POINT/TOKEN` is renamed to its place, so a former owner cannot publish;
+- take over: TOKEN of an owner that was seen dead is renamed to the new owner's;
 - release: TOKEN is renamed away.
 
-No clock of another machine is ever compared: an owner is dead if its process is gone from this very machine, or if
-whoever wants the point saw `owner.json` unchanged for LEASE_SECONDS by its own clock.
+Clocks of other machines are never compared: an owner is dead if its process is gone from this very machine, or if its
+`owner.json` stayed unchanged for LEASE_SECONDS by the clock of the process that wants the point.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from impl.files import rename
 
 LEASE_SECONDS = 30.0
 RENEWALS = 3
-"""How often a claim is renewed within a lease."""
+"""Number of renewals of a claim within a lease."""
 OWNER = "owner.json"
 TOKEN_BYTES = 8
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
@@ -48,14 +48,14 @@ class ClaimLost(Exception):  # noqa: N818  (nothing went wrong here)
 
 @dataclass
 class Claim:
-    """The right to work on one point."""
+    """Claim on one point."""
 
     folder: Path
-    """`claims/POINT/TOKEN`."""
+    """Folder `claims/POINT/TOKEN`."""
     is_lost: bool = False
 
     def publish(self, path: Path, text: str) -> None:
-        """Write the file as a whole, if the claim is still held.
+        """Write a file atomically if the claim is still held.
 
         Raises:
             ClaimLost: it is not; the file is as it was.
@@ -70,7 +70,7 @@ class Claim:
             raise ClaimLost from None
 
     def is_held(self) -> bool:
-        """Whether nobody has taken the point over."""
+        """Return True if no other harness has taken the point over."""
         self.is_lost = self.is_lost or not self.folder.is_dir()
         return not self.is_lost
 
@@ -84,11 +84,11 @@ class _Seen:
 
 @dataclass
 class Claims:
-    """The claims of one harness on the points of one store. As a context it renews them, and releases them at the end.
+    """Claims of one harness on the points of one store; as a context it renews them, and releases them at its end.
 
     Args:
-        folder: `claims` of the store; whoever shares the store sees it.
-        clock: seconds that never go back.
+        folder: folder `claims` of the store, visible to all that share the store.
+        clock: returns seconds that never go back.
     """
 
     folder: Path
@@ -116,7 +116,7 @@ class Claims:
             self.release(name)
 
     def claim(self, name: str) -> Claim | None:
-        """The claim on this point; None: another harness has it. To be asked again, until it is free or its owner dead.
+        """Return a claim on this point; None if another harness has it, until it is free or its owner dead.
 
         Raises:
             OSError: the folder cannot be written.
@@ -135,27 +135,27 @@ class Claims:
         return claim
 
     def owner(self, name: str) -> str | None:
-        """Who has claimed this point, in words that name the claim; None: nobody."""
+        """Return the owner of this point in words that name the claim; None if there is none."""
         folder, token = self.folder / name, self._token(name)
         if token is None:
             return None if os.access(folder, os.R_OK) or not folder.exists() else f"another user ({folder})"
         owner: Any = read_json(folder / token / OWNER)
-        who = f"process {owner['pid']} on {owner['host']}" if _names_someone(owner) else "an unknown process"
+        who = f"process {owner['pid']} on {owner['host']}" if _is_owner(owner) else "an unknown process"
         return f"{who} ({folder})"
 
     def renew(self) -> None:
-        """Tell the others that the owner of all its claims is alive; those that are not its own any more are lost."""
+        """Show other harnesses that the owner of these claims is alive; claims that were taken over become lost."""
         with self._lock:
             held = list(self.held.values())
             self._count += 1
         for claim in held:
             try:
                 self._write_owner(claim.folder)
-            except OSError as error:  # on a full disk the claim is still held: until somebody takes it
+            except OSError as error:  # a full disk does not lose a claim, only another owner does
                 claim.is_lost = claim.is_lost or error.errno in LOST
 
     def release(self, name: str) -> None:
-        """Let anybody have this point."""
+        """Make this point free for all."""
         with self._lock:
             claim = self.held.pop(name, None)
         if claim is None:
@@ -178,7 +178,7 @@ class Claims:
             return None
 
     def _look(self, name: str) -> str | None:
-        """The token of who has the point, None if nobody has; how long it has been unchanged is remembered."""
+        """Return the token of the owner, None if there is none; remember since when it has been unchanged."""
         token = self._token(name)
         if token is None:
             self._seen.pop(name, None)
@@ -191,10 +191,6 @@ class Claims:
         if seen is None or (seen.token, seen.content) != (token, content):
             self._seen[name] = _Seen(token, content, self.clock())
         return token
-
-    def _is_dead(self, name: str) -> bool:
-        seen = self._seen[name]
-        return self.clock() - seen.since >= self.seconds or is_gone(seen.content)
 
     def _take_free(self, folder: Path, token: str) -> bool:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -212,7 +208,8 @@ class Claims:
             shutil.rmtree(prepared, ignore_errors=True)
 
     def _take_over(self, folder: Path, owner: str, token: str) -> bool:
-        if not self._is_dead(folder.name):
+        seen = self._seen[folder.name]
+        if self.clock() - seen.since < self.seconds and not is_gone(seen.content):
             return False
         try:
             rename(folder / owner, folder / token)
@@ -221,16 +218,16 @@ class Claims:
         except OSError as error:
             if error.errno not in LOST:
                 raise
-            return False  # released, or somebody else was quicker
+            return False  # released, or another process was quicker
 
     def _write_owner(self, folder: Path) -> None:
         _put(json.dumps({**self._owner, "count": self._count}), folder, folder / OWNER)
 
 
 def _put(text: str, folder: Path, path: Path, *, is_lasting: bool = False) -> None:
-    """Write a file by way of another one in this folder, which is never made: without it nothing is written.
+    """Write a file by way of a new one in this folder, which is never made: without it nothing is written.
 
-    The other one is new, since who lost the claim may still be writing into the one that it had.
+    It is a new one each time, since a former owner may still be writing.
     """
     handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".part")
     try:
@@ -248,18 +245,18 @@ def _put(text: str, folder: Path, path: Path, *, is_lasting: bool = False) -> No
 
 
 def whoami() -> dict[str, Any]:
-    """This process, in a way that tells it from all others, of this machine and of others."""
+    """Return what distinguishes this process from all others, of this machine and of others."""
     process = psutil.Process()
     return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time(), "machine": _machine()}
 
 
 def is_gone(owner: bytes) -> bool:
-    """Whether this owner was a process of this very machine and has ended; False where that cannot be known."""
+    """Return True if this owner was a process of this very machine and has ended; False if that cannot be known."""
     try:
         found = json.loads(owner)
     except (ValueError, RecursionError):
         return False
-    if not _names_someone(found) or found.get("machine") is None or found["machine"] != _machine():
+    if not _is_owner(found) or found.get("machine") is None or found["machine"] != _machine():
         return False
     try:
         process = psutil.Process(found["pid"])
@@ -271,12 +268,12 @@ def is_gone(owner: bytes) -> bool:
         return False
 
 
-def _names_someone(owner: Any) -> bool:
-    return isinstance(owner, dict) and isinstance(owner.get("pid"), int) and isinstance(owner.get("host"), str)
+def _is_owner(document: Any) -> bool:
+    return isinstance(document, dict) and isinstance(document.get("pid"), int) and isinstance(document.get("host"), str)
 
 
 def _machine() -> str | None:
-    """This boot of this machine, and which of its processes can be seen; None where the system does not tell."""
+    """Return this boot of this machine, and its visible processes; None if the system does not show them."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,4 +1,4 @@
-"""What a point of a sweep needs next, decided from what lies on the disk and what the scheduler says."""
+"""Decision on what a point of a sweep needs next, from the files on disk and the scheduler's answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.launch.flags import Retry
-from harness.rank.collect import UnreadableError, document_of, has_results
+from harness.rank.collect import document_of
 from harness.rank.failure import AGAIN, RETRIED
-from harness.rank.heartbeat import has_told
-from harness.rank.jobs import ABSENT, JOB, LIFE_SECONDS, STOP, JobState, is_unreadable, job_of
-from harness.records.record import Head, Record
+from harness.rank.heartbeat import is_alive
+from harness.rank.job import ABSENT, JOB, STOP, JobState, is_unreadable, job_of
+from harness.rank.orders import UnreadableError
+from harness.rank.results import has_results
+from harness.rank.slurm_queue import log_lines
+from harness.records.parts import Head
+from harness.records.record import Record
 from harness.records.store import FINISHED, Document
 
+LIFE_SECONDS = 60.0
+"""Longest time without a sign of life from live ranks, which write one every few seconds."""
 Todo = Literal["leave", "wait", "harvest", "tidy", "start"]
 """Nothing; wait for its job; write the record of a job that has ended; remove what a finished run left; run it."""
 AttemptState = Literal["live", "ended"]
@@ -20,29 +26,30 @@ AttemptState = Literal["live", "ended"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a point."""
+    """Facts about a point."""
 
     status: str | None = None
-    """Of its record; None: it has none."""
+    """Status of its record; None if it has none."""
     cause: str | None = None
-    """None: a record older than causes."""
+    """Cause in its record; None in records older than causes."""
     tries: int = 0
-    """That went before the record's, in one command."""
+    """Number of attempts before the record's, in one command."""
     is_fresh: bool = False
-    """The record is of this command, not of an earlier one."""
+    """True if the record is of this command, not of an earlier one."""
     is_same_code: bool = False
-    """The record was made by the very code that would run now."""
+    """True if the record was made by the very code that would run now."""
     attempt: AttemptState | None = None
-    """Of a try that was submitted and has no record yet."""
+    """State of an attempt that was submitted and has no record yet."""
     starts: int = 0
-    """In this command, by this harness."""
+    """Number of starts in this command, by this harness."""
 
 
 def decide(facts: Facts, retries: int = 0, retry: Retry = "again") -> Todo:
-    """What the point needs next.
+    """Return what the point needs next.
 
-    Infrastructure that failed is tried again at once, `retries` times in one command; what a person or a limit ended,
-    by the next command; what the code itself did (an error, too little memory), once the code has changed.
+    After a failure of the infrastructure it is tried again at once, `retries` times in one command; what a person or a
+    limit ended is run by the next command; what the code itself caused (an error, too little memory), once the code
+    has changed.
     """
     if facts.status in FINISHED:
         return "tidy" if facts.attempt == "ended" else "leave"
@@ -57,46 +64,42 @@ def decide(facts: Facts, retries: int = 0, retry: Retry = "again") -> Todo:
 
 
 def is_same_code(record: Record, environment: Mapping[str, Any]) -> bool:
-    """Whether a record was made by the code of this environment; False where it is not known."""
-    here, git = _commit(environment), record.environment.git
-    return here is not None and git is not None and (git.commit, git.diff_sha256) == here
-
-
-def _commit(environment: Any) -> tuple[str, str | None] | None:
-    git = environment.get("git") if isinstance(environment, Mapping) else None
-    if not isinstance(git, Mapping) or not isinstance(git.get("commit"), str):
-        return None
-    return git["commit"], git.get("diff_sha256")
+    """Return True if a record was made by the code of this environment; False if that is not known."""
+    here, made_by = environment.get("git"), record.environment.git
+    if not isinstance(here, Mapping) or not isinstance(here.get("commit"), str) or made_by is None:
+        return False
+    return (made_by.commit, made_by.diff_sha256) == (here["commit"], here.get("diff_sha256"))
 
 
 def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptState:
-    """Whether somebody works on an attempt, as far as is known: a scheduler that says nothing has not ended it, but
-    results of all its ranks have.
+    """Return whether an attempt goes on, as far as is known; results of all its ranks end it, a silent Slurm does not.
 
-    One that ranks of another machine work on is over as soon as nobody claims the point. One that no scheduler speaks
-    for, since it has none here, its job cannot be read, or it was to be stopped, is over without a sign of life.
+    An attempt whose ranks are another machine's processes is over, as it is only looked at under a claim. One without
+    a scheduler that answers for it (none here, its job unreadable, or it was to be stopped) is over once it gives no
+    sign of life.
     """
     state = states.get(attempt)
     if state is None:  # submitted since the scheduler was asked, or its job cannot be read
-        return "ended" if is_unreadable(attempt) and not has_told(attempt, LIFE_SECONDS) else "live"
+        return "ended" if is_unreadable(attempt) and not is_alive(attempt, LIFE_SECONDS) else "live"
     if state.name != "unknown":
         return "ended" if state.name == "ended" else "live"
     if is_local(attempt) or has_results(attempt):
         return "ended"
     is_given_up = state == ABSENT or (attempt / STOP).exists()  # ranks that start later find that file
-    return "ended" if is_given_up and not has_told(attempt, LIFE_SECONDS) else "live"
+    return "ended" if is_given_up and not is_alive(attempt, LIFE_SECONDS) else "live"
 
 
-def document_of_try(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Document | None:
-    """The record of a try that has ended; None: its harness was killed, and its ranks ended with it.
+def document_of_attempt(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Document | None:
+    """Return the record of an attempt that has ended; None if its harness was killed, and its ranks with it.
 
     Args:
-        is_mine: this harness has started its ranks.
+        is_mine: True if this harness has started its ranks.
 
     Raises:
-        UnreadableError: what is there makes no record, or leaves open what became of it.
+        UnreadableError: its files make no record, or leave its outcome open.
     """
-    document = document_of(attempt, state, run_id)
+    scheduler = (state.scheduler if state is not None else None) or ""
+    document = document_of(attempt, run_id, scheduler=scheduler, slurm_log=log_lines(attempt))
     if document["cause"] in ("vanished", "launch"):
         if is_local(attempt):
             return document if is_mine else None
@@ -106,7 +109,7 @@ def document_of_try(attempt: Path, state: JobState | None, run_id: str, *, is_mi
 
 
 def waits_for(attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
-    """Which jobs that do not run are waited for and why, in one line, those with the same reason together."""
+    """Return which jobs do not run and why, in one line, those with the same reason together."""
     reasons: dict[str, list[str]] = {}
     for attempt in attempts:
         state, job = states.get(attempt), job_of(attempt)
@@ -119,18 +122,19 @@ def waits_for(attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
 
 
 def attempts_state(attempts: Sequence[Path], states: Mapping[Path, JobState]) -> AttemptState | None:
-    """Of all tries at a point: one that lives is enough."""
+    """Return the state of all attempts at a point together: live if one is; None if there are none."""
     found = {attempt_state(attempt, states) for attempt in attempts}
     return "live" if "live" in found else "ended" if found else None
 
 
 def is_local(attempt: Path) -> bool:
+    """Return True if an attempt's ranks are processes of a machine, not of a Slurm job."""
     job = job_of(attempt)
     return job is not None and job.on == "local"
 
 
-def shown(head: Head | None, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
-    """The state of a point in a word: of its record, or of its job, which goes before what came of an earlier one."""
+def state_word(head: Head | None, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
+    """Return the state of a point in a word: of its record, or of its job, if that is newer."""
     if head is not None and (head.status in FINISHED or not attempts):
         return head.status
     names = {states[attempt].name if attempt in states else "unknown" for attempt in attempts}

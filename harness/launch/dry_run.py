@@ -1,7 +1,6 @@
-"""What `run` would do, printed without doing it; and why it does nothing where no point can run."""
+"""Plan of `run`, printed without doing it, and the reasons if no point can run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from harness.experiment.experiment import Experiment, Point
 from harness.launch.attempt import shape, why_refused
@@ -9,24 +8,12 @@ from harness.launch.options import Options
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
 from harness.predict.systems import names
-from harness.records.record import Record
 from harness.records.store import Store
 from harness.terminal import columns, print_json, tell_ignored
 
 
-class Silent:
-    """A display that shows nothing."""
-
-    def message(self, text: str) -> None: ...
-    def started(self, point: Point) -> None: ...
-    def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None: ...
-    def finished(self, point: Point, record: Record) -> None: ...
-    def skipped(self, point: Point) -> None: ...
-    def waiting(self, pending: int, running: int, why: str = "") -> None: ...
-
-
-def tell_plan(found: Experiment, sweep: Sweep, chosen: list[Point], json: bool) -> int:
-    """Print the points that would be started, and for a cluster the scripts that would be submitted."""
+def print_plan(found: Experiment, sweep: Sweep, chosen: list[Point], json: bool) -> int:
+    """Print the points that would be started, and for a cluster the scripts that would be submitted; return 0."""
     store, options = sweep.store, sweep.options
     todo = sweep.missing(chosen)
     ids = {point.id for point in chosen}
@@ -55,9 +42,9 @@ def tell_plan(found: Experiment, sweep: Sweep, chosen: list[Point], json: bool) 
 
 
 def none_can_run(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> dict[Point, str]:
-    """Return why each point cannot run here, where that is so for all of them; else nothing.
+    """Return why each point cannot run here if none can, else an empty dict.
 
-    A point that runs, or has a record of more than that it could not, counts as one that can.
+    A point counts as one that can run if it is running, or has a record with another status than invalid.
     """
     attempts, found = store.attempts(), dict[Point, str]()
     for point in chosen:
@@ -71,13 +58,13 @@ def none_can_run(chosen: list[Point], store: Store, datasets: Datasets, options:
     return found
 
 
-def tell_refused(
+def print_refused(
     found: Experiment, store: Store, refused: Mapping[Point, str], words: Sequence[str], json: bool
 ) -> int:
-    """Print why no point can run here, each reason once with the number of its points; returns the exit status 1.
+    """Print why no point can run here, each reason once with the number of its points; return 1.
 
     Args:
-        words: the options that choose these points, for the prediction that is offered where it is of the same runs.
+        words: options that choose these points, for the command that predicts them, shown if that is of the same runs.
     """
     rows = [{"id": point.id, "point": point.label, "why_invalid": reason} for point, reason in refused.items()]
     are_predicted = all(run.engine == "native" and not run.why_invalid() for run in (point.run for point in refused))

@@ -1,4 +1,4 @@
-"""Where and how points run, as a command's options say it."""
+"""Options of commands on where and how points run."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from harness.launch.site_file import Cluster, read_cluster
-from harness.rank.jobs import Where
+from harness.rank.job import Where
 from harness.terminal import Flag
 from impl.errors import InputError
 from impl.run import Run
@@ -22,15 +22,15 @@ class Saving:
     """Checkpoints of the points of a sweep."""
 
     checkpoint_every: int = 0
-    """Steps between checkpoints; what was interrupted or failed goes on from its last one. 0: none are written."""
+    """Steps between checkpoints, from the last of which an interrupted or failed point resumes; 0 for none."""
     keep_checkpoints: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Keep the checkpoints of what is finished, too."""
+    """Keep the checkpoints of finished points, too."""
 
     def require(self, out: Path | None) -> None:
-        """Check that it makes sense with this folder for records.
+        """Check that the options make sense with this folder for records.
 
         Raises:
-            InputError: it does not.
+            InputError: they do not.
         """
         every = self.checkpoint_every
         if every < 0:
@@ -41,7 +41,7 @@ class Saving:
             raise InputError(f"--checkpoint-every {every}: needs --out, where the same command finds them again")
 
     def why_invalid(self, run: Run) -> str | None:
-        """Why no checkpoints of this run can be saved, in one line; None: they can, or need not."""
+        """Return why no checkpoints of this run can be saved, in one line; None if they can, or need not."""
         if not self.checkpoint_every or run.engine == "native":
             return None
         return f"--checkpoint-every {self.checkpoint_every}: the {run.engine} engine saves none here; valid with native"
@@ -52,9 +52,9 @@ class Place:
     """Where points run."""
 
     on: Where = "local"
-    """Local processes, or a Slurm cluster."""
+    """Where ranks run: local processes, or a Slurm cluster."""
     site: Path | None = None
-    """Site file (TOML): what Slurm has to be told here; the options below go before it."""
+    """Site file (TOML) with the settings of Slurm here; the options below override it."""
     partition: str | None = None
     """Slurm partition."""
     account: str | None = None
@@ -62,12 +62,12 @@ class Place:
     ranks_per_node: int | None = None
     """Ranks on one node of the cluster."""
     device: DeviceChoice = "auto"
-    """cpu, or cuda with one GPU per rank; auto is cuda where this machine has a GPU for every rank."""
+    """cpu, or cuda with one GPU per rank; auto is cuda if this machine has a GPU for every rank."""
     allow_oom: Flag = False
-    """Start also what is predicted not to fit the memory of this machine."""
+    """Start also points that are predicted not to fit the memory of this machine."""
 
     def cluster(self) -> Cluster:
-        """What Slurm has to be told.
+        """Return the settings of Slurm.
 
         Raises:
             InputError: the site file or an option is not valid.
@@ -78,17 +78,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Trying:
-    """How long a try at a point may take, and when there is another one."""
+    """Limits of an attempt at a point, and when there is another attempt."""
 
     time_limit: float = 24 * 3600.0
-    """Seconds a point may take."""
+    """Longest duration of a point, in seconds."""
     hang_seconds: float = 600.0
-    """Seconds without any progress of a rank that end its run."""
+    """Seconds without progress of a rank after which its run is ended."""
     retries: int = 2
-    """How often a point is tried again at once after a fault of the infrastructure."""
+    """Number of further attempts at a point at once after a fault of the infrastructure."""
     retry: Retry = "again"
-    """again: run what a later try may bring to an end; all: also what failed or needed too much memory, by the very
-    same code."""
+    """again: run points that a later attempt may finish; all: also those that failed or needed too much memory with
+    the very same code."""
 
     def require(self) -> None:
         """Check the numbers.

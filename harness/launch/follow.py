@@ -1,65 +1,73 @@
-"""Follows the tries at points that run, for a display."""
+"""Progress of running attempts for a display."""
 
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from harness.experiment.experiment import Point
-from harness.rank.collect import step_of
+from harness.rank.results import step_of
 from harness.records.record import Record
 from harness.records.store import RESUMED, read_json
 
 LOOK_SECONDS = 1.0
-"""How often a running point's steps are read for the display."""
+"""Time between two looks at the steps of a running point."""
 MOST_BYTES = 2**20
-"""Read at a time; a log that has grown by more has the same end."""
+"""Longest part of a log that is read at a time; the end is the same if it has grown by more."""
 LATEST = 10
-"""Steps that are shown."""
+"""Number of steps passed to a display."""
 
 
-class Display(Protocol):
-    """Shows how a sweep gets on; harness.launch.progress has one for people."""
+class Display:
+    """Display of a sweep's progress; this one shows nothing."""
 
-    def message(self, text: str) -> None: ...
-    def started(self, point: Point) -> None: ...
+    def message(self, text: str) -> None:
+        """Show a line of text."""
+
+    def started(self, point: Point) -> None:
+        """Show that a point has started."""
+
     def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None:
-        """The latest steps of a point that runs, the last of them last; empty before the first."""
+        """Show the latest steps of a running point, the last of them last; none before the first."""
 
-    def finished(self, point: Point, record: Record) -> None: ...
+    def finished(self, point: Point, record: Record) -> None:
+        """Show the outcome of a point."""
+
     def skipped(self, point: Point) -> None:
-        """Nothing was to be done for this point."""
+        """Show that nothing was to be done for a point."""
 
     def waiting(self, pending: int, running: int, why: str = "") -> None:
-        """So many points wait for a scheduler, and so many run; `why` the others wait, if they do."""
+        """Show how many points a scheduler has pending and running, and why the others wait, if they do."""
 
 
 class Follower:
-    """Tells a display how one try at a point gets on: what it goes on from, and its steps."""
+    """Reports to a display on one attempt at a point: the step it resumes at, and its steps.
 
-    def __init__(self, display: Display, point: Point, attempt: Path, *, is_told: bool) -> None:
-        self.display, self.point, self.attempt = display, point, attempt
-        self.is_told = is_told
-        """The display knows that the point has started."""
+    Args:
+        is_shown: True if the display already shows that the point has started.
+    """
+
+    def __init__(self, display: Display, point: Point, attempt: Path, *, is_shown: bool) -> None:
+        self.display, self.point, self.attempt, self.is_shown = display, point, attempt, is_shown
         self.log = StepLog(attempt / "rank-0.steps.jsonl")
         self.looked = 0.0
         self.has_resumed = False
 
     def look(self) -> None:
-        """Tell what has come, at most once in LOOK_SECONDS."""
+        """Report what is new, at most once in LOOK_SECONDS."""
         now = time.monotonic()
         if now - self.looked < LOOK_SECONDS:
             return
         self.looked = now
-        if not self.is_told:
-            self.is_told = True
+        if not self.is_shown:
+            self.is_shown = True
             self.display.started(self.point)
-        self.tell_resumed()
+        self.show_resumed()
         self.display.advanced(self.point, self.log.latest())
 
-    def tell_resumed(self) -> None:
-        """Tell once which step the try went on from, if it did."""
+    def show_resumed(self) -> None:
+        """Report once which step the attempt was resumed at, if it was."""
         found = None if self.has_resumed else read_json(self.attempt / RESUMED)
         if not isinstance(found, dict) or not isinstance(found.get("warnings"), list) or "step" not in found:
             return
@@ -67,36 +75,36 @@ class Follower:
         label, steps = self.point.label, self.point.run.train.steps
         for warning in found["warnings"]:
             self.display.message(f"{label}: {warning}")
-        what = f"goes on from step {found['step']} of {steps}" if found["step"] else "begins anew"
+        what = f"goes on from step {found['step']} of {steps}" if found["step"] else "begins again at step 0"
         self.display.message(f"{label}: {what}")
 
 
 def again(point: Point, record: Record, tries: int, retries: int) -> str:
-    """Says that a point is run once more after what its record tells."""
+    """Return the message that a point is run once more after the outcome in its record."""
     follows = f"try {tries + 1} of {retries + 1} follows" if tries else "runs again"
     return f"{point.label}: {record.status}: {record.reason}; {follows}"
 
 
 def left_alone(points: Sequence[Point]) -> str:
-    """Says which points are not run, since they would fail again."""
+    """Return the message that points are not run, since they would fail again."""
     names = ", ".join(point.label for point in points[:5]) + (", ..." if len(points) > 5 else "")
     what = "1 point is" if len(points) == 1 else f"{len(points)} points are"
     return f"{what} left alone, since the same code failed: {names}; --retry all runs them again"
 
 
 class StepLog:
-    """The end of a growing file of steps, read on from where the last look ended."""
+    """End of a growing log of steps; each look reads on from where the last one ended."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.read = path, 0
         self.kept: list[dict[str, Any]] = []
 
     def latest(self) -> list[dict[str, Any]]:
-        """The last whole lines; what is no step is left out."""
+        """Return the last steps in whole lines; other lines are ignored."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                if size < self.read:  # written anew by a rank that went on from a checkpoint
+                if size < self.read:  # rewritten by a rank that resumed from a checkpoint
                     self.read, self.kept = 0, []
                 self.read = file.seek(max(self.read, size - MOST_BYTES))
                 text = file.read(size - self.read)

@@ -1,4 +1,4 @@
-"""What a Ctrl-C means to a sweep."""
+"""Interruption of a sweep by Ctrl-C."""
 
 import contextlib
 import signal
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 
 class LeftRunning(KeyboardInterrupt):
-    """The sweep was interrupted; jobs that it does not own go on."""
+    """The sweep was interrupted, and a scheduler's jobs go on."""
 
 
 def go_on(points: int) -> str:
-    """Says what an interrupted command leaves."""
+    """Return the message on what an interrupted command leaves."""
     return f"{points} points go on without this command" if points != 1 else "1 point goes on without this command"
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """A second Ctrl-C while the ranks are being stopped changes nothing."""
+    """Ignore another Ctrl-C while ranks are being stopped."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Whether a run can be carried out here, before anything is launched."""
+"""Checks of whether a run can be carried out here, before anything is launched."""
 
 import os
 import sys
@@ -22,21 +22,21 @@ from impl.peers import validity
 from impl.run import Run
 
 RANK_BYTES = 400 * 2**20
-"""Resident memory of a rank that has imported PyTorch and holds nothing yet, measured on Linux."""
+"""Resident memory of a rank after the import of PyTorch, measured on Linux."""
 ANYWAY = "--allow-oom starts it all the same"
 SEGMENTS = {"gpt": 1, "bert": 2}
-"""Stretches of text that a training sequence can be made of."""
+"""Number of separate pieces of text in a training sequence, at most."""
 
 
 class Datasets:
-    """Token folders by the name a run gives them; each is checked, hashes too, once."""
+    """Token folders by their name in a run; each is checked once, including its hashes."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
         self._opened: dict[str, TokenFolder] = {}
 
     def open(self, dataset: str) -> TokenFolder:
-        """The folder's tokens; the embedded synthetic language is written on first use.
+        """Return a folder's tokens; the embedded synthetic language is written on first use.
 
         Raises:
             InputError: missing, damaged, or not a token folder.
@@ -47,7 +47,7 @@ class Datasets:
         return self._opened[dataset]
 
     def keep_in(self, cache: Path) -> None:
-        """Keep the embedded language in another folder from now on; other folders that are open stay open."""
+        """Use another folder for the embedded language; other folders that are open stay open."""
         if cache != self.cache:
             self.cache = cache
             self._opened.pop(SYNTHETIC, None)
@@ -66,7 +66,7 @@ class Datasets:
 
 
 def summary(data: TokenFolder, dataset: str) -> dict[str, Any]:
-    """What a record says about its data: identity, tokenizer, counts and, if known, entropy."""
+    """Return the data's summary for a record: identity, tokenizer, counts and, if known, entropy."""
     manifest = data.manifest
     return {
         "name": dataset if dataset == SYNTHETIC else Path(dataset).name,
@@ -81,7 +81,7 @@ def summary(data: TokenFolder, dataset: str) -> dict[str, Any]:
 
 
 def _entropy(entropy: Entropy | None) -> dict[str, Any] | None:
-    """The language's exact rates, and the code length of the very text that is validated on."""
+    """Return the language's exact rates, and the code length of the very text of validation."""
     if entropy is None:
         return None
     rates = {name: getattr(entropy, name) for name in ("nats_per_token", "nats_per_word", "nats_per_byte")}
@@ -90,7 +90,7 @@ def _entropy(entropy: Entropy | None) -> dict[str, Any] | None:
 
 
 def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
-    """The first reason why the run cannot be carried out, in one line; None: it can."""
+    """Return the first reason why the run cannot be carried out, in one line; None if it can."""
     if reason := run.why_invalid() or _engine(run):
         return reason
     try:
@@ -104,7 +104,7 @@ def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
 
 
 def warnings(run: Run, site: Site) -> list[str]:
-    """What makes a run's timing on this machine doubtful."""
+    """Return reasons why a run's timing on this machine is doubtful."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     wanted = run.plan.world_size * run.threads
     if (site.on, site.device) == ("local", "cpu") and wanted > cores:
@@ -115,7 +115,7 @@ def warnings(run: Run, site: Site) -> list[str]:
 
 
 def _engine(run: Run) -> str | None:
-    """What the run's engine cannot do of it, or that it is not here; nothing is imported to find out."""
+    """Return what the run's engine cannot do, or that it is not installed; no engine is imported."""
     if reason := validity.why_invalid(run):
         return reason
     if run.engine == "deepspeed" and find_spec("deepspeed") is None:
@@ -136,12 +136,12 @@ def _vocabulary(run: Run, data: TokenFolder) -> str | None:
 
 
 def _files(run: Run) -> str | None:
-    """What RACE or the texts to be evaluated on lack; only a run that has any texts pays for PyTorch's import."""
+    """Return what is wrong with RACE or the texts of evaluation; PyTorch is imported only if there are any."""
     if run.data.race is not None and (reason := why_no_race(run.data.race)):
         return reason
     if not (run.evaluation.texts or run.evaluation.lambada):
         return None
-    from impl.evaluate import missing_inputs
+    from impl.downstream import missing_inputs
 
     missing = (path for path in texts.read_by(run) if path != run.data.dataset and not Path(path).exists())
     if (path := next(missing, None)) is not None:
@@ -150,7 +150,7 @@ def _files(run: Run) -> str | None:
 
 
 def _memory(run: Run, tokenizer_size: int, site: Site) -> str | None:
-    """Why the memory of this machine or its GPUs is predicted not to be enough; a cluster's is not known."""
+    """Return why this machine or its GPUs are predicted to have too little memory; a cluster's is not known."""
     if site.on != "local" or site.allow_oom:
         return None
     ranks = predicted(run, tokenizer_size, site.device)

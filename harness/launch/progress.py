@@ -1,4 +1,4 @@
-"""The live display of a sweep, on standard error: a progress bar on a terminal, plain lines elsewhere."""
+"""Live display of a sweep on standard error: a progress bar on a terminal, plain lines elsewhere."""
 
 import time
 from typing import Any
@@ -15,17 +15,18 @@ from rich.progress import (
 )
 
 from harness.experiment.experiment import Point
+from harness.launch.follow import Display
 from harness.records.printable import printable
 from harness.records.record import Record
 
 REFRESHES = 2
-"""Of the display of a terminal in a second: the driver must not take time from what it waits for."""
+"""Updates of a terminal's display per second, few as the ranks may need the processor."""
 PLAIN_SECONDS = 15.0
-"""How often a running point says where it is when the display is not a terminal."""
+"""Time between two lines on a running point if the display is not a terminal."""
 
 
-class LiveDisplay:
-    """Which points are done, and step, loss and tokens/s of those that run. Use as a context."""
+class LiveDisplay(Display):
+    """Display, as a context, of the points that are done, and of step, loss and tokens/s of those that run."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
@@ -43,7 +44,7 @@ class LiveDisplay:
         self.total, self.count = total, 0
         self.sweep = self.progress.add_task("points", total=total, detail="")
         self.tasks: dict[str, TaskID] = {}
-        self.said: dict[str, float] = {}
+        self.shown: dict[str, float] = {}
         self.queue = ""
 
     def __enter__(self) -> "LiveDisplay":
@@ -58,10 +59,10 @@ class LiveDisplay:
 
     def started(self, point: Point) -> None:
         steps = point.run.train.steps
-        if (earlier := self.tasks.pop(point.id, None)) is not None:  # it is tried again
+        if (earlier := self.tasks.pop(point.id, None)) is not None:
             self.progress.remove_task(earlier)
         self.tasks[point.id] = self.progress.add_task(f"  {point.label}", total=steps, detail="starting")
-        self.said[point.id] = time.monotonic()
+        self.shown[point.id] = time.monotonic()
 
     def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None:
         if not steps:
@@ -69,8 +70,8 @@ class LiveDisplay:
         detail, done = _detail(point, steps), steps[-1]["step"] + 1
         self.progress.update(self.tasks[point.id], completed=done, detail=detail)
         now = time.monotonic()
-        if not self.console.is_terminal and now - self.said[point.id] > PLAIN_SECONDS:
-            self.said[point.id] = now
+        if not self.console.is_terminal and now - self.shown[point.id] > PLAIN_SECONDS:
+            self.shown[point.id] = now
             self.message(f"  {point.label}: step {done}/{point.run.train.steps}, {detail}")
 
     def finished(self, point: Point, record: Record) -> None:
@@ -83,10 +84,10 @@ class LiveDisplay:
     def waiting(self, pending: int, running: int, why: str = "") -> None:
         queue = f"{running} running, {pending} pending"
         self.progress.update(self.sweep, detail=queue)
-        told = why if self.console.is_terminal else f"{queue}; waiting: {why}" if why else queue
-        if told and told != self.queue:
-            self.message(f"  {told}")
-        self.queue = told
+        text = why if self.console.is_terminal else f"{queue}; waiting: {why}" if why else queue
+        if text and text != self.queue:
+            self.message(f"  {text}")
+        self.queue = text
 
     def _count(self, point: Point) -> None:
         self.count += 1

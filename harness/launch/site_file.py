@@ -1,4 +1,4 @@
-"""What Slurm has to be told at a site, kept in a small TOML file: data, of which nothing is evaluated."""
+"""Settings of Slurm at a site, in a small TOML file, of which nothing is executed."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "interface": (r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}", "a network interface, such as ib0"),
     "memory_per_rank": (r"[1-9][0-9]{0,5}[MG]", "a size such as 4G or 500M"),
 }
-"""Fields that are one word, each with its pattern and that in words."""
+"""Fields that are one word, with the pattern and its description."""
 COUNTS = {
     "ranks_per_node": (1, 4096),
     "at_once": (0, 100_000),
@@ -26,12 +26,12 @@ COUNTS = {
     "signal_seconds": (1, 3600),
     "job_minutes": (1, 1_000_000),
 }
-"""Fields that are whole numbers, each with the least and the most it may be."""
+"""Fields that are whole numbers, with the least and largest value."""
 OURS = (
     *("array", "chdir", "error", "input", "job-name", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output"),
     *("parsable", "requeue", "no-requeue", "signal", "test-only", "time", "uid", "wait", "wrap"),
 )
-"""Options of sbatch that follow from the points, or by which the harness would lose sight of its jobs."""
+"""Options of sbatch that follow from the points, or by which the harness would lose its jobs."""
 FILE_BYTES = 2**16
 REPR = reprlib.Repr()
 REPR.maxstring = REPR.maxother = 60
@@ -39,7 +39,7 @@ REPR.maxstring = REPR.maxother = 60
 
 @dataclass(frozen=True)
 class Cluster:
-    """What Slurm has to be told at a site; the fields of a site file.
+    """Settings of Slurm at a site, the fields of a site file.
 
     Raises:
         InputError: a field's value is not valid.
@@ -52,19 +52,19 @@ class Cluster:
     reservation: str | None = None
     ranks_per_node: int = 8
     at_once: int = 0
-    """Points of one shape that run at the same time; 0: as many as the cluster takes."""
+    """Number of points of one shape that run at the same time; 0 for as many as the cluster takes."""
     setup: tuple[str, ...] = ()
-    """Lines of shell that a job runs before its ranks start."""
+    """Lines of shell that a job executes before its ranks start."""
     container: tuple[str, ...] = ()
-    """Words of a command that runs the command after it in a container."""
+    """Words of a command that runs the command following it in a container."""
     interface: str | None = None
-    """Network interface over which ranks talk."""
+    """Network interface of the ranks."""
     memory_per_rank: str | None = None
     cpus_per_rank: int | None = None
     signal_seconds: int = 60
-    """How long before a job's end its ranks are told."""
+    """Seconds before a job's end at which its ranks receive a signal."""
     job_minutes: int | None = None
-    """The longest a job may last; None: as long as its partition lets it. A longer run needs several."""
+    """Time limit of a job, of which a longer run needs several; None for the partition's limit."""
     extra: Mapping[str, str | int | bool] = field(default_factory=dict, hash=False)
     """Further options of sbatch, such as exclusive = true."""
 
@@ -76,7 +76,7 @@ class Cluster:
 
 
 def read_cluster(path: Path | None = None, **given: Any) -> Cluster:
-    """The site that a file describes, in TOML; what is given beside it, and is not None, goes before what it says.
+    """Return the settings in a site file; values given as arguments, if not None, override them.
 
     Raises:
         InputError: no such file, or a field, of the file or given, that is not valid.
@@ -117,7 +117,7 @@ def _from_file(path: Path) -> Cluster:
 
 
 def _why_wrong(name: str, value: object) -> str | None:
-    """Why a field cannot have this value, and what it can have; None: it can."""
+    """Return why a field cannot have this value, and what is valid; None if it can."""
     if name in SETTINGS:
         pattern, words = SETTINGS[name]
         right = isinstance(value, str) and len(value) <= 200 and re.fullmatch(pattern, value)

@@ -1,8 +1,8 @@
-"""Runs the points of an experiment that are missing, and keeps a record of each, whatever came of it.
+"""Sweep over the points of an experiment: it runs those that are missing, and writes a record of each.
 
-State lies on the disk only. A sweep looks at a point, decides what it needs (`decide`), and does that under a claim on
-it (`claim_lock`), after another look. So several sweeps may work on one folder, each may be stopped at any moment, and
-one that comes back goes on with what it finds: jobs that live are waited for, those that have ended are harvested.
+All state is on disk. A sweep looks at a point, decides what it needs (`decide`), and does that under a claim
+(`claim_lock`), after another look. So several sweeps may work on one folder, each may be stopped at any moment, and a
+later one continues with what it finds: it waits for live jobs, and writes the records of those that have ended.
 """
 
 import sys
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import (
-    Case,
+    Entry,
     Jobs,
     facts_of,
     first_to_start,
@@ -23,15 +23,14 @@ from harness.launch.attempt import (
     why_refused,
 )
 from harness.launch.claim_lock import ClaimLost, Claims
-from harness.launch.decide import Todo, attempt_state, attempts_state, decide, document_of_try, is_local, waits_for
+from harness.launch.decide import Todo, attempt_state, attempts_state, decide, document_of_attempt, is_local, waits_for
 from harness.launch.follow import Display, Follower, again, left_alone
 from harness.launch.interruption import LeftRunning, go_on, undisturbed
 from harness.launch.options import Options
 from harness.launch.preflight import Datasets, warnings
-from harness.rank import jobs as jobs_of_this_machine
-from harness.rank.collect import UnreadableError
-from harness.rank.jobs import ABSENT, SILENT, JobState, stop
-from harness.rank.orders import TrainingOrders
+from harness.rank import jobs as real_jobs
+from harness.rank.job import ABSENT, SILENT, JobState, stop
+from harness.rank.orders import TrainingOrders, UnreadableError
 from harness.records.environment import host_environment, keep_changes
 from harness.records.parse import of_document
 from harness.records.record import Record
@@ -39,29 +38,29 @@ from harness.records.store import FINISHED, JOB, Store
 
 POLL_SECONDS = 0.25
 SCHEDULER_SECONDS = 5.0
-"""How often a scheduler is asked about all jobs."""
+"""Time between two queries of a scheduler about all jobs."""
 ELSEWHERE_SECONDS = 0.2
-"""How often points that another harness has claimed are looked at, for each of them."""
+"""Time between two looks at each point that another harness has claimed."""
 
 
 class Sweep:
-    """The points of one experiment at one tier, the store that holds their records, and where they run."""
+    """Points of one experiment at one tier, the store of their records, and where they run."""
 
     def __init__(
-        self, store: Store, datasets: Datasets, options: Options, display: Display, jobs: Jobs = jobs_of_this_machine
+        self, store: Store, datasets: Datasets, options: Options, display: Display, jobs: Jobs = real_jobs
     ) -> None:
         self.store, self.datasets, self.options, self.display, self.jobs = store, datasets, options, display, jobs
-        typed = [Path(sys.argv[0]).name, *sys.argv[1:]]  # the program's path is a person's machine
+        typed = [Path(sys.argv[0]).name, *sys.argv[1:]]  # the program's path would name a person's folders
         self.environment = host_environment(typed)
         self.claims = Claims((store.folder / "claims").resolve())
         self.may_start = True
-        self.ready, self.live = list[Case](), list[Case]()
-        self.elsewhere: list[Case] = []
-        """Claimed by another harness, with no job to be seen."""
+        self.ready, self.live = list[Entry](), list[Entry]()
+        self.elsewhere: list[Entry] = []
+        """Points claimed by another harness, without a visible job."""
         self.left: list[Point] = []
-        """They would fail again."""
+        """Points that would fail again."""
         self.mine: set[Path] = set()
-        """Tries whose ranks are processes of this machine that this sweep has started."""
+        """Attempts whose ranks are processes of this machine started by this sweep."""
         self.asked = self.waited = -SCHEDULER_SECONDS
 
     def run(self, points: list[Point]) -> None:
@@ -75,7 +74,7 @@ class Sweep:
         self._go(points)
 
     def watch(self, points: list[Point]) -> None:
-        """Wait for the jobs of these points and write their records; nothing is started.
+        """Wait for the jobs of these points and write their records; start nothing.
 
         Raises:
             LeftRunning: interrupted; nothing was stopped.
@@ -84,15 +83,13 @@ class Sweep:
         self._go(points)
 
     def missing(self, points: list[Point]) -> list[Point]:
-        """Those that `run` would start, as things stand."""
+        """Return the points that `run` would start now."""
         attempts = self.store.attempts()
         states = self._states([attempt for found in attempts.values() for attempt in found])
-        return [
-            case.point for case in map(Case, points) if self._todo(case, attempts.get(case.id, []), states) == "start"
-        ]
+        return [e.point for e in map(Entry, points) if self._todo(e, attempts.get(e.id, []), states) == "start"]
 
     def _states(self, attempts: Sequence[Path]) -> dict[Path, JobState]:
-        """How jobs are doing; a Slurm that this sweep submits to is here, though it may not answer."""
+        """Return the states of jobs; a Slurm that this sweep submits to exists, even if it does not answer."""
         instead = {} if self.options.is_local else {ABSENT: SILENT}
         return {path: instead.get(state, state) for path, state in self.jobs.states(attempts).items()}
 
@@ -112,173 +109,173 @@ class Sweep:
 
     def begin(self, points: list[Point]) -> None:
         """Look at all points, and write the records that are due."""
-        self._settle([*map(Case, points)])
+        self._settle([*map(Entry, points)])
         if self.left:
             self.display.message(left_alone(self.left))
 
     @property
     def is_open(self) -> bool:
-        """Whether there is more to do."""
+        """True if there is more to do."""
         return bool(self.ready) or (bool(self.live or self.elsewhere) and not self.options.detach)
 
     def step(self) -> bool:
-        """Start what there is room for, and settle what has ended; whether it did anything."""
+        """Start what there is room for, and settle what has ended; return True if there was anything."""
         ready = len(self.ready)
         self._start()
         if changed := [] if self.options.detach else self._changed():
             self._settle(changed)
         return bool(changed) or len(self.ready) != ready
 
-    def _todo(self, case: Case, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
-        record, attempt = self.store.read(case.id), attempts_state(attempts, states)
-        if not case.is_known:
-            case.before, case.is_known = record.attempt if record else None, True
-        case.is_watched = case.is_watched or attempt == "live"
-        facts = facts_of(case, record, attempt, self.environment)
+    def _todo(self, entry: Entry, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
+        record, attempt = self.store.read(entry.id), attempts_state(attempts, states)
+        if not entry.is_known:
+            entry.before, entry.is_known = record.attempt if record else None, True
+        entry.is_watched = entry.is_watched or attempt == "live"
+        facts = facts_of(entry, record, attempt, self.environment)
         todo = decide(facts, self.options.retries, self.options.retry)
         if record is not None:
-            case.tries = [*map(asdict, record.tries), record.as_try()] if todo == "start" and facts.is_fresh else []
+            entry.tries = [*map(asdict, record.tries), record.as_try()] if todo == "start" and facts.is_fresh else []
         return todo
 
-    def _settle(self, cases: list[Case]) -> None:
-        """Find out what each of these points needs, write the records that are due, and put it where it belongs:
-        among those that are to be started, that live, or that another harness works on."""
+    def _settle(self, entries: list[Entry]) -> None:
+        """Write the records that are due, and put each entry among those to be started, live or elsewhere."""
         attempts = self.store.attempts()
-        states = self._states([attempt for case in cases for attempt in attempts.get(case.id, [])])
-        for case in cases:
-            todo, harvested = self._todo(case, attempts.get(case.id, []), states), None
+        states = self._states([attempt for entry in entries for attempt in attempts.get(entry.id, [])])
+        for entry in entries:
+            todo, harvested = self._todo(entry, attempts.get(entry.id, []), states), None
             if todo in ("harvest", "tidy"):
-                if not self._claim(case):
+                if not self._claim(entry):
                     continue
                 try:
-                    harvested = self._harvest(case, states)
+                    harvested = self._harvest(entry, states)
                 except ClaimLost:
-                    self._lose(case)
+                    self._lose(entry)
                     continue
-                if harvested and not case.is_watched:  # of an earlier command
-                    case.before = harvested.attempt
-                todo = self._todo(case, self.store.attempts_of(case.id), states)
+                if harvested and not entry.is_watched:  # of an earlier command
+                    entry.before = harvested.attempt
+                todo = self._todo(entry, self.store.attempts_of(entry.id), states)
             if todo == "start" and self.may_start:
                 if harvested:
-                    self.display.message(again(case.point, harvested, len(case.tries), self.options.retries))
-                at = 0 if case.starts else len(self.ready)  # what is tried again goes first
-                self.ready.insert(at, case)
+                    self.display.message(again(entry.point, harvested, len(entry.tries), self.options.retries))
+                at = 0 if entry.starts else len(self.ready)  # what is tried again goes first
+                self.ready.insert(at, entry)
             elif todo == "wait":
-                self._follow(case, states)
+                self._follow(entry, states)
             else:
-                self._end(case, harvested)
+                self._end(entry, harvested)
 
-    def _follow(self, case: Case, states: Mapping[Path, JobState]) -> None:
-        """Somebody's try lives; it is waited for."""
-        attempts = [a for a in self.store.attempts_of(case.id) if attempt_state(a, states) == "live"]
-        self._release(case)
+    def _follow(self, entry: Entry, states: Mapping[Path, JobState]) -> None:
+        """Wait for a live attempt at the point, whichever command started it."""
+        attempts = [a for a in self.store.attempts_of(entry.id) if attempt_state(a, states) == "live"]
+        self._release(entry)
         if attempts:
-            case.attempt, case.is_local = attempts[0], is_local(attempts[0])
-            case.follower = Follower(self.display, case.point, attempts[0], is_told=False)
-            self.live.append(case)
+            entry.attempt, entry.is_local = attempts[0], is_local(attempts[0])
+            entry.follower = Follower(self.display, entry.point, attempts[0], is_shown=False)
+            self.live.append(entry)
         else:
-            self.elsewhere.append(case)  # it has ended since
+            self.elsewhere.append(entry)  # it has ended since
 
-    def _end(self, case: Case, harvested: Record | None) -> None:
-        """Nothing more is to be done for this point here."""
-        self._release(case)
-        head = self.store.head(case.id) or harvested
-        has_ended = head is not None and (harvested or head.attempt != case.before)
-        if has_ended and (record := self.store.read(case.id) or harvested):
-            self.display.finished(case.point, record)
+    def _end(self, entry: Entry, harvested: Record | None) -> None:
+        """Report a point for which nothing more is to be done here."""
+        self._release(entry)
+        head = self.store.head(entry.id) or harvested
+        has_ended = head is not None and (harvested or head.attempt != entry.before)
+        if has_ended and (record := self.store.read(entry.id) or harvested):
+            self.display.finished(entry.point, record)
             return
-        self.display.skipped(case.point)
+        self.display.skipped(entry.point)
         if head and head.status not in FINISHED and self.may_start:
-            self.left.append(case.point)
+            self.left.append(entry.point)
 
-    def _claim(self, case: Case) -> bool:
-        case.claim = self.claims.claim(case.id)
-        if case.claim is None:
-            if not case.is_watched and (owner := self.claims.owner(case.id)):
-                self.display.message(f"{case.point.label}: {owner} works on it; waiting")
-            case.is_watched = True
-            self.elsewhere.append(case)
-        return case.claim is not None
+    def _claim(self, entry: Entry) -> bool:
+        entry.claim = self.claims.claim(entry.id)
+        if entry.claim is None:
+            if not entry.is_watched and (owner := self.claims.owner(entry.id)):
+                self.display.message(f"{entry.point.label}: {owner} works on it; waiting")
+            entry.is_watched = True
+            self.elsewhere.append(entry)
+        return entry.claim is not None
 
-    def _release(self, case: Case) -> None:
-        if case.claim is not None:
-            self.claims.release(case.id)
-            case.claim = None
+    def _release(self, entry: Entry) -> None:
+        if entry.claim is not None:
+            self.claims.release(entry.id)
+            entry.claim = None
 
-    def _lose(self, case: Case) -> None:
-        """Another harness has taken the point over."""
-        self._release(case)
-        self.elsewhere.append(case)
+    def _lose(self, entry: Entry) -> None:
+        """Leave a point to the harness that has taken it over."""
+        self._release(entry)
+        self.elsewhere.append(entry)
 
-    def _changed(self) -> list[Case]:
-        """The cases whose job has ended, as far as it is time to look, and those to be asked for again."""
+    def _changed(self) -> list[Entry]:
+        """Return the entries whose job has ended, if it is time to look, and those to be claimed once more."""
         now = time.monotonic()
         is_due = now - self.asked >= SCHEDULER_SECONDS
-        looked = [case for case in self.live if case.attempt and (case.is_local or is_due)]
-        states = self._states([case.attempt for case in looked if case.attempt])
-        changed = [case for case in looked if case.claim is not None and not case.claim.is_held()]
-        for case in changed:
-            self._abandon(case)
-        for case in looked:
-            state = states.get(case.attempt) if case.attempt else None
-            if case.attempt is None or state is None or attempt_state(case.attempt, states) == "ended":
-                changed += [] if case in changed else [case]
-            elif case.follower and state and state.name == "running":
-                case.follower.look()
-        if is_due and len(looked) > sum(case.is_local for case in looked):
+        looked = {entry.attempt: entry for entry in self.live if entry.attempt and (entry.is_local or is_due)}
+        states = self._states(list(looked))
+        changed = [entry for entry in looked.values() if entry.claim is not None and not entry.claim.is_held()]
+        for entry in changed:
+            self._abandon(entry)
+        for attempt, entry in looked.items():
+            state = states.get(attempt)
+            if entry in changed:
+                continue
+            if state is None or attempt_state(attempt, states) == "ended":
+                changed.append(entry)
+            elif entry.follower and state.name == "running":
+                entry.follower.look()
+        if is_due and not all(entry.is_local for entry in looked.values()):
             self.asked = now
             names = [state.name for state in states.values()]
-            waiting = waits_for([case.attempt for case in looked if case.attempt], states)
-            self.display.waiting(names.count("pending"), names.count("running"), waiting)
+            self.display.waiting(names.count("pending"), names.count("running"), waits_for(list(looked), states))
         if now - self.waited >= ELSEWHERE_SECONDS * len(self.elsewhere):
             self.waited = now
             changed, self.elsewhere = changed + self.elsewhere, []
-        self.live = [case for case in self.live if case not in changed]
+        self.live = [entry for entry in self.live if entry not in changed]
         return changed
 
-    def _harvest(self, case: Case, states: Mapping[Path, JobState]) -> Record | None:
-        """Write the record of every try that has ended, under the claim; the last one, None if there was none.
+    def _harvest(self, entry: Entry, states: Mapping[Path, JobState]) -> Record | None:
+        """Write the records of all attempts that have ended, under the claim; return the last one, None if none was.
 
         Raises:
             ClaimLost: another harness has taken the point over.
         """
         record = None
-        for attempt in self.store.attempts_of(case.id):
+        for attempt in self.store.attempts_of(entry.id):
             if attempt_state(attempt, states) == "ended":
-                record = self._record(case, attempt, states.get(attempt)) or record
-        if self.store.has_finished(case.id):
-            for attempt in self.store.all_attempts(case.id):
+                record = self._record(entry, attempt, states.get(attempt)) or record
+        if self.store.has_finished(entry.id):
+            for attempt in self.store.all_attempts(entry.id):
                 self._forget(attempt)
-            if not (case.keeps_checkpoints or self.options.saving.keep_checkpoints or case.point.run.keep_end):
-                self.store.forget_checkpoints(case.id)
+            if not (entry.keeps_checkpoints or self.options.saving.keep_checkpoints or entry.point.run.keep_end):
+                self.store.forget_checkpoints(entry.id)
         return record
 
-    def _record(self, case: Case, attempt: Path, state: JobState | None) -> Record | None:
-        """Write the record of one try; None: it leaves none, since it was stopped with its harness, or damaged."""
-        assert case.claim is not None
-        case.keeps_checkpoints = (told := TrainingOrders.found(attempt)) is not None and told.keep_checkpoints
-        if self.store.has_finished(case.id):
+    def _record(self, entry: Entry, attempt: Path, state: JobState | None) -> Record | None:
+        """Write the record of an attempt; None if it leaves none, as it was stopped with its harness or is damaged."""
+        assert entry.claim is not None
+        entry.keeps_checkpoints = (given := TrainingOrders.found(attempt)) is not None and given.keep_checkpoints
+        if self.store.has_finished(entry.id):
             return None
-        if case.follower is not None:
-            case.follower.tell_resumed()
+        if entry.follower is not None:
+            entry.follower.show_resumed()
         try:
-            document = document_of_try(attempt, state, case.id, is_mine=attempt in self.mine)
+            document = document_of_attempt(attempt, state, entry.id, is_mine=attempt in self.mine)
             if document is None:
                 self._forget(attempt)
                 return None
-            self.store.write(document, case.claim.publish)
+            self.store.write(document, entry.claim.publish)
         except UnreadableError as error:
-            if not case.claim.is_held():
-                raise ClaimLost from None  # and the harness that has it has removed the try
-            self._set_aside(case, attempt, str(error))
+            if not entry.claim.is_held():
+                raise ClaimLost from None  # and its new owner has removed the attempt
+            self._set_aside(entry, attempt, str(error))
             return None
         self.store.close(attempt)
         self.mine.discard(attempt)
         return of_document(document)
 
-    def _set_aside(self, case: Case, attempt: Path, why: str) -> None:
-        """Give a try up of which no record can be made; what starts nothing leaves it out, and as it is."""
-        self.display.message(f"{case.point.label}: {why}; this try is {'given up' if self.may_start else 'left out'}")
+    def _set_aside(self, entry: Entry, attempt: Path, why: str) -> None:
+        """Give up an attempt of which no record can be made; a command that starts nothing only leaves it out."""
+        self.display.message(f"{entry.point.label}: {why}; this try is {'given up' if self.may_start else 'left out'}")
         if self.may_start:
             stop(attempt)
             self.store.close(attempt)
@@ -287,7 +284,7 @@ class Sweep:
         self.mine.discard(attempt)
 
     def _void(self, attempt: Path) -> None:
-        """Remove a try that was not submitted; ranks that start all the same find no orders."""
+        """Remove an attempt that was not submitted; ranks that start all the same find no orders."""
         stop(attempt)
         self._forget(attempt)
 
@@ -297,102 +294,102 @@ class Sweep:
         self.store.forget_attempt(attempt)
 
     def _room(self) -> int:
-        """How many points may be started now; a scheduler takes all at once, and keeps to the limit itself."""
+        """Return how many points may be started now; a scheduler takes all at once, and keeps the limit itself."""
         return self.options.at_once - len(self.mine) if self.options.is_local else len(self.ready)
 
     def _start(self) -> None:
         """Start what is ready, as far as there is room, after another look under a claim."""
-        shapes: dict[tuple[int, int], list[Case]] = {}
+        shapes: dict[tuple[int, int], list[Entry]] = {}
         coming = [] if self.options.detach else [*self.ready, *self.live, *self.elsewhere]
-        while self._room() > 0 and (case := first_to_start(self.ready, coming)):
-            self.ready.remove(case)
-            if not self._claim(case):
+        while self._room() > 0 and (entry := first_to_start(self.ready, coming)):
+            self.ready.remove(entry)
+            if not self._claim(entry):
                 continue
-            attempts = self.store.attempts_of(case.id)
-            if self._todo(case, attempts, self._states(attempts) if attempts else {}) != "start":
-                self._settle([case])
-            elif not self._is_refused(case) and self.options.is_local:
-                self._submit([case])
-            elif case.claim is not None:
-                shapes.setdefault(shape(case.point), []).append(case)
-        for cases in shapes.values():
-            self._submit(cases)
+            attempts = self.store.attempts_of(entry.id)
+            if self._todo(entry, attempts, self._states(attempts) if attempts else {}) != "start":
+                self._settle([entry])
+            elif not self._is_refused(entry) and self.options.is_local:
+                self._submit([entry])
+            elif entry.claim is not None:
+                shapes.setdefault(shape(entry.point), []).append(entry)
+        for entries in shapes.values():
+            self._submit(entries)
 
-    def _is_refused(self, case: Case) -> bool:
-        """Whether it cannot run here; that becomes a record with the reason."""
-        run = case.point.run
+    def _is_refused(self, entry: Entry) -> bool:
+        """Return True if it cannot run here, after writing that into a record."""
+        run = entry.point.run
         if (reason := why_refused(run, self.store, self.datasets, self.options)) is None:
             for warning in warnings(run, self.options.site):
-                self.display.message(f"{case.point.label}: {warning}")
+                self.display.message(f"{entry.point.label}: {warning}")
             return False
-        assert case.claim is not None
+        assert entry.claim is not None
         try:
-            document = refused_record(case, self.store, reason, self.environment)
-            self.store.write(document, case.claim.publish)
+            document = refused_record(entry, self.store, reason, self.environment)
+            self.store.write(document, entry.claim.publish)
         except ClaimLost:
-            self._lose(case)
+            self._lose(entry)
             return True
-        self._release(case)
-        self.display.finished(case.point, of_document(document))
+        self._release(entry)
+        self.display.finished(entry.point, of_document(document))
         return True
 
-    def _submit(self, cases: list[Case]) -> None:
-        """Write down what the ranks of these points are to do, and start them; on a cluster they are one array."""
-        options, made = self.options, list[Case]()
+    def _submit(self, entries: list[Entry]) -> None:
+        """Write the orders of these points, and start their ranks; on a cluster they are one array of jobs."""
+        options, made = self.options, list[Entry]()
         try:
-            for case in cases:
+            for entry in entries:
                 if options.is_local:
-                    self.display.started(case.point)
-                self._prepare(case)
-                made.append(case)
-            # who takes a claim over removes the tries that are there, so one that is made before this look is safe
-            held = [case for case in made if case.claim and case.claim.is_held()]
-            if attempts := [case.attempt for case in held if case.attempt]:
-                ranks = cases[0].point.run.plan.world_size
+                    self.display.started(entry.point)
+                self._prepare(entry)
+                made.append(entry)
+            # a claim's new owner removes the attempts that it finds, so one that is made before this look is safe
+            held = [entry for entry in made if entry.claim and entry.claim.is_held()]
+            if attempts := [entry.attempt for entry in held if entry.attempt]:
+                ranks = entries[0].point.run.plan.world_size
                 options.site.submit(attempts, ranks, options.time_limit_seconds, options.at_once)
-        finally:  # whatever stops this: what was submitted is followed, of the others nothing stays
-            for case in made:
-                self._follow_or_forget(case)
+        finally:  # whatever stops this: what was submitted is followed, and of the others nothing is left
+            for entry in made:
+                self._follow_or_forget(entry)
 
-    def _follow_or_forget(self, case: Case) -> None:
-        assert case.attempt is not None
-        if (case.attempt / JOB).exists():
-            self.live.append(case)
-            if not case.is_local:
-                self._release(case)
+    def _follow_or_forget(self, entry: Entry) -> None:
+        assert entry.attempt is not None
+        if (entry.attempt / JOB).exists():
+            self.live.append(entry)
+            if not entry.is_local:
+                self._release(entry)
             return
-        self._void(case.attempt)
-        if case.claim is not None and not case.claim.is_held():
-            self._lose(case)
+        self._void(entry.attempt)
+        if entry.claim is not None and not entry.claim.is_held():
+            self._lose(entry)
 
-    def _prepare(self, case: Case) -> None:
-        """The folder of a new try, with what its ranks are to do."""
-        for dead in self.store.dead_starts(case.id):
+    def _prepare(self, entry: Entry) -> None:
+        """Make the folder of a new attempt, with the orders of its ranks."""
+        for dead in self.store.dead_starts(entry.id):
             self._void(dead)
-        attempt = self.store.new_attempt(case.id)
-        case.attempt, case.is_local, case.is_watched = attempt, self.options.is_local, True
-        case.follower = Follower(self.display, case.point, attempt, is_told=case.is_local)
-        case.starts += 1
-        self.mine |= {attempt} if case.is_local else set()
+        attempt = self.store.new_attempt(entry.id)
+        entry.attempt, entry.is_local, entry.is_watched = attempt, self.options.is_local, True
+        entry.follower = Follower(self.display, entry.point, attempt, is_shown=entry.is_local)
+        entry.starts += 1
+        self.mine |= {attempt} if entry.is_local else set()
         try:
-            orders(case, self.store, self.datasets, self.options, self.environment).write(attempt)
+            orders(entry, self.store, self.datasets, self.options, self.environment).write(attempt)
         except BaseException:
             self._forget(attempt)
             raise
 
-    def _abandon(self, case: Case) -> None:
-        """The claim on a point was lost while its ranks ran here: they stop."""
-        self.display.message(f"{case.point.label}: another harness has taken it over")
-        if case.attempt is not None:
-            self.jobs.cancel([case.attempt])
-            self._forget(case.attempt)
-        self._release(case)
+    def _abandon(self, entry: Entry) -> None:
+        """Stop the ranks of a point whose claim was lost while they ran here."""
+        self.display.message(f"{entry.point.label}: another harness has taken it over")
+        if entry.attempt is not None:
+            self.jobs.cancel([entry.attempt])
+            self._forget(entry.attempt)
+        self._release(entry)
 
     def _stop_mine(self) -> None:
-        """Stop what runs in processes of this sweep; what has ended is left for the next one to harvest."""
+        """Stop the ranks that are processes of this sweep; the next one writes the records of what has ended."""
         states = self._states(list(self.mine))
         running = [attempt for attempt in self.mine if attempt_state(attempt, states) == "live"]
         self.jobs.cancel(running)
-        self.live = [case for case in self.live if case.attempt not in self.mine]
+        self.live = [entry for entry in self.live if entry.attempt not in self.mine]
         for attempt in running:
             self._forget(attempt)

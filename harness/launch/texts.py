@@ -1,4 +1,4 @@
-"""The texts that the committed records were trained and evaluated on; none is part of the repository."""
+"""Texts that the committed records were trained and evaluated on; none is part of the repository."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ from impl.run import Run
 
 
 class Text(NamedTuple):
-    """A text that experiments name by its path."""
+    """Text that experiments name by its path."""
 
     what: str
     source: str
     licence: str
     sha256: str
-    """Of the file; of a token folder, the hash that its records have as `resolved.data.sha256`."""
+    """Hash of the file; for a token folder, the hash in its records' `resolved.data.sha256`."""
 
 
 BOOKS = "223 books in English to train on, 6 by other authors to validate on (books.csv lists them), tokenised by"
@@ -40,7 +40,7 @@ KNOWN = {
         "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
     ),
 }
-"""By the path that experiments give; docs/texts.md shows them and says how to get them."""
+"""Texts by their path in experiments; docs/texts.md shows them and how to get them."""
 
 
 def read_by(run: Run) -> list[str]:

@@ -1,7 +1,7 @@
 """The verb `accuracy`: errors of the simulator on published steps that its constants were not fitted to."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 STEPS = FOLDER / "steps"
 PICKED = 3
 """Rows of table 1 that constants are fitted to."""
+MOST = 10**9
+"""Limit of a size that any row is below."""
 TIE = 1e-9
 """Relative difference of seconds up to which predictions count as equal."""
+Goals = tuple[float | None, float | None, float | None]
+"""Goals for errors in percent: mean, median, largest."""
 PERCENT = {"unit": "%", "digits": 3}
 COLUMNS = (
     Column(key="set", header="set", text=True),
@@ -51,69 +55,68 @@ COLUMNS = (
 )
 
 
+class Rows(NamedTuple):
+    """A selection of published steps: rows of a file by split and size."""
+
+    file: str
+    split: str = "check"
+    """Start of the names of their splits."""
+    gpus: tuple[int, int] = (1, MOST)
+    """Least and most."""
+    hidden: tuple[int, int] = (1, MOST)
+
+    def read(self, system: str) -> list[Measured]:
+        """Return the selected rows of the file."""
+        return [row.measured for row in rows_of(self.file, system) if row.measured and self._has(row)]
+
+    def _has(self, row: Row) -> bool:
+        limits = {"gpus": self.gpus, "hidden": self.hidden}
+        return row.split.startswith(self.split) and all(a <= row.cells[name] <= b for name, (a, b) in limits.items())
+
+
 class Case(NamedTuple):
     """Rows that are predicted with constants fitted to others."""
 
     id: str
     what: str
     system: str
-    file: str
-    asked: Callable[[Row], bool]
-    fitted: Callable[[Row], bool] = lambda row: row.split == CALIBRATE
-    fitted_file: str = ""
-    """File of the fitted rows, if it is another one."""
-    goals: tuple[float | None, float | None, float | None] = (None, None, None)
-    """Goals for the errors in percent: mean, median, largest."""
+    asked: Rows
+    fitted: Rows
+    goals: Goals = (None, None, None)
     calculon: float | None = None
     """Mean error in percent of Calculon as published, measured for this project on the same kind of rows."""
 
 
-def _split(*names: str) -> Callable[[Row], bool]:
-    return lambda row: row.split in names
-
-
-def _size(name: str, *, split: str = "check", least: int = 1, most: int = 10**9) -> Callable[[Row], bool]:
-    return lambda row: row.split == split and least <= row.cells[name] <= most
-
-
-def _both(*conditions: Callable[[Row], bool]) -> Callable[[Row], bool]:
-    return lambda row: all(holds(row) for holds in conditions)
-
-
-ONE_NODE, NODES = _size("gpus", most=8), _size("gpus", least=9)
-FITTED_ONE, FITTED_NODES = _size("gpus", split=CALIBRATE, most=8), _size("gpus", split=CALIBRATE, least=9)
-SMALL, LARGE = _size("hidden", split=CALIBRATE, most=1024), _size("hidden", least=2048, most=2048)
+TABLE_1 = Rows("ptdp2021_table1", CALIBRATE)
+TABLE_5 = Rows("korthikanti2022_table5", CALIBRATE)
+VTRAIN = Rows("vtrain2024")
+ONE_NODE, NODES = (VTRAIN._replace(gpus=gpus) for gpus in ((1, 8), (9, MOST)))
+FITTED_ONE, FITTED_NODES = (rows._replace(split=CALIBRATE) for rows in (ONE_NODE, NODES))
 CASES = (
-    Case("H1", "PTD-P table 1, fitted to 3 of 10 rows", "selene", "ptdp2021_table1", _split("check"),
-         goals=(2, None, 5), calculon=12.1),
-    Case("H2", "PTD-P table 2, constants of H1", "selene", "ptdp2021_table2", _split("check"),
-         fitted_file="ptdp2021_table1", goals=(2.5, None, 6), calculon=13.1),
+    Case("H1", "PTD-P table 1, fitted to 3 of 10 rows", "selene", Rows("ptdp2021_table1"), TABLE_1, (2, None, 5), 12.1),
+    Case("H2", "PTD-P table 2, constants of H1", "selene", Rows("ptdp2021_table2"), TABLE_1, (2.5, None, 6), 13.1),
     Case("H3", "Korthikanti table 5, sequence parallel and selective, fitted to 2 fully recomputed", "selene_2022",
-         "korthikanti2022_table5", _split("check"), goals=(3, None, 6), calculon=5.16),
+         Rows("korthikanti2022_table5"), TABLE_5, (3, None, 6), 5.16),
     Case("H3'", "Korthikanti section 6.3, 8-way data parallel, constants of H3", "selene_2022",
-         "korthikanti2022_table5", _split("data parallel"), calculon=11.5),
-    Case("H4", "PTD-P table 2, ZeRO-3, fitted to 2 of 6 rows", "selene_deepspeed", "ptdp2021_table2_zero3",
-         _split("check"), goals=(8, None, 13)),
-    Case("H5", "A100, one node, fitted to 64 rows", "a100_cluster", "vtrain2024", ONE_NODE, FITTED_ONE,
-         goals=(6, 4, None), calculon=38.9),
-    Case("H5x", "8 GPUs, fitted to up to 4", "a100_cluster", "vtrain2024", _size("gpus", least=8, most=8),
-         _size("gpus", split=CALIBRATE, most=4), goals=(10, None, None), calculon=41.9),
-    Case("H5x", "hidden size 2048, fitted to 1024", "a100_cluster", "vtrain2024",
-         _both(ONE_NODE, LARGE), _both(FITTED_ONE, SMALL),
-         goals=(10, None, None), calculon=27.7),
-    Case("H6", "A100, 64 to 512 GPUs, fitted to 32 rows", "a100_cluster", "vtrain2024", NODES, FITTED_NODES,
-         goals=(7.5, 4.5, None), calculon=14.2),
-    Case("H6x", "512 GPUs, fitted to up to 256", "a100_cluster", "vtrain2024", _size("gpus", least=512),
-         _both(FITTED_NODES, _size("gpus", split=CALIBRATE, most=256)), goals=(10, None, None), calculon=11.5),
-    Case("H6x", "175B, fitted to 39B", "a100_cluster", "vtrain2024", _both(NODES, _size("hidden", least=12288)),
-         _both(FITTED_NODES, _size("hidden", split=CALIBRATE, least=8192, most=8192)), goals=(10, None, None),
-         calculon=7.2),
-    Case("H7", "MT-NLG 530B, fitted to 1 of 3 rows", "selene", "mtnlg2022", _split("check"), goals=(4, None, None),
-         calculon=29.7),
-    Case("figures", "PTD-P figures 11 to 18, constants of H1", "selene", "ptdp2021_figures",
-         lambda row: row.split.startswith("figure"), fitted_file="ptdp2021_table1", goals=(6, None, None)),
-    Case("Frontier", "Frontier 22B and 1T, fitted to 175B", "frontier", "frontier2023", _split("check"),
-         goals=(None, None, 8)),
+         Rows("korthikanti2022_table5", "data parallel"), TABLE_5, calculon=11.5),
+    Case("H4", "PTD-P table 2, ZeRO-3, fitted to 2 of 6 rows", "selene_deepspeed",
+         Rows("ptdp2021_table2_zero3"), Rows("ptdp2021_table2_zero3", CALIBRATE), (8, None, 13)),
+    Case("H5", "A100, one node, fitted to 64 rows", "a100_cluster", ONE_NODE, FITTED_ONE, (6, 4, None), 38.9),
+    Case("H5x", "8 GPUs, fitted to up to 4", "a100_cluster", VTRAIN._replace(gpus=(8, 8)),
+         FITTED_ONE._replace(gpus=(1, 4)), (10, None, None), 41.9),
+    Case("H5x", "hidden size 2048, fitted to 1024", "a100_cluster", ONE_NODE._replace(hidden=(2048, 2048)),
+         FITTED_ONE._replace(hidden=(1, 1024)), (10, None, None), 27.7),
+    Case("H6", "A100, 64 to 512 GPUs, fitted to 32 rows", "a100_cluster", NODES, FITTED_NODES, (7.5, 4.5, None), 14.2),
+    Case("H6x", "512 GPUs, fitted to up to 256", "a100_cluster", VTRAIN._replace(gpus=(512, MOST)),
+         FITTED_NODES._replace(gpus=(9, 256)), (10, None, None), 11.5),
+    Case("H6x", "175B, fitted to 39B", "a100_cluster", NODES._replace(hidden=(12288, MOST)),
+         FITTED_NODES._replace(hidden=(8192, 8192)), (10, None, None), 7.2),
+    Case("H7", "MT-NLG 530B, fitted to 1 of 3 rows", "selene", Rows("mtnlg2022"), Rows("mtnlg2022", CALIBRATE),
+         (4, None, None), 29.7),
+    Case("figures", "PTD-P figures 11 to 18, constants of H1", "selene", Rows("ptdp2021_figures", "figure"), TABLE_1,
+         (6, None, None)),
+    Case("Frontier", "Frontier 22B and 1T, fitted to 175B", "frontier", Rows("frontier2023"),
+         Rows("frontier2023", CALIBRATE), (None, None, 8)),
 )  # fmt: skip
 
 
@@ -129,6 +132,11 @@ class Result(NamedTuple):
     @property
     def measured(self) -> np.ndarray:
         return np.array([row.seconds for row in self.rows])
+
+    @property
+    def off(self) -> np.ndarray:
+        """Errors in percent."""
+        return percent_off(self.predicted, self.measured)
 
 
 def accuracy(*, out: Path | None = None, json: Flag = False) -> int:
@@ -164,12 +172,8 @@ def _write(results: Sequence[Result], tables: Sequence[Table], out: Path) -> Non
 
 def result_of(case: Case) -> Result:
     """Fit the case's constants, and predict its rows."""
-    system = load_system(case.system)
-    chosen = [row.measured for row in rows_of(case.fitted_file or case.file, case.system) if case.fitted(row)]
-    asked = [row.measured for row in rows_of(case.file, case.system) if case.asked(row)]
-    fitted = _fitted(case.system, tuple(chosen))
-    assert system.name == fitted.name
-    return Result(case, asked, seconds_of(asked, fitted), constant_mfu(chosen, asked))
+    chosen, asked = case.fitted.read(case.system), case.asked.read(case.system)
+    return Result(case, asked, seconds_of(asked, _fitted(case.system, case.fitted)), constant_mfu(chosen, asked))
 
 
 @lru_cache(maxsize=32)
@@ -186,8 +190,8 @@ def rows_of(file: str, system: str) -> list[Row]:
 
 
 @lru_cache(maxsize=32)
-def _fitted(system: str, rows: tuple[Measured, ...]) -> System:
-    return fit(rows, load_system(system))
+def _fitted(system: str, rows: Rows) -> System:
+    return fit(rows.read(system), load_system(system))
 
 
 def splits() -> np.ndarray:
@@ -195,7 +199,7 @@ def splits() -> np.ndarray:
 
     The predictions are taken as linear in the constants.
     """
-    rows = [row.measured for row in rows_of("ptdp2021_table1", "selene")]
+    rows = Rows("ptdp2021_table1", split="").read("selene")
     logs, slopes = linear(rows, load_system("selene"))
     errors = []
     for picked in map(list, itertools.combinations(range(len(rows)), PICKED)):
@@ -226,15 +230,24 @@ def choices(rows: Sequence[Measured], predicted: Iterable[float]) -> tuple[int, 
 
 def errors_table(results: Sequence[Result], out: Path) -> Table:
     """Tabulate sizes of errors of every set, next to those of the baselines."""
-    rows = [_row(result) for result in results]
-    spread = splits()
-    rows.insert(1, _line("H1'", "PTD-P table 1, each 3 of 10 rows", 120, spread, (2.8, None, None)))
+    rows = [
+        _line(case.id, case.what, result.off, case.goals, calculon=case.calculon)
+        | {"constant": abs(percent_off(result.baseline, result.measured)).mean()}
+        for result in results
+        if (case := result.case)
+    ]
+    rows.insert(1, _line("H1'", "PTD-P table 1, each 3 of 10 rows", splits(), (2.8, None, None)))
     points = np.array([one.predicted - one.published for one in frontier()])
-    what = "Frontier's weak and strong scaling, percentage points of efficiency"
-    rows.append(_line("Frontier", what, len(points), points, (None, None, 3)))
     torch = 100 * np.array([one.off for one in torchtitan()])
-    rows.append(_line("H8", "memory: torchtitan's published rows, nothing fitted", len(torch), torch, (None, None, 8)))
-    rows += [_beyond_memory(), *_own_machine(out)]
+    rows += [
+        _line(
+            "Frontier", "Frontier's weak and strong scaling, percentage points of efficiency", points, (None, None, 3)
+        ),
+        _line("H8", "memory: torchtitan's published rows, nothing fitted", torch, (None, None, 8)),
+        _beyond_memory(),
+        *_own_machine(out),
+    ]
+    picked = " and ".join(f"{one.predicted:.1f}% ({one.published:g}% published)" for one in frontier(FITTED))
     notes = (
         "Errors are sizes of predicted / measured - 1, in percent: their mean, median and largest. Calculon's means "
         "are the published tool's on rows of the same kind; H5, H6: on all that are published.",
@@ -242,48 +255,29 @@ def errors_table(results: Sequence[Result], out: Path) -> Table:
         "Only constants are fitted, and only to other rows; the laws and the constants' priors were written with all "
         "these errors in sight. H5, H6: one campaign of measurements, 96 rows fitted to, these 420 not.",
         "Frontier's scaling: where it begins and its batches are assumed; microbatches of 1 are the launch scripts'. "
-        f"Fitted, so not in this table: strong scaling with a microbatch of 4, picked to match, {_fitted_scaling()}.",
+        f"Fitted, so not in this table: strong scaling with a microbatch of 4, picked to match, {picked}.",
         "H8: the share that the allocator loses to gaps was assumed with these rows in sight.",
     )
     return Table("accuracy", "Errors on steps that were not fitted", COLUMNS, pd.DataFrame(rows), notes)
 
 
-def _fitted_scaling() -> str:
-    """Return Frontier's strong scaling with the microbatch that was picked to match it, in words."""
-    return " and ".join(f"{one.predicted:.1f}% ({one.published:g}% published)" for one in frontier(FITTED))
-
-
-def _row(result: Result) -> dict[str, Any]:
-    case = result.case
-    off = percent_off(result.predicted, result.measured)
-    base = abs(percent_off(result.baseline, result.measured)).mean()
-    line = _line(case.id, case.what, len(off), off, case.goals)
-    return line | {"constant": base, "calculon": case.calculon}
-
-
-def _line(
-    name: str, what: str, n: int, off: np.ndarray, goals: tuple[float | None, float | None, float | None]
-) -> dict[str, Any]:
+def _line(name: str, what: str, off: np.ndarray, goals: Goals = (None, None, None), **more: object) -> dict[str, Any]:
+    """Return a row of a table: sizes of errors in percent, and whether they meet their goals."""
     sizes = abs(off)
-    found = float(sizes.mean()), float(np.median(sizes)), float(sizes.max())
-    kinds = ("mean", "median", "largest")
-    asked = [(value, goal, of) for value, goal, of in zip(found, goals, kinds, strict=True) if goal]
-    goal = ", ".join(f"{of} {goal:g}" for _, goal, of in asked)
-    met = ("yes" if all(value <= goal for value, goal, _ in asked) else "no") if asked else ""
-    mean, median, worst = found
-    return {
-        "set": name, "what": what, "n": n, "mape": mean, "median": median, "worst": worst, "goal": goal, "met": met,
-        "constant": None, "calculon": None,
-    }  # fmt: skip
+    found = {"mean": float(sizes.mean()), "median": float(np.median(sizes)), "largest": float(sizes.max())}
+    asked = {of: goal for of, goal in zip(found, goals, strict=True) if goal}
+    met = "yes" if all(found[of] <= goal for of, goal in asked.items()) else "no"
+    goal = ", ".join(f"{of} {goal:g}" for of, goal in asked.items())
+    head = {"set": name, "what": what, "n": len(off), "goal": goal, "met": met if asked else ""}
+    return head | {"mape": found["mean"], "median": found["median"], "worst": found["largest"]} | more
 
 
 def _beyond_memory() -> dict[str, Any]:
     """Return a row that counts the rows of table 1, all of which ran, that are predicted not to fit in memory."""
     rows, system = rows_of("ptdp2021_table1", "selene"), load_system("selene")
-    wrong = sum(predicted(row.run, row.vocab_size, system).fits is False for row in rows)
+    wrong = sum(predicted(row.run, system).fits is False for row in rows)
     what = f"memory: {wrong} of PTD-P table 1's rows said not to fit"
-    numbers = dict.fromkeys(("mape", "median", "worst", "constant", "calculon"))
-    return {"set": "H8", "what": what, "n": len(rows), "goal": "0 rows", "met": "no" if wrong else "yes", **numbers}
+    return {"set": "H8", "what": what, "n": len(rows), "goal": "0 rows", "met": "no" if wrong else "yes"}
 
 
 def _own_machine(out: Path) -> list[dict[str, Any]]:
@@ -297,14 +291,14 @@ def _own_machine(out: Path) -> list[dict[str, Any]]:
         return []
     tau, _ = kendalltau(frame["predicted"], frame["step"])
     what = f"this machine: runs of two ranks, calibrated on others; Kendall's tau {tau:.2f}"
-    return [_line("H9", what, len(frame), 100 * frame["off"].to_numpy(dtype=float), (10, None, None))]
+    return [_line("H9", what, 100 * frame["off"].to_numpy(dtype=float), (10, None, None))]
 
 
 def plans_table(results: Sequence[Result]) -> Table:
     """Tabulate whether the plan that is predicted to be the fastest is the fastest."""
     rows = []
     for result in results:
-        if result.case.file == "vtrain2024":
+        if result.case.asked.file == VTRAIN.file:
             for of, predicted in (("simulator", result.predicted), ("constant MFU", result.baseline)):
                 groups, share, regret = choices(result.rows, predicted)
                 row = {"set": result.case.id, "what": result.case.what, "by": of, "groups": groups}
@@ -323,15 +317,11 @@ def plans_table(results: Sequence[Result]) -> Table:
 def figures_table(results: Sequence[Result]) -> Table:
     """Tabulate errors for each of PTD-P's figures."""
     result = next(one for one in results if one.case.id == "figures")
-    off = percent_off(result.predicted, result.measured)
-    named = [row.name.split(",")[0] for row in result.rows]
-    rows = []
-    for name in dict.fromkeys(named):
-        chosen = off[[one == name for one in named]]
-        rows.append(_line("PTD-P", name, len(chosen), chosen, (None, None, None)) | {"bias": float(chosen.mean())})
+    named = np.array([row.name.split(",")[0] for row in result.rows])
+    parts = {name: result.off[named == name] for name in dict.fromkeys(named.tolist())}
+    rows = [_line("PTD-P", name, off, bias=float(off.mean())) for name, off in parts.items()]
     columns = (*COLUMNS[:6], Column(key="bias", header="mean with sign", **PERCENT))
-    note = "Digitised to about 1 TFLOP/s per GPU."
-    return Table("figures", "PTD-P's figures", columns, pd.DataFrame(rows), (note,))
+    return Table("figures", "PTD-P's figures", columns, pd.DataFrame(rows), ("Digitised to about 1 TFLOP/s per GPU.",))
 
 
 def figure(results: Sequence[Result]) -> "Figure":

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, track
 
 from harness.predict.fit import Measured, constant_mfu, fit, percent_off
-from harness.predict.simulated_record import bounds
+from harness.predict.interval import interval
 from harness.predict.simulation import as_simulated, completed, predicted, vocabulary_of
 from harness.terminal import print_json
 from impl.errors import InputError
@@ -49,7 +49,6 @@ class Row(NamedTuple):
 
     cells: dict[str, Any]
     run: Run
-    vocab_size: int
     seconds: float | None
     problem: str | None
     """Reason why the row cannot be predicted."""
@@ -61,14 +60,12 @@ class Row(NamedTuple):
         return str(self.cells.get(SPLIT, ""))
 
     @property
-    def is_measured(self) -> bool:
-        return self.seconds is not None and not self.problem
-
-    @property
-    def measured(self) -> Measured:
-        assert self.seconds is not None
+    def measured(self) -> Measured | None:
+        """Run and seconds of a row that was measured and can be predicted."""
+        if self.seconds is None or self.problem:
+            return None
         name = self.cells.get("name") or " ".join(str(self.cells[name]) for name in COUNTS)
-        return Measured(name, self.run, self.vocab_size, self.seconds)
+        return Measured(name, self.run, self.seconds)
 
 
 def predict_rows(path: Path, system: System, json: bool) -> int:
@@ -80,10 +77,12 @@ def predict_rows(path: Path, system: System, json: bool) -> int:
     rows = read_rows(path, system)
     if all(row.problem for row in rows):
         raise InputError(f"--rows {path}: no row can be predicted; the first: {rows[0].problem}")
-    fitted = [row.measured for row in rows if row.is_measured and row.split == CALIBRATE]
-    system = fitted_to(fitted, system)
-    console = Console(stderr=True)
-    answers = [answer(row, system) for row in track(rows, "predicting", console=console, transient=True)]
+    fitted = [row.measured for row in rows if row.split == CALIBRATE and row.measured]
+    if fitted:
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(f"fitting {len(fitted)} rows", total=EVALUATIONS)
+            system = fit(fitted, system, progress=lambda tried: bar.update(task, completed=min(tried, EVALUATIONS)))
+    answers = [answer(row, system) for row in track(rows, "predicting", console=Console(stderr=True), transient=True)]
     splits = dict.fromkeys(row.split for row in rows)
     errors = {split: found for split in splits if (found := errors_of(rows, answers, split, fitted))}
     known, left_out = system.calibration, _left_out(rows)
@@ -92,22 +91,24 @@ def predict_rows(path: Path, system: System, json: bool) -> int:
         shown = known and {name: value for name, value in dataclasses.asdict(known).items() if name != "residuals"}
         constants = {name: one.value for name, one in system.all_constants.items()}
         head = {"system": system.name, "stack": system.stack, "calibration": shown, "constants": constants}
-        head |= {"errors": errors, "left_out": left_out, "ignored": not_read}
-        return print_json({**head, "rows": answers})
+        return print_json({**head, "errors": errors, "left_out": left_out, "ignored": not_read, "rows": answers})
     table = csv.DictWriter(sys.stdout, list(answers[0]), lineterminator="\n")
     table.writeheader()
     table.writerows(answers)
+    notes = []
     if not_read:
-        print(f"columns that predictions ignore: {', '.join(not_read)}", file=sys.stderr)
+        notes.append(f"columns that predictions ignore: {', '.join(not_read)}")
     if left_out:
-        told = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in left_out.items())
-        print(f"columns or cells left out, and what they stand for: {told}", file=sys.stderr)
+        assumed = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in left_out.items())
+        notes.append(f"columns or cells left out, and what they stand for: {assumed}")
     if known is not None:
-        told = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
-        print(f"{system.name} ({known.stack}), fitted on {len(known.rows)} rows: {told}", file=sys.stderr)
+        errors_left_out = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
+        notes.append(f"{system.name} ({known.stack}), fitted on {len(known.rows)} rows: {errors_left_out}")
     for split, found in errors.items():
-        said = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "rows")
-        print(f"{split or 'measured'}: {found['rows']:.0f} rows; in percent: {said}", file=sys.stderr)
+        percent = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "rows")
+        notes.append(f"{split or 'measured'}: {found['rows']:.0f} rows; in percent: {percent}")
+    for note in notes:
+        print(note, file=sys.stderr)
     return 0
 
 
@@ -117,18 +118,19 @@ def read_rows(path: Path, system: System) -> list[Row]:
     Raises:
         InputError: the message has the file, the line, the column, its value and what would be valid.
     """
+    valid = f"valid: a CSV file with columns {', '.join(COUNTS)}"
     try:
         text = read_text(path, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
-        raise InputError(f"--rows {path}: {reason}; valid: a CSV file with columns {', '.join(COUNTS)}") from None
+        raise InputError(f"--rows {path}: {reason}; {valid}") from None
     reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
     try:
         lines = list(reader)
     except csv.Error as error:  # a cell that is too long for any value, a character that ends none
         raise InputError(f"--rows {path} line {reader.line_num + 1}: {error}; valid: a CSV file of values") from None
     if not lines:
-        raise InputError(f"--rows {path}: has no rows; valid: a CSV file with columns {', '.join(COUNTS)}")
+        raise InputError(f"--rows {path}: has no rows; {valid}")
     if missing := [name for name in COUNTS if name not in lines[0]]:
         raise InputError(f"--rows {path}: has no column {', '.join(missing)}; optional are {', '.join(OPTIONAL)}")
     rows = []
@@ -162,15 +164,50 @@ def row_of(cells: dict[str, str], system: System) -> Row:
     if run.plan.world_size != count["gpus"]:
         problem = f"gpus {count['gpus']} is not tp x dp x pp, {run.plan.world_size}"
     left_out = {name: attrgetter(field)(run) for name, field in OPTIONAL.items() if field not in given}
-    typed = {name: _number(cell) for name, cell in cells.items()}
-    return Row(typed, run, vocabulary_of(run), _seconds(cells), problem, left_out)
+    if "vocab" in left_out:
+        left_out["vocab"] = vocabulary_of(run)
+    return Row({name: _number(cell) for name, cell in cells.items()}, run, _seconds(cells), problem, left_out)
 
 
 def _typed(name: str, field: str, cell: str) -> Any:
-    """Return a cell of an optional column with its field's type; the field checks its range."""
+    """Return a cell of an optional column with its field's type; the field checks its range.
+
+    Raises:
+        InputError: the cell has another type.
+    """
     if isinstance(attrgetter(field)(Run()), bool):
-        return _truth(name, cell)
+        if (truth := TRUTH.get(str(_number(cell)).lower())) is None:
+            raise InputError(f"{name} {cell!r:.40}; valid: true, false")
+        return truth
     return _count(name, cell) if name in ("chunks", "vocab", "bucket_bytes") else _number(cell)
+
+
+def _count(name: str, cell: str) -> int:
+    count = _number(cell)
+    if not isinstance(count, int) or count < 1:
+        raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
+    return count
+
+
+def _seconds(cells: dict[str, str]) -> float | None:
+    cell = cells.get(SECONDS, "")
+    if not cell and cells.get(SPLIT) == CALIBRATE:
+        raise InputError(f"{SECONDS} is empty; rows of {SPLIT} {CALIBRATE} need the seconds measured")
+    seconds = _number(cell) if cell else None
+    if seconds is not None and (isinstance(seconds, str) or seconds <= 0):
+        raise InputError(f"{SECONDS} {cell!r:.40}; valid: positive seconds")
+    return seconds
+
+
+def _number(cell: str) -> Any:
+    """Return a cell as a JSON value; 8.0, as some programs write integers next to empty cells, is 8."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return cell
+    if not math.isfinite(number):
+        return cell
+    return int(number) if number.is_integer() else number
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -186,19 +223,8 @@ def _left_out(rows: Sequence[Row]) -> dict[str, list[Any]]:
     found: dict[str, dict[Any, None]] = {}
     for row in rows:
         for name, value in row.left_out.items():
-            if name == "vocab" and value is None:
-                value = row.vocab_size
             found.setdefault(name, {})[value] = None
     return {name: list(values) for name, values in found.items()}
-
-
-def fitted_to(rows: Sequence[Measured], system: System) -> System:
-    """Return the system with constants fitted to these rows, showing progress; the system itself without rows."""
-    if not rows:
-        return system
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"fitting {len(rows)} rows", total=EVALUATIONS)
-        return fit(rows, system, progress=lambda tried: progress.update(task, completed=min(tried, EVALUATIONS)))
 
 
 def answer(row: Row, system: System) -> dict[str, Any]:
@@ -206,11 +232,10 @@ def answer(row: Row, system: System) -> dict[str, Any]:
     names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "doubts")
     if row.problem:
         return {**row.cells, **dict.fromkeys(names), "problem": row.problem}
-    found = predicted(row.run, row.vocab_size, system)
-    around = bounds(row.run, found.seconds, system)
-    needed = max(one.total for one in found.memory)
-    rate = found.hardware_flops_per_gpu_s / 1e12
-    values = (found.seconds, around["low"], around["high"], rate, needed, found.fits, "; ".join(around["warnings"]))
+    found = predicted(row.run, system)
+    low, high, warnings = interval(system, row.run, found.seconds)
+    rate, needed = found.hardware_flops_per_gpu_s / 1e12, max(one.total for one in found.memory)
+    values = (found.seconds, low, high, rate, needed, found.fits, "; ".join(warnings))
     return {**row.cells, **dict(zip(names, values, strict=True)), "problem": None}
 
 
@@ -218,7 +243,8 @@ def errors_of(
     rows: Sequence[Row], answers: Sequence[dict[str, Any]], split: str, fitted: Sequence[Measured]
 ) -> dict[str, float]:
     """Return errors in percent of the measured rows of a split; empty without any."""
-    known = [(row, one) for row, one in zip(rows, answers, strict=True) if row.split == split and row.is_measured]
+    pairs = zip(rows, answers, strict=True)
+    known = [(row.measured, one) for row, one in pairs if row.split == split and row.measured]
     if not known:
         return {}
     measured = np.array([row.seconds for row, _ in known], dtype=float)
@@ -227,42 +253,6 @@ def errors_of(
     errors = {"rows": len(known), "mape": off.mean(), "median": np.median(off), "max": off.max()}
     errors["inside_interval"] = 100 * np.mean(inside)
     if fitted:
-        base = constant_mfu(fitted, [row.measured for row, _ in known])
+        base = constant_mfu(fitted, [row for row, _ in known])
         errors["constant_mfu_mape"] = abs(percent_off(base, measured)).mean()
     return {name: float(value) for name, value in errors.items()}
-
-
-def _count(name: str, cell: str) -> int:
-    count = _number(cell)
-    if not isinstance(count, int) or count < 1:
-        raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
-    return count
-
-
-def _truth(name: str, cell: str) -> bool:
-    if (said := str(_number(cell)).lower()) not in TRUTH:
-        raise InputError(f"{name} {cell!r:.40}; valid: true, false")
-    return TRUTH[said]
-
-
-def _seconds(cells: dict[str, str]) -> float | None:
-    cell = cells.get(SECONDS, "")
-    if not cell:
-        if cells.get(SPLIT) == CALIBRATE:
-            raise InputError(f"{SECONDS} is empty; rows of {SPLIT} {CALIBRATE} need the seconds measured")
-        return None
-    seconds = _number(cell)
-    if not isinstance(seconds, int | float) or seconds <= 0:
-        raise InputError(f"{SECONDS} {cell!r:.40}; valid: positive seconds")
-    return seconds
-
-
-def _number(cell: str) -> Any:
-    """Return a cell as a JSON value; 8.0, as some programs write integers next to empty cells, is 8."""
-    try:
-        number = float(cell)
-    except ValueError:
-        return cell
-    if not math.isfinite(number):
-        return cell
-    return int(number) if number.is_integer() else number

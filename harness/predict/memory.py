@@ -1,19 +1,17 @@
 """The verb `memory`: memory that a run needs on every pipeline rank, before any launch, and that devices have."""
 
-import json as json_format
 import os
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from harness.rank.devices import visible_gpus
-from harness.terminal import UNITS, Flag, parse_bytes, shown
+from harness.terminal import UNITS, Flag, console, parse_bytes, print_json, shown
 from impl.cost.memory import Memory, memory_of_ranks
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
@@ -50,10 +48,19 @@ def memory_from(default: Run) -> Callable[..., int]:
         if config.engine != "native":
             raise InputError(f"the memory of the {config.engine} engine is not known; valid: --engine native")
         ranks = predicted(config, tokenizer_size(config), device)
+        fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
+        most = ranks[fullest].total
+        fits = lambda size: None if limit is None else size <= limit
         if json:
-            print(json_format.dumps(_document(config, ranks, limit), indent=1))
-        else:
-            _print(ranks, limit, device_memory or "")
+            rows = [{"pipeline_rank": i, "bytes": m.as_dict(), "fits": fits(m.total)} for i, m in enumerate(ranks)]
+            parameters = count_parameters(config.model, config.model.vocabulary(tokenizer_size(config))).total
+            document = {"parameters": parameters, "ranks": rows, "fullest": fullest}
+            return print_json({**document, "device_memory_bytes": limit, "fits": fits(most)})
+        table = memory_table(ranks)
+        console(table).print(table)
+        print(f"predicted; fullest: pipeline rank {fullest}, {shown(most)}")
+        if limit is not None:
+            print(f"{'fits' if fits(most) else 'does not fit'} {device_memory} ({most / limit:.0%} of it)")
         return 0
 
     return memory
@@ -98,20 +105,6 @@ def gpu_memory() -> int | None:
         return None
 
 
-def _document(run: Run, ranks: Sequence[Memory], limit: float | None) -> dict[str, Any]:
-    fits = lambda memory: None if limit is None else memory.total <= limit
-    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
-    return {
-        "parameters": count_parameters(run.model, run.model.vocabulary(tokenizer_size(run))).total,
-        "ranks": [
-            {"pipeline_rank": i, "bytes": memory.as_dict(), "fits": fits(memory)} for i, memory in enumerate(ranks)
-        ],
-        "fullest": fullest,
-        "device_memory_bytes": limit,
-        "fits": fits(ranks[fullest]),
-    }
-
-
 def memory_table(ranks: Sequence[Memory]) -> Table:
     """Return the memory of every pipeline rank by category, as a table for a terminal."""
     most = max(memory.total for memory in ranks)
@@ -124,13 +117,3 @@ def memory_table(ranks: Sequence[Memory]) -> Table:
         sizes = memory.as_dict()
         table.add_row(str(i), *(f"{sizes[name] / UNITS[unit]:,.2f}" for name in names))
     return table
-
-
-def _print(ranks: Sequence[Memory], limit: float | None, said: str) -> None:
-    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
-    most, table = ranks[fullest].total, memory_table(ranks)
-    width = Console(width=1000).measure(table).maximum
-    Console(width=max(width, 80)).print(table)
-    print(f"predicted; fullest: pipeline rank {fullest}, {shown(most)}")
-    if limit is not None:
-        print(f"{'fits' if most <= limit else 'does not fit'} {said} ({most / limit:.0%} of it)")

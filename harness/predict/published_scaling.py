@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Literal, NamedTuple
 
 from harness.experiment.published import published
@@ -13,7 +14,6 @@ from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Run
 
-VOCABULARY = 51200
 ONE_BUCKET = 2**34
 
 
@@ -71,10 +71,11 @@ def _regime(kind: Kind) -> str:
     return kind.partition(",")[0]
 
 
+@cache
 def _scaling(study: Study, kind: Kind) -> Scaling:
     system = load_system("frontier")
     runs = {dp: run_of(study, kind, dp) for dp in (study.few, study.many)}
-    rates = {dp: run.train.global_batch / dp / predicted_seconds(run, VOCABULARY, system) for dp, run in runs.items()}
+    rates = {dp: run.train.global_batch / dp / predicted_seconds(run, system) for dp, run in runs.items()}
     devices = [study.tp * study.pp * dp for dp in (study.few, study.many)]
     what = f"{study.model} {kind} scaling, {devices[0]} to {devices[1]} devices, microbatch {MICROBATCH[kind]}"
     return Scaling(what, published_efficiency(study.model, kind), 100 * rates[study.many] / rates[study.few])

@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from harness.predict.fit import interval
+from harness.predict.interval import interval
 from harness.predict.memory import in_one_line
-from harness.predict.simulation import ignored, predicted, vocabulary_of
+from harness.predict.simulation import predicted, vocabulary_of
 from harness.records.store import SCHEMA, SIMULATED, Document, Store
 from harness.terminal import shown
 from impl.cost.parameters import count_parameters
@@ -24,7 +24,7 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 def document_of(run: Run, store: Store, system: System) -> Document:
     """Return a point's record, in the form of a measured one, or with the reason why there is no prediction."""
-    head = {
+    document = {
         "schema": SCHEMA,
         "id": run.id,
         "experiment": store.experiment,
@@ -40,13 +40,13 @@ def document_of(run: Run, store: Store, system: System) -> Document:
         "backend": BACKENDS[system.device.kind],
     }
     try:
-        vocab_size = vocabulary_of(run)
-        found = predicted(run, vocab_size, system)
+        found = predicted(run, system)
     except InputError as error:
-        return head | {"status": "invalid", "reason": str(error), "cause": "", "environment": environment}
-    full = head | {
-        "status": "ok",
-        "reason": None,
+        return document | {"status": "invalid", "reason": str(error), "cause": "", "environment": environment}
+    reason, vocab_size = why_no_room(found, system), vocabulary_of(run)
+    document |= {
+        "status": "oom" if reason else "ok",
+        "reason": reason,
         "cause": "",
         "resolved": {
             "vocab_size": vocab_size,
@@ -55,45 +55,31 @@ def document_of(run: Run, store: Store, system: System) -> Document:
             "head_positions": head_positions(run.model),
         },
         "environment": environment,
-        "prediction": summary(run, found, system),
+        "prediction": _prediction(run, found, system),
         "ranks": _ranks(run, vocab_size, found),
     }
-    if reason := why_no_room(found, system):
-        return full | {"status": "oom", "reason": reason}
-    return full | {"steps": [{"step": 0, "seconds": [found.seconds]}]}
+    return document if reason else document | {"steps": [{"step": 0, "seconds": [found.seconds]}]}
 
 
 def why_no_room(found: Prediction, system: System) -> str | None:
     """Return which rank is predicted to run out of memory, with its categories; None: all fit."""
     if found.fits is not False:
         return None
-    fullest = max(range(len(found.memory)), key=lambda rank: found.memory[rank].total)
-    memory = found.memory[fullest]
+    rank, memory = max(enumerate(found.memory), key=lambda numbered: numbered[1].total)
     there = shown(system.device.memory_bytes.value)
-    return f"pipeline rank {fullest} ({in_one_line(memory)}) needs {shown(memory.total)}, a device has {there}"
+    return f"pipeline rank {rank} ({in_one_line(memory)}) needs {shown(memory.total)}, a device has {there}"
 
 
-def summary(run: Run, found: Prediction, system: System) -> dict[str, Any]:
-    """Return the predicted values other than memory, for a record."""
-    names = ("bubble", "exposed", "mfu", "hfu")
+def _prediction(run: Run, found: Prediction, system: System) -> dict[str, Any]:
+    """Return the predicted values other than memory."""
     rows = Place(run, run.model.vocab_size or 2).schedule.rows
     in_flight = [peak_in_flight(row) / len({action.stage for action in row}) for row in rows]
     return {
         "seconds": found.seconds,
-        **bounds(run, found.seconds, system),
-        **{name: getattr(found, name) for name in names},
+        **interval(system, run, found.seconds)._asdict(),
+        **{name: getattr(found, name) for name in ("bubble", "exposed", "mfu", "hfu")},
         "microbatches_in_flight": max(in_flight),
     }
-
-
-def bounds(run: Run, seconds: float, system: System, stack: str | None = None) -> dict[str, Any]:
-    """Return seconds between which nine of ten such steps should be, and what makes that doubtful."""
-    low, high, doubts = interval(system, run, seconds, stack)
-    if run.precision == "bf16" and system.peak("bf16") is None:
-        doubts = [*doubts, f"{system.name} has no bf16: predicted as fp16"]
-    if done := system.habits.changes(run):
-        doubts = [*doubts, f"as {system.stack} does it: {', '.join(done)}"]
-    return {"low": low, "high": high, "warnings": [*doubts, *ignored(run)]}
 
 
 def _ranks(run: Run, vocab_size: int, found: Prediction) -> list[dict[str, Any]]:

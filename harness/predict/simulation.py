@@ -62,7 +62,7 @@ def vocabulary_of(run: Run) -> int:
     return run.model.vocab_size or run.model.vocabulary(tokenizer_size(run))
 
 
-def predicted(run: Run, vocab_size: int, system: System, slowdown: Mapping[int, float] | None = None) -> Prediction:
+def predicted(run: Run, system: System, slowdown: Mapping[int, float] | None = None) -> Prediction:
     """Return time and memory of one step of a run.
 
     Args:
@@ -73,21 +73,10 @@ def predicted(run: Run, vocab_size: int, system: System, slowdown: Mapping[int, 
     """
     done, stages, positions = as_simulated(run, system)
     asked: dict[str, Any] = {"head_positions": positions, "slowdown": slowdown, "with_timeline": False}
-    return predict(done, vocab_size, system, stages=stages, **asked)
+    return predict(done, vocabulary_of(run), system, stages=stages, **asked)
 
 
-def predicted_seconds(run: Run, vocab_size: int, system: System) -> float:
+def predicted_seconds(run: Run, system: System) -> float:
     """Return the seconds of one step of a valid run: those of `predicted`, without its memory."""
     done, stages, positions = as_simulated(run, system)
-    return step_seconds(done, vocab_size, system, stages=stages, head_positions=positions)
-
-
-def ignored(run: Run) -> list[str]:
-    """Return a line for each field of a run that may change a real step but does not change its prediction."""
-    reasons = {
-        f"compile {run.compile}": run.compile and "layers are predicted as they are without torch.compile",
-        f"threads {run.threads}": run.threads > 1 and "rates hold for the threads that the system was measured with",
-        "train.clip_norm 0": run.train.clip_norm == 0 and "every predicted step has the time of clipping",
-        f"data.race {run.data.race}": run.data.race and "steps are predicted for text, not for questions",
-    }
-    return [f"ignored: {field}: {reason}" for field, reason in reasons.items() if reason]
+    return step_seconds(done, vocabulary_of(run), system, stages=stages, head_positions=positions)

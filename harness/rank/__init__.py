@@ -1,4 +1,4 @@
-"""One try at a run: its ranks and their supervisor, the files they leave, and the record made of those.
+"""One attempt at a run: its ranks and their supervisors, the files they leave, and the record made of those.
 
 May import impl and harness.records.
 """

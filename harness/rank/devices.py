@@ -1,4 +1,4 @@
-"""GPUs that this process and the ranks it starts may use."""
+"""GPUs that this process and its ranks may use."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_D
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that PyTorch sees, as CUDA_VISIBLE_DEVICES writes them: indices, UUIDs or MIG instances."""
+    """Return the GPUs that PyTorch sees, named as in CUDA_VISIBLE_DEVICES: indices, UUIDs or MIG instances."""
     if not any(path for pattern in NODES for path in DEV.glob(pattern)):
         return ()  # without importing PyTorch, which takes seconds
     return _visible(*map(os.environ.get, (CUDA, HIP, ROCR)))
@@ -37,17 +37,17 @@ def _visible(cuda: str | None, hip: str | None, _rocr: str | None) -> tuple[str,
 
 
 def gpu_count() -> int:
-    """Number of GPUs that ranks on this machine may use."""
+    """Return the number of GPUs that ranks on this machine may use."""
     return len(visible_gpus())
 
 
 def restricted_to(gpus: Sequence[str]) -> dict[str, str]:
-    """Environment variables by which a process sees these GPUs and no others."""
+    """Return environment variables by which a process sees these GPUs and no others."""
     return {name: ",".join(gpus) for name in (CUDA, HIP) if name == CUDA or name in os.environ}
 
 
 def rank_device(local_rank: int) -> "torch.device":
-    """Return the GPU of a rank, which sees all of its host's job, or only its own where the scheduler binds them.
+    """Return the GPU of a rank; it sees all GPUs of its job on the host, or only its own if the scheduler binds them.
 
     Raises:
         InputError: PyTorch sees none.

@@ -1,34 +1,32 @@
-"""What became of a try at a run, decided from facts: how ranks ended, what they wrote, what the scheduler says."""
+"""Outcome of an attempt, decided from facts: how ranks ended, the failures they wrote, and Slurm's state of the job."""
 
+import os
 import re
+import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from signal import Signals
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
+
+from harness.rank.heartbeat import read_alive
+from harness.rank.json_files import read_as, write_as
 
 Cause = Literal[
-    "",
-    "error",
-    "oom",
-    "killed",
-    "vanished",
-    "node_failure",
-    "preempted",
-    "time_limit",
-    "hang",
-    "cancelled",
-    "launch",
+    "", "error", "oom", "killed", "vanished", "node_failure", "preempted", "time_limit", "hang", "cancelled", "launch",
     "disk",
-]
-"""Why a run ended: "" by itself; error: a rank raised; killed: by a signal that nobody here sent; vanished: without a
-word of a rank, or of what watched it; launch: its ranks never met; disk: what was to be written could not be."""
+]  # fmt: skip
+"""Why a run ended; "": by itself; error: a rank raised; killed: by a signal from outside; vanished: a rank or its
+supervisor left no exit status; launch: the ranks never found each other; disk: a file could not be written."""
 
 RETRIED: frozenset[Cause] = frozenset({"killed", "vanished", "node_failure", "preempted", "launch"})
-"""The machines' faults, which another try may not meet: the harness tries again by itself."""
+"""Faults of machines, which another attempt may not meet: the harness tries again by itself."""
 AGAIN = RETRIED | frozenset[Cause]({"hang", "cancelled", "time_limit", "disk"})
-"""What the next run of the same sweep does again; the rest would end in the same way."""
+"""Causes after which the next command runs the point again; after the others it would end in the same way."""
 
 STATUSES = {"": "ok", "oom": "oom", "time_limit": "timeout", "hang": "timeout"}
+"""Statuses of a record by cause; "failed" for all others."""
 
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.I)
 DISK = re.compile(
@@ -36,23 +34,23 @@ DISK = re.compile(
     r"|permission denied|PytorchStreamWriter failed",
     re.I,
 )
-WAITED_TOO_LONG = re.compile(
+TIMED_OUT = re.compile(
     r"timed out (waiting|connecting)|before timing out|wait timeout after|timeout waiting for|connect timeout"
     r"|watchdog caught collective",
     re.I,
 )
-"""What gloo, NCCL and the ranks' store say when a collective's time is over."""
+"""Messages of gloo, NCCL and the ranks' store about a collective that took too long."""
 CONSEQUENCE = re.compile(
     r"closed by peer|reset by peer|broken pipe|remote process exited|network error|connection (refused|was closed)"
     r"|failed to recv|socket (timeout|closed)|communicator was aborted|unhandled system error|connectFullMesh failed",
     re.I,
 )
-"""What a rank says whose neighbour is gone."""
+"""Messages of a rank whose neighbour is gone."""
 KILLED_FOR_MEMORY = re.compile(r"exceeded (job |step )?memory limit|oom[-_ ]?kill|out[-_ ]of[-_ ]memory", re.I)
-"""What Slurm writes into a job's log, whatever state it then gives the job."""
+"""Messages of Slurm in a job's log, whatever state it then gives the job."""
 
 CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGILL, Signals.SIGTRAP}
-"""Signals that a program brings upon itself."""
+"""Signals that a program causes by itself."""
 
 SCHEDULER: dict[str, tuple[Cause, str]] = {
     "PREEMPTED": ("preempted", "preempted by another job"),
@@ -68,45 +66,13 @@ SCHEDULER: dict[str, tuple[Cause, str]] = {
 }
 """States of jobs that Slurm or a person has ended."""
 
-
-def status_of(cause: Cause) -> str:
-    """A record's status."""
-    return STATUSES.get(cause, "failed")
-
-
-def cause_of(error: str) -> Cause:
-    """Why a rank raised, from the name and the text of its exception."""
-    if OUT_OF_MEMORY.search(error) or error.startswith(("MemoryError", "OutOfMemoryError")):
-        return "oom"
-    if DISK.search(error):
-        return "disk"
-    return "hang" if WAITED_TOO_LONG.search(error) else "error"
-
-
-def of_exit(rank: int, code: int, log: Sequence[str], *, has_begun: bool, memory_kills: int = 0) -> tuple[Cause, str]:
-    """Why a rank is gone that said nothing itself, and that in words.
-
-    Args:
-        code: what its process left, minus a signal's number.
-        log: the end of what it wrote.
-        has_begun: it ran any line of ours.
-        memory_kills: how many processes the system has killed meanwhile for the memory that they took.
-    """
-    if code >= 0:
-        return ("error" if has_begun else "launch"), f"rank {rank} exited with status {code}"
-    name = Signals(-code).name if -code in set(Signals) else f"signal {-code}"
-    killed = f"rank {rank} was killed by {name}"
-    if -code == Signals.SIGKILL and memory_kills:
-        return "oom", f"{killed}: out of memory"
-    if -code not in CRASHES:
-        return "killed", killed
-    watchdog = next((line for line in log if WAITED_TOO_LONG.search(line)), None)  # how NCCL ends a rank
-    return ("hang", f"{killed}: {watchdog.strip()}") if watchdog else ("error", killed)
+LOG_LINES, LOG_BYTES = 20, 2**16
+"""Length of the end of a rank's log that is kept."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank, or what watches it, wrote down about its end."""
+    """Failure of a rank, written by the rank or its supervisor."""
 
     rank: int
     cause: Cause
@@ -114,34 +80,79 @@ class Failure:
     time: float
     log: tuple[str, ...] = ()
     restart: int = 0
-    """How often the job had been started before."""
+    """Number of earlier starts of the job."""
 
     @classmethod
-    def read(cls, found: Any) -> "Failure | None":
-        """One as a file holds it; None: it holds none. Older ones have a status only."""
-        if not isinstance(found, dict) or not isinstance(reason := found.get("reason"), str):
-            return None
-        rank, time, log, restart = (found.get(name) for name in ("rank", "time", "log", "restart"))
-        if not isinstance(rank, int) or not isinstance(time, int | float):
-            return None
-        older: dict[str, Cause] = {"oom": "oom", "timeout": "time_limit"}
-        otherwise: Cause = "killed" if "was killed by" in reason else "error"
-        known: dict[str, Cause] = {cause: cause for cause in get_args(Cause)[1:]}
-        cause = known.get(str(found.get("cause"))) or older.get(str(found.get("status"))) or otherwise
-        lines = tuple(map(str, log)) if isinstance(log, list) else ()
-        return cls(rank, cause, reason, time, lines, restart if isinstance(restart, int) else 0)
+    def of_rank(cls, attempt: Path, rank: int) -> "Failure | None":
+        """Return the failure of a rank; None if there is none."""
+        return read_as(cls, attempt / f"rank-{rank}.failure.json")
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it says no more than that another rank was gone."""
+        """True if the reason is only that another rank was gone."""
         return self.cause == "error" and bool(CONSEQUENCE.search(self.reason))
 
 
-def first_failure(failures: Collection[Failure]) -> Failure | None:
-    """The failure that caused the others: a rank that was killed, else the earliest.
+def fail(attempt: Path, rank: int, cause: Cause, reason: str) -> None:
+    """Write the failure of a rank with the end of its log; on a full disk it may be lost."""
+    before = read_alive(attempt, rank)
+    restart = before.restart if before is not None else 0
+    try:
+        failure = Failure(rank, cause, reason, time.time(), tuple(last_lines(attempt, rank)), restart)
+        write_as(attempt / f"rank-{rank}.failure.json", failure)
+    except OSError as error:
+        print(f"rank {rank}: {reason}; this could not be written down: {error}", file=sys.stderr)
 
-    A rank that dies breaks its neighbours' collectives, and a neighbour may write that down first; hosts' clocks
-    differ, too. So what follows from another's end goes last.
+
+def last_lines(attempt: Path, rank: int) -> list[str]:
+    """Return the end of a rank's log."""
+    try:
+        with open(attempt / f"rank-{rank}.log", "rb") as log:
+            log.seek(-min(LOG_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            return log.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return []
+
+
+def cause_of(error: str) -> Cause:
+    """Return why a rank raised, from the name and the text of its exception."""
+    if OUT_OF_MEMORY.search(error) or error.startswith(("MemoryError", "OutOfMemoryError")):
+        return "oom"
+    if DISK.search(error):
+        return "disk"
+    return "hang" if TIMED_OUT.search(error) else "error"
+
+
+def of_exit(rank: int, code: int, log: Sequence[str], *, has_begun: bool, memory_kills: int = 0) -> tuple[Cause, str]:
+    """Return why a rank ended that wrote no failure: the cause, and the reason in words.
+
+    Args:
+        code: exit status, or minus the number of a signal.
+        log: end of the rank's log.
+        has_begun: True if the rank executed any of the project's code.
+        memory_kills: number of processes that the system has killed meanwhile for the memory that they took.
+    """
+    if code >= 0:
+        return ("error" if has_begun else "launch"), f"rank {rank} exited with status {code}"
+    killed = f"rank {rank} was killed by {signal_name(-code)}"
+    if -code == Signals.SIGKILL and memory_kills:
+        return "oom", f"{killed}: out of memory"
+    if -code not in CRASHES:
+        return "killed", killed
+    watchdog = next((line for line in log if TIMED_OUT.search(line)), None)  # how NCCL ends a rank
+    return ("hang", f"{killed}: {watchdog.strip()}") if watchdog else ("error", killed)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL."""
+    return Signals(number).name if number in set(Signals) else f"signal {number}"
+
+
+def first_failure(failures: Collection[Failure]) -> Failure | None:
+    """Return the failure that caused the others: a rank that was killed, else the earliest.
+
+    A rank that dies breaks its neighbours' collectives, and a neighbour may write its failure first; hosts' clocks
+    differ, too. So a failure that follows from another rank's end comes last.
     """
 
     def order(failure: Failure) -> tuple[int, float]:
@@ -153,69 +164,74 @@ def first_failure(failures: Collection[Failure]) -> Failure | None:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known about a try that has ended, of its last start."""
+    """Facts about an attempt that has ended, from its last start."""
 
     ranks: int
     results: Mapping[int, tuple[str, str | None]]
-    """Status and reason that a rank ended with by itself."""
+    """Status and reason of each rank that came to its end."""
     failures: Collection[Failure] = ()
     stopped: Collection[int] = ()
-    """Ranks that were ended in good order, since another had failed or nobody wanted them any more."""
+    """Ranks that were stopped in good order, since another had failed or their result was not needed any more."""
     has_begun: bool = True
-    """Whether any rank left a sign of life."""
+    """True if any rank left a sign of life."""
     scheduler: str = ""
     """State of the job in Slurm's words."""
-    said: Sequence[str] = field(default=())
+    slurm_log: Sequence[str] = ()
     """Slurm's last lines in the job's log."""
     is_cancelled: bool = False
-    """It was to be stopped."""
+    """True if the attempt was to be stopped."""
 
 
 class Outcome(NamedTuple):
-    """What a record says about the end of a run."""
+    """Outcome of a run for its record."""
 
     status: str
     reason: str | None
     cause: Cause
     failure: Failure | None = None
-    """Whose log tells about it."""
+    """Failure whose log goes into the record."""
 
 
 def decide(facts: Facts) -> Outcome:
-    """What became of a try.
+    """Return the outcome of an attempt.
 
-    A rank's own word counts first, unless it tells only that somebody else ended it; then the scheduler's; then what
-    is missing.
+    A rank's own failure counts first, unless it only shows that the rank was ended from outside; then Slurm's state of
+    the job; then what is missing.
     """
     first = first_failure(facts.failures)
     missing = [rank for rank in range(facts.ranks) if rank not in facts.results]
     if first is None and not missing:
         status, reason = facts.results[0]
         return Outcome(status, reason, "" if status in ("ok", "nan") else "error")
-    speaks = first is not None and first.cause != "killed" and not first.is_consequence
-    if first is not None and speaks:
-        return Outcome(status_of(first.cause), first.reason, first.cause, first)
+    if first is not None and first.cause != "killed" and not first.is_consequence:
+        return _of(first)
     if (outside := _by_scheduler(facts)) is not None:
         return outside
     if facts.is_cancelled:
-        return Outcome("failed", "cancelled", "cancelled")
+        return _failed("cancelled", "cancelled")
     silent = [rank for rank in missing if rank not in facts.stopped and all(rank != f.rank for f in facts.failures)]
     if first is not None and not (first.is_consequence and silent):
-        return Outcome(status_of(first.cause), first.reason, first.cause, first)
+        return _of(first)
     if not facts.has_begun:
-        said = f": {facts.said[-1]}" if facts.said else ""
-        return Outcome("failed", f"no rank was started{said}", "launch")
+        return _failed("launch", "no rank was started" + (f": {facts.slurm_log[-1]}" if facts.slurm_log else ""))
     if silent:
-        why = "vanished without an exit status: it, or what watched it, was killed"
-        return Outcome("failed", f"rank {silent[0]} {why}", "vanished")
-    return Outcome("failed", "its ranks were stopped: who had started them was gone", "vanished")
+        return _failed("vanished", f"rank {silent[0]} vanished without an exit status: it or its supervisor was killed")
+    return _failed("vanished", "its ranks were stopped, since the process that started them was gone")
+
+
+def _failed(cause: Cause, reason: str) -> Outcome:
+    return Outcome(STATUSES.get(cause, "failed"), reason, cause)
+
+
+def _of(failure: Failure) -> Outcome:
+    return _failed(failure.cause, failure.reason)._replace(failure=failure)
 
 
 def _by_scheduler(facts: Facts) -> Outcome | None:
-    """How Slurm has ended it; None: it has not."""
+    """Return the outcome if Slurm has ended the job, else None."""
     word = (facts.scheduler.split() or [""])[0].rstrip("+")
     if word in SCHEDULER:
         cause, reason = SCHEDULER[word]
-        return Outcome(status_of(cause), f"{reason} ({facts.scheduler})", cause)
-    line = next((line for line in facts.said if KILLED_FOR_MEMORY.search(line)), None)
-    return None if line is None else Outcome("oom", f"killed for the memory that it took: {line}", "oom")
+        return _failed(cause, f"{reason} ({facts.scheduler})")
+    line = next((line for line in facts.slurm_log if KILLED_FOR_MEMORY.search(line)), None)
+    return None if line is None else _failed("oom", f"killed for the memory that it took: {line}")

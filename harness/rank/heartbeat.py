@@ -1,7 +1,7 @@
-"""Signs of life: where a rank is, in memory that it shares with what watches it, and in a file for everybody else.
+"""Where a rank is: in memory shared with its supervisor, and in a file for all other processes.
 
-A note costs the rank a microsecond: no file, no system call, no lock. The memory is its standard input, so that it
-needs no name, reaches through a container, and is gone when both are.
+Noting a place costs the rank a microsecond: no file, no system call, no lock. The memory is the rank's standard input,
+so it needs no name, reaches into a container, and is freed with both processes.
 """
 
 import json
@@ -12,26 +12,29 @@ import tempfile
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Literal
 
-from harness.records.store import read_json
+from harness.rank.json_files import read_as
 from impl.files import rename
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 Phase = Literal["", "start-up", "training", "evaluation", "checkpoint", "profiling"]
-Ended = Literal["", "finished", "failed", "stopped", "told"]
-"""How the supervisor of a rank left it; told: it saved a checkpoint and ended, since it was asked to."""
+Ended = Literal["", "finished", "failed", "stopped", "saved"]
+"""How a rank ended; saved: it wrote a checkpoint and ended, since its job was about to end."""
+EXIT_SAVED = 75
+"""Exit status of a rank that saved a checkpoint and ended on request (sysexits.h: try again)."""
 
 SIZE = 4096
 PROGRESS, PLACE, COLLECTIVE = struct.Struct("=Q"), struct.Struct("=q16s"), struct.Struct("=48s")
 ACTION = struct.Struct("=48s48s")
-TOLD_AT, PLACE_AT, COLLECTIVE_AT = 8, 16, 64
+END_REQUESTED_AT, PLACE_AT, COLLECTIVE_AT = 8, 16, 64
 END = COLLECTIVE_AT + ACTION.size
-"""Where they lie, behind the count of notes. `told` goes the other way: the rank is to save and end."""
+"""Layout of the memory: the number of notes, the request to save and end (written by the supervisor), the place."""
 WORDS = {
     "": "not yet started",
     "start-up": "starting up",
@@ -43,17 +46,18 @@ WORDS = {
 MOST_PLACES = 8
 
 
-class Pulse(NamedTuple):
-    """Where a rank is, as far as its process knows: a GPU may be behind it."""
+@dataclass(frozen=True)
+class Pulse:
+    """Place of a rank according to its process; a GPU may be behind it."""
 
     progress: int = 0
-    """Notes that it has made: it stands still while this does."""
+    """Number of notes so far; it stands still while the rank does."""
     phase: str = ""
     step: int = 0
     action: str = ""
-    """The last collective that it began, and the action of the pipeline that it is in or was in last."""
+    """Last collective that began, and the current or last action of the pipeline."""
     is_stopped: bool = False
-    """By a signal, such as SIGSTOP."""
+    """True if a signal such as SIGSTOP keeps the process from running."""
 
     def __str__(self) -> str:
         place = WORDS.get(self.phase, self.phase).format(self.step)
@@ -62,50 +66,49 @@ class Pulse(NamedTuple):
 
 
 class Heartbeat:
-    """The rank's side: notes where it is, and sees whether it is told to end."""
+    """Rank's side of the shared memory: notes the rank's place, and reads the request to end."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory, self._notes = memory, memoryview(memory).cast("Q")  # their count is its first number
         self._axes: Mapping[str, str | None] = {}
         self._collectives: dict[tuple[str, int], bytes] = {}
-        self._begun: dict[Hashable, bytes] = {}
-        self._over: dict[Hashable, bytes] = {}
+        self._actions: dict[tuple[Hashable, bool], bytes] = {}
 
     @classmethod
     def of_this_rank(cls) -> "Heartbeat":
-        """The one that the supervisor reads; one that nobody reads, where there is none."""
+        """Return the heartbeat shared with a supervisor; a private one if there is no supervisor."""
         with suppress(OSError, ValueError):
             if os.fstat(0).st_size == SIZE:
                 return cls(mmap.mmap(0, SIZE))
         return cls(mmap.mmap(-1, SIZE))
 
     def name_groups(self, axes: Mapping[str, str | None]) -> None:
-        """The names of groups' axes; None: collectives over it are none, and only count as progress."""
+        """Set the names of groups' axes; None for groups whose collectives only count as progress."""
         self._axes, self._collectives = axes, {}
 
     def enter(self, phase: Phase, step: int = 0, action: str = "") -> None:
-        """A part of the run begins."""
+        """Note that a part of the run begins."""
         PLACE.pack_into(self._memory, PLACE_AT, step, phase.encode())
         self.begin(action)
 
     def begin(self, action: Hashable) -> None:
-        """An action of the pipeline begins."""
-        text = self._begun.get(action)
-        if text is None:
-            text = self._begun[action] = ACTION.pack(b"", str(action).encode())
-        self._memory[COLLECTIVE_AT:END] = text
-        self._notes[0] += 1
+        """Note that an action of the pipeline begins."""
+        self._note_action(action, False)
 
     def end(self, action: Hashable) -> None:
-        """An action of the pipeline is over."""
-        text = self._over.get(action)
+        """Note that an action of the pipeline is over."""
+        self._note_action(action, True)
+
+    def _note_action(self, action: Hashable, is_over: bool) -> None:
+        text = self._actions.get((action, is_over))
         if text is None:
-            text = self._over[action] = ACTION.pack(b"", f"after {action}".encode())
+            words = f"after {action}" if is_over else str(action)
+            text = self._actions[action, is_over] = ACTION.pack(b"", words.encode())
         self._memory[COLLECTIVE_AT:END] = text
         self._notes[0] += 1
 
     def began(self, op: str, group: "dist.ProcessGroup") -> None:
-        """A collective begins; `impl.collectives` calls it."""
+        """Note that a collective begins; `impl.collectives` calls it."""
         text = self._collectives.get((op, id(group)))  # groups live as long as the rank
         if text is None:
             axis = self._axes.get(str(group.group_name), "joint")
@@ -114,20 +117,20 @@ class Heartbeat:
             self._memory[COLLECTIVE_AT : COLLECTIVE_AT + COLLECTIVE.size] = text
         self._notes[0] += 1
 
-    def is_told(self) -> bool:
-        """Whether the rank is to save a checkpoint and to end."""
-        return self._memory[TOLD_AT] != 0
+    def is_end_requested(self) -> bool:
+        """Return True if the rank has to save a checkpoint and end."""
+        return self._memory[END_REQUESTED_AT] != 0
 
 
-class Watched:
-    """The supervisor's side. Use as a context; `file` becomes the rank's standard input."""
+class SharedMemory:
+    """Supervisor's side of the shared memory, a context; `file` becomes the rank's standard input."""
 
     def __init__(self) -> None:
-        self.file = _memory()
+        self.file = _unnamed_file()
         self.file.truncate(SIZE)
         self._memory = mmap.mmap(self.file.fileno(), SIZE)
 
-    def __enter__(self) -> "Watched":
+    def __enter__(self) -> "SharedMemory":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,20 +138,20 @@ class Watched:
         self.file.close()
 
     def pulse(self) -> Pulse:
+        """Return the rank's place."""
         (progress,) = PROGRESS.unpack_from(self._memory, 0)
         step, phase = PLACE.unpack_from(self._memory, PLACE_AT)
         collective, action = map(_text, ACTION.unpack_from(self._memory, COLLECTIVE_AT))
         both = f"{collective} ({action})" if collective and action else collective or action
         return Pulse(progress, _text(phase), step, both)
 
-    def tell(self) -> None:
-        """Ask the rank to save a checkpoint and to end."""
-        self._memory[TOLD_AT] = 1
+    def request_end(self) -> None:
+        """Ask the rank to save a checkpoint and end."""
+        self._memory[END_REQUESTED_AT] = 1
 
 
-def _memory() -> IO[bytes]:
-    """A file without a name, which lies in memory where the system has that."""
-    if hasattr(os, "memfd_create"):
+def _unnamed_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):  # in memory, where the system has that
         return os.fdopen(os.memfd_create("heartbeat"), "w+b")
     return tempfile.TemporaryFile()
 
@@ -160,60 +163,52 @@ def _text(packed: bytes) -> str:
 # The file -----------------------------------------------------------------------------------------------------------
 
 
-class Alive(NamedTuple):
-    """What a rank's supervisor tells everybody, every few seconds."""
+@dataclass(frozen=True)
+class Alive:
+    """State of a rank, written by its supervisor every few seconds."""
 
     time: float = 0.0
-    """By its own clock, which is not another host's."""
+    """Time by the supervisor's clock, which differs from other hosts'."""
     host: str = ""
     restart: int = 0
-    """How often the job had been started before."""
+    """Number of earlier starts of the job."""
     ran: float = 0.0
-    """Seconds that all its starts have lasted until then."""
+    """Total duration of all starts so far."""
     ended: str = ""
-    pulse: Pulse = Pulse()
+    pulse: Pulse = field(default_factory=Pulse)
 
 
-def tell_alive(attempt: Path, rank: int, alive: Alive) -> None:
-    """Write it, so that nobody reads a half; a disk that is full ends no rank."""
-    document = alive._asdict() | alive.pulse._asdict()
-    del document["pulse"]
+def write_alive(attempt: Path, rank: int, found: Alive) -> None:
+    """Write a rank's state atomically; a full disk is ignored."""
     path = attempt / f"rank-{rank}.alive.json"
     with suppress(OSError):
         new = path.with_suffix(".new")
-        new.write_text(json.dumps(document))  # not synced: after a crash of the machine it tells nothing anyway
+        new.write_text(json.dumps(asdict(found)))  # not synced: after a crash of the machine it is worth nothing
         rename(new, path)
 
 
-def alive(attempt: Path, rank: int) -> Alive | None:
-    """What was last told about a rank; None: nothing that can be read."""
-    found = read_json(attempt / f"rank-{rank}.alive.json")
-    if not isinstance(found, dict):
-        return None
-    return Alive(**_fields(Alive(), found))._replace(pulse=Pulse(**_fields(Pulse(), found)))
+def read_alive(attempt: Path, rank: int) -> Alive | None:
+    """Return the last written state of a rank; None if there is none that can be read."""
+    return read_as(Alive, attempt / f"rank-{rank}.alive.json")
 
 
-def has_told(attempt: Path, seconds: float) -> bool:
-    """Whether anything was told about a rank within this time, and it has not ended since."""
+def is_alive(attempt: Path, seconds: float) -> bool:
+    """Return True if the state of a rank that has not ended was written within this time."""
     for path in attempt.glob("rank-*.alive.json"):
         with suppress(OSError):
-            found, age = read_json(path), time.time() - path.stat().st_mtime
-            if isinstance(found, dict) and not found.get("ended") and age < seconds:
+            found, age = read_as(Alive, path), time.time() - path.stat().st_mtime
+            if found is not None and not found.ended and age < seconds:
                 return True
     return False
 
 
-def _fields(default: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are there and of the right type."""
-    kinds = {
-        name: (int, float) if isinstance(value, float) else type(value) for name, value in default._asdict().items()
-    }
-    return {name: found[name] for name, kind in kinds.items() if name in found and isinstance(found[name], kind)}
-
-
 def places(attempt: Path, ranks: int, own: tuple[int, Pulse] | None = None) -> str:
-    """Where every rank was last, in one line: `rank 0 in step 12 at all_reduce(dp), rank 1 in step 11 at 1F3`."""
-    known = {rank: found.pulse for rank in range(ranks) if (found := alive(attempt, rank)) is not None}
+    """Return the last places of all ranks in one line: `rank 0 in step 12 at all_reduce(dp), rank 1 in step 11`.
+
+    Args:
+        own: a rank whose place is known better than from its file.
+    """
+    known = {rank: found.pulse for rank in range(ranks) if (found := read_alive(attempt, rank)) is not None}
     known |= {own[0]: own[1]} if own else {}
     named = {rank: str(known[rank]) if rank in known else "not heard of" for rank in range(ranks)}
     found = [(text, [rank for rank in named if named[rank] == text]) for text in dict.fromkeys(named.values())]
@@ -222,14 +217,14 @@ def places(attempt: Path, ranks: int, own: tuple[int, Pulse] | None = None) -> s
 
 
 def _numbers(ranks: list[int]) -> str:
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    spans = [[rank for _, rank in span] for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    texts = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
 @contextmanager
 def entered(heart: Heartbeat, phase: Phase, step: int, back: Phase = "training") -> Iterator[None]:
-    """Around a part of the run, after which another goes on."""
+    """Note a part of the run, and the return to another one at its end."""
     heart.enter(phase, step)
     yield
     heart.enter(back, step)

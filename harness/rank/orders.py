@@ -6,14 +6,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Self
 
 from harness.rank.devices import Device
-from harness.rank.jobs import Where
+from harness.rank.job import Where
+from harness.rank.json_files import from_document
 from harness.records.store import read_json, write_atomically
 
-if TYPE_CHECKING:  # what watches over ranks reads their orders, and starts faster without the class of runs
+if TYPE_CHECKING:  # supervisors read orders, and start faster without the class of runs
     from impl.run import Run
 
 ORDERS = "spec.json"
@@ -26,7 +26,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """Orders that all programs of ranks have in common, read by ranks, launcher and supervisor.
+    """Orders common to all programs of ranks, read by ranks, launcher and supervisor.
 
     A field that is added needs a default: attempts of an earlier version are still read.
     """
@@ -34,45 +34,45 @@ class Orders:
     config: dict[str, Any]
     """Fields of `run` as a JSON object, equal to the record's; named "run" in the file."""
     module: str = WORKER
-    """The program of a rank, a Python module."""
+    """Python module that each rank executes."""
     ranks: int
     """Number of ranks."""
     on: Where
-    """Processes of this machine, or a Slurm job."""
+    """Where ranks run: processes of this machine, or a Slurm job."""
     device: Device
     """Device of a rank; cuda: one GPU for each."""
     code: Path
-    """The folder that Python finds this project in."""
+    """Folder in which Python finds this project."""
     folder: Path
-    """The working folder of the ranks."""
+    """Working folder of the ranks."""
     container: tuple[str, ...] = ()
-    """The words in front of a rank's command that run it in a container."""
+    """Words in front of a rank's command that run it in a container."""
     interface: str | None = None
-    """The network interface that ranks use; None: the one on the way to the other hosts."""
+    """Network interface of the ranks; None for the one on the route to the other hosts."""
     token: str
-    """The secret by which ranks of one attempt know each other."""
+    """Secret by which the ranks of one attempt recognise each other."""
     submitted: float
     """Time at which the orders were written, in seconds since 1970."""
     time_limit_seconds: float
-    """Seconds that all starts of the attempt may last together."""
+    """Longest total duration of all starts of the attempt."""
     hang_seconds: float
-    """Seconds without any progress of a rank that end it; 0: it gives no sign of progress."""
+    """Seconds without progress after which a rank is ended; 0 if the program reports no progress."""
     collective_timeout_seconds: float
-    """Seconds that ranks wait for each other."""
+    """Longest time that ranks wait for each other."""
     checkpoint_every: int = 0
-    """Steps between checkpoints; 0: none are written, not even when a rank is asked to end."""
+    """Steps between checkpoints; 0 for none at all, not even before a preemption."""
     requeues: int = 20
     """Number of times that a job may put itself back into the queue."""
     signal_seconds: int = 60
     """Seconds before a job's end at which the scheduler announces it."""
     driver_pid: int | None = None
-    """The process that ranks of this machine end with; None: they outlive who started them."""
+    """Process whose end stops ranks of this machine; None if they run on without it."""
     claim: Path | None = None
-    """The folder of the claim that ranks of this machine end with; None: they need none."""
+    """Folder of a claim whose loss stops ranks of this machine; None if they need none."""
 
     @cached_property
     def run(self) -> "Run":
-        """What is trained and how.
+        """Configuration of the run.
 
         Raises:
             pydantic.ValidationError: `config` describes no run of this version.
@@ -88,12 +88,12 @@ class Orders:
 
     @property
     def engine(self) -> str:
-        """Whose implementation trains."""
+        """Name of the engine that trains."""
         return self.config.get("engine", "native")
 
     @classmethod
     def read(cls, attempt: Path) -> Self:
-        """The orders in an attempt's folder; what else the file says is left alone.
+        """Return the orders in an attempt's folder; other fields of the file are ignored.
 
         Raises:
             UnreadableError: the file is missing, damaged, or of a version with other orders.
@@ -102,20 +102,19 @@ class Orders:
         document = read_json(path)
         if not isinstance(document, dict):
             raise UnreadableError(f"{path} does not say what was run: it is no JSON object, or not there")
-        given = document | {"config": document.get("run")}
         try:
-            return cls(**{name: _as(kind, given[name]) for name, kind in get_type_hints(cls).items() if name in given})
+            return from_document(cls, document | {"config": document.get("run")})
         except TypeError as error:
             raise UnreadableError(f"{path} does not say what was run: {error}") from None
 
     @classmethod
     def found(cls, attempt: Path) -> Self | None:
-        """The orders in an attempt's folder; None: there are none that can be read."""
+        """Return the orders in an attempt's folder; None if there are none that can be read."""
         with suppress(UnreadableError):
             return cls.read(attempt)
 
     def write(self, attempt: Path) -> None:
-        """Put them into an attempt's folder."""
+        """Write the orders into an attempt's folder."""
         document = asdict(self)
         document["run"] = document.pop("config")
         write_atomically(attempt / ORDERS, json.dumps(document, default=os.fspath))
@@ -123,46 +122,27 @@ class Orders:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOrders(Orders):
-    """What the worker needs besides, and what the collector puts into the record."""
+    """Orders of the worker, with fields that are copied into the record."""
 
     id: str
-    """The run's."""
+    """Id of the run."""
     experiment: str
-    """The experiment that the record belongs to."""
+    """Experiment that the record belongs to."""
     tier: str
-    """The tier of it."""
+    """Tier that the record belongs to."""
     data: Path
-    """The folder of tokens."""
+    """Folder of tokens."""
     data_summary: dict[str, Any]
-    """What the record says of the data: a JSON object, since nothing between its writer and the record reads it."""
+    """Summary of the data for the record; a JSON object, as nothing in between reads it."""
     environment: dict[str, Any]
-    """What the record says of the submitting host: a JSON object for the same reason."""
+    """Submitting host for the record; a JSON object for the same reason."""
     tries: list[dict[str, Any]] = field(default_factory=list)
-    """What came of earlier tries, from their records: JSON objects for the same reason."""
+    """Outcomes of earlier attempts, from their records; JSON objects for the same reason."""
     start: Path | None = None
-    """The folder of the checkpoint whose weights training starts from; None: initial weights."""
+    """Folder of the checkpoint whose weights training starts from; None for initial weights."""
     checkpoints: Path
-    """The folder of the run's own checkpoints."""
+    """Folder of the run's own checkpoints."""
     keep_checkpoints: bool = False
-    """Whether they outlive the run's end."""
+    """True if they are kept after the run's end."""
     profile: bool = False
-    """Whether to look where a step's time goes, after what is timed."""
-
-
-def _as(kind: Any, found: Any) -> Any:
-    """The value of a field of this kind, from what JSON makes of it.
-
-    Raises:
-        TypeError: it is of another kind.
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return None if found is None else _as(inner[0], found)
-    if origin is tuple and isinstance(found, list):
-        return tuple(_as(inner[0], one) for one in found)
-    if kind is Path and isinstance(found, str):
-        return Path(found)
-    plain = (int, float) if kind is float else origin or kind
-    if found not in inner if origin is Literal else not isinstance(found, plain):
-        raise TypeError(f"{found!r:.60} is no {kind}")
-    return found
+    """True if one more step is profiled after the timed ones."""

@@ -1,4 +1,4 @@
-"""Where a step's time goes: one step under PyTorch's profiler, any engine's, as seconds by kind of work."""
+"""Time of one step by kind of work, for any engine, from PyTorch's profiler."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,22 +13,22 @@ from torch.profiler import profile as profiler
 
 STEP = "one step"
 PARTS: tuple[str, ...] = ("products", "attention", "optimizer", "operators", "communication", "rest")
-"""Where several kinds of work go on at once, their time is the first one's; `rest` is when none does."""
+"""Kinds of work; time in which several go on at once counts for the first of them, and `rest` is when none does."""
 PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_linear")}
 COVERS = ("aten::linear", "aten::matmul", "aten::einsum")
-"""Operators that prepare a product, and then call the one that does it: what they call is looked at instead."""
+"""Operators that prepare a product and call the one that computes it, which is counted instead."""
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
 COMMUNICATION = ("c10d::", "_c10d_functional::", "c10d_functional::", "gloo:", "nccl:")
 COMPILED = "## Call CompiledFxGraph"
-"""A compiled layer's own code: what no operator in it stands for is its fused kernels'."""
+"""Code of a compiled layer; its time outside of operators is that of fused kernels."""
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-"""What keeps a GPU busy; the rest of what the profiler reports of it are annotations."""
+"""Activities that keep a GPU busy; the profiler's others are annotations."""
 LARGEST = 20
-"""Operators, or kernels, that a profile names."""
+"""Number of operators or kernels that a profile names."""
 
 
 class Event(NamedTuple):
-    """What the profiler has seen, in seconds of any clock."""
+    """Event of the profiler, in seconds of any clock."""
 
     name: str
     start: float
@@ -36,14 +36,14 @@ class Event(NamedTuple):
     thread: int = 0
     id: int = 0
     on_device: bool = False
-    """A kernel or a copy; `id` is that of the operator that launched it."""
+    """True for a kernel or a copy, whose `id` is that of the operator that launched it."""
     is_async: bool = False
-    """A collective under way, from its start to its end, beside what the thread does."""
+    """True for a collective under way, from its start to its end, concurrent with the thread's operators."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A time in which something of a part of the step went on."""
+    """Time in which work of one kind went on."""
 
     part: str
     name: str
@@ -52,10 +52,10 @@ class Span:
 
 
 def profiled(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Seconds of this rank's step, and of each of its parts, whose sum that is; a step before it warms up.
+    """Return seconds of this rank's step and of its parts, which add up to it; another step before it warms up.
 
     Args:
-        step: one optimizer step that has ended, on the device too, when it returns; all ranks call it together.
+        step: function that does an optimizer step and returns when the device has finished; all ranks call it together.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profiler(activities=activities) as trace:
@@ -67,13 +67,13 @@ def profiled(step: Callable[[], object], device: torch.device) -> dict[str, Any]
 
 
 def parts_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Seconds of the step among the events, of each of its parts, and of the largest operators in them.
+    """Return seconds of the step among the events, of its parts, and of the largest operators in them.
 
-    Of nested operators the outermost counts, with all that it calls. On a CPU what counts is the thread that takes the
-    step. It communicates while it starts a collective, and while it is in no operator until a collective has ended
-    that ends meanwhile: it has waited for that one. A collective that goes on beside operators is not seen. On a GPU
-    what counts are kernels, each of the part of the operator that launched it; what only NCCL's kernels cover is
-    communication, and the rest is the device doing nothing.
+    Of nested operators the outermost counts, with all that it calls. On a CPU the thread of the step counts. It
+    communicates while it starts a collective, and while it is in no operator until the end of a collective that ends
+    meanwhile, for which it has waited. A collective that overlaps with operators is not seen. On a GPU kernels count,
+    each for the part of the operator that launched it; time that only NCCL's kernels cover is communication, and in
+    the rest the device is idle.
     """
     step = next(event for event in events if event.name == STEP and not event.on_device)
     inside = [event for event in events if event.start < step.end and event.end > step.start]
@@ -95,7 +95,7 @@ def parts_of(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def part_of(name: str) -> str | None:
-    """Which part of a step an operator is; None: its time is that of what it calls, or of nothing."""
+    """Return the part of a step that an operator belongs to; None if only the operators that it calls count."""
     if name in COVERS or name == STEP:
         return None
     if name in PRODUCTS:
@@ -110,7 +110,7 @@ def part_of(name: str) -> str | None:
 
 
 def outermost(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
-    """The operators of one thread that have a part and are in no other that has one, in order."""
+    """Yield the operators of one thread that have a part and are in no other that has one, in order."""
     end = float("-inf")
     for event in sorted(events, key=lambda event: (event.start, -event.end)):
         if event.start >= end and (part := part_of(event.name)) is not None:
@@ -119,7 +119,7 @@ def outermost(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
 
 
 def attribute(spans: Iterable[Span], begin: float, end: float) -> dict[str, float]:
-    """Seconds of each part between two moments."""
+    """Return seconds of each part between two moments."""
     edges = sorted(edge for s in spans if s.end > s.start for edge in ((s.start, 1, s.part), (s.end, -1, s.part)))
     seconds, running, now = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0), begin
     for time, change, part in [*edges, (end, 0, "rest")]:
@@ -130,7 +130,7 @@ def attribute(spans: Iterable[Span], begin: float, end: float) -> dict[str, floa
 
 
 def _on_thread(events: Sequence[Event], step: Event) -> list[Span]:
-    """The operators of the step's thread, and the waits for collectives between them."""
+    """Return the operators of the step's thread, and the waits for collectives between them."""
     own = [event for event in events if event.thread == step.thread and not event.is_async]
     spans = [Span(part, event.name, event.start, event.end) for part, event in outermost(own)]
     ended = sorted((e.end, e.name) for e in events if e.is_async and part_of(e.name) == "communication")
@@ -145,7 +145,7 @@ def _on_thread(events: Sequence[Event], step: Event) -> list[Span]:
 
 
 def _on_device(events: Sequence[Event]) -> Iterator[Span]:
-    """The kernels, each as a part of what launched it."""
+    """Yield the kernels, each with the part of the operator that launched it."""
     launched: dict[int, str] = {}
     for thread in {event.thread for event in events if not event.on_device}:
         own = [e for e in events if e.thread == thread and not e.on_device and not e.is_async]

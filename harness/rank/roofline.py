@@ -1,4 +1,4 @@
-"""The limit of a step: its matrix products, its attention and its collectives, each alone, on all ranks at once."""
+"""Roofline of a step: its matrix products, attention and collectives, each alone, on all ranks at once."""
 
 import time
 from collections.abc import Callable
@@ -22,27 +22,27 @@ from impl.train import MASTERS, WEIGHTS
 GEMM_SECONDS = 0.2
 REPEATS = 5
 LAUNCHES = 10
-"""Of one operation on a GPU between two looks at its clock."""
+"""Number of launches of an operation between two events on a GPU."""
 
 Operation = Callable[[], object]
 
 
 def gemm_rate(run: Run, device: torch.device) -> dict[str, Any]:
-    """FLOP/s of the model's largest kind of matrix product alone, [b s, h] x [h, 4h]."""
+    """Return FLOP/s of a layer's largest matrix product alone, [b s, h] x [h, 4h]; the vocabulary's may be larger."""
     m, h = run.train.microbatch * run.model.seq_len, run.model.hidden_size
     operation = product(Product("", "input gradient", m, 4 * h, h, 1, False), WEIGHTS[run.precision], device)
     seconds = median_seconds(operation, device, at_least=GEMM_SECONDS)
     return {"gemm_flops_per_s": 2 * m * h * 4 * h / seconds, "gemm_shape": [m, h, 4 * h]}
 
 
-def limit(run: Run, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
-    """Seconds that an optimizer step's products, attention and collectives of this rank take, each kind alone.
+def roofline(run: Run, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
+    """Return seconds of this rank's products, attention and collectives in an optimizer step, each kind alone.
 
-    Every distinct product and collective is measured once warm, in the run's precision; a step's seconds are the sum
-    over layers and microbatches. What the plan recomputes is counted again. What there is follows from the run, not
-    from its engine: the products are those of `impl.cost.gemms`, the collectives those of `impl.cost.traffic`.
+    Every distinct product and collective is measured after a first one that does not count, in the run's precision; a
+    step's seconds are the sum over layers and microbatches, recomputation included. The list of operations follows
+    from the run, not from its engine: products by `impl.cost.gemms`, collectives by `impl.cost.traffic`.
 
-    Communication: the collectives; all ranks have to ask at the same time.
+    Communication: the collectives; all ranks have to call this at the same time.
     """
     places = [Place(run, vocab_size, pp_rank) for pp_rank in range(run.plan.pp)]
     stages = places[mesh.get_local_rank("pp")].stages
@@ -72,7 +72,7 @@ def limit(run: Run, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> 
 
 
 def median_seconds(operation: Operation, device: torch.device, *, at_least: float = 0.0) -> float:
-    """Of one call, of a few calls after a first one that does not count; more of them until some seconds are over."""
+    """Return the median of a few calls after a first one that does not count, and of more until some time is over."""
     operation()
     times, begin = [], time.perf_counter()
     while len(times) < REPEATS or time.perf_counter() - begin < at_least:
@@ -81,7 +81,7 @@ def median_seconds(operation: Operation, device: torch.device, *, at_least: floa
 
 
 def seconds(operation: Operation, device: torch.device) -> float:
-    """Of one call; of some launches in a row on a GPU, by its own clock."""
+    """Return the duration of one call; on a GPU the mean of some launches in a row, by its own clock."""
     if device.type == "cpu":
         start = time.perf_counter()
         operation()
@@ -100,7 +100,7 @@ def _total(rows: list[dict[str, Any]]) -> float:
 
 
 def product(of: Product, dtype: torch.dtype, device: torch.device) -> Operation:
-    """A matrix product, its operands transposed as they are in its pass."""
+    """Return a function that computes a matrix product, its operands transposed as they are in its pass."""
     m, n, k = of.m, of.n, of.k
     generator = torch.Generator(device).manual_seed(0)
     random = lambda *shape: torch.randn(*shape, dtype=dtype, device=device, generator=generator)
@@ -111,7 +111,7 @@ def product(of: Product, dtype: torch.dtype, device: torch.device) -> Operation:
 
 
 def _attention(core: Core, microbatches: int, dtype: torch.dtype, device: torch.device) -> list[dict[str, Any]]:
-    """Its forward and its backward pass, on heads that lie side by side in memory, as layers have them."""
+    """Measure the forward and backward pass, on heads that are adjacent in memory, as in layers."""
     generator = torch.Generator(device).manual_seed(0)
     shape = core.batch, core.seq_len, 3, core.heads, core.head_size
     qkv = torch.randn(*shape, dtype=dtype, device=device, generator=generator).permute(2, 0, 3, 1, 4)
@@ -132,9 +132,9 @@ def _attention(core: Core, microbatches: int, dtype: torch.dtype, device: torch.
 
 
 def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) -> list[dict[str, Any]]:
-    """What this rank takes part in in a step; of several sizes of one kind, calls of their mean.
+    """Measure the collectives of this rank in a step; several sizes of one kind are calls of their mean.
 
-    A send is measured as every pipeline rank's at once, to the next one, and the last one's to the first.
+    A send is measured on all pipeline ranks at once, to the next one, and from the last one to the first.
     """
     run = places[0].run
     traffic = [step_traffic(place, head_positions(run.model)) for place in places]
@@ -147,7 +147,7 @@ def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) ->
     for axes, op in every:
         dist.barrier()
         group, count = groups[axes], mine.get(axes, {}).get(op)
-        if op == "send" and count is None:  # who sends nothing receives
+        if op == "send" and count is None:  # a rank that sends nothing receives
             count = Count(0, 0)
         if group is None or count is None:
             continue
@@ -159,7 +159,7 @@ def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) ->
 
 
 def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | None:
-    """The ranks that differ in these axes; None: this rank is at neither end of the pipeline. All ranks have to ask."""
+    """Return the ranks that differ in these axes; None at neither end of the pipeline. All ranks have to call this."""
     if axes == "ends":
         rank_of = place.schedule.rank_of
         return ends_group(mesh, {rank_of[0], rank_of[len(rank_of) - 1]})
@@ -167,7 +167,7 @@ def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | Non
 
 
 def _dtype(run: Run, axes: str, op: Op) -> torch.dtype:
-    """Of what is sent: gradients are reduced in the type that they are added up in, all else is the weights'."""
+    """Return the type of the data: gradients are reduced in the type of their sums, all else has the weights' type."""
     is_gradient = op in ("all_reduce", "reduce_scatter") and axes != "tp"
     return (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
 
@@ -175,7 +175,7 @@ def _dtype(run: Run, axes: str, op: Op) -> torch.dtype:
 def _collective(
     op: Op, whole_bytes: int, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device
 ) -> Operation:
-    """It, from its start until its result is there."""
+    """Return a function that does a collective from its start until its result is there."""
     ranks = group.size()
     part = torch.zeros(max(1, whole_bytes // dtype.itemsize // ranks), dtype=dtype, device=device)
     whole = part.repeat(ranks)

@@ -1,4 +1,4 @@
-"""When a rank does what in a step: measured by the device's own clock, on one scale for all ranks."""
+"""Times of a rank's actions in a step, by the device's own clock, on one scale for all ranks."""
 
 import socket
 import time
@@ -15,11 +15,11 @@ from impl.pipeline.schedule import Action
 class Stopwatch:
     """Start and end of every action of the latest step, in seconds.
 
-    On a GPU they are CUDA events: nothing waits for the device. All ranks have to make theirs together. Ranks of one
-    machine share its clock; other machines' clocks are set by a barrier, to within its own time.
+    On a GPU they are CUDA events, so nothing waits for the device. All ranks have to construct theirs together. Ranks
+    of one machine share its clock; other machines' clocks are set by a barrier, to within the barrier's own time.
 
     Args:
-        begun, ended: are told of every action, for whoever wants to know what the rank is doing.
+        begun, ended: functions called with every action, for reports of the rank's place.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Stopwatch:
         self._marks: list[tuple[Action, Any, Any]] = []
 
     def reset(self) -> None:
-        """Forget the step before."""
+        """Forget the previous step."""
         self._marks = []
 
     @contextmanager
@@ -57,7 +57,7 @@ class Stopwatch:
             self._ended(action)
 
     def row(self) -> list[list[Any]]:
-        """[action, start, end] of the latest step, as `impl.pipeline.simulate.Timeline` reads them."""
+        """Return [action, start, end] of the latest step, as `impl.pipeline.simulate.Timeline` reads them."""
         return [[str(action), self._seconds(start), self._seconds(end)] for action, start, end in self._marks]
 
     def _event(self) -> torch.cuda.Event:

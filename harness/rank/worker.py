@@ -15,17 +15,18 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
-from harness.rank import supervisor
-from harness.rank.failure import cause_of
-from harness.rank.heartbeat import Heartbeat, entered, places
-from harness.rank.instruments import Inside
-from harness.rank.journal import DamagedError, Measured
-from harness.rank.notice import Notice
+from harness.rank.agreed_end import AgreedEnd
+from harness.rank.failure import cause_of, fail
+from harness.rank.heartbeat import EXIT_SAVED, Heartbeat, entered, places
+from harness.rank.instruments import DamagedError, Inspection, Measured
+from harness.rank.json_files import write_as
 from harness.rank.orders import TrainingOrders
 from harness.rank.profile import profiled
-from harness.rank.rendezvous import MeetingError, meet
-from harness.rank.roofline import gemm_rate, limit
+from harness.rank.rendezvous import RendezvousError, join
+from harness.rank.results import Result
+from harness.rank.roofline import gemm_rate, roofline
 from harness.rank.stopwatch import Stopwatch
 from harness.records.environment import device_environment
 from harness.records.store import RESUMED, write_atomically
@@ -34,39 +35,49 @@ from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
 from impl.data.tokens import TokenFolder
 from impl.dimensions import dimensions
-from impl.engines import Engine, make
 from impl.mesh import build_mesh
 from impl.pipeline.schedules import trust
 from impl.plan import AXES
+from impl.run import Run
 from impl.train import Trainer
 
 if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs have none
     from harness.rank.resume import Continuation
+    from impl.engines import Engine
 
 FLUSH_SECONDS = 0.5
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
-    """Train the run that the attempt's orders name; returns the exit status, and leaves a failure for the collector."""
+    """Train the run of the attempt's orders; return the exit status, and write a failure for the record."""
     try:
         is_over = Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()
     except Exception as error:
         return _failed(attempt, rank, world_size, error)
-    return 0 if is_over else supervisor.TOLD
+    return 0 if is_over else EXIT_SAVED
+
+
+def make(run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> "Engine":
+    """Return the trainer of the run's engine; other engines than this project's are imported only for their runs."""
+    if run.engine == "native":
+        return Trainer(run, data, mesh, device)
+    from impl.engines import make as make_other
+
+    return make_other(run, data, mesh, device)
 
 
 class Worker:
-    """Trains and evaluates, writing steps as they happen and the result once at the end."""
+    """One rank that trains and evaluates; it logs steps as they happen, and writes its result at the end."""
 
     def __init__(self, attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> None:
         self.heart = Heartbeat.of_this_rank()
-        self.heart.enter("start-up", action="meeting")
+        self.heart.enter("start-up", action="rendezvous")
         self.attempt, self.rank = attempt, rank
         self.orders = TrainingOrders.read(attempt)
         self.run = self.orders.run
-        trust(self.run.plan.schedule)  # by the command that started this rank
+        trust(self.run.plan.schedule)  # the command that started this rank checked it
         torch.set_num_threads(self.run.threads)
-        self.device, self.store = meet(self.orders, rank, local_rank, world_size, rendezvous)
+        self.device, self.store = join(self.orders, rank, local_rank, world_size, rendezvous)
         self.mesh = build_mesh(self.run.plan, self.device.type)
         groups = {axis: self.mesh.get_group(axis) for axis in AXES}
         self.heart.name_groups({str(g.group_name): axis if g.size() > 1 else None for axis, g in groups.items()})
@@ -74,7 +85,7 @@ class Worker:
         self.watch = Stopwatch(self.device, self.heart.begin, self.heart.end)
 
     def run_to_end(self) -> bool:
-        """Start up, train, evaluate, write the result; whether it came to that, and was not told to end before."""
+        """Start up, train, evaluate, write the result; return False if the rank saved and ended before, on request."""
         with observed(self.heart.began):
             return self._run_to_end()
 
@@ -86,19 +97,19 @@ class Worker:
             self._note_batches(trainer)
         self.heart.enter("start-up", action="measuring products")
         gemm = gemm_rate(self.run, self.device)
-        inside = Inside(trainer, self.mesh, self.watch) if isinstance(trainer, Trainer) else None
+        inspection = Inspection(trainer, self.mesh, self.watch) if isinstance(trainer, Trainer) else None
         gc.collect()
         gc.freeze()  # the model's objects are never garbage: do not scan them between steps
         self.heart.enter("start-up", action="loading a checkpoint")
-        self._start(trainer)
-        continuation = self._continuation(trainer)
+        self._load_start(trainer)
+        continuation = self._resume(trainer)
         self.heart.enter("start-up", action="waiting for all ranks")
         dist.barrier()
         self.measured.seconds["startup"] = time.time() - self.orders.submitted
         if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # the peak that is recorded leaves start-up out
-        status, reason = self._train(trainer, inside, continuation)
-        if status == "told":
+            torch.cuda.reset_peak_memory_stats()  # the recorded peak leaves start-up out
+        status, reason = self._train(trainer, inspection, continuation)
+        if status == "saved":
             dist.destroy_process_group()
             return False
         if status == "ok":
@@ -108,39 +119,34 @@ class Worker:
         if continuation is not None:
             self.heart.enter("checkpoint", self.run.train.steps)
             continuation.checkpoints.wait()
-        self._write(trainer, inside, gemm, status, reason)
+        measured = self._memory() | gemm | (inspection.of_rank(self.measured) if inspection else {})
+        if status == "ok" and self.orders.profile:
+            measured |= self._profile(trainer)
+        self._write(trainer, measured, status, reason)
         dist.destroy_process_group()
         return True
 
-    def _write(
-        self, trainer: Engine, inside: Inside | None, gemm: dict[str, Any], status: str, reason: str | None
-    ) -> None:
-        """Leave the result for the collector."""
-        result = {
-            "status": status,
-            "reason": reason,
-            "seconds": self.measured.seconds,
-            "evaluations": self.measured.evaluations,
-            "resumed": self.measured.resumed,
-            "rank": {
-                "rank": self.rank,
-                **self._memory(),
-                **gemm,
-                **(inside.of_rank(self.measured) if inside else {}),
-                **(self._profile(trainer) if status == "ok" and self.orders.profile else {}),
-            },
-            "engine": {"name": self.run.engine, **trainer.settings()},
-            "device": device_environment(self.device),
-            "resolved": {
+    def _write(self, trainer: "Engine", measured: dict[str, Any], status: str, reason: str | None) -> None:
+        """Write the result for the record."""
+        result = Result(
+            status=status,
+            reason=reason,
+            seconds=self.measured.seconds,
+            evaluations=self.measured.evaluations,
+            resumed=self.measured.resumed,
+            rank={"rank": self.rank, **measured},
+            engine={"name": self.run.engine, **trainer.settings()},
+            device=device_environment(self.device),
+            resolved={
                 "vocab_size": trainer.vocab_size,
                 "parameters": count_parameters(self.run.model, trainer.vocab_size).total,
                 "head_positions": 0 if self.run.data.race else head_positions(self.run.model),
             },
-        }
-        write_atomically(self.attempt / f"rank-{self.rank}.json", json.dumps(result))
+        )
+        write_as(self.attempt / f"rank-{self.rank}.json", result)
 
-    def _start(self, trainer: Engine) -> None:
-        """Weights of another run, if training starts from them."""
+    def _load_start(self, trainer: "Engine") -> None:
+        """Load the weights of another run if training starts from them."""
         if self.orders.start is None:
             return
         assert isinstance(trainer, Trainer)
@@ -150,12 +156,12 @@ class Worker:
         assert isinstance(group, dist.ProcessGroup)
         start_from(self.orders.start, trainer, group)
 
-    def _continuation(self, trainer: Engine) -> "Continuation | None":
-        """Checkpoints, if they are asked for; training goes on from the last one, if there is one."""
+    def _resume(self, trainer: "Engine") -> "Continuation | None":
+        """Return the checkpoints if there are to be any, and resume from the last one if there is one."""
         every = self.orders.checkpoint_every or (self.run.train.steps if self.run.keep_end else 0)
         if not every:
             return None
-        assert isinstance(trainer, Trainer)  # no other is started then
+        assert isinstance(trainer, Trainer)  # other engines are refused checkpoints before they start
         from harness.rank.resume import Continuation
 
         timeout = timedelta(seconds=self.orders.collective_timeout_seconds)
@@ -163,18 +169,18 @@ class Worker:
         before, warnings = continuation.resume()
         self.measured = before or self.measured
         if self.rank == 0 and (before or warnings):
-            told = {"step": before.resumed[-1] if before else 0, "warnings": warnings}
-            write_atomically(self.attempt / RESUMED, json.dumps(told))
+            resumed = {"step": before.resumed[-1] if before else 0, "warnings": warnings}
+            write_atomically(self.attempt / RESUMED, json.dumps(resumed))
         return continuation
 
     def _train(
-        self, trainer: Engine, inside: Inside | None, continuation: "Continuation | None"
+        self, trainer: "Engine", inspection: Inspection | None, continuation: "Continuation | None"
     ) -> tuple[str, str | None]:
-        """All steps that are left, timed at their ends, when the device has finished; stops at the first NaN loss, and
-        when it is told to."""
+        """Do all remaining steps, each timed until the device has finished it, to the end, a NaN loss or a request."""
         every, begun = self.run.evaluation.every, len(self.measured.steps)
-        is_told = self.orders.on == "slurm" and continuation is not None  # others go on from nowhere, or are not told
-        notice = Notice(self.store, self.rank, self.heart.is_told) if is_told else None
+        # without checkpoints a run is not asked to save, and on this machine none is
+        can_save = self.orders.on == "slurm" and continuation is not None
+        end = AgreedEnd(self.store, self.rank, self.heart.is_end_requested) if can_save else None
         with open(self.attempt / f"rank-{self.rank}.steps.jsonl", "w") as log:
             flushed = time.perf_counter()
             log.writelines(json.dumps(line) + "\n" for line in self.measured.steps)
@@ -183,12 +189,12 @@ class Worker:
                 begin = time.perf_counter()
                 self.heart.enter("training", i)
                 self.watch.reset()
-                looks = inside if i == begun else None
-                step = looks.step(i, self.measured) if looks else trainer.step(i, self.watch)
+                first = inspection if i == begun else None
+                step = first.step(i, self.measured) if first else trainer.step(i, self.watch)
                 loss, norm = step.loss.item(), step.grad_norm.item()  # waits for the device
-                end = time.perf_counter()
-                self.measured.seconds["training"] += end - begin
-                line = {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": end - begin}
+                seconds = time.perf_counter() - begin
+                self.measured.seconds["training"] += seconds
+                line = {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": seconds}
                 line |= {"skipped": True} if step.is_skipped else {}
                 self.measured.steps.append(line)
                 flushed = self._log(log, flushed, line)
@@ -196,14 +202,14 @@ class Worker:
                     return "nan", f"loss is {loss} at step {i}"
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
                     self._evaluate(trainer, i + 1, final=False)
-                ends = notice is not None and notice.ends(i + 1, end - begin)
+                ends = end is not None and end.ends(i + 1, seconds)
                 if continuation is not None:
                     with entered(self.heart, "checkpoint", i + 1):
                         continuation.after(i + 1, self.measured, now=ends)
                         if ends:
                             continuation.checkpoints.wait()
                 if ends:
-                    return "told", None
+                    return "saved", None
         return "ok", None
 
     def _log(self, log: IO[str], flushed: float, line: dict[str, Any]) -> float:
@@ -214,7 +220,7 @@ class Worker:
             return now
         return flushed
 
-    def _evaluate(self, trainer: Engine, step: int, *, final: bool) -> None:
+    def _evaluate(self, trainer: "Engine", step: int, *, final: bool) -> None:
         begin = time.perf_counter()
         self.heart.enter("evaluation", step)
         found = [{"step": step, **dataclasses.asdict(evaluation)} for evaluation in trainer.evaluate(final=final)]
@@ -224,7 +230,7 @@ class Worker:
         self.measured.seconds["evaluation"] += time.perf_counter() - begin
 
     def _note_batches(self, engine: Any) -> None:
-        """Another engine's evaluation, of which nobody here knows the collectives, is seen to go on by its batches."""
+        """Note each batch of another engine's evaluation as progress, as its collectives are not observed."""
         score = engine.next_token
 
         def noted(*batch: Any) -> Any:
@@ -233,13 +239,13 @@ class Worker:
 
         engine.next_token = noted
 
-    def _profile(self, trainer: Engine) -> dict[str, Any]:
-        """The last step once more, under a profiler, and what its parts take alone."""
+    def _profile(self, trainer: "Engine") -> dict[str, Any]:
+        """Repeat the last step under a profiler, and measure its operations alone."""
         begin, last = time.perf_counter(), self.run.train.steps - 1
         self.heart.enter("profiling")
         found = {
             "profile": profiled(lambda: trainer.step(last).grad_norm.item(), self.device),
-            "limit": limit(self.run, trainer.vocab_size, self.mesh, self.device),
+            "limit": roofline(self.run, trainer.vocab_size, self.mesh, self.device),
         }
         self.measured.seconds["profiling"] = time.perf_counter() - begin
         return found
@@ -258,9 +264,9 @@ def _failed(attempt: Path, rank: int, ranks: int, error: Exception) -> int:
     sys.stderr.flush()
     first_line = (str(error).strip().splitlines() or [""])[0]
     text = f"{type(error).__name__}: {first_line}"
-    cause = "launch" if isinstance(error, MeetingError | DamagedError) else cause_of(text)
+    cause = "launch" if isinstance(error, RendezvousError | DamagedError) else cause_of(text)
     where = f" ({places(attempt, ranks)})" if cause == "hang" else ""
-    supervisor.fail(attempt, rank, cause, f"rank {rank}: {text}{where}")
+    fail(attempt, rank, cause, f"rank {rank}: {text}{where}")
     return 1
 
 
@@ -268,4 +274,4 @@ if __name__ == "__main__":
     status = main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # all is written: how the libraries' threads take an interpreter's end is no fact about the run
+    os._exit(status)  # all is written, and how the libraries' threads take an interpreter's end is no fact of the run

@@ -33,5 +33,12 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in frame.to_numpy(dtype=object).tolist()]
 
 
+def none_if_missing(column: pd.Series) -> list[Any]:
+    """Return the values of a column, None where missing."""
+    values = column.to_numpy(dtype=object, copy=True)
+    values[pd.isna(values)] = None
+    return values.tolist()
+
+
 def is_missing(value: Any) -> bool:
     return value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value))

@@ -1,6 +1,5 @@
 """Labels of runs among others: a configuration's fields, and those that distinguish the runs."""
 
-import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -16,8 +15,6 @@ FIELDS = tuple(
 )
 """Dotted names of all fields of a run."""
 VALUES = attrgetter(*FIELDS)
-MOST_RUNS = 2**15
-"""Runs whose fields are kept: those of a large sweep."""
 DEFAULTS = dict(zip(FIELDS, VALUES(Run()), strict=True))
 NOT_PART_OF_A_POINT = ("seed", "repeat")
 SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
@@ -42,7 +39,6 @@ SHORT = {
 }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=MOST_RUNS)
 def fields(run: Run) -> dict[str, Any]:
     """Return all fields of a run by their dotted names."""
     return dict(zip(FIELDS, VALUES(run), strict=True))
@@ -59,43 +55,38 @@ def varying(runs: Iterable[Run], shown: Iterable[str] = ()) -> list[str]:
     `seed`, `repeat` and the fields that are `shown` elsewhere are left out, and so is a field whose value follows from
     those named before it, unless it is in ALWAYS_NAMED.
     """
-    return telling([fields(run) for run in runs], shown)
-
-
-def telling(rows: Sequence[Mapping[str, Any]], shown: Iterable[str] = ()) -> list[str]:
-    """Return the names of `varying` for runs given as mappings from dotted names to values."""
-    order = dict.fromkeys((*SHAPE, *TELLING, *itertools.chain.from_iterable(rows)))
-    shown, kept, groups, count = set(shown), [], [0] * len(rows), 1
+    columns = dict(zip(FIELDS, zip(*map(VALUES, runs), strict=True), strict=False))  # no columns without runs
+    differing = [name for name, column in columns.items() if len(set(column)) > 1 and name not in NOT_PART_OF_A_POINT]
+    order = [name for name in dict.fromkeys((*SHAPE, *TELLING, *FIELDS)) if name in differing]
+    shown, kept, groups, count = set(shown), [], itertools.repeat(0), 1
     for name in sorted(order, key=lambda name: name not in shown):
-        column = [row.get(name) for row in rows]
-        if name in NOT_PART_OF_A_POINT or len(set(column)) < 2:
-            continue
         found: dict[tuple[int, Any], int] = {}
-        finer = [found.setdefault(pair, len(found)) for pair in zip(groups, column, strict=True)]
+        finer = [found.setdefault(pair, len(found)) for pair in zip(groups, columns[name], strict=False)]
         if name in ALWAYS_NAMED or len(found) > count:
             groups, count = finer, len(found)
             kept += [] if name in shown else [name]
     return kept
 
 
-def label(run: Run, runs: Iterable[Run], skip: Iterable[str] = ()) -> str:
-    """Return what distinguishes a run from the others, as `norm=pre lr=0.001`; empty if nothing does."""
-    values, names = fields(run), varying(runs, skip)
-    return label_of(values, names) or label_of(values, names, unsaid={})
-
-
 def labels(points: Sequence[Run], skip: Iterable[str] = ()) -> list[str]:
     """Return the label of each point among the others; empty if it has usual values only and nothing else differs."""
-    names = varying(dict.fromkeys(points), skip)
-    return [label_of(fields(point), names) for point in points]
+    return labels_by(points, varying(points, skip))
 
 
-def label_of(values: Mapping[str, Any], names: Sequence[str], unsaid: Mapping[str, Any] = UNSAID) -> str:
-    """Return these fields under short names, as `tp=2 overlap=off`, without those at their `unsaid` value."""
+def labels_by(runs: Sequence[Run], names: Sequence[str], unsaid: Mapping[str, Any] = UNSAID) -> list[str]:
+    """Return these fields of each run under short names, as `tp=2 overlap=off`, without those at their `unsaid` value.
+
+    Texts are made once per value of a field: a sweep has thousands of runs, and few values of each field.
+    """
     last = [name.rpartition(".")[2] for name in names]
-    short = {n: SHORT.get(n, n if last.count(end) > 1 else end) for n, end in zip(names, last, strict=True)}
-    said = [name for name in names if name in values and not (name in unsaid and values[name] == unsaid[name])]
-    return " ".join(f"{short[name]}={_value(values[name])}" for name in said)
+    found = [""] * len(runs)
+    for name, end in zip(names, last, strict=True):
+        short, column = SHORT.get(name, name if last.count(end) > 1 else end), list(map(attrgetter(name), runs))
+        texts = {value: f"{short}={_value(value)} " for value in set(column)}
+        if name in unsaid:
+            texts[unsaid[name]] = ""
+        found = [text + texts[value] for text, value in zip(found, column, strict=True)]
+    return [text[:-1] for text in found]
 
 
 def _value(value: Any) -> str:

@@ -1,302 +1,51 @@
-"""The typed record of one run: its outcome, and the raw values of every rank."""
+"""The typed record of one run, and what is measured from it: each measure is defined once, in SI units."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from harness.records.statistics import warmup_steps
-from harness.records.store import SIMULATED
-from impl.pipeline.schedules import is_trusted
+from harness.records.parts import (
+    LOSS,
+    READ,
+    SECONDS,
+    Collective,
+    Environment,
+    Evaluation,
+    Head,
+    Prediction,
+    Rank,
+    Resolved,
+    Step,
+)
+from harness.records.statistics import quartiles, warmup_steps
+from impl.cost.flops import hardware_flops, model_flops
+from impl.cost.memory import memory
+from impl.cost.peaks import peak_flops
+from impl.pipeline.schedule import Op
+from impl.pipeline.schedules import build, is_trusted
+from impl.pipeline.simulate import Timeline, simulate
 from impl.run import Run
 
-MOST = 1e18
-"""Largest number accepted in a record: sums and products of such numbers are still finite."""
-READ = ConfigDict(extra="ignore", allow_inf_nan=False, validate_by_name=True)
-
-Count = Annotated[int, Field(ge=0, le=int(MOST))]
-Some = Annotated[int, Field(ge=1, le=int(MOST))]
-Difference = Annotated[int, Field(ge=-int(MOST), le=int(MOST))]
-Size = Annotated[float, Field(ge=0, le=MOST)]
-Positive = Annotated[float, Field(ge=1e-12, le=MOST)]
-Number = Annotated[float, Field(ge=-MOST, le=MOST)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-"""Loss or gradient norm of a training run that may diverge."""
-Nats = Annotated[float, Field(ge=0, le=100)]
-"""Nats per token or word, small enough for a finite perplexity."""
-Span = tuple[str, Number, Number]
-"""Action of a pipeline rank, its start and its end in seconds."""
-Status = Literal["ok", "nan", "invalid", "oom", "failed", "timeout"]
-CATEGORIES = frozenset({"parameters", "gradients", "optimizer", "activations", "buffers", "rest"})
-"""Categories of a step's device memory."""
-
-
-@dataclass(config=READ)
-class Collective:
-    """Calls and bytes of one kind of collective in one step."""
-
-    calls: Count = 0
-    bytes: Count = 0
-
-
-@dataclass(config=READ)
-class Limit:
-    """Seconds that parts of a step take when run alone."""
-
-    gemm_seconds: Size
-    attention_seconds: Size
-    collective_seconds: Size
-
-
-@dataclass(config=READ)
-class Parts:
-    """Seconds of a profiled step by kind of work."""
-
-    products: Size
-    attention: Size
-    optimizer: Size
-    operators: Size
-    communication: Size
-    rest: Number
-
-
-@dataclass(config=READ)
-class Profile:
-    """One step under the profiler."""
-
-    seconds: Positive
-    parts: Parts
-
-
-@dataclass(config=READ)
-class Rank:
-    """Measurements of one rank."""
-
-    rank: Count = 0
-    peak_memory_bytes: Count | None = None
-    memory_kind: str | None = None
-    """Method of the peak's measurement, as `peak RSS`."""
-    gemm_flops_per_s: Positive | None = None
-    """FLOP/s of the rank's matrix products alone."""
-    state_bytes: dict[str, Count] | None = None
-    """Bytes of weights and optimizer states, `split` over tensor-parallel ranks or `whole`."""
-    activation_bytes: dict[str, Count] | None = None
-    """Bytes kept of one microbatch, by the whole `model` and by one `layer`."""
-    memory: dict[str, Difference] | None = None
-    """Bytes at the fullest moment of a step, by CATEGORIES, plus `host` memory."""
-    traffic: dict[str, dict[str, Collective]] | None = None
-    """Collectives of a step by axis of the mesh and kind."""
-    timeline: list[Span] | None = None
-    """Actions of the last step of a pipeline."""
-    limit: Limit | None = None
-    profile: Profile | None = None
-
-    @property
-    def total_bytes(self) -> int:
-        """Device bytes at the fullest moment of a step; 0 where not counted."""
-        return sum(size for name, size in (self.memory or {}).items() if name != "host")
-
-
-@dataclass(config=READ, slots=True)
-class Step:
-    """One optimizer step."""
-
-    step: Count = 0
-    loss: Finite | None = None
-    """Training loss; None if it is not finite, or if nothing was trained."""
-    grad_norm: Finite | None = None
-    lr: Finite | None = None
-    seconds: Annotated[list[Positive], Field(min_length=1)] | None = None
-    """Seconds of every rank."""
-    skipped: bool = False
-    """True if fp16 gradients overflowed, so that only the loss scale was changed."""
-
-
-@dataclass(config=READ)
-class Dimensions:
-    """Magnitudes of the residual stream's dimensions in an evaluation."""
-
-    layers: dict[str, list[Size]]
-    """Root mean square of each dimension, by layer."""
-    norms: dict[str, dict[str, tuple[Number, Count]]]
-    """How far the largest value of each norm's `weight` and `bias` stands out, and its dimension."""
-    nats: Finite
-    zeroed: list[tuple[Count, Finite]] | None = None
-    """Nats per token with one dimension set to zero: the largest, and one of average size."""
-
-
-@dataclass(config=READ)
-class Evaluation:
-    """Sums of one evaluation of a text or of questions."""
-
-    name: str
-    kind: Literal["causal", "masked", "words", "last_word", "choice"]
-    step: Count
-    nats: Finite | None = None
-    tokens: Count | None = None
-    words: Count | None = None
-    bytes: Count | None = None
-    correct: Count | None = None
-    total: Count | None = None
-    key: dict[str, str | int | float | bool | None] | None = None
-    """Comparability key: values that must be equal in evaluations that are compared."""
-    dimensions: Dimensions | None = None
-
-    def per(self, unit: str) -> float:
-        """Return nats per `tokens`, `words` or `bytes`; NaN where they were not counted."""
-        count = getattr(self, unit)
-        return self.nats / count if self.nats is not None and count else math.nan
-
-
-@dataclass(config=READ)
-class Sample:
-    """Entropy of the validation sample."""
-
-    nats_per_token: Nats | None = None
-    standard_error: Size | None = None
-
-
-@dataclass(config=READ)
-class Entropy:
-    """Exact entropy rates of a synthetic language."""
-
-    nats_per_token: Nats
-    valid: Sample | None = None
-
-    @property
-    def floor(self) -> float:
-        """Nats per token that no model can be expected to beat on the validation sample."""
-        sample = self.valid.nats_per_token if self.valid else None
-        return self.nats_per_token if sample is None else sample
-
-
-@dataclass(config=READ)
-class Data:
-    """Text that the model was trained on."""
-
-    name: str | None = None
-    sha256: str | None = None
-    entropy: Entropy | None = None
-
-
-@dataclass(config=READ)
-class Resolved:
-    """Values of the run that follow from its data."""
-
-    vocab_size: Annotated[int, Field(ge=2, le=10**9)] | None = None
-    padded_vocab_size: Some | None = None
-    parameters: Some | None = None
-    head_positions: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    """Positions of a sequence that the output head is computed for."""
-    data: Data | None = None
-
-
-@dataclass(config=READ)
-class Git:
-    """Version of the code that ran."""
-
-    commit: str | None = None
-    dirty: bool = False
-    diff_sha256: str | None = None
-
-
-@dataclass(config=READ)
-class Environment:
-    """Hardware and software of a measured run, or the system that a run was simulated for."""
-
-    device: str | None = None
-    device_name: str | None = None
-    system: str | None = None
-    """Name of the simulated system."""
-    stack: str | None = None
-    """Simulated software stack."""
-    backend: str | None = None
-    cores: Count | None = None
-    memory_bytes: Count | None = None
-    processor: str | None = None
-    cpu_capability: str | None = None
-    os: str | None = None
-    python: str | None = None
-    lock_sha256: str | None = None
-    command: list[str] | None = None
-    packages: dict[str, str] | None = None
-    variables: dict[str, str] | None = None
-    git: Git | None = None
-
-
-@dataclass(config=READ)
-class Prediction:
-    """Simulated values of a step other than its recorded seconds and bytes."""
-
-    seconds: Number | None = None
-    low: Number | None = None
-    """Lower end of the 90% interval of seconds; `high` is the upper one."""
-    high: Number | None = None
-    bubble: Number | None = None
-    microbatches_in_flight: Number | None = None
-    warnings: list[str] = field(default_factory=list)
-
-
-@dataclass(config=READ)
-class Times:
-    """Start, end and durations of a run."""
-
-    started: str | None = None
-    ended: str | None = None
-    startup_seconds: Number | None = None
-    training_seconds: Number | None = None
-    evaluation_seconds: Number | None = None
-    total_seconds: Number | None = None
-    resumed_at: list[Count] = field(default_factory=list)
-    """Steps at which training was resumed after an interruption."""
-
-
-@dataclass(config=READ)
-class Try:
-    """Outcome of an earlier attempt by the same command."""
-
-    status: str | None = None
-    reason: str | None = None
-    cause: str | None = None
-    attempt: str | None = None
-    ended: str | None = None
-
-
-@dataclass(config=READ, kw_only=True, eq=False)
-class Head:
-    """Identity and outcome of a record's run."""
-
-    schema: Literal[1, 2]
-    """Version of the document; those of version 2 begin with a digest."""
-    id: str
-    experiment: str
-    tier: str
-    source: str = "measured"
-    status: Status
-    reason: str | None = None
-    cause: str | None = None
-    """Kind of the failure; None in records written before causes existed."""
-    attempt: str | None = None
-    tries: list[Try] = field(default_factory=list)
-    times: Times = field(default_factory=Times)
-
-    @property
-    def is_simulated(self) -> bool:
-        """True if the record was simulated and nothing was run."""
-        return self.source == SIMULATED
-
-    def as_try(self) -> dict[str, Any]:
-        """Return the entry for this record in the `tries` of a later one."""
-        return dataclasses.asdict(Try(self.status, self.reason, self.cause, self.attempt, self.times.ended))
+CONVENTION = "palm_12"
+"""Default FLOP convention, that of most published numbers; for GPT and for BERT."""
+STATES = ("parameters", "gradients", "optimizer")
+"""Categories of memory that are model states."""
+NONE = Collective()
 
 
 @dataclass(config=READ, kw_only=True, eq=False)
 class Record(Head):
-    """Record of one run with the raw values of its steps, ranks and evaluations."""
+    """Record of one run with the raw values of its steps, ranks and evaluations.
+
+    A measure that the record cannot give is NaN.
+    """
 
     run: Annotated[Run, Field(validation_alias="config")]
     resolved: Resolved = field(default_factory=Resolved)
@@ -312,16 +61,35 @@ class Record(Head):
         """Run with seed and repeat 0, which all its repeats and seeds share."""
         return point(self.run)
 
+    @property
+    def parameters(self) -> float:
+        """Parameters of the model."""
+        return float_or_nan(self.resolved.parameters or None)
+
     @cached_property
-    def step_seconds(self) -> list[float]:
+    def timed_seconds(self) -> list[float]:
         """Seconds of each timed step, slowest rank, without the warm-up steps."""
-        seconds = [max(step.seconds) for step in self.steps if step.seconds]
+        seconds = list(map(max, filter(None, map(SECONDS, self.steps))))
         return seconds[warmup_steps(len(seconds)) :]
 
     @cached_property
     def losses(self) -> tuple[float, ...]:
         """Training loss of every step, NaN included; empty where nothing was trained."""
-        return () if self.is_simulated else tuple(float_or_nan(step.loss) for step in self.steps)
+        losses = [] if self.is_simulated else list(map(LOSS, self.steps))
+        return tuple(losses) if None not in losses else tuple(map(float_or_nan, losses))
+
+    @cached_property
+    def courses(self) -> dict[tuple[str, str], list[Evaluation]]:
+        """Evaluations by the name of the text and the kind, each in order of the steps."""
+        found: dict[tuple[str, str], list[Evaluation]] = {}
+        for evaluation in sorted(self.evaluations, key=lambda evaluation: evaluation.step):
+            found.setdefault((evaluation.name, evaluation.kind), []).append(evaluation)
+        return found
+
+    @property
+    def last_evaluations(self) -> list[Evaluation]:
+        """Last evaluation of each text and kind."""
+        return [course[-1] for course in self.courses.values()]
 
     @property
     def has_diverged(self) -> bool:
@@ -343,10 +111,285 @@ class Record(Head):
         """True if the run's schedule may be built; False if its function is named by a record alone."""
         return is_trusted(self.run.plan.schedule)
 
+    @cached_property
+    def tokens_per_second(self) -> float:
+        """Global tokens of the timed steps over their wall time."""
+        seconds = self.timed_seconds
+        return len(seconds) * self.run.tokens_per_step / math.fsum(seconds) if seconds else math.nan
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        """Tokens per second of one rank."""
+        return self.tokens_per_second / self.run.plan.world_size
+
+    @cached_property
+    def step_quartiles(self) -> tuple[float, float, float]:
+        """Quartiles of the seconds of the timed steps."""
+        return quartiles(self.timed_seconds) if self.timed_seconds else (math.nan, math.nan, math.nan)
+
+    @property
+    def step_seconds(self) -> float:
+        """Median seconds of the timed steps."""
+        return self.step_quartiles[1]
+
+    @property
+    def flop_rate(self) -> float:
+        """Model FLOP/s of one device, without recomputation, in the convention `palm_12`."""
+        return self.flop_rate_by(CONVENTION)
+
+    @property
+    def mfu(self) -> float:
+        """Share of the device's peak that `flop_rate` is."""
+        return self.flop_rate / self.peak_flops
+
+    @property
+    def hfu(self) -> float:
+        """Share of the device's peak that model FLOPs and recomputed ones are."""
+        return self.flop_rate_by(CONVENTION, recomputed=True) / self.peak_flops
+
+    @property
+    def gemm_rate(self) -> float:
+        """FLOP/s of matrix products alone, mean over the ranks."""
+        gemm = [rank.gemm_flops_per_s for rank in self.ranks if rank.gemm_flops_per_s]
+        return math.fsum(gemm) / len(gemm) if gemm else math.nan
+
+    @property
+    def skipped_steps(self) -> float:
+        """Steps of an fp16 run whose gradients overflowed, so that only the loss scale was changed."""
+        counts = self.run.precision == "fp16" and self.losses
+        return float(sum(step.skipped for step in self.steps)) if counts else math.nan
+
+    @property
+    def alone_seconds(self) -> float:
+        """Seconds of a step's products and attention alone, on the rank with most."""
+        limits = [rank.limit for rank in self.ranks if rank.limit]
+        return max((one.gemm_seconds + one.attention_seconds for one in limits), default=math.nan)
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Peak memory of the rank with most."""
+        return self._largest(lambda rank: rank.peak_memory_bytes)
+
+    @property
+    def is_memory_predicted(self) -> bool:
+        """True if `peak_memory_bytes` was predicted, as for simulated runs."""
+        return any(rank.memory_kind == "predicted bytes" for rank in self.ranks)
+
+    @property
+    def split_state_bytes(self) -> float:
+        """Weights and optimizer states that tensor-parallel ranks divide, on the rank with most."""
+        return self._largest(lambda rank: (rank.state_bytes or {}).get("split"))
+
+    @property
+    def whole_state_bytes(self) -> float:
+        """Weights and optimizer states that every tensor-parallel rank has, on the rank with most."""
+        return self._largest(lambda rank: (rank.state_bytes or {}).get("whole"))
+
+    @property
+    def model_activation_bytes(self) -> float:
+        """Bytes that the rank with most keeps of one microbatch."""
+        return self._largest(lambda rank: (rank.activation_bytes or {}).get("model"))
+
+    @property
+    def layer_activation_bytes(self) -> float:
+        """Bytes that the rank with most keeps of one microbatch in one layer."""
+        return self._largest(lambda rank: (rank.activation_bytes or {}).get("layer"))
+
+    @property
+    def memory_bytes(self) -> float:
+        """Device memory of the fullest rank, counted at the fullest moment of a step."""
+        return self.bytes_of("total")
+
+    @property
+    def predicted_memory_bytes(self) -> float:
+        """Device memory of the fullest rank, predicted; NaN where it was not counted or the schedule is not trusted."""
+        return self.predicted_bytes_of("total")
+
+    @property
+    def states_bytes(self) -> float:
+        """Model states in `memory_bytes`."""
+        return self.bytes_of(*STATES)
+
+    @property
+    def predicted_states_bytes(self) -> float:
+        """Model states in `predicted_memory_bytes`."""
+        return self.predicted_bytes_of(*STATES)
+
+    @property
+    def tp_calls(self) -> float:
+        """Tensor-parallel collectives of the busiest rank in a step."""
+        calls = (sum(count.calls for count in axes.get("tp", {}).values()) for axes in self._traffic)
+        return max(map(float, calls), default=math.nan)
+
+    @property
+    def tp_bytes_sent(self) -> float:
+        """Bytes that the busiest rank sends in a step's tensor-parallel collectives."""
+        return self._sent_in_rings("tp")
+
+    @property
+    def dp_bytes_sent(self) -> float:
+        """Bytes that the busiest rank sends in a step's data-parallel collectives."""
+        return self._sent_in_rings("dp")
+
+    @property
+    def pp_sends(self) -> float:
+        """Messages that the busiest rank sends to other pipeline stages in a step."""
+        return max((float(axes.get("pp", {}).get("send", NONE).calls) for axes in self._traffic), default=math.nan)
+
+    @property
+    def pp_bytes_sent(self) -> float:
+        """Bytes that the busiest rank sends to other pipeline stages in a step."""
+        return max((float(axes.get("pp", {}).get("send", NONE).bytes) for axes in self._traffic), default=math.nan)
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """Pipeline timeline of the last step; None for runs without a pipeline, or that did not reach that step."""
+        rows = [rank.timeline for rank in self.ranks if rank.timeline]
+        return Timeline.from_rows(rows) if rows else None
+
+    @property
+    def bubble(self) -> float:
+        """Idle over computing time of all pipeline ranks in the last step, the optimizer update not counted."""
+        return float(self.timeline.bubble) if self.timeline else float_or_nan(self.prediction.bubble)
+
+    @property
+    def predicted_bubble(self) -> float:
+        """Bubble of `simulated_timeline`; NaN where the schedule is not trusted."""
+        return float(self._simulated.bubble) if self._simulated else math.nan
+
+    @property
+    def pipeline_seconds(self) -> float:
+        """Seconds of the last step from the first start to the last end, without the optimizer update."""
+        return float(self.timeline.step_time) if self.timeline else math.nan
+
+    @property
+    def predicted_pipeline_seconds(self) -> float:
+        """Seconds of `simulated_timeline`; NaN where the schedule is not trusted."""
+        return float(self._simulated.step_time) if self._simulated else math.nan
+
+    @property
+    def microbatches_in_flight(self) -> float:
+        """Most microbatches whose activations a pipeline rank keeps at once, over all its chunks."""
+        if self.timeline is None:
+            return float_or_nan(self.prediction.microbatches_in_flight)
+        return max(float(self.timeline.microbatches_in_flight(rank)) for rank in self.timeline.rows)
+
+    @property
+    def in_flight_bytes(self) -> float:
+        """Activations of the microbatches in flight, on the pipeline rank with most."""
+        if self.timeline is None:
+            return math.nan
+        held = [(rank.activation_bytes or {}).get("model") for rank in self.ranks if rank.timeline]
+        counts = [self.timeline.microbatches_in_flight(rank) for rank in self.timeline.rows]
+        return max(float(count) * float_or_nan(size) for count, size in zip(counts, held, strict=True))
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds of all steps."""
+        return float_or_nan(self.times.training_seconds)
+
+    def simulated_timeline(self) -> Timeline:
+        """Return the schedule simulated with the median times of each stage's passes in `timeline`.
+
+        Raises:
+            InputError: the schedule is not trusted.
+        """
+        seconds: dict[tuple[Op, int], list[float]] = {}
+        for span in self.timeline.spans if self.timeline else ():
+            seconds.setdefault(span.action[:2], []).append(float(span.end - span.start))
+        medians = {kind: quartiles(values)[1] for kind, values in seconds.items()}
+        plan = self.run.plan
+        schedule = build(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
+        return simulate(schedule, lambda action: medians[action[:2]])
+
+    def flops_per_step(self, convention: str = CONVENTION, *, recomputed: bool = False) -> float:
+        """Return the model FLOPs of one optimizer step over all ranks; NaN if the vocabulary size is unknown.
+
+        Args:
+            convention: how FLOPs are counted, a name in `impl.cost.flops.MODEL_FLOPS`.
+            recomputed: return hardware FLOPs instead, including what the run recomputes in the backward pass.
+        """
+        run, vocab_size = self.run, self.resolved.vocab_size
+        if vocab_size is None and run.model.vocab_size is None:
+            return math.nan
+        # BERT's head sees the masked positions only; the record has their number
+        counted = convention, run.model, run.train.global_batch, vocab_size, self.resolved.head_positions
+        return hardware_flops(*counted, recompute=run.plan.recompute) if recomputed else model_flops(*counted)
+
+    def flop_rate_by(self, convention: str, *, recomputed: bool = False) -> float:
+        """Return the FLOP/s of one device, counted as in `flops_per_step`."""
+        if not self.timed_seconds:
+            return math.nan
+        steps_of_a_rank = self.tokens_per_second / self.run.tokens_per_step / self.run.plan.world_size  # per second
+        return self.flops_per_step(convention, recomputed=recomputed) * steps_of_a_rank
+
+    def bytes_of(self, *categories: str) -> float:
+        """Return the fullest rank's bytes of these categories; all of its device memory for `total`."""
+        fullest = self._fullest
+        if fullest is None or not fullest.memory:
+            return math.nan
+        return float(sum((fullest.memory | {"total": fullest.total_bytes})[name] for name in categories))
+
+    def predicted_bytes_of(self, *categories: str) -> float:
+        """Return the bytes of these categories that are predicted for the rank of `bytes_of`."""
+        sizes = self._predicted_memory
+        return float(sum(sizes[name] for name in categories)) if sizes else math.nan
+
+    @property
+    def peak_flops(self) -> float:
+        """Peak FLOP/s of the device in the run's precision; NaN on a CPU, whose peak depends on its clock."""
+        where = self.environment
+        peak = None if where.device == "cpu" else peak_flops(where.device_name or "", self.run.precision)
+        return float_or_nan(peak)
+
+    @cached_property
+    def _simulated(self) -> Timeline | None:
+        return self.simulated_timeline() if self.timeline and self.has_trusted_schedule else None
+
+    @cached_property
+    def _predicted_memory(self) -> dict[str, int] | None:
+        """Predicted bytes of `_fullest` by category; None where they were not counted."""
+        fullest = self._fullest
+        if fullest is None or not fullest.memory or not self.has_trusted_schedule:
+            return None
+        run, resolved = self.point, self.resolved
+        alike = dataclasses.replace(run, train=dataclasses.replace(run.train, lr=1.0))  # lr does not change it
+        place = self.ranks.index(fullest) // (run.plan.dp * run.plan.tp)
+        return _predicted_memory(alike, resolved.vocab_size, place, resolved.head_positions, self.environment.device)
+
+    @property
+    def _fullest(self) -> Rank | None:
+        return max(self.ranks, key=lambda rank: rank.total_bytes, default=None)
+
+    @property
+    def _traffic(self) -> list[dict[str, dict[str, Collective]]]:
+        return [rank.traffic for rank in self.ranks if rank.traffic is not None]
+
+    def _largest(self, of: Callable[[Rank], int | None]) -> float:
+        return max((float(value) for value in map(of, self.ranks) if value is not None), default=math.nan)
+
+    def _sent_in_rings(self, axis: str) -> float:
+        """Return the bytes that the busiest rank sends along an axis.
+
+        In a ring of t ranks each sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in
+        an all-reduce, which is both.
+        """
+        degree = getattr(self.run.plan, axis)
+        passes = lambda op: 2 if op == "all_reduce" else 1
+        of_ranks = (axes.get(axis, {}).items() for axes in self._traffic)
+        sent = (sum(passes(op) * count.bytes for op, count in of_rank) for of_rank in of_ranks)
+        return max((bytes_ * (degree - 1) / degree for bytes_ in sent), default=math.nan)
+
+
+@functools.lru_cache(maxsize=1024)
+def _predicted_memory(*asked: object) -> dict[str, int]:
+    """Return the predicted memory, cached: many records differ only in fields that it does not depend on."""
+    return memory(*asked).as_dict()  # type: ignore[arg-type]
+
 
 def point(run: Run) -> Run:
     """Return the run with seed and repeat 0, which repeats and seeds of the run share."""
-    return dataclasses.replace(run, seed=0, repeat=0)
+    return dataclasses.replace(run, seed=0, repeat=0) if run.seed or run.repeat else run
 
 
 def float_or_nan(value: float | None) -> float:

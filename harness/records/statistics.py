@@ -44,6 +44,10 @@ class Estimate:
         return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor, self.n)
 
 
+UNKNOWN = Estimate(math.nan, None, 0)
+"""Estimate without any measurement."""
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of repeats or seeds with its 95% interval by Student's t.
 

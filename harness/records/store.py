@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.records.privacy import cleaned
 from impl.errors import InputError
 from impl.files import naming, open_regular, rename
 
 if TYPE_CHECKING:
-    from harness.records.record import Head, Record  # ranks and supervisors start faster without it
+    from harness.records.parts import Head
+    from harness.records.record import Record  # ranks and supervisors start faster without them
 
 SCHEMA = 2
 """Version of records that are written; version 1, without digest, can be read too."""
@@ -25,7 +25,6 @@ SIMULATED = "simulated"
 """Source of a simulated record, and the folder of such records, with one folder for each system."""
 FINISHED = ("ok", "nan")
 """Statuses that a new run of the sweep leaves alone: training again would give the same."""
-
 RESUMED = "resumed.json"
 """File in an attempt's folder with the step that training was resumed at; missing if it began at step 0."""
 JOB = "job.json"
@@ -261,8 +260,9 @@ class Store:
 
     def write(self, document: Document, put: Callable[[Path, str], Any] = write_atomically) -> Path:
         """Write a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file."""
-        path = self.path(document["id"])
-        put(path, with_digest(_one_line_per_item(cleaned(document)) + "\n"))
+        from harness.records.privacy import cleaned
+
+        put(path := self.path(document["id"]), with_digest(_one_line_per_item(cleaned(document)) + "\n"))
         return path
 
     def _why_foreign(self, head: "Head", run_id: str) -> str | None:

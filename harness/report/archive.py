@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import io
 import json as json_format
+import re
 import sys
 import tempfile
 import zipfile
@@ -17,7 +18,7 @@ from harness.analysis import render
 from harness.experiment import folders, published, references
 from harness.experiment.experiment import Experiment, load, points
 from harness.experiment.tiers import TIERS, Tier
-from harness.experiment.verdicts import judged, verdicts_table
+from harness.experiment.verdicts import verdicts_table
 from harness.figures import figures
 from harness.predict.systems import FOLDER as SYSTEMS
 from harness.records.environment import CODE, git_state
@@ -25,7 +26,8 @@ from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import Document, Store, write_atomically
 from harness.report import results
-from harness.report.results import described
+from harness.report.experiments_md import Found, as_markdown, content
+from harness.report.results import described, verdicts_of
 from harness.terminal import Flag, print_json, shown, shown_progress
 from impl.errors import InputError
 from impl.run import to_dict
@@ -35,6 +37,8 @@ BEGINNING = (1980, 1, 1, 0, 0, 0)
 WHOLE = ("LICENSE", "CITATION.cff", "requirements.lock")
 """Files of the code that every archive has."""
 SUMS = "SHA256SUMS"
+LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
+"""Link of an experiment's page, to files that the archive has in other places or not at all."""
 
 
 def export(
@@ -110,13 +114,14 @@ def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> 
     everything = [record for of_tier in records.values() for record in of_tier]
     for tier in shown_progress(list(records), "drawing"):
         inside |= {f"results/{path}": data for path, data in _made(found, tier, records[tier])}
-    verdicts = verdicts_table(found.id, judged(found, everything))
+    verdicts = verdicts_of(found, everything)
+    as_table, findings = verdicts_table(found.id, verdicts), folders.findings_of(results, found.id)
     texts = {
-        "README.md": _readme(found, tuple(records), verdicts),
-        "specification.json": _as_text(_specification(found, tiers)),
+        "README.md": _readme(Found(found, everything, verdicts), findings),
+        "specification.json": _as_text(_specification(found, findings, tiers)),
         "environment.json": _as_text(_environment(documents)),
-        "verdicts.md": render.markdown(verdicts),
-        "verdicts.csv": render.csv(verdicts),
+        "verdicts.md": render.markdown(as_table),
+        "verdicts.csv": render.csv(as_table),
     }
     return {**inside, **{path: text.encode() for path, text in texts.items()}, **dict(_with_it(found, everything))}
 
@@ -154,13 +159,13 @@ def _with_it(found: Experiment, records: Sequence[Record]) -> Iterator[tuple[str
             yield name, (CODE / name).read_bytes()
 
 
-def _specification(found: Experiment, tiers: Sequence[Tier]) -> dict[str, Any]:
+def _specification(found: Experiment, findings: str, tiers: Sequence[Tier]) -> dict[str, Any]:
     """Return the question, and every run with all of its fields."""
     runs = {
         tier: [{"id": p.id, "label": p.label, "config": to_dict(p.run)} for p in points(found.runs[tier])]
         for tier in tiers
     }
-    texts = {"expected": found.expectation, "deviations": found.deviations, "found": found.found}
+    texts = {"expected": found.expectation, "deviations": found.deviations, "found": findings}
     return {**described(found), **texts, "runs": runs}
 
 
@@ -185,19 +190,16 @@ def _as_text(document: Any) -> str:
     return json_format.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _readme(found: Experiment, tiers: Sequence[Tier], verdicts: render.Table) -> str:
-    again = [f"lmscale {verb} {found.id} --tier {tier}" for tier in tiers for verb in ("run", "table")]
-    told = {"Source": found.source, "Expected": found.expectation, "Deviations": found.deviations, "Found": found.found}
-    return "\n\n".join([
-        f"# {found.id}",
-        f"**{found.question}**",
-        *filter(None, [found.about]),
-        "\n".join(f"- {name}: {' '.join(text.split())}" for name, text in told.items() if text),
-        HERE,
-        "In the code at the commit that `environment.json` names:",
-        "```\n" + "\n".join(again) + "\n```",
-        render.markdown(verdicts).replace("### ", "## ", 1).strip(),
-    ]) + "\n"  # fmt: skip
+def _readme(found: Found, findings: str) -> str:
+    """Return the experiment's page, with a list of the files, and how to run it again."""
+    again = [
+        f"lmscale {verb} {found.experiment.id} --tier {tier}"
+        for tier in TIERS
+        for verb in ("run", "table")
+        if any(record.tier == tier for record in found.records)
+    ]
+    commands = "\n".join(["In the code at the commit that `environment.json` names:\n", "```", *again, "```"])
+    return LINK.sub(r"\1", as_markdown([*content(found, findings), "## Files", HERE, commands]))
 
 
 HERE = """\

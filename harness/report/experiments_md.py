@@ -13,8 +13,9 @@ from harness.analysis.perplexity import comparable, perplexity_table, placement_
 from harness.analysis.render import Table
 from harness.analysis.tables import denominators, scaling_table
 from harness.experiment.experiment import Experiment, experiment_ids, load
+from harness.experiment.folders import findings_of
 from harness.experiment.published import papers
-from harness.experiment.references import answered, title
+from harness.experiment.references import Place, answered, title
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import (
     Judged,
@@ -28,6 +29,7 @@ from harness.experiment.verdicts import (
 )
 from harness.launch import texts
 from harness.predict.memory import tokenizer_size
+from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import Store
 from harness.terminal import shown
@@ -70,6 +72,10 @@ OPEN = (
 """Subjects of the papers' related work that are not planned."""
 
 
+Part = str | Table
+"""Part of a page: Markdown, or a table."""
+
+
 class Found(NamedTuple):
     """Experiment with its records of all tiers, and the verdicts on its claims."""
 
@@ -88,24 +94,17 @@ class Found(NamedTuple):
         return None
 
 
-def read(out: Path) -> list[Found]:
-    """Return all experiments, each with its records of all tiers under `out`.
+def read(out: Path, names: Sequence[str] = ()) -> list[Found]:
+    """Return the experiments of these ids, by default all, each with its records of all tiers under `out`.
 
     If `out` is in a git repository, only records tracked by git are read, so that a local run changes nothing.
     """
     tracked = tracked_files(out)
     found = []
-    for experiment in map(load, experiment_ids()):
+    for experiment in map(load, names or experiment_ids()):
         records = records_of(experiment, out, tracked=tracked)
         found.append(Found(experiment, records, judged(experiment, records)))
     return found
-
-
-def index(found: Sequence[Found]) -> str:
-    """Return the text of EXPERIMENTS.md: an index by paper and number, and all experiments with their verdicts."""
-    return (
-        "\n".join([INTRODUCTION, *_index(found), "", *_overview(found), "", *_cannot_tell(found), *_not_here()]) + "\n"
-    )
 
 
 def page_of(name: str) -> str:
@@ -113,65 +112,110 @@ def page_of(name: str) -> str:
     return f"results/{name}/README.md"
 
 
-def _link(name: str) -> str:
-    return f"[{name}]({page_of(name)})"
+class Links:
+    """Markdown links of the index, as EXPERIMENTS.md has them."""
+
+    def experiment(self, name: str) -> str:
+        """Return the link to an experiment's page."""
+        return f"[{name}]({page_of(name)})"
+
+    def paper(self, paper: str) -> str:
+        """Return the link to a paper's published numbers; its title if there are none."""
+        text = title(paper)
+        return f"[{text}](harness/experiment/published/{paper}.csv)" if paper in papers() else text
+
+    def place(self, place: Place) -> str:
+        """Return a table or figure of a paper."""
+        return str(place)
 
 
-def _index(found: Sequence[Found]) -> Iterator[str]:
+def index(found: Sequence[Found]) -> str:
+    """Return the text of EXPERIMENTS.md."""
+    return f"{INTRODUCTION}\n{index_sections(found, Links())}"
+
+
+def index_sections(found: Sequence[Found], links: Links) -> str:
+    """Return the index as Markdown: experiments by paper and number, and all of them with their verdicts."""
+    parts = (_by_number(found, links), _overview(found, links), _cannot_tell(found, links), _not_here())
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _by_number(found: Sequence[Found], links: Links) -> Iterator[str]:
     """Yield a row for every table and figure of the papers with an experiment or published numbers."""
     yield "## By paper and number\n"
     yield from _rows("paper", "table or figure", "experiments")
     for paper, places in answered(one.experiment for one in found).items():
-        source = f"[{title(paper)}](harness/experiment/published/{paper}.csv)" if paper in papers() else title(paper)
         for place, ids in places.items():
-            yield _row(source, str(place), ", ".join(map(_link, ids)) or "published numbers only")
+            experiments = ", ".join(map(links.experiment, ids)) or "published numbers only"
+            yield _row(links.paper(paper), links.place(place), experiments)
 
 
-def _overview(found: Sequence[Found]) -> Iterator[str]:
+def _overview(found: Sequence[Found], links: Links) -> Iterator[str]:
     everything = [one for of_one in found for one in of_one.judged]
-    yield f"## All experiments\n\n{len(found)} experiments. {_capital(in_words(counts(everything)))}.\n"
+    yield f"## All experiments\n\n{len(found)} experiments. {in_words(counts(everything))}.\n"
     yield from _rows("experiment", "question", "verdicts, measured", "verdicts, simulated")
     for e, _, verdicts in found:
-        said = counts(verdicts)
-        yield _row(_link(e.id), e.question, *(listed_counts(said[kind]) or "–" for kind in ("measured", "simulated")))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+        counted = counts(verdicts)
+        by_kind = [listed_counts(counted[kind]) or "–" for kind in ("measured", "simulated")]
+        yield _row(links.experiment(e.id), e.question, *by_kind)
 
 
 def page(found: Found, out: Path) -> str:
-    """Return an experiment's page: question, source, commands, verdicts, tables and figures.
+    """Return an experiment's page as Markdown, with the figures of its records under `out`."""
+    return as_markdown(content(found, findings_of(out, found.experiment.id), out))
+
+
+def as_markdown(parts: Iterable[Part]) -> str:
+    """Return the parts of a page as Markdown; a table without title has no heading."""
+    texts = []
+    for part in parts:
+        text = part if isinstance(part, str) else render.markdown(part, padded=False)
+        texts.append(text.removeprefix("### \n\n").strip())
+    return "\n\n".join(texts) + "\n"
+
+
+def content(found: Found, findings: str, out: Path | None = None) -> Iterator[Part]:
+    """Yield the parts of an experiment's page: question, source, commands, verdicts, tables and figures.
 
     Tables and figures are those of the largest tier with measured records, and of the largest with simulated ones.
+
+    Args:
+        findings: text on what was found; may be empty.
+        out: folder of the records, whose figures are linked to; None for a page without figures.
     """
     e = found.experiment
-    parts = [f"# {e.id}", f"**{e.question}**"]
-    parts += [" ".join(paragraph.split()) for paragraph in e.about.split("\n\n") if paragraph]
-    parts += [f"- Source: {e.source}.\n- Expected: {e.expectation}."]
-    parts[-1] += f"\n- Deviations: {' '.join(e.deviations.split())}" if e.deviations else ""
-    parts[-1] += "".join(f"\n- Text: {line}." for line in _texts(e))
-    parts.append("\n".join(_commands(found)))
+    yield f"# {e.id}"
+    yield f"**{e.question}**"
+    yield from (" ".join(paragraph.split()) for paragraph in e.about.split("\n\n") if paragraph)
+    facts = [f"- Source: {e.source}.", f"- Expected: {e.expectation}."]
+    facts += [f"- Deviations: {' '.join(e.deviations.split())}"] if e.deviations else []
+    yield "\n".join([*facts, *(f"- Text: {line}." for line in _texts(e))])
+    yield "\n".join(_commands(found))
     headline, verdicts = headline_table(e.id, found.judged), verdicts_table(e.id, found.judged)
-    parts += [_rows_of(headline)] if found.records and len(headline.frame) else []
-    if e.found:
-        parts.append(f"**Found.** {' '.join(e.found.split())}")
-    parts += ["## Claims", _rows_of(verdicts)] if len(verdicts.frame) else ["No claims: its tables say what is found."]
+    if found.records and len(headline.frame):
+        yield replace(headline, title="")
+    if findings:
+        yield f"**Found.** {findings}"
+    if len(verdicts.frame):
+        yield "## Claims"
+        yield replace(verdicts, title="")
+    else:
+        yield "No claims: its tables say what is found."
     if not found.records:
-        parts.append("No records yet.")
-    if (ran := found.highest(simulated=False)) is not None:
+        yield "No records yet."
+    ran, simulated = found.highest(simulated=False), found.highest(simulated=True)
+    if ran is not None:
         tier, records = ran
-        parts.append(f"## Measured\n\nTier `{tier}`, {_measured_on(records)}. {_counted(tier, records)}")
-        parts += _shown(e, [*_main_tables(records)], records)
-        parts += _figures(Store(out, e.id, tier))
-    if (simulated := found.highest(simulated=True)) is not None:
+        yield f"## Measured\n\nTier `{tier}`, {_measured_on(records)}. {_counted(tier, records)}"
+        yield from _tables(e, _main_tables(records), records)
+        yield from _figures(out, e, tier)
+    if simulated is not None:
         tier, records = simulated
         systems = _listed(f"{r.environment.system} ({r.environment.stack})" for r in records)
-        parts.append(f"## Simulated\n\nTier `{tier}`, simulated for {systems}. {_counted(tier, records)}")
-        scaling = scaling_table(records)
-        parts += _shown(e, [] if e.table or scaling.frame.empty else [scaling], records)
-        parts += _figures(Store(out, e.id, tier)) if ran is None or ran[0] != tier else []
-    return "\n\n".join(parts) + "\n"
+        yield f"## Simulated\n\nTier `{tier}`, simulated for {systems}. {_counted(tier, records)}"
+        yield from _tables(e, [] if e.table else [scaling_table(records)], records)
+        if ran is None or ran[0] != tier:
+            yield from _figures(out, e, tier)
 
 
 def _texts(e: Experiment) -> Iterator[str]:
@@ -187,21 +231,15 @@ def _counted(tier: Tier, records: Sequence[Record]) -> str:
     return f"{denominators(records)}. Records, tables and figures: [{tier}]({tier})."
 
 
-def _shown(e: Experiment, first: list[Table], records: Sequence[Record]) -> list[str]:
-    """Return these tables and the experiment's own as Markdown."""
-    tables = [*first, *([e.table(records)] if e.table else [])]
-    return [render.markdown(t, padded=False).strip() for t in tables if len(t.frame)]
+def _tables(e: Experiment, first: Iterable[Table], records: Sequence[Record]) -> Iterator[Table]:
+    """Yield these tables and the experiment's own, without those that have no rows."""
+    yield from (table for table in (*first, *([e.table(records)] if e.table else [])) if len(table.frame))
 
 
-def _figures(store: Store) -> list[str]:
-    """Return links to the figures of a tier."""
-    names = sorted(path.stem for path in store.figures.glob("*.svg"))
-    return [f"![{name.replace('_', ' ')}]({store.tier}/figures/{name}.svg)" for name in names]
-
-
-def _rows_of(table: Table) -> str:
-    """Return a table as Markdown without its heading."""
-    return render.markdown(table, padded=False).partition("\n\n")[2].strip()
+def _figures(out: Path | None, e: Experiment, tier: Tier) -> Iterator[str]:
+    """Yield links to the figures of a tier in the folder of records."""
+    for path in sorted(Store(out, e.id, tier).figures.glob("*.svg")) if out else ():
+        yield f"![{path.stem.replace('_', ' ')}]({tier}/figures/{path.name})"
 
 
 def _commands(found: Found) -> Iterator[str]:
@@ -216,14 +254,14 @@ def _commands(found: Found) -> Iterator[str]:
 
 def _memory(found: Found, tier: Tier) -> str:
     """Return the fullest rank's memory over all runs of a tier, measured and simulated, else predicted."""
-    said = []
+    sizes_by_kind = []
     for kind, simulated in (("measured", False), ("simulated", True)):
         ranks = [rank for record in found.of(tier, simulated=simulated) for rank in record.ranks]
         sizes = [size for rank in ranks if (size := rank.peak_memory_bytes)]
-        said += [f"{shown(max(sizes))}, {kind}"] if sizes else []
-    if not said and tier != "paper" and (size := _predicted(tuple(found.experiment.runs[tier]))):
-        said.append(f"{shown(size)}, predicted")
-    return "; ".join(said) or "–"
+        sizes_by_kind += [f"{shown(max(sizes))}, {kind}"] if sizes else []
+    if not sizes_by_kind and tier != "paper" and (size := _predicted(tuple(found.experiment.runs[tier]))):
+        sizes_by_kind.append(f"{shown(size)}, predicted")
+    return "; ".join(sizes_by_kind) or "–"
 
 
 @cache
@@ -252,9 +290,7 @@ def _took(records: Sequence[Record]) -> str:
 
 def _main_tables(records: Sequence[Record]) -> Iterator[Table]:
     """Yield the scaling table, and one for each evaluation: by size and placement if both vary, else by point."""
-    scaling = scaling_table(records)
-    if len(scaling.frame):
-        yield scaling
+    yield scaling_table(records)
     for name, kind, apart, chosen in comparable(records):
         yield placement_table(chosen, name, kind, apart) or perplexity_table(chosen, name, kind, apart)
 
@@ -274,7 +310,8 @@ def _measured_on(records: Sequence[Record]) -> str:
 
 
 def _listed(items: Iterable[str]) -> str:
-    return ", ".join(sorted(set(items)))
+    """Return texts of records in alphabetical order, printable, and without images or HTML."""
+    return render.EMBEDS.sub(r"\\\g<0>", ", ".join(sorted(set(map(printable, items)))))
 
 
 def tracked_files(folder: Path) -> set[Path] | None:
@@ -287,14 +324,12 @@ def tracked_files(folder: Path) -> set[Path] | None:
     return {(folder / name).resolve() for name in names.split("\0") if name}
 
 
-def _cannot_tell(found: Sequence[Found]) -> Iterator[str]:
+def _cannot_tell(found: Sequence[Found], links: Links) -> Iterator[str]:
     """Yield the section on claims that no measured or simulated run here can decide."""
     yield "## Not run here\n\nClaims on which no record here says anything:\n"
     for e, _, verdicts in found:
-        texts = [f"{one.claim.text} ({one.claim.source})" for one in verdicts if one.tier is None]
-        if texts:
-            yield f"- {_link(e.id)}: {'; '.join(texts)}."
-    yield ""
+        if undecided := [f"{one.claim.text} ({one.claim.source})" for one in verdicts if one.tier is None]:
+            yield f"- {links.experiment(e.id)}: {'; '.join(undecided)}."
 
 
 def _not_here() -> Iterator[str]:

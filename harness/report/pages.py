@@ -2,66 +2,75 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from harness.analysis import render, tables
 from harness.analysis.render import Column, Table, shown
 from harness.experiment import references
 from harness.experiment.experiment import Experiment
+from harness.experiment.folders import findings_of
 from harness.experiment.published import FOLDER, papers, published
 from harness.experiment.references import Place
 from harness.experiment.tiers import TIERS, Tier
-from harness.experiment.verdicts import Judged, counts, in_words, judged, verdicts_table
+from harness.experiment.verdicts import Judged, counts, headline_table, in_words, verdicts_table
 from harness.figures import figures, style
-from harness.records.record import Environment, Record
+from harness.records.parts import Environment
+from harness.records.printable import printable
+from harness.records.record import Record
 from harness.report import results
-from harness.report.experiments_md import OPEN, PLANNED
-from harness.report.views import (
+from harness.report.experiments_md import Found, content, index_sections
+from harness.report.html import (
     TEMPLATES,
-    ShownClaim,
+    PageLinks,
     ShownFigure,
     ShownTable,
     markdown,
-    naming,
     page_of,
     page_of_paper,
-    shown_claims,
     shown_figure,
-    shown_table,
     slug,
     templates,
 )
 
 KIND, MANIFEST = "lmscale_report", "report.json"
 """Field that identifies a folder as a report, and the file that has it."""
-MEMORY = Column(key="memory_bytes", header="memory", unit="GiB", si="B", scale=2**30, digits=3)
+
+
+def _texts(**headers: str) -> tuple[Column, ...]:
+    """Return columns of text, by key."""
+    return tuple(Column(key=key, header=header, text=True) for key, header in headers.items())
+
+
 ENVIRONMENT = (
-    *(Column(key=key, header=header, text=True) for key, header in (
-        ("source", "source"), ("device_name", "device"), ("system", "system"), ("stack", "software"),
-        ("device", "kind"), ("backend", "backend"), ("cpu_capability", "instructions"), ("processor", "processor"),
-    )),
-    Column(key="records", header="records"), Column(key="cores", header="cores"), MEMORY,
-    *(Column(key=key, header=header, text=True) for key, header in (
-        ("os", "operating system"), ("python", "Python"), ("packages", "packages"), ("variables", "variables"),
-        ("lock_sha256", "lock file"), ("commit", "commit"),
-    )),
-    Column(key="experiments", header="experiments", text=True),
-    Column(key="commands", header="commands", text=True),
+    *_texts(
+        source="source", device_name="device", system="system", stack="software", device="kind", backend="backend",
+        cpu_capability="instructions", processor="processor",
+    ),
+    Column(key="records", header="records"),
+    Column(key="cores", header="cores"),
+    Column(key="memory_bytes", header="memory", unit="GiB", si="B", scale=2**30, digits=3),
+    *_texts(
+        os="operating system", python="Python", packages="packages", variables="variables", lock_sha256="lock file",
+        commit="commit", experiments="experiments", commands="commands",
+    ),
 )  # fmt: skip
 COUNTED = ("records", "experiments", "commands")
 """Columns that are not fields of an environment."""
+SHAPE = {"tp": "t", "pp": "p", "dp": "d", "gpus": "GPUs", "global_batch": "batch", "value": "published"}
 PRINTED = (
-    *(Column(key=key, header=key.replace("_", " "), text=True) for key in ("quantity", "model", "norm_placement")),
-    *(Column(key=key, header=header) for key, header in (
-        ("tp", "t"), ("pp", "p"), ("dp", "d"), ("gpus", "GPUs"), ("global_batch", "batch"), ("value", "published"),
-    )),
-    *(Column(key=key, header=key, text=True) for key in ("unit", "how", "note")),
-)  # fmt: skip
+    *_texts(quantity="quantity", model="model", norm_placement="norm placement"),
+    *(Column(key=key, header=header) for key, header in SHAPE.items()),
+    *_texts(unit="unit", how="how", note="note"),
+)
+HEADLINES = _texts(
+    experiment="experiment", text="headline", published="published", simulated="simulated", measured="measured"
+)
 
 
 @dataclass(frozen=True)
@@ -69,33 +78,10 @@ class Part:
     """Results from the records of one tier."""
 
     tier: Tier
-    told: str
+    text: str
+    """Where the records are from, and how many points they are of."""
     figures: list[ShownFigure]
     tables: list[ShownTable]
-    more: list[ShownTable]
-    """Tables of every run, and of their environments."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Entry of an experiment in the index."""
-
-    experiment: Experiment
-    found: list[Judged]
-    records: list[Record]
-
-    @property
-    def claims(self) -> list[ShownClaim]:
-        return shown_claims(self.found)
-
-    @property
-    def page(self) -> str:
-        return page_of(self.experiment.id)
-
-    @property
-    def paper(self) -> str:
-        """Folder of the experiment, which may not be that of a paper."""
-        return self.experiment.id.rpartition("/")[0]
 
 
 class Report:
@@ -109,50 +95,49 @@ class Report:
     def __init__(self, folder: Path, results: Path) -> None:
         self.folder, self.results = folder, results
         self.templates = templates()
-        self.entries: list[Entry] = []
+        self.found: list[Found] = []
         self.pages: list[str] = []
 
     def add(self, e: Experiment, records: Sequence[Record]) -> None:
-        """Write an experiment's page, with its tables and figures."""
-        entry = Entry(e, judged(e, records), list(records))
+        """Write an experiment's page: that of the repository, then all tables and figures of every tier."""
+        found = Found(e, list(records), results.verdicts_of(e, records))
+        self.found.append(found)
         by_tier: dict[Tier, list[Record]] = {
             tier: [record for record in records if record.tier == tier] for tier in reversed(TIERS)
         }
         self._page(
-            entry.page,
+            page_of(e.id),
             "experiment.html",
-            entry=entry,
-            e=e,
-            tiers=TIERS,
-            csv=self._table(verdicts_table(e.id, entry.found), e.id, "verdicts").csv if entry.found else "",
-            parts_=[self._part(e, tier, of_tier) for tier, of_tier in by_tier.items() if of_tier],
+            heading=e.id,
+            content=list(self._content(found)),
+            tiers=[self._part(e, tier, of_tier) for tier, of_tier in by_tier.items() if of_tier],
             places=references.of_experiment(e),
         )
-        self.entries.append(entry)
+
+    def _content(self, found: Found) -> Iterator[Markup | ShownTable]:
+        """Yield the parts of an experiment's page."""
+        to_tier = {str(tier): f"#{tier}" for tier in TIERS}
+        for part in content(found, findings_of(self.results, found.experiment.id)):
+            if isinstance(part, str):
+                yield markdown(part, link=lambda target: to_tier.get(target, ""))
+            elif part.name == "verdicts":
+                yield self._table(part, found.experiment.id, part.name)
+            else:
+                yield ShownTable("", part, "")
 
     def _part(self, e: Experiment, tier: Tier, records: Sequence[Record]) -> Part:
-        own = e.table(records).name if e.table else None
-        made = results.all_tables(records, table=e.table)
-        main = [t for t in made if t.name == own or t.name.startswith(("perplexity", "accuracy"))]
-        main += [t for t in made if t.name == "scaling" and not main]
-        names = {t.name for t in main}
-        there = f"{e.id}/{tier}"
+        made, there = results.all_tables(records, table=e.table), f"{e.id}/{tier}"
         with style.style():
             drawn = figures.drawn(records, table=e.table, figure=e.figure)
             shown_figures = [self._figure(figure, there, name) for name, figure in drawn.items()]
-        return Part(
-            tier,
-            f"{_where(records)}. {tables.denominators(records)}.",
-            shown_figures,
-            [self._table(t, there, t.name) for t in sorted(main, key=lambda t: t.name != own)],
-            [self._table(t, there, t.name) for t in (*made, environments(records)) if t.name not in names],
-        )
+        shown_tables = [self._table(table, there, table.name) for table in (*made, environments(records))]
+        return Part(tier, f"{_where(records)}. {tables.denominators(records)}.", shown_figures, shown_tables)
 
     def _table(self, table: Table, place: str, name: str) -> ShownTable:
         """Write a table's file of unrounded values, and return the table for its template."""
         file = Path("tables", *map(slug, place.split("/")), f"{slug(name)}.csv")
         self._write(file, render.csv(table))
-        return shown_table(table, slug(f"{place.rpartition('/')[2]} {name}"), file.as_posix())
+        return ShownTable(slug(f"{place.rpartition('/')[2]} {name}"), table, file.as_posix())
 
     def _figure(self, figure: Any, place: str, name: str) -> ShownFigure:
         file = Path("figures", *map(slug, place.split("/")), f"{slug(name)}.svg")
@@ -163,31 +148,42 @@ class Report:
 
     def finish(self) -> dict[str, Any]:
         """Write the pages of papers, verdicts, environments and documents, and the index; return the manifest."""
-        by_paper = references.answered(entry.experiment for entry in self.entries)
-        for paper, found in by_paper.items():
-            self._paper(paper, found)
-        everything = [record for entry in self.entries for record in entry.records]
-        found = [one for entry in self.entries for one in entry.found]
-        self._page("claims.html", "claims.html", entries=self.entries, found=found)
-        ran = self._table(environments(everything), "all", "environments")
-        self._page("environments.html", "environments.html", table=ran)
+        for paper, places in references.answered(found.experiment for found in self.found).items():
+            self._paper(paper, places)
+        records = [record for found in self.found for record in found.records]
+        verdicts = [one for found in self.found for one in found.judged]
+        of_each = [
+            (e.id, ShownTable(slug(e.id), verdicts_table(e.id, of_one), ""), page_of(e.id))
+            for e, _, of_one in self.found
+            if of_one
+        ]
+        self._page("claims.html", "tables.html", heading="Verdicts", text=in_words(counts(verdicts)), tables=of_each)
+        every = environments(records)
+        ran = (every.title, self._table(every, "all", "environments"), "")
+        self._page("environments.html", "tables.html", heading="Environments", text=_where(records), tables=[ran])
         self._page(
             "index.html",
             "index.html",
-            by_paper=by_paper,
-            entries={entry.experiment.id: entry for entry in self.entries},
-            placed={name for of_paper in by_paper.values() for ids in of_paper.values() for name in ids},
-            found=found,
-            where=_where(everything),
-            counted=_counted(everything),
+            heading="The papers, rerun",
+            body=markdown(index_sections(self.found, PageLinks()), link=str),
+            counted=_counted(records),
+            where=_where(records),
+            headlines=ShownTable("", self._headlines(), ""),
             documents=self._documents(),
-            planned=PLANNED,
-            open=OPEN,
         )
         shutil.copyfile(TEMPLATES / "style.css", self.folder / "style.css")
-        return self._manifest(everything, found)
+        return self._manifest(records, verdicts)
 
-    def _paper(self, paper: str, found: Mapping[Place, Sequence[str]]) -> None:
+    def _headlines(self) -> Table:
+        """Return the table of each experiment's first claim with published numbers, else its first claim."""
+        rows = [
+            {"experiment": found.experiment.id, **row}
+            for found in self.found
+            for row in headline_table(found.experiment.id, found.judged).frame.to_dict("records")
+        ]
+        return Table("headlines", "Headlines", HEADLINES if rows else (), pd.DataFrame(rows))
+
+    def _paper(self, paper: str, by_place: Mapping[Place, Sequence[str]]) -> None:
         """Write a paper's page: its tables and figures by their numbers, with printed values and our verdicts."""
         csv = ""
         if paper in papers():
@@ -195,14 +191,15 @@ class Report:
             self._write(Path(csv), (FOLDER / f"{paper}.csv").read_text())
         rows = _printed(paper)
         sections = []
-        for place, ids in found.items():
-            own = [entry for entry in self.entries if entry.experiment.id in ids]
-            claims = [(entry, shown_claims(naming(place, entry.experiment.id, entry.found))) for entry in own]
-            printed = shown_table(_printed_table(str(place), rows.get(str(place), [])), slug(f"{place} printed"), csv)
-            sections.append((place, printed, claims))
-        text = [row for where, of_place in rows.items() if not references.PLACE.match(where) for row in of_place]
-        in_text = shown_table(_printed_table("In the text", text, with_place=True), "in-the-text", csv)
-        self._page(page_of_paper(paper), "paper.html", paper=paper, sections=sections, text=in_text)
+        for place, ids in by_place.items():
+            own = [found for found in self.found if found.experiment.id in ids]
+            claims = [(e, ShownTable("", verdicts_table(e.id, _naming(place, e, found)), "")) for e, _, found in own]
+            printed = _printed_table(str(place), rows.get(str(place), []))
+            sections.append((place, ShownTable(slug(f"{place} printed"), printed, csv), claims))
+        others = [row for where, of_place in rows.items() if not references.PLACE.match(where) for row in of_place]
+        text = ShownTable("in-the-text", _printed_table("In the text", others, with_place=True), csv)
+        title = references.title(paper)
+        self._page(page_of_paper(paper), "paper.html", heading=title, sections=sections, text=text)
 
     def _documents(self) -> list[tuple[str, str]]:
         """Write a page for each document in the folder of records; return their titles and files."""
@@ -217,7 +214,7 @@ class Report:
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(image, target)
             body = markdown(text, images="documents/")
-            self._page(f"{name}.html", "document.html", heading=heading, body=body)
+            self._page(f"{name}.html", "base.html", heading=heading, body=body)
             found.append((heading, f"{name}.html"))
         return found
 
@@ -236,7 +233,7 @@ class Report:
         manifest = {
             KIND: 1,
             "pages": self.pages,
-            "experiments": len(self.entries),
+            "experiments": len(self.found),
             "records": _counted(records),
             "claims": counts(found),
             "files": [*files, MANIFEST],
@@ -245,7 +242,13 @@ class Report:
         return manifest
 
 
-def told(manifest: Mapping[str, Any]) -> str:
+def _naming(place: Place, e: Experiment, found: Iterable[Judged]) -> list[Judged]:
+    """Return the verdicts on an experiment's claims whose source names this table or figure."""
+    paper = e.id.partition("/")[0]
+    return [one for one in found if place in references.places(one.claim.source, paper)]
+
+
+def summary(manifest: Mapping[str, Any]) -> str:
     """Return a summary of a report in a few lines."""
     counted = ", ".join(f"{count} {kind}" for kind, count in manifest["records"].items())
     return f"{manifest['experiments']} experiments, records: {counted}\n{in_words(manifest['claims'])}"
@@ -258,10 +261,12 @@ def _counted(records: Iterable[Record]) -> dict[str, int]:
 
 def _where(records: Sequence[Record]) -> str:
     """Return the devices that records were measured on, and the systems that they were simulated for."""
-    ran = {r.environment.device_name or "an unknown device" for r in records if _has_run(r)}
-    systems = {f"{r.environment.system} ({r.environment.stack})" for r in records if r.is_simulated}
-    parts = [f"measured on {', '.join(sorted(ran))}"] if ran else []
-    return "; ".join([*parts, *([f"simulated for {', '.join(sorted(systems))}"] if systems else [])]) or "nothing ran"
+    places = {
+        "measured on": {r.environment.device_name or "an unknown device" for r in records if _has_run(r)},
+        "simulated for": {f"{r.environment.system} ({r.environment.stack})" for r in records if r.is_simulated},
+    }
+    parts = [f"{what} {', '.join(sorted(names))}" for what, names in places.items() if names]
+    return printable("; ".join(parts) or "nothing ran")
 
 
 def _has_run(record: Record) -> bool:
@@ -317,5 +322,5 @@ def _printed(paper: str) -> dict[str, list[dict[Any, Any]]]:
 
 def _printed_table(title: str, rows: Sequence[Mapping[Any, Any]], *, with_place: bool = False) -> Table:
     frame = pd.DataFrame([{**row, "value": f"{row['value']:.10g}"} for row in rows])
-    place = (Column(key="where", header="place", text=True),) if with_place else ()
+    place = _texts(where="place") if with_place else ()
     return Table("printed", title, shown((*place, *PRINTED), frame) if rows else (), frame)

@@ -1,6 +1,8 @@
 """Tables and figures of a sweep: made from its records, written to its folder, and printed."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,16 @@ from harness.analysis.breakdown import breakdown_table, limit_table
 from harness.analysis.perplexity import perplexity_tables
 from harness.analysis.render import Table
 from harness.analysis.tables import MakesTable, failures_table, scaling_table, throughput_table
-from harness.experiment.claims import Claim, claims_table
+from harness.experiment.claims import Claim, Evidence, claims_table
 from harness.experiment.experiment import Experiment, Point
 from harness.experiment.tiers import TIERS
+from harness.experiment.verdicts import Judged, judged
 from harness.figures import figures
+from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import FINISHED, Store, write_atomically
 from harness.terminal import TABLE_ROWS, columns, console, counted, print_json, tell_ignored
+from impl.errors import InputError
 
 
 def all_tables(
@@ -29,8 +34,41 @@ def all_tables(
     tables = [throughput_table(records), limit_table(records), breakdown_table(records), scaling_table(records)]
     tables += perplexity_tables(records)
     tables += [table(records)] if table else []
-    tables += [failures_table(records), *([claims_table(claims, records)] if claims else [])]
+    tables += [failures_table(records), *([claims_table(sound(claims), records)] if claims else [])]
     return [table for table in tables if len(table.frame)]
+
+
+def verdicts_of(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
+    """Return the verdicts on an experiment's claims; a claim whose check fails is reported, and not judged."""
+    return judged(replace(experiment, claims=sound(experiment.claims)), records)
+
+
+def sound(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Return claims whose checks report a fault on standard error and decide nothing, so that the others are judged."""
+
+    def guarded(claim: Claim) -> Claim:
+        def check(rows: Sequence[Record]) -> Evidence | None:
+            try:
+                return claim.check(rows)
+            except InputError as error:
+                print(f"claim {claim.text!r} cannot be checked: {printable(str(error))}", file=sys.stderr)
+                return None
+
+        return replace(claim, check=check)
+
+    return tuple(map(guarded, claims))
+
+
+def other_points(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
+    """Return the records of points that the experiment does not have: run with options, or before it was changed."""
+    ids = {run.id for runs in experiment.runs.values() for run in runs}
+    return [record for record in records if record.id not in ids]
+
+
+def in_words_of_others(others: Sequence[Record]) -> str:
+    """Return a line about records of points that the experiment does not have; empty if there are none."""
+    what = "1 record is of a point" if len(others) == 1 else f"{len(others)} records are of points"
+    return f"{what} that the experiment does not have (run with options, or before a change)" if others else ""
 
 
 def write(
@@ -51,20 +89,17 @@ def write_made(tables: Sequence[Table], folder: Path, *, table: MakesTable | Non
     Raises:
         OSError: the folder cannot be written.
     """
-    written = []
-    for made in tables:
-        for suffix, text in WRITERS.items():
-            written.append(folder / f"{made.name}.{suffix}")
-            write_atomically(written[-1], text(made))
+    texts = {folder / f"{t.name}.{suffix}": text(t) for t in tables for suffix, text in WRITERS.items()}
+    for path, text in texts.items():
+        write_atomically(path, text)
     stems = [*STEMS, *([table([]).name] if table else [])]
-    for old in {path for stem in stems for path in folder.glob(f"{stem}.*")} - set(written):
+    for old in {path for stem in stems for path in folder.glob(f"{stem}.*")} - set(texts):
         old.unlink()
-    return written
+    return list(texts)
 
 
 STEMS = ("throughput", "limit", "breakdown", "scaling", "failures", "claims", "perplexity_*", "accuracy_*")
-
-
+"""Files of tables that are removed if their table has no rows any more."""
 WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": render.latex}
 
 

@@ -13,7 +13,7 @@ from harness.experiment.experiment import experiment_ids, load
 from harness.experiment.verdicts import records_of
 from harness.records.record import Record
 from harness.records.store import read_json
-from harness.report.pages import KIND, MANIFEST, Report, told
+from harness.report.pages import KIND, MANIFEST, Report, summary
 from harness.terminal import Flag, print_json, shown_progress
 from impl.errors import InputError
 
@@ -41,7 +41,7 @@ def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag 
         manifest = made.finish()
     if json:
         return print_json({"out": str(out), **manifest})
-    print(*filter(None, [told(manifest), folders.read_from(results, list(records))]), sep="\n")
+    print(*filter(None, [summary(manifest), folders.read_from(results, list(records))]), sep="\n")
     print(f"\nwritten: {len(manifest['files'])} files; open {out / 'index.html'}")
     return 0
 

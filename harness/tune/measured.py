@@ -12,12 +12,11 @@ from harness.launch.preflight import Datasets
 from harness.launch.progress import LiveDisplay
 from harness.launch.slurm import Site
 from harness.launch.sweep import Sweep
-from harness.records.statistics import quartiles
 from harness.records.store import Store
 from harness.terminal import console
 from harness.tune.search import Judged
 from impl.run import Run
-from impl.simulator.plans import KNOBS, run_of
+from impl.simulator.plans import run_of
 from impl.simulator.system import System
 
 
@@ -39,7 +38,7 @@ class Real:
         record = self.store.read(run.id)
         if record is None or record.status != "ok":
             return {"reason": "no record" if record is None else f"{record.status}: {record.reason}"}
-        return {"seconds": quartiles(record.step_seconds)[1]}
+        return {"seconds": record.step_seconds}
 
     def __call__(self, run: Run) -> Judged:
         self.run([Point(run, _label(run))])
@@ -50,20 +49,21 @@ def compared(rows: Sequence[Judged], base: Run, real: Real) -> dict[str, Any]:
     """Return predicted and measured seconds of plans that are run here, and Kendall's tau of their order."""
     from scipy.stats import kendalltau
 
-    runs = [run_of({knob: row[knob] for knob in KNOBS}, base) for row in rows]
+    runs = [run_of(row, base) for row in rows]
     real.run([Point(run, _label(run)) for run in runs])
-    told = [
-        {"id": run.id, "point": _label(run), "predicted_seconds": row["seconds"], **_renamed(real.judged(run))}
-        for row, run in zip(rows, runs, strict=True)
-    ]
-    good = [one for one in told if "reason" not in one]
-    pairs = [(one["predicted_seconds"], one["measured_seconds"]) for one in good]
+    found = []
+    for row, run in zip(rows, runs, strict=True):
+        judgement = real.judged(run)
+        line = {"id": run.id, "point": _label(run), "predicted_seconds": row["seconds"]}
+        found.append(line | {f"measured_{name}" if name == "seconds" else name: of for name, of in judgement.items()})
+    pairs = [(one["predicted_seconds"], one["measured_seconds"]) for one in found if "reason" not in one]
     tau = float(kendalltau(*zip(*pairs, strict=True))[0]) if len(pairs) > 1 else None  # type: ignore[arg-type]
     off = [abs(predicted / measured - 1) for predicted, measured in pairs]
-    return {"runs": told, "kendall_tau": tau, "mape": sum(off) / len(off) if off else None}
+    return {"runs": found, "kendall_tau": tau, "mape": sum(off) / len(off) if off else None}
 
 
 def print_compared(document: dict[str, Any]) -> None:
+    """Print the table of `compared`, the fastest first."""
     table = Table("plan", "predicted (s)", "measured (s)", "off", title="measured here", title_justify="left")
     for one in sorted(document["runs"], key=lambda one: one.get("measured_seconds", float("inf"))):
         measured = one.get("measured_seconds")
@@ -74,10 +74,6 @@ def print_compared(document: dict[str, Any]) -> None:
     console(table).print(table)
     if document["kendall_tau"] is not None:
         print(f"order: Kendall's tau {document['kendall_tau']:.2f}; off by {document['mape']:.1%} on average")
-
-
-def _renamed(judged: Judged) -> Judged:
-    return {"measured_seconds" if name == "seconds" else name: value for name, value in judged.items()}
 
 
 def _label(run: Run) -> str:

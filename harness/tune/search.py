@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.predict.simulation import predicted
 from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.closed_form import ClosedForm, Estimate
 from impl.simulator.plans import KNOBS, Plans, run_of
-from impl.simulator.system import System
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -33,9 +31,8 @@ SHAPE = (
 """Knobs in which plans of different shape differ; of plans that differ in other knobs only, the best counts."""
 SAMPLE = 4000
 """Plans from which the importance of knobs is estimated."""
-LEAST_SAVED, SLOWEST = 0.1, 2.0
-"""Share of memory that a slower plan has to save to be on the front; its largest ratio to the fastest time."""
-
+LEAST_SAVED = 0.1
+"""Share of memory that a slower plan has to save to be on the front."""
 TRIES = 50
 """Proposals for each trial; most failures are invalid plans, which cost nothing to detect."""
 
@@ -65,26 +62,25 @@ def ranked(plans: Plans, seconds: np.ndarray, top: int) -> list[int]:
     return list(chosen.values())
 
 
-def front(plans: Plans, found: Estimate) -> list[int]:
-    """Return places of the plans that no other beats in both time and memory, fastest first; each saves memory."""
-    order = np.lexsort((plans.oddity, found.bytes, found.seconds))
-    smallest = np.minimum.accumulate(found.bytes[order])
+def front(
+    seconds: np.ndarray, sizes: np.ndarray, oddity: np.ndarray | None = None, slowest: float = np.inf
+) -> list[int]:
+    """Return places of the plans that no other beats in both time and memory, fastest first; each saves memory.
+
+    Args:
+        sizes: bytes of each plan.
+        oddity: the plainest of equal plans is returned.
+        slowest: largest ratio to the fastest time.
+    """
+    order = np.lexsort((seconds if oddity is None else oddity, sizes, seconds))
+    smallest = np.minimum.accumulate(sizes[order])
     chosen, least = [], np.inf
     for i in order[np.flatnonzero(np.r_[True, smallest[1:] < smallest[:-1]])].tolist():
-        if found.seconds[i] > SLOWEST * found.seconds[order[0]]:
+        if seconds[i] > slowest * seconds[order[0]]:
             break
-        if found.bytes[i] < (1 - LEAST_SAVED) * least:
+        if sizes[i] < (1 - LEAST_SAVED) * least:
             chosen.append(i)
-            least = found.bytes[i]
-    return chosen
-
-
-def unbeaten(rows: Iterable[Judged]) -> list[Judged]:
-    """Return the judged plans that no other beats in both time and memory, fastest first; each saves memory."""
-    chosen: list[Judged] = []
-    for row in sorted(rows, key=lambda row: (row["seconds"], row["bytes"])):
-        if not chosen or row["bytes"] < (1 - LEAST_SAVED) * chosen[-1]["bytes"]:
-            chosen.append(row)
+            least = sizes[i]
     return chosen
 
 
@@ -147,15 +143,6 @@ def shapley(values: np.ndarray) -> np.ndarray:
                 own += (means[known | {i}] - means[known]) / (len(axes) * math.comb(len(axes) - 1, len(known)))
         found.append(abs(own).mean())
     return np.array(found)
-
-
-def by_events(run: Run, vocab_size: int, system: System, limit: float) -> Judged:
-    """Return the seconds of a run's step, simulated as events, and its exact memory."""
-    found = predicted(run, vocab_size, system)
-    size = max(memory.total for memory in found.memory)
-    told = {"seconds": found.seconds, "bytes": size, "bubble": found.bubble, "mfu": found.mfu, "hfu": found.hfu}
-    told["model_flops_per_gpu_s"] = found.model_flops_per_gpu_s
-    return told | ({"reason": f"needs {size / 2**30:.1f} GiB of {limit / 2**30:.1f}"} if size > limit else {})
 
 
 @dataclass(frozen=True)

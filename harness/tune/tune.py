@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from harness.launch.flags import require_positive
-from harness.predict.fit import EXTRAPOLATES, is_beyond
-from harness.predict.simulated_record import bounds
-from harness.predict.simulation import as_simulated, completed, vocabulary_of
+from harness.predict.interval import EXTRAPOLATES, interval, is_beyond
+from harness.predict.simulation import as_simulated, completed, predicted, vocabulary_of
 from harness.predict.systems import load_system
 from harness.records.measures import size_name
 from harness.terminal import Flag, console, parse_bytes, print_json, shown
@@ -25,7 +25,6 @@ from harness.tune.search import (
     Journal,
     Judged,
     best_by_value,
-    by_events,
     estimates,
     front,
     importance,
@@ -33,15 +32,13 @@ from harness.tune.search import (
     ranked,
     searched,
     study_of,
-    unbeaten,
 )
 from impl.cost.parameters import count_parameters
-from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run, to_dict
-from impl.simulator.closed_form import ClosedForm, Estimate
+from impl.simulator.closed_form import ClosedForm
 from impl.simulator.plans import DEFAULTS, KNOBS, Plans, every, run_of
 from impl.simulator.system import System
 
@@ -51,6 +48,8 @@ LEFT_FREE = 0.05
 """Share of a device's memory that the framework and its libraries take, or that is lost between allocations."""
 TOP = 20
 """Plans of different shape that are compared by events."""
+SLOWEST = 2.0
+"""Largest ratio of a plan's time to the fastest one's at which its lower memory counts."""
 PLAIN_SECONDS = 5.0
 """Seconds between progress lines where standard error is no terminal."""
 STEPS = 12
@@ -62,22 +61,49 @@ class _Task:
     """Model, system and limits of a search."""
 
     base: Run
-    vocab_size: int
     system: System
     gpus: int
     limit: float
     """Bytes of a device."""
 
+    def plans(self, fix: Sequence[str]) -> Plans:
+        """Return all valid plans whose knobs have the values of `--fix`.
+
+        Raises:
+            InputError: an option names no knob or no value, or leaves no plan.
+        """
+        offload = self.system.device.kind != "cpu"
+        plans = every(self.base.model, self.gpus, self.base.train.global_batch, offload=offload)
+        for text in fix:
+            knob, _, wanted = text.partition("=")
+            if knob not in KNOBS or not wanted:
+                raise InputError(f"--fix {text!r}: must be KNOB=VALUE or KNOB=VALUE,VALUE; knobs: {', '.join(KNOBS)}")
+            values = np.array([str(value).lower() for value in plans.values(knob)])
+            kept = np.isin(values, wanted.lower().split(","))
+            if not kept.any():
+                raise InputError(f"--fix {text!r} leaves no plan; valid: {', '.join(dict.fromkeys(values.tolist()))}")
+            plans = plans.take(kept)
+        return plans
+
     def events(self, run: Run) -> Judged:
-        return by_events(run, self.vocab_size, self.system, self.limit)
+        """Return the seconds of a run's step, simulated as events, and its exact memory."""
+        found = predicted(run, self.system)
+        size = max(memory.total for memory in found.memory)
+        names = ("bubble", "mfu", "hfu", "model_flops_per_gpu_s")
+        row = {"seconds": found.seconds, "bytes": size, **{name: getattr(found, name) for name in names}}
+        if size > self.limit:
+            row["reason"] = f"needs {size / 2**30:.1f} GiB of {self.limit / 2**30:.1f}"
+        return row
 
     def with_warnings(self, row: Judged) -> Judged:
         """Add what makes a plan's prediction doubtful."""
-        return row | {"warnings": bounds(run_of(row, self.base), row["seconds"], self.system)["warnings"]}
+        return row | {"warnings": interval(self.system, run_of(row, self.base), row["seconds"]).warnings}
 
-    def journal(self, path: Path | None, judge: str) -> Journal:
+    def journal(self, out: Path | None, judge: str) -> Journal:
+        """Return the journal of a judge, in a folder of `out` if there is one."""
         constants = {name: constant.value for name, constant in sorted(self.system.all_constants.items())}
         known = self.system.name, self.system.habits, constants
+        path = out and out / "tune" / f"{judge}.jsonl"
         return Journal.of(path, judge, self.base, *known, self.limit, self.gpus)
 
 
@@ -129,9 +155,8 @@ def tune_from(default: Run) -> Callable[..., int]:
         recipe = Recipe(global_batch=global_batch, microbatch=1, steps=steps)
         base = replace(default, plan=Plan(), train=recipe, precision=_precision(found, precision))
         base, _ = completed(base, _searched(base), found)
-        task = _Task(base, vocabulary_of(base), found, gpus, limit)
-        plans = every(base.model, gpus, global_batch, offload=found.device.kind != "cpu")
-        document, inside = _search(task, _fixed(plans, fix), top, out)
+        task = _Task(base, found, gpus, limit)
+        document, inside = _search(task, task.plans(fix), top, out)
         real = Real(found, out) if measure and out else None
         if trials:
             document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
@@ -154,9 +179,8 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
         InputError: no plan is possible, or fits.
     """
     base = replace(base, plan=Plan(bucket_bytes=base.plan.bucket_bytes), train=replace(base.train, microbatch=1))
-    task = _Task(base, vocabulary_of(base), system, gpus, (1 - LEFT_FREE) * system.device.memory_bytes.value)
-    plans = every(base.model, gpus, base.train.global_batch, offload=system.device.kind != "cpu")
-    best = _search(task, _fixed(plans, fix), TOP, None)[0]["best"]
+    task = _Task(base, system, gpus, (1 - LEFT_FREE) * system.device.memory_bytes.value)
+    best = _search(task, task.plans(fix), TOP, None)[0]["best"]
     if not best:
         raise InputError(f"of the {TOP} fastest plans none is as small as it was estimated; valid: more devices")
     return best[0]
@@ -175,52 +199,35 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
     return wanted or known[0]
 
 
-def _fixed(plans: Plans, fix: Sequence[str]) -> Plans:
-    """Return the plans whose knobs have the values of `--fix`.
-
-    Raises:
-        InputError: the option names no knob or no value, or leaves no plan.
-    """
-    for text in fix:
-        knob, _, wanted = text.partition("=")
-        if knob not in KNOBS or not wanted:
-            raise InputError(f"--fix {text!r}: must be KNOB=VALUE or KNOB=VALUE,VALUE; knobs: {', '.join(KNOBS)}")
-        shown_values = np.array([str(value).lower() for value in plans.values(knob)])
-        kept = np.isin(shown_values, wanted.lower().split(","))
-        if not kept.any():
-            raise InputError(f"--fix {text!r} leaves no plan; valid: {', '.join(dict.fromkeys(shown_values.tolist()))}")
-        plans = plans.take(kept)
-    return plans
-
-
 def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
     """Return the document of the search, and the plans that fit."""
-    positions = head_positions(task.base.model)
-    known = as_simulated(task.base, task.system).run
-    form = ClosedForm(known, task.vocab_size, task.system, task.gpus, head_positions=positions)
+    known = as_simulated(task.base, task.system)
+    vocab_size = vocabulary_of(task.base)
+    form = ClosedForm(known.run, vocab_size, task.system, task.gpus, head_positions=known.head_positions)
     begin = time.perf_counter()
-    with _Told("plans", len(plans)) as told:
-        found = estimates(form, plans, told.at)
+    with _progress("plans", len(plans)) as at:
+        found = estimates(form, plans, at)
     seconds = time.perf_counter() - begin
     fit = np.flatnonzero(found.bytes <= task.limit)
     if not len(fit):
         least = f"the smallest needs {shown(float(found.bytes.min()))} a device"
         raise InputError(f"none of {len(plans):,} plans fits {shown(task.limit)}: {least}; valid: more --gpus")
     inside, times = plans.take(fit), found.seconds[fit]
-    fastest, smaller = ranked(inside, times, top), front(inside, Estimate(times, found.bytes[fit]))
-    chosen = list(dict.fromkeys([*fastest, *smaller]))
+    smaller = front(times, found.bytes[fit], inside.oddity, SLOWEST)
+    chosen = dict.fromkeys([*ranked(inside, times, top), *smaller])
     rows = [inside.row(i) | {"closed_form_seconds": float(times[i])} for i in chosen]
-    journal = task.journal(out and out / "tune" / "events.jsonl", "events")
     by_row: list[Judged] = []
-    with _Told("events", len(rows)) as told:
-        for row in _judge(rows, task, journal):
+    with _progress("events", len(rows)) as at:
+        for row in judged(rows, task.base, task.events, task.journal(out, "events")):
             by_row.append(row)
-            told.at(len(by_row))
+            at(len(by_row))
     good = [task.with_warnings(row) for row in by_row if "reason" not in row]
     best = sorted(good, key=lambda row: row["seconds"])[:top]
+    took, needed = (np.array([row[name] for row in good]) for name in ("seconds", "bytes"))
+    unbeaten = front(took, needed) if good else []
     off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in by_row if "seconds" in row]
     document = {
-        "model": {"parameters": count_parameters(task.base.model, task.vocab_size).total},
+        "model": {"parameters": count_parameters(task.base.model, vocab_size).total},
         **{"system": task.system.name, "stack": task.system.stack, "gpus": task.gpus, "memory_limit_bytes": task.limit},
         **{"global_batch": task.base.train.global_batch, "precision": task.base.precision},
         "plans": len(plans),
@@ -228,8 +235,8 @@ def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict
         "closed_form": {"seconds": seconds, "plans_per_s": len(plans) / seconds},
         "agreement": {"mean": float(np.mean(np.abs(off))), "worst": float(max(off, key=abs))} if off else None,
         "best": best,
-        "interval": bounds(run_of(best[0], task.base), best[0]["seconds"], task.system) if best else None,
-        "pareto": unbeaten(good),
+        "interval": interval(task.system, run_of(best[0], task.base), best[0]["seconds"])._asdict() if best else None,
+        "pareto": [good[i] for i in unbeaten],
         "failed": [row for row in by_row if "reason" in row],
         "importance": importance(inside, times),
         "best_by_value": best_by_value(inside, times),
@@ -242,8 +249,7 @@ def _trials(
 ) -> list[Judged]:
     """Return Optuna's proposals as judged by events or real runs, the fastest first, then those that failed."""
     judge = "events" if real is None else "runs"
-    journal = task.journal(out and out / "tune" / f"{judge}.jsonl", judge)
-    found = searched(study_of(journal), plans, first, task.base, real or task.events, trials)
+    found = searched(study_of(task.journal(out, judge)), plans, first, task.base, real or task.events, trials)
     rows = [row for row in found if "id" in row]
     if real is not None:
         rows = [row | {"predicted_seconds": task.events(run_of(row, task.base))["seconds"]} for row in rows]
@@ -251,37 +257,23 @@ def _trials(
     return sorted(rows, key=lambda row: row["seconds"] if "reason" not in row else math.inf)
 
 
-def _judge(rows: list[dict[str, Any]], task: _Task, journal: Journal) -> Iterator[Judged]:
-    knobs = [{knob: row[knob] for knob in KNOBS} for row in rows]
-    for row, one in zip(rows, judged(knobs, task.base, task.events, journal), strict=True):
-        yield row | one
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows progress on standard error: a bar on a terminal, else a line every few seconds."""
+    screen = Console(stderr=True)
+    begin = last = time.perf_counter()
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
 
+        def at(done: int) -> None:
+            nonlocal last
+            bar.update(task, completed=done)
+            now = time.perf_counter()
+            if not screen.is_terminal and now - last > PLAIN_SECONDS:
+                last = now
+                print(f"{what}: {done:,} of {total:,}, {done / max(now - begin, 1e-9):,.0f} a second", file=sys.stderr)
 
-class _Told:
-    """Progress on standard error: a bar on a terminal, a line every few seconds elsewhere. Use as a context."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total = what, total
-        screen = Console(stderr=True)
-        self.is_plain = not screen.is_terminal
-        self.bar = Progress(console=screen, transient=True, disable=self.is_plain)
-        self.task = self.bar.add_task(what, total=total)
-        self.begin = self.said = time.perf_counter()
-
-    def __enter__(self) -> "_Told":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def at(self, done: int) -> None:
-        self.bar.update(self.task, completed=done)
-        now = time.perf_counter()
-        if self.is_plain and now - self.said > PLAIN_SECONDS:
-            self.said = now
-            rate = done / max(now - self.begin, 1e-9)
-            print(f"{self.what}: {done:,} of {self.total:,}, {rate:,.0f} a second", file=sys.stderr)
+        yield at
 
 
 def _print(document: Mapping[str, Any], task: _Task) -> int:

@@ -11,7 +11,8 @@ from harness.analysis import render
 from harness.analysis.breakdown import PARTS, breakdown_table, limit_table
 from harness.cli import sweeps
 from harness.experiment.experiment import load
-from harness.records.record import Limit, Parts, Profile, Record
+from harness.records.parts import Limit, Parts, Profile
+from harness.records.record import Record
 from harness.report.results import all_tables
 from tests.harness.calls import answer_every_name, call
 from tests.harness.made_up_records import record

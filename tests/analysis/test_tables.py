@@ -9,7 +9,8 @@ import pytest
 
 from harness.analysis import perplexity, tables
 from harness.analysis.render import Column, Table
-from harness.records.record import Evaluation, Record
+from harness.records.parts import Evaluation
+from harness.records.record import Record
 from harness.report import results
 from impl.errors import InputError
 from tests.harness.made_up_records import KEY, record, with_pipeline, without_numbers

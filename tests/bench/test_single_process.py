@@ -13,7 +13,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from harness.analysis import render
 from harness.analysis.render import Column, Table
 from harness.bench.side_by_side import Turn, against_peers, notes, slowest, table
-from harness.rank.roofline import limit
+from harness.rank.roofline import roofline
 from impl.mesh import build_mesh
 from impl.run import Precision, Run, to_dict
 from tests.bench.cells import (
@@ -84,7 +84,7 @@ def turns_and_limit(
     """The engines' turns, what they ran on, and the limit of a step."""
     turns, device = turns_of_a_rank(label, runs, data, screen)
     run = runs[OURS]
-    return turns, device, limit(run, run.model.vocabulary(0), build_mesh(run.plan, "cpu"), CPU)
+    return turns, device, roofline(run, run.model.vocabulary(0), build_mesh(run.plan, "cpu"), CPU)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

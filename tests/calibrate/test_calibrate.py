@@ -49,7 +49,7 @@ def measured(ranks: int, true: System | None = None) -> list[dict[str, Any]]:
     for label, run in runs_to_train(ranks, "cpu", ["fp32"], 1).items():
         vocab_size = run.model.vocabulary(257)
         seconds = step_seconds(run, vocab_size, true) if true else 1.0
-        facts[f"training, {label}"] = {"run": to_dict(run), "vocab_size": vocab_size, "seconds": [seconds] * 3}
+        facts[f"training, {label}"] = {"run": to_dict(run), "seconds": [seconds] * 3}
     return [facts] * ranks
 
 

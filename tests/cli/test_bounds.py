@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 
 from harness.cli import main
 from harness.experiment import published
-from harness.experiment.experiment import load
+from harness.experiment.experiment import TIERS, load
 from harness.predict.systems import names
 from harness.records.store import Store, write_atomically
+from harness.report import site
 from impl.data.tokenizer import parse
 from impl.errors import InputError
 from impl.fields import divisors
@@ -25,7 +27,7 @@ from impl.files import read_bytes
 from impl.model.config import ModelConfig
 from impl.pipeline.schedules import build, why_invalid
 from impl.pipeline.stage import partition
-from tests.harness.calls import call, document, put_record, refused, stop_before_training
+from tests.harness.calls import answer_every_name, call, document, put_record, refused, stop_before_training
 
 HEAD = "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp"
 ROW = "4,16,1,2048,16,24,1024,2,1,2"
@@ -185,25 +187,35 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("verb", ["table", "status", "claims", "report"])
-@pytest.mark.parametrize("change", OTHERS, ids=str)
-def test_a_record_of_another_kind_is_named_and_the_rest_shown(change: dict[str, Any], verb: str, tmp_path: Path):
-    runs = load("quickstart").runs["smoke"][:2]
+@pytest.fixture
+def odd_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Path], Path]:
+    """Records of quickstart, one with each change, and one whole record."""
+    quickstart = load("quickstart")
+    first = quickstart.runs["smoke"][0]
     ranks = [{"rank": 0, "timeline": [["0F0", 0.0, 1.0], ["0B0", 1.0, 2.0]]}]
-    paths = [put_record(tmp_path, "quickstart", run, ranks=ranks) for run in runs]
-    record = json.loads(paths[0].read_text())
-    for name, value in change.items():
-        for group, fields in value.items() if name == "config" else ():
+    runs = [replace(first, seed=seed) for seed in range(len(OTHERS) + 1)]
+    answer_every_name(monkeypatch, replace(quickstart, runs=dict.fromkeys(TIERS, runs)))
+    *paths, whole = [put_record(tmp_path, "quickstart", run, ranks=ranks) for run in runs]
+    for path, change in zip(paths, OTHERS, strict=True):
+        record = json.loads(path.read_text())
+        for group, fields in change.get("config", {}).items():
             record["config"][group] |= fields
-        if name != "config":
-            record[name] = value
-    paths[0].write_text(json.dumps(record, indent=1))
-    where = ["--results", tmp_path, "--out", "site"] if verb == "report" else ["--out", tmp_path]
-    answer = call(verb, *(["quickstart"] if verb != "report" else []), *where)
+        path.write_text(json.dumps(record | {name: value for name, value in change.items() if name != "config"}))
+    assert Store(tmp_path, "quickstart", "smoke").read(runs[-1].id) is not None
+    return paths, whole
+
+
+@pytest.mark.parametrize("verb", ["table", "status", "claims", "report"])
+def test_records_of_another_kind_are_named_and_the_rest_shown(
+    odd_records: tuple[list[Path], Path], verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(site, "experiment_ids", lambda: ["quickstart"])
+    odd, whole = odd_records
+    where = ["--results", tmp_path, "--out", "site"] if verb == "report" else ["quickstart", "--out", tmp_path]
+    answer = call(verb, *where)
     assert answer.status == 0, answer
-    assert f"ignored: {paths[0]}: " in answer.errors
-    assert str(paths[1]) not in answer.errors
-    assert Store(tmp_path, "quickstart", "smoke").read(runs[1].id) is not None
+    assert [path for path in odd if f"ignored: {path}: " not in answer.errors] == []
+    assert str(whole) not in answer.errors
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
 """The command line as a script sees it: one JSON document on standard output, all else on standard error."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -224,22 +221,19 @@ def test_a_second_run_and_table_and_status_only_read(ran: tuple[Path, Answer], r
         assert call(verb, "made_up", "--out", out).output
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_train_prints_the_record_with_the_loss_of_every_step(tokens: Path, tmp_path: Path):
-    command = [sys.executable, "-m", "harness", "train", "--json", "--data.dataset", str(tokens)]
     shape = "--model.num-layers 1 --model.hidden-size 16 --model.num-heads 1 --model.seq-len 16 --train.steps 4"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, *shape.split()], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    record = document(done.stdout)
+    answer = call("train", "--json", "--data.dataset", tokens, *shape.split())
+    assert answer.status == 0, answer.errors
+    record = document(answer.output)
     assert record["status"] == "ok"
     assert [step["step"] for step in record["steps"]] == [0, 1, 2, 3]
     assert all(0 < step["loss"] < 10 for step in record["steps"])
     assert record["config"]["model"]["hidden_size"] == 16
     assert record["engine"]["name"] == "native"
     assert sum(record["engine"]["bucket_bytes"]) >= 4 * record["resolved"]["parameters"]
-    assert "[1/1]" in done.stderr
+    assert "[1/1]" in answer.errors
     assert list(tmp_path.iterdir()) == []
 
 

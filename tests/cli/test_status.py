@@ -3,16 +3,20 @@
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.experiment import experiment
+from harness.experiment.claims import Claim, Evidence
 from harness.experiment.experiment import TIERS, Experiment
 from harness.launch.slurm import Site
-from harness.rank import jobs
-from harness.rank.jobs import JobState
+from harness.rank import jobs, slurm_queue
+from harness.rank.job import ABSENT, SILENT, STOP, JobState
 from harness.records.store import Store
+from impl.errors import InputError
 from impl.run import Run, to_dict
 from tests.harness.calls import answer_every_name, call, document, refused
 from tests.harness.fake_site import CODE, FakeSite
@@ -98,7 +102,7 @@ def test_jobs_are_cancelled_by_point(cluster: FakeSite, runs: list[Run]):
     for path in Path("out/made_up/smoke/attempts").glob(f"{runs[3].id}-*/rank-*"):
         path.unlink()
     for attempt in Path("out/made_up/smoke/attempts").resolve().glob(f"{runs[3].id}-*"):
-        (attempt / jobs.STOP).touch()
+        (attempt / STOP).touch()
     answer = call("cancel", "made_up", "--only", "seed=3", "--out", "out")
     assert answer.status == 0, answer.errors
     assert "1 point cancelled" in answer.output
@@ -108,7 +112,7 @@ def test_jobs_are_cancelled_by_point(cluster: FakeSite, runs: list[Run]):
     assert document(call("cancel", "made_up", "--only", "seed=3", "--out", "out", "--json").output)["points"] == []
 
 
-@pytest.mark.parametrize("state", [jobs.SILENT, jobs.ABSENT])
+@pytest.mark.parametrize("state", [SILENT, ABSENT])
 def test_cancel_gives_up_a_job_whose_scheduler_is_silent_and_says_so(
     cluster: FakeSite, runs: list[Run], monkeypatch: pytest.MonkeyPatch, state: JobState
 ):
@@ -116,7 +120,7 @@ def test_cancel_gives_up_a_job_whose_scheduler_is_silent_and_says_so(
     call("run", "made_up", "--on", "slurm", "--detach", "--out", "out")
     monkeypatch.setattr(jobs, "cancel", REAL_CANCEL)
     monkeypatch.setattr(jobs, "states", lambda attempts: dict.fromkeys(attempts, state))
-    monkeypatch.setattr(jobs, "_ask", lambda *_, **__: None)
+    monkeypatch.setattr(slurm_queue, "_ask", lambda *_, **__: None)
     answer = call("cancel", "made_up", "--only", "seed=3", "--out", "out")
     assert answer.status == 0, answer.errors
     assert f"{state.reason}; job 1 is given up: if it starts, it ends" in answer.errors
@@ -173,6 +177,37 @@ def test_a_dry_run_says_what_would_be_submitted_and_writes_nothing(cluster: Fake
     assert len(found["scripts"]) == 2
     assert cluster.submitted == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_ends_as_the_run_would(cluster: FakeSite, runs: list[Run], monkeypatch: pytest.MonkeyPatch):
+    cluster.on = "local"
+    monkeypatch.setattr("harness.launch.dry_run.why_refused", lambda *_, **__: "no such plan")
+    for options in ([], ["--dry-run"], ["--dry-run", "--json"]):
+        answer = call("run", "made_up", "--out", "out", *options)
+        assert answer.status == 1
+        assert "no such plan" in answer.output
+
+
+def test_a_claim_that_fails_costs_no_other_and_other_points_are_named(
+    cluster: FakeSite, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+):
+    def fault(_: object) -> None:
+        raise InputError("experiments/made_up.py, line 7: ZeroDivisionError: division by zero")
+
+    holds = lambda rows: Evidence(bool(rows), "as it is")
+    claims = [Claim(text=name, source="none", check=check) for name, check in (("bad", fault), ("good", holds))]
+    one = replace(experiment.load("made_up"), claims=tuple(claims))
+    answer_every_name(monkeypatch, one)
+    monkeypatch.setattr("harness.cli.claims.chosen", lambda _: [one])
+    for run in (runs[0], replace(runs[0], seed=99)):
+        put(Store(Path("out"), "made_up", "smoke"), run)
+    for verb in ("table", "claims"):
+        answer = call(verb, "made_up", "--out", "out")
+        assert answer.status == 0, answer.errors
+        assert "claim 'bad' cannot be checked: experiments/made_up.py, line 7" in answer.errors
+        assert "reproduced" in answer.output
+        assert "1 record is of a point that the experiment does not have" in answer.output + answer.errors
+    assert "1 of 1 points finished: 1 ok" in call("table", "made_up", "--out", "out").output
 
 
 def test_a_dry_run_here_names_the_points(cluster: FakeSite, runs: list[Run], tmp_path: Path):

@@ -48,16 +48,14 @@ def test_packages_are_held_against_the_lock() -> None:
     assert packages(lock, there) == Check("packages", "failed", "submitit: not installed", checks.INSTALL)
 
 
-@pytest.mark.parametrize(("gib", "grade"), [(0.5, "failed"), (1.0, "warning"), (4.0, "ok")])
-def test_memory_is_enough_for_ranks_that_hold_nothing_yet(gib: float, grade: str) -> None:
-    assert checks.memory(int(gib * GIB), ranks=2).grade == grade
-
-
-@pytest.mark.parametrize(("gib", "grade"), [(0.5, "failed"), (5, "warning"), (50, "ok")])
-def test_room_on_the_disk(gib: float, grade: str) -> None:
-    line = checks.room(int(gib * GIB), Path("results"))
-    assert line.grade == grade
-    assert bool(line.mend) == (grade != "ok")
+def test_memory_and_disk_have_room() -> None:
+    for judge, amounts in (
+        (lambda free: checks.memory(free, ranks=2), {"failed": 0.5, "warning": 1.0, "ok": 4.0}),
+        (lambda free: checks.room(free, Path("results")), {"failed": 0.5, "warning": 5, "ok": 50}),
+    ):
+        lines = {grade: judge(int(gib * GIB)) for grade, gib in amounts.items()}
+        assert [line.grade for line in lines.values()] == list(lines)
+        assert [bool(line.mend) for line in lines.values()] == [True, True, False]
 
 
 def test_more_ranks_than_cores_or_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +78,10 @@ def test_a_folder_is_checked_and_left_as_it_was(tmp_path: Path) -> None:
     assert "--out" in lost.mend
 
 
-def test_a_file_system_whose_renames_replace_what_they_must_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_with_wrong_renames_or_another_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.doctor.checks.os.rename", lambda old, new: (new / "owner").write_text("mine"))
     assert checks.renames(tmp_path).grade == "failed"
-
-
-def test_a_clock_of_files_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("harness.doctor.checks.time.time", lambda: now[0])
+    monkeypatch.setattr("harness.doctor.checks.time.time", lambda: 0.0)
     assert checks.clock_of_files(tmp_path).grade == "warning"
 
 
@@ -116,12 +108,9 @@ def test_what_sinfo_says_of_partitions() -> None:
     assert partitions("") == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("1:00", 60), ("30:00", 1800), ("2:00:00", 7200), ("1-00:00:00", 86400), ("infinite", float("inf")), ("59", 59)],
-)
-def test_slurms_times(text: str, seconds: float) -> None:
-    assert checks.duration(text) == seconds
+def test_slurms_times() -> None:
+    times = {"1:00": 60, "30:00": 1800, "2:00:00": 7200, "1-00:00:00": 86400, "infinite": float("inf"), "59": 59}
+    assert {text: checks.duration(text) for text in times} == times
 
 
 @pytest.mark.parametrize(
@@ -151,7 +140,7 @@ def test_without_a_default_partition_one_has_to_be_named() -> None:
     assert "valid: a" in line.mend
 
 
-def test_whether_jobs_come_back() -> None:
+def test_whether_preempted_jobs_are_requeued() -> None:
     assert requeue("JobRequeue              = 1\nMaxArraySize            = 1001\n").grade == "ok"
     assert requeue("JobRequeue              = 0\n").grade == "warning"
 
@@ -191,8 +180,8 @@ def rank(number: int, **changed: Any) -> dict[str, Any]:
     } | changed  # fmt: skip
 
 
-def judged(ranks: list[dict[str, Any]], failures: Any = (), state: str = "ended", said: Any = ()) -> dict[str, Check]:
-    return {line.what: line for line in of_ranks(Plan(dp=2, tp=2), ranks, failures, state, said)}
+def judged(ranks: list[dict[str, Any]], failures: Any = (), state: str = "ended", log: Any = ()) -> dict[str, Check]:
+    return {line.what: line for line in of_ranks(Plan(dp=2, tp=2), ranks, failures, state, log)}
 
 
 FOUR = [rank(number) for number in range(4)]
@@ -213,9 +202,9 @@ def test_ranks_that_have_found_nothing_wrong() -> None:
 
 def test_a_rank_without_a_word_is_told_with_what_is_known() -> None:
     found = judged(FOUR[:3], state="pending (Resources)")
-    assert "no word from rank 3: the job is pending (Resources)" in found["ranks"].found
+    assert "no report from rank 3: the job is pending (Resources)" in found["ranks"].found
     assert "--wait" in found["ranks"].mend
-    found = judged(FOUR[:3], said=["slurmstepd: exceeded memory limit"])
+    found = judged(FOUR[:3], log=["slurmstepd: exceeded memory limit"])
     assert "exceeded memory limit" in found["ranks"].found
     assert "rank 3, all-reduce over tp" in judged(FOUR[:3], [FAILURE])["ranks"].found
 
@@ -228,7 +217,7 @@ def test_ranks_that_do_not_meet_or_do_not_come_back() -> None:
     stuck = [one | {"axes": {"dp": 1e-3}, "at": "all-reduce over tp"} for one in FOUR[2:]]
     found = judged([*FOUR[:2], *stuck], [FAILURE])
     assert found["all-reduce dp"].grade == "ok"
-    assert "rank 2, 3 did not come back from it" in found["all-reduce tp"].found
+    assert "rank 2, 3 did not return from it" in found["all-reduce tp"].found
     assert "p2p" not in found
     late = judged([*FOUR[:3], rank(3, at="timing transfers")], [FAILURE])
     assert "rank 3 timing transfers" in late["end"].found

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from harness.cli.claims import chosen
-from harness.experiment.claims import Claim, Evidence, Row, evidence, tally, verdict
+from harness.experiment.claims import Check, Claim, Evidence, evidence, tally, verdict
 from harness.experiment.experiment import Experiment, Tier, load
 from harness.experiment.verdicts import counts, headline_table, in_words, judged, records_of, verdicts_table
 from harness.records.record import Record
@@ -25,9 +24,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def fast(least: float) -> Callable[[Sequence[Row]], Evidence | None]:
-    """A check that every run has this rate."""
-    return lambda rows: tally([row["tokens_per_second"] >= least for row in rows], "runs", f"at least {least:g}")
+def fast(least: float) -> Check:
+    """A check that every successful run has this rate."""
+    of = lambda records: [record.tokens_per_second for record in records if record.status == "ok"]
+    return lambda records: tally([rate >= least for rate in of(records)], "runs", f"at least {least:g}")
 
 
 def simulated(
@@ -79,7 +79,7 @@ def test_the_largest_tier_that_can_tell_is_judged_measured_and_simulated_apart()
         ("paper", "selene", "reproduced"),
     ]
     assert [each.runs for each in found] == ["small, measured", "paper, simulated for selene"]
-    only_smoke = lambda rows: fast(1.0)([row for row in rows if row["tier"] == "smoke"])
+    only_smoke = lambda records: fast(1.0)([one for one in records if one.tier == "smoke"])
     found = judged(claimed(dataclasses.replace(FAST, check=only_smoke)), one)
     assert [(each.tier, each.verdict) for each in found] == [("smoke", "reproduced")]
     assert [(each.tier, each.verdict) for each in judged(claimed(FAST), [])] == [(None, "not run here")]

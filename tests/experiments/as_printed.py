@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import Experiment
-from harness.records.measures import flops_per_step
-from harness.records.record import Collective, Environment, Prediction, Rank, Record, Status, Step
+from harness.records.parts import Collective, Environment, Prediction, Rank, Status, Step
+from harness.records.record import Record
 from impl.cost.traffic import Count
 from impl.plan import Plan
 from impl.run import Run
@@ -32,7 +32,7 @@ def timed(of: Record, seconds: float) -> Record:
 
 def at_rate(of: Record, rate: float) -> Record:
     """The record, had its devices reached a rate of model FLOPs/s."""
-    return timed(of, flops_per_step(of) / (rate * of.run.plan.world_size))
+    return timed(of, of.flops_per_step() / (rate * of.run.plan.world_size))
 
 
 def fast(run: Run, rate: float = 1e9, **place: Any) -> Record:

@@ -7,22 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.korthikanti2022.activation_recomputation import (
+from experiments.korthikanti2022 import (
     BOTH,
+    DEGREE,
     FULL,
+    PAPER,
     WAYS,
-    described,
-    of_the_paper,
-    printed,
-    two_layers,
+    Saved,
+    in_print,
+    published_share,
+    quarter,
     way_of,
     with_way,
-)
-from experiments.korthikanti2022.sequence_parallel_memory import DEGREE, PAPER, quarter
+)  # fmt: skip
+from experiments.korthikanti2022.activation_recomputation import of_the_paper, two_layers
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, load
 from harness.experiment.published import published
-from harness.records.record import Rank, Record, point
+from harness.records.parts import Rank
+from harness.records.record import Record
 from impl.cost.activations import layer_bytes
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, YES, bare, timed
@@ -43,7 +46,8 @@ def made(run: Run, seconds: float) -> Record:
 def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     """Records of the paper's runs that take as long as printed, or a made-up time, times a factor."""
     out = []
-    for run, times in of_the_paper().values():
+    for run, one in of_the_paper().items():
+        times = one.printed
         seconds = 1 / times.get("published_speed", math.nan)
         if "published_rate" in times:
             seconds = run.train.global_batch / times["published_rate"]
@@ -60,31 +64,34 @@ def verdicts(records: list[Record]) -> list[str]:
 def test_every_run_of_every_tier_is_valid() -> None:
     for tier in TIERS:
         assert [run.why_invalid() for run in EXPERIMENT.runs[tier] if run.why_invalid()] == []
+        assert len({run.id for run in EXPERIMENT.runs[tier]}) == len(EXPERIMENT.runs[tier])
     assert {run.plan.world_size for run in EXPERIMENT.runs["smoke"]} == {2}
 
 
 def test_the_paper_tier_has_every_printed_point() -> None:
-    known = [described(run) for run in EXPERIMENT.runs["paper"]]
-    count = lambda name: sum(not math.isnan(row[name]) for row in known)
-    assert (count("published_gain"), count("published_rate")) == (8, 13)
-    assert len([row for row in known if not math.isnan(row["published_share"])]) == 4 * 4 + 8
-    for row in published("ptdp2021").query("where == 'figure 17'").to_dict("records"):
-        found = [run for run, times in of_the_paper().values() if times.get("published_rate") == row["value"]]
-        assert any(run.train.global_batch == row["global_batch"] for run in found)
-        assert all((run.plan.tp, run.plan.pp, run.model.num_layers) == (8, 16, 80) for run in found)
-    worlds = {run.plan.world_size for run, times in of_the_paper().values() if "published_gain" in times}
-    assert worlds == {8, 64, 280, 512}
+    paper = of_the_paper()
+    assert list(paper) == EXPERIMENT.runs["paper"]
+    assert len([run for run in paper if not math.isnan(published_share(run))]) == 4 * 4 + 8
+    gains = [run for run, one in paper.items() if "published_gain" in one.printed]
+    assert [run.plan.world_size for run in gains[::2]] == [8, 64, 280, 512]
+    batches = {one.printed["published_rate"]: run for run, one in paper.items() if "published_rate" in one.printed}
+    rows = published("ptdp2021").query("where == 'figure 17'").to_dict("records")
+    assert len(rows) == 13
+    for row in rows:
+        run = batches[row["value"]]
+        assert (run.plan.tp, run.plan.pp, run.model.num_layers) == (8, 16, 80)
+        assert run.train.global_batch == row["global_batch"]
 
 
 @pytest.mark.parametrize("name", PAPER)
 @pytest.mark.parametrize("way", [way for way in WAYS if way])
 def test_the_formulas_are_figure_7_to_a_fifth_of_a_point(name: str, way: str) -> None:
     run = with_way(two_layers(name), way)
-    share = layer_bytes(run) / layer_bytes(with_way(run, ""))
-    assert 100 * share == pytest.approx(printed(f"activation_memory{way}", model=name), abs=0.2)
+    share = Saved(run).formula_share
+    assert 100 * share == pytest.approx(in_print(f"activation_memory{way}", name), abs=0.2)
     small = replace(run, model=quarter(PAPER[name]))
-    assert described(small)["formula_share"] == pytest.approx(share, abs=0.005)
-    assert described(small)["published_share"] == pytest.approx(share, abs=0.005)
+    assert Saved(small).formula_share == pytest.approx(share, abs=0.005)
+    assert published_share(small) == pytest.approx(share, abs=0.005)
     assert small.plan.tp == DEGREE
 
 
@@ -125,9 +132,3 @@ def test_verdicts_of_small_runs() -> None:
         record.ranks[0].activation_bytes = {"layer": 1, "model": 2}
         record.environment.device, record.environment.cores = "cpu", 1
     assert verdicts(crowded) == [NO, *[ABSENT] * 6]
-
-
-def test_points_are_told_apart_by_their_way() -> None:
-    keys = {point(run) for run in EXPERIMENT.runs["smoke"]}
-    assert len(keys) == len(EXPERIMENT.runs["smoke"])
-    assert [way_of(run) for run in EXPERIMENT.runs["smoke"][:5]] == list(WAYS)

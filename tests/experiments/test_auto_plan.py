@@ -8,10 +8,10 @@ import pytest
 from experiments.ours import auto_plan as experiment
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
-from harness.predict.simulation import predicted, vocabulary_of
+from harness.predict.simulation import predicted
 from harness.predict.systems import load_system
-from harness.records.record import Environment, Record, Step, point
-from impl.plan import Plan
+from harness.records.parts import Environment, Step
+from harness.records.record import Record, point
 from impl.run import Run
 from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, bare
 from tests.harness.made_up_records import record_of
@@ -57,16 +57,13 @@ def test_verdicts_turn() -> None:
 
 
 def test_plans_within_nodes_bear_the_third_claim_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = {
-        key: plan | {"tp": 8, "dp": plan.get("dp", 1) * 2} if plan.get("tp") == 16 and "ZeRO" not in key[0] else plan
-        for key, plan in experiment.FOUND.items()
+    plans = lambda hand: {
+        way: plan | {"tp": 8, "dp": 2 * plan.get("dp", 1)} if plan.get("tp") == 16 else plan
+        for way, plan in hand.plans.items()
     }
-    experiment.meant_by.cache_clear()
-    monkeypatch.setattr(experiment, "FOUND", narrow)
-    try:
-        assert verdicts(by_way(10, 9.5, 8))[2] == YES
-    finally:
-        experiment.meant_by.cache_clear()
+    changed = [hand if "ZeRO" in hand.name else hand._replace(plans=plans(hand)) for hand in experiment.HANDS]
+    monkeypatch.setattr(experiment, "HANDS", changed)
+    assert verdicts(by_way(10, 9.5, 8))[2] == YES
 
 
 def test_the_table_has_every_recipe_in_all_ways() -> None:
@@ -76,16 +73,13 @@ def test_the_table_has_every_recipe_in_all_ways() -> None:
     assert list(of_one["way"]) == list(experiment.WAYS)
     assert of_one["speedup"].tolist() == pytest.approx([1, 10 / 9.5, 1.25])
     assert "interleaved 2" in next(iter(of_one["plan"]))
-    assert experiment.table([]).frame.empty
 
 
 @pytest.mark.parametrize("hand", [*experiment.HANDS, *experiment.CPUS], ids=lambda hand: hand.name)
-def test_what_was_found_is_a_valid_plan_for_as_many_devices(hand: experiment.Hand) -> None:
+def test_what_was_found_is_a_plan_for_as_many_devices_with_the_knobs(hand: experiment.Hand) -> None:
     for way in experiment.WAYS[1:]:
         run = hand.way(way)
-        assert (hand.name, way) in experiment.FOUND
-        assert run.why_invalid() is None
-        assert run.plan.world_size == hand.plan.world_size
+        assert run.plan.world_size == hand.way("by hand").plan.world_size
     for knob in (text.partition("=") for text in hand.knobs):
         same = hand.way("same knobs")
         value = same.train.microbatch if knob[0] == "microbatch" else getattr(same.plan, knob[0])
@@ -95,20 +89,15 @@ def test_what_was_found_is_a_valid_plan_for_as_many_devices(hand: experiment.Han
 def test_a_found_plan_is_faster_than_the_hand_made_by_events() -> None:
     hand = experiment.HANDS[5]
     system = load_system(hand.system)
-    seconds = {
-        way: predicted(run, vocabulary_of(run), system).seconds for way in experiment.WAYS if (run := hand.way(way))
-    }
+    seconds = {way: predicted(run, system).seconds for way in experiment.WAYS if (run := hand.way(way))}
     assert seconds["all knobs"] <= seconds["same knobs"] <= 1.001 * seconds["by hand"]
 
 
 def test_a_search_finds_what_is_said_to_be_found() -> None:
     hand = experiment.CPUS[0]
-    assert hand.searched("same knobs") == experiment.FOUND[hand.name, "same knobs"]
+    assert hand.searched("same knobs") == hand.plans["same knobs"]
 
 
-def test_points_are_told_by_recipe_and_way() -> None:
+def test_plans_in_words() -> None:
     hand = experiment.HANDS[0]
-    assert (hand, "by hand") in experiment.meant_by()[point(hand.way("by hand"))]
-    assert experiment.in_words(hand.run(Plan(tp=8, dp=64, recompute="full"), 8)) == (
-        "tp 8, dp 64, microbatch 8, full recomputation"
-    )
+    assert experiment.in_words(hand.way("by hand")) == "tp 8, dp 64, microbatch 8, full recomputation"

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from experiments.ptdp2021 import bubble, end_to_end, microbatch_throughput
-from harness.experiment.experiment import TIERS, Experiment, load
-from harness.experiment.published import published
+from harness.experiment.experiment import load
 from harness.records.record import Record
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
@@ -14,29 +13,11 @@ from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, si
 END, BUBBLE, MICRO = (load(f"ptdp2021/{name}") for name in ("end_to_end", "bubble", "microbatch_throughput"))
 
 
-@pytest.mark.parametrize("experiment", [END, BUBBLE, MICRO])
-def test_runs_are_all_different(experiment: Experiment) -> None:
-    for tier in TIERS:
-        runs = experiment.runs[tier]
-        assert len({run.id for run in runs}) == len(runs)
-    assert experiment.table is not None
-    assert experiment.table([]).frame.empty
-    assert set(verdicts(experiment, [])) == {ABSENT}
-
-
 def table_1(factor: Callable[[Run], float] = lambda _: 1.0, device: str = A100) -> list[Record]:
     """The ten rows simulated to be as fast as printed, times a factor."""
-    rates = [row["published_model_rate"] for row in end_to_end.FIGURE.printed.values()]
+    rates = [one.printed["model_rate"] for one in end_to_end.FIGURE.printed.values()]
     both = zip(END.runs["paper"], rates, strict=True)
     return [simulated(run, rate * factor(run), device=device) for run, rate in both]
-
-
-def test_the_paper_tier_is_table_1() -> None:
-    rows = published("ptdp2021", "hardware_flop_rate").query("where == 'table 1'").to_dict("records")
-    assert len(rows) == len(END.runs["paper"]) == 10
-    for row, run in zip(rows, END.runs["paper"], strict=True):
-        assert (run.plan.tp, run.plan.pp, run.plan.dp) == (row["tp"], row["pp"], row["dp"])
-        assert run.train.global_batch == row["global_batch"]
 
 
 def test_verdicts_on_table_1_turn() -> None:
@@ -53,10 +34,7 @@ def test_verdicts_on_table_1_turn() -> None:
 
 
 def figure_6(of: Callable[[Run, float], float] = lambda _, bubble: bubble) -> list[Record]:
-    return [
-        simulated(run, bubble=of(run, bubble.formula(run.plan.world_size, run.plan.dp, run.train.global_batch)))
-        for run in BUBBLE.runs["paper"]
-    ]
+    return [simulated(run, bubble=of(run, bubble.formula(run))) for run in BUBBLE.runs["paper"]]
 
 
 def test_verdicts_on_bubbles_turn() -> None:
@@ -67,25 +45,24 @@ def test_verdicts_on_bubbles_turn() -> None:
     ]  # fmt: skip
     flat = figure_6(lambda run, bubble: 0.5)
     assert verdicts(BUBBLE, flat)[1:3] == [NO, NO]
-    rows = bubble.table(figure_6()).frame
+    rows = bubble.BUBBLES.table(figure_6()).frame
     assert list(rows["simulated_bubble"]) == pytest.approx(list(rows["formula"]))
 
 
 def test_figure_6_is_drawn() -> None:
     assert BUBBLE.figure is not None
-    assert BUBBLE.figure([]) is None
     assert len(BUBBLE.figure(figure_6()).axes[0].lines) == 2 * len(bubble.CURVES)
 
 
 def figure_7(factor: Callable[[int], float] = lambda _: 1.0) -> list[Record]:
     """As fast as printed, times a factor of the microbatch."""
-    rates = [row["published_model_rate"] for row in microbatch_throughput.FIGURE.printed.values()]
+    rates = [one.printed["model_rate"] for one in microbatch_throughput.FIGURE.printed.values()]
     runs = MICRO.runs["paper"]
     return [simulated(run, rate * factor(run.train.microbatch)) for run, rate in zip(runs, rates, strict=True)]
 
 
 def test_figure_8_follows_from_figure_7() -> None:
-    rows = microbatch_throughput.table(figure_7()).frame
+    rows = microbatch_throughput.FIGURE.table(figure_7()).frame
     for batch in microbatch_throughput.BATCHES:
         assert list(rows[f"estimate_{batch}"]) == pytest.approx(list(rows[f"published_{batch}"]), rel=0.02)
 

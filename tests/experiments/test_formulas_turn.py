@@ -105,11 +105,10 @@ def test_the_largest_model_by_stage_turns() -> None:
 def test_a_space_where_all_is_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
     space = SimpleNamespace(
         importance={"tp": 0.7, "microbatch": 0.3},
-        pairs=lambda knob: [(1.0, 2.0)] if knob in ("tp", "pp") else [(2.0, 1.0)],
+        ratios=lambda knob: [2.0 if knob in ("tp", "pp") else 0.5],
         searched=(24, 0.9),
-        rates=range(72),
+        rates=[1.0] * 72,
         best=0,
-        rate=lambda _: 1.0,
     )
     experiment = load("frontier2023/search")
     monkeypatch.setattr(sys.modules["experiments.frontier2023.search"], "spaces", lambda _: [space])

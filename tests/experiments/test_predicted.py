@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.ours.predicted import compared
+from experiments.ours.predicted import compared, name, off
 from harness.calibrate.runs import runs_to_train
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
-from harness.records.measures import frame
 from harness.records.record import Record
 from impl.run import Run
 from tests.harness.made_up_records import record_of
@@ -42,11 +41,10 @@ def verdicts(predicted: Seconds) -> list[str]:
 
 
 def test_points_are_paired_and_repeats_combined() -> None:
-    found = compared(frame(records(lambda run: 1.1 * by_size(run))).to_dict("records"))
-    assert len(found) == 12
-    assert all(row["n"] == 3 for row in found)
-    assert all(row["off"] == pytest.approx(1.1 / 1.01 - 1) for row in found)
-    assert len({row["plan"] for row in found}) == 12
+    found = compared(records(lambda run: 1.1 * by_size(run)))
+    assert [one.n for one in found] == [3] * 12
+    assert [off(one) for one in found] == pytest.approx([1.1 / 1.01 - 1] * 12)
+    assert len({name(one.run) for one in found}) == 12
 
 
 def test_verdicts_turn() -> None:

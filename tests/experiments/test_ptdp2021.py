@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.ptdp2021 import (
+    end_to_end,
     interleaving,
     microbatch_size,
     pipeline_schedules,
@@ -16,16 +17,20 @@ from experiments.ptdp2021 import (
     scatter_gather,
     tensor_versus_data,
     tensor_versus_pipeline,
+    zero3_versus_ptdp,
 )
 from harness.experiment.claims import claims_table
-from harness.experiment.comparison import Figure
-from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.comparison import Comparison
+from harness.experiment.experiment import Experiment, load
 from harness.experiment.published import published
 from harness.records.record import Record
 from impl.cost.memory import memory_of_ranks
 from impl.cost.parameters import count_parameters
+from impl.model.sizes import named
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform
+from impl.plan import Plan
+from impl.recipe import Recipe
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, YES, at_rate, fast
 from tests.harness.made_up_records import record_of, with_pipeline
@@ -38,14 +43,14 @@ MODULES: dict[str, Any] = {
         microbatch_size, scatter_gather,
     )
 }  # fmt: skip
-FIGURES: dict[str, Figure] = {name: module.FIGURE for name, module in MODULES.items()}
+FIGURES: dict[str, Comparison] = {name: module.FIGURE for name, module in MODULES.items()}
 SCHEDULES = load("pipeline_schedules")
 GPU: dict[str, Any] = {"device": "cuda", "device_name": A100, "tier": "paper"}
 
 
 def paper(name: str, factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     """Records of the figure's runs that are as fast as printed, times a factor."""
-    rates = [row["published_model_rate"] for row in FIGURES[name].printed.values()]
+    rates = [one.printed["model_rate"] for one in FIGURES[name].printed.values()]
     runs = FIGURES[name].runs
     return [fast(run, factor(run) * rate, **GPU) for run, rate in zip(runs, rates, strict=True)]
 
@@ -54,27 +59,31 @@ def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
     return turned(claims_table(experiment.claims, records))
 
 
-@pytest.mark.parametrize("name", FIGURES)
+OF_PAPER: dict[str, Comparison] = {
+    **FIGURES,
+    "end_to_end": end_to_end.FIGURE,
+    "zero3_versus_ptdp": zero3_versus_ptdp.FIGURE,
+}
+
+
+@pytest.mark.parametrize("name", OF_PAPER)
 def test_the_paper_tier_is_the_figure_point_by_point(name: str) -> None:
-    figure, experiment = FIGURES[name], load(name)
-    rows = published("ptdp2021").query("where == @figure.where").to_dict("records")
-    runs = experiment.runs["paper"]
-    assert len(rows) == len(runs) == len({run.id for run in runs}) == len(figure.printed)
+    figure, runs = OF_PAPER[name], load(f"ptdp2021/{name}").runs["paper"]
+    rows = published("ptdp2021").query("where == @figure.where and unit == 'TFLOP/s per GPU'").to_dict("records")
+    assert len(rows) == len(runs) == len(figure.printed)
     for row, run in zip(rows, runs, strict=True):
-        plan = run.plan
+        plan, model = run.plan, run.model
         assert (plan.tp, plan.pp, plan.dp, plan.world_size) == (row["tp"], row["pp"], row["dp"], row["gpus"])
         assert run.train.global_batch == row["global_batch"]
-        model = run.model
         shape = f"{model.num_layers} layers, hidden size {model.hidden_size}, {model.num_heads} heads"
-        assert row["model"] == "gpt-175b" or shape in row["note"]
-        assert (model.seq_len, model.vocab_size, run.precision) == (2048, 51200, "bf16")
+        is_named = row["model"] and named(row["model"]).num_layers == model.num_layers
+        assert is_named or shape in row["note"]
+        assert (model.seq_len, model.vocab_size, run.precision, plan.recompute) == (2048, 51200, "bf16", "full")
 
 
 @pytest.mark.parametrize("name", [*FIGURES, "pipeline_schedules"])
-def test_every_run_of_every_tier_is_valid_and_small_tiers_have_two_ranks_or_four(name: str) -> None:
+def test_small_tiers_have_two_ranks_or_four(name: str) -> None:
     experiment = load(name)
-    for tier in TIERS:
-        assert [run.why_invalid() for run in experiment.runs[tier] if run.why_invalid()] == []
     assert max(run.plan.world_size for tier in ("smoke", "small") for run in experiment.runs[tier]) <= 4
     crowded = [run for run in experiment.runs["smoke"] if run.plan.world_size > 2]
     assert not crowded or name == "scatter_gather"
@@ -104,13 +113,12 @@ def test_every_printed_point_stands_in_the_table_beside_ours_or_below(name: str)
     assert list(beside["relative"]) == pytest.approx(list(beside["published_relative"]))
     expected = published("ptdp2021").query("where == @figure.where")["value"]
     assert sorted(beside["published_rate"] / 1e12) == pytest.approx(sorted(expected))
-    assert experiment.table([]).frame.empty
 
 
 def test_recomputation_is_taken_out_of_printed_rates_before_they_are_related() -> None:
-    rows = list(FIGURES["interleaving"].printed.values())
-    assert all(row["published_model_rate"] / row["published_rate"] == pytest.approx(0.75, abs=0.01) for row in rows)
-    assert [round(row["published_relative"], 2) for row in rows[5:]] == [1.45, 1.23, 1.16, 1.10, 1.08]
+    printed = [one.printed for one in FIGURES["interleaving"].printed.values()]
+    assert all(one["model_rate"] / one["published_rate"] == pytest.approx(0.75, abs=0.01) for one in printed)
+    assert [round(one["relative"], 2) for one in printed[5:]] == [1.45, 1.23, 1.16, 1.10, 1.08]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -162,7 +170,6 @@ def test_oversubscribed_and_missing_points_are_not_run_here(name: str) -> None:
     ranks = {run.plan.world_size for run in experiment.runs["smoke"]}
     assert one_core == {ABSENT} or 1 in ranks
     assert set(verdicts(experiment, smoke(name)[:1])) <= {ABSENT, YES}
-    assert set(verdicts(experiment, [])) == {ABSENT}
 
 
 def test_bytes_are_judged_even_where_time_is_not() -> None:
@@ -193,10 +200,11 @@ def test_bytes_are_judged_even_where_time_is_not() -> None:
 )
 def test_closed_forms_are_the_simulated_schedules(schedule: str, p: int, m: int) -> None:
     v = 2 if schedule == "interleaved" else 1
+    run = Run(plan=Plan(pp=p, schedule=schedule, chunks=v), train=Recipe(global_batch=m, microbatch=1))
     timeline = simulate(build(schedule, p, m, v), uniform(chunks=v))
-    assert timeline.bubble == pipeline_schedules.closed_bubble(schedule, p, m, v)
+    assert timeline.bubble == pipeline_schedules.closed_bubble(run)
     most = max(timeline.microbatches_in_flight(rank) for rank in range(p))
-    assert most == pipeline_schedules.closed_in_flight(schedule, p, m, v)
+    assert most == pipeline_schedules.closed_in_flight(run)
 
 
 def schedules(seconds: Callable[[Run], float] = lambda _: 0.1, late: float = 0.0) -> list[Record]:
@@ -217,7 +225,6 @@ def test_schedules_stand_beside_the_closed_forms() -> None:
         assert row["microbatches_in_flight"] == row["closed_in_flight"]
     gpipe, one_f_one_b = rows[4:6]
     assert gpipe["in_flight_bytes"] == 4 * one_f_one_b["in_flight_bytes"]
-    assert SCHEDULES.table([]).frame.empty
 
 
 def test_verdicts_on_schedules() -> None:

@@ -8,7 +8,8 @@ from experiments.megatron2019 import race
 from harness.analysis import render
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, load
-from harness.records.record import Evaluation, Record
+from harness.records.parts import Evaluation
+from harness.records.record import Record
 from harness.report.results import all_tables
 from impl.run import Run
 from tests.harness.made_up_records import record_of

@@ -1,4 +1,4 @@
-"""Run ids of every experiment and tier: committed records are found by them, so they change only on purpose.
+"""Runs of every experiment are valid, and their ids fixed: committed records are found by them.
 
 `python -m tests.experiments.test_run_ids` writes the hashes anew.
 """
@@ -7,7 +7,10 @@ import hashlib
 import json
 from pathlib import Path
 
-from harness.experiment.experiment import experiment_ids, load
+import pytest
+
+from harness.experiment.claims import evidence
+from harness.experiment.experiment import TIERS, experiment_ids, load
 
 FILE = Path(__file__).with_name("run_ids.json")
 
@@ -24,6 +27,18 @@ def hashes() -> dict[str, str]:
 
 def test_run_ids_are_those_of_the_committed_records() -> None:
     assert hashes() == json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize("name", experiment_ids())
+def test_every_run_of_every_tier_is_valid_and_its_own(name: str) -> None:
+    experiment = load(name)
+    for tier in TIERS:
+        runs = experiment.runs[tier]
+        assert [why for run in runs if (why := run.why_invalid())] == []
+        assert len({run.id for run in runs}) == len(runs)
+    assert experiment.table is None or experiment.table([]).frame.empty
+    assert experiment.figure is None or experiment.figure([]) is None
+    assert evidence(experiment.claims, []) == {"": [None] * len(experiment.claims)}
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ import copy
 
 import pytest
 
-from experiments.korthikanti2022.sequence_parallel_memory import DEGREE, MICROBATCH, PAPER, quarter
+from experiments.korthikanti2022 import DEGREE, MICROBATCH, PAPER, in_print, quarter
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
-from harness.experiment.published import published
 from harness.records.record import Record
 from impl.cost.memory import activation_bytes_per_layer
 from impl.cost.parameters import count_parameters
@@ -16,10 +15,6 @@ from tests.harness.made_up_records import record_of
 from tests.turned import turned
 
 EXPERIMENT = load("sequence_parallel_memory")
-
-
-def printed(quantity: str) -> dict[str, float]:
-    return {row["model"]: row["value"] for row in published("korthikanti2022", quantity).to_dict("records")}
 
 
 def share(model: ModelConfig, microbatch: int) -> float:
@@ -36,14 +31,14 @@ def verdicts(records: list[Record]) -> list[str]:
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_formula_is_figure_7_to_a_fifth_of_a_point(name: str) -> None:
-    drawn = printed("activation_memory_sequence_parallel")[name]
+    drawn = in_print("activation_memory_sequence_parallel", name)
     assert 100 * share(PAPER[name], MICROBATCH.get(name, 1)) == pytest.approx(drawn, abs=0.2)
     assert 100 * share(quarter(PAPER[name]), 16) == pytest.approx(drawn, abs=0.2)
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_models_are_table_3s(name: str) -> None:
-    billions = printed("parameters")[name]
+    billions = in_print("parameters", name)
     assert count_parameters(PAPER[name]).total / 1e9 == pytest.approx(billions, rel=0.02)
 
 
@@ -51,7 +46,7 @@ def test_figure_1s_activations_are_the_formulas() -> None:
     """22B has no pipeline: its layers, and the embedding's dropout, the last norm and the head of section 4.3."""
     model = PAPER["korthikanti-22b"]
     bytes_of_layers = model.num_layers * activation_bytes_per_layer(model, 4, tp=DEGREE, sequence_parallel=False)
-    assert bytes_of_layers / 2**30 == pytest.approx(printed("activations_gib")["korthikanti-22b"], rel=0.01)
+    assert bytes_of_layers / 2**30 == pytest.approx(in_print("activations_gib", "korthikanti-22b"), rel=0.01)
 
 
 def test_table_of_a_small_model_with_the_papers_shares() -> None:

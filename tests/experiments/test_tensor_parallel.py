@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from experiments.megatron2019 import attention_heads, tensor_parallel_scaling
-from experiments.megatron2019.tensor_parallel_scaling import MODELS, Run
+from experiments.megatron2019 import MODELS, attention_heads, tensor_parallel_scaling
 from harness.analysis.tables import scaling_table
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
-from harness.records.record import Environment, Record
+from harness.records.parts import Environment
+from harness.records.record import Record
 from impl.cost.parameters import count_parameters
+from impl.run import Run
 from tests.experiments.as_printed import at_rate
 from tests.harness.made_up_records import record_of
 from tests.turned import turned

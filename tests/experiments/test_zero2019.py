@@ -10,7 +10,7 @@ import pytest
 from experiments.zero2019 import zero_r, zero_throughput
 from harness.experiment.claims import claims_table
 from harness.experiment.comparison import Printed
-from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.experiment import Experiment, load
 from harness.experiment.published import published
 from harness.records.record import Record
 from impl.cost.activations import layer_bytes
@@ -57,15 +57,6 @@ def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
     return turned(claims_table(experiment.claims, records))
 
 
-@pytest.mark.parametrize("experiment", [THROUGHPUT, ZERO_R], ids=lambda experiment: experiment.id)
-def test_every_run_of_every_tier_is_valid_and_its_own(experiment: Experiment) -> None:
-    for tier in TIERS:
-        runs = experiment.runs[tier]
-        assert [run.why_invalid() for run in runs if run.why_invalid()] == []
-        assert len({run.id for run in runs}) == len(runs)
-    assert max(run.plan.world_size for run in experiment.runs["smoke"]) <= 4
-
-
 @pytest.mark.parametrize(
     ("experiment", "figures", "count"),
     [(THROUGHPUT, ("figure 2", "figure 3"), 22), (ZERO_R, ("figure 7", "figure 8"), 13)],
@@ -88,17 +79,12 @@ def test_the_paper_tier_is_the_figures_point_by_point(
 
 
 def test_printed_speedups_are_those_of_the_printed_rates() -> None:
-    drawn = {
-        row["note"].partition(":")[0]: row["value"]
-        for row in published("zero2019", "speedup_over_megatron").to_dict("records")
-    }
-    ours = {row["model"]: row["published_speedup"] for row in zero_throughput.of_the_paper().values()}
+    drawn = published("zero2019", "speedup_over_megatron").to_dict("records")
+    ours = [one for one in zero_throughput.PAPER.values() if "published_speedup" in one.printed]
     assert len(drawn) == 9
-    for size, value in drawn.items():
-        speedups = [
-            row["published_speedup"] for row in zero_throughput.of_the_paper().values() if row["model"] == f"GPT {size}"
-        ]
-        assert any(one == pytest.approx(value, rel=0.05) for one in speedups), (size, ours)
+    for row in drawn:
+        same = [one.printed["published_speedup"] for one in ours if one.model == f"GPT {row['note'].partition(':')[0]}"]
+        assert any(one == pytest.approx(row["value"], rel=0.05) for one in same), row
 
 
 def test_printed_totals_are_the_printed_rates_times_the_gpus() -> None:
@@ -117,7 +103,6 @@ def test_throughput_table_has_every_printed_rate_beside_ours_or_below() -> None:
     assert len(beside) == 22
     for name in ("speedup", "scaling"):
         assert list(beside[name]) == pytest.approx(list(beside[f"published_{name}"]), nan_ok=True)
-    assert THROUGHPUT.table([]).frame.empty
 
 
 def test_throughput_verdicts() -> None:
@@ -137,10 +122,10 @@ def test_throughput_verdicts() -> None:
 
 
 def test_configurations_are_table_3s() -> None:
-    plans = {name: ZERO_R.runs["smoke"][i].plan for i, name in enumerate(zero_r.CONFIGURATIONS)}
-    assert all(zero_r.configuration(plan) == name for name, plan in plans.items())
-    assert [plan.zero_stage for plan in plans.values()] == [1, 1, 2, 2, 2]
-    assert [plan.partition_activations for plan in plans.values()] == [False, True, False, True, True]
+    runs = ZERO_R.runs["smoke"][:5]
+    assert [zero_r.configuration(run) for run in runs] == list(zero_r.CONFIGURATIONS)
+    assert [run.plan.zero_stage for run in runs] == [1, 1, 2, 2, 2]
+    assert [run.plan.partition_activations for run in runs] == [False, True, False, True, True]
 
 
 def test_zero_r_table_and_verdicts() -> None:
@@ -158,19 +143,19 @@ def test_zero_r_table_and_verdicts() -> None:
         rank.memory["rest"] *= 3
         rank.activation_bytes["layer"] += 8
     assert verdicts(ZERO_R, smoke)[:3] == [NO] * 3
-    assert ZERO_R.table([]).frame.empty
 
 
 def test_figure_8_is_reproduced_by_its_own_rates() -> None:
-    runs = [(run, bar["value"]) for run, bar in zero_r.of_the_paper() if bar["where"] == "figure 8"]
-    assert verdicts(ZERO_R, [on_gpus(run, rate) for run, rate in runs])[5] == YES
-    assert verdicts(ZERO_R, [on_gpus(run, 20) for run, _ in runs])[5] == NO
+    every = zero_r.in_print().items()
+    rates = {run: one.printed["published_rate"] for run, one in every if "published_rate" in one.printed}
+    assert verdicts(ZERO_R, [fast(run, rate, **GPU) for run, rate in rates.items()])[5] == YES
+    assert verdicts(ZERO_R, [on_gpus(run, 20) for run in rates])[5] == NO
 
 
 def figure_7(needed: float) -> list[Record]:
     """Its runs, simulated to need this share of what was cached."""
-    bars = [(run, bar["value"]) for run, bar in zero_r.of_the_paper() if bar["where"] == "figure 7"]
-    return [simulated(run, memory=needed * 1e9 * size, device=GPU["device_name"]) for run, size in bars]
+    sizes = {run: one.printed["cached"] for run, one in zero_r.in_print().items() if "cached" in one.printed}
+    return [simulated(run, memory=needed * size, device=GPU["device_name"]) for run, size in sizes.items()]
 
 
 def of_simulated(needed: float) -> list[str]:

@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from experiments.zerobubble2024 import memory, throughput
+from experiments.zerobubble2024 import PAPER, SCHEDULES
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
 from harness.predict.memory import predicted
-from harness.records.measures import flops_per_step
 from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.run import Run
@@ -20,13 +19,7 @@ THROUGHPUT, MEMORY = load("zerobubble2024/throughput"), load("zerobubble2024/mem
 
 @pytest.mark.parametrize("experiment", [THROUGHPUT, MEMORY])
 def test_runs_are_pipelines_of_both_schedules(experiment: Experiment) -> None:
-    for tier in TIERS:
-        runs = experiment.runs[tier]
-        assert len({run.id for run in runs}) == len(runs)
-        assert {run.plan.schedule for run in runs} == set(throughput.SCHEDULES)
-    assert experiment.table is not None
-    assert experiment.table([]).frame.empty
-    assert set(verdicts(experiment, [])) == {ABSENT}
+    assert all({run.plan.schedule for run in experiment.runs[tier]} == set(SCHEDULES) for tier in TIERS)
 
 
 def test_the_paper_tier_is_table_4() -> None:
@@ -43,12 +36,11 @@ def test_the_paper_tier_is_table_4() -> None:
 def of_paper(gain: Callable[[Run, float], float], bubble: float = 1.0) -> list[Record]:
     """Table 4 simulated: the printed gains changed, and the printed bubbles so many times as large."""
     made = []
-    for row in throughput.of_the_paper().values():
-        run: Run = row["run"]
-        flops = flops_per_step(fast(run)) / run.train.global_batch
-        gained = row["published_gain"] if run.plan.schedule == "zb_h1" else 1.0
-        rate = row["published_rate"] / gained * gain(run, gained) * flops
-        share = row["published_bubble"] * bubble
+    for run, row in PAPER.items():
+        flops = fast(run).flops_per_step() / run.train.global_batch
+        gained = row.printed["published_gain"] if run.plan.schedule == "zb_h1" else 1.0
+        rate = row.printed["published_rate"] / gained * gain(run, gained) * flops
+        share = row.printed["published_bubble"] * bubble
         made.append(simulated(run, rate, bubble=share / (1 - share)))
     return made
 
@@ -65,7 +57,8 @@ def test_verdicts_on_throughput_turn() -> None:
 
 
 def test_the_table_has_what_is_printed() -> None:
-    rows = throughput.table(of_paper(lambda _, gain: gain)).frame
+    assert THROUGHPUT.table
+    rows = THROUGHPUT.table(of_paper(lambda _, gain: gain)).frame
     assert len(rows) == 24
     assert list(rows["simulated_rate"]) == pytest.approx(list(rows["published_rate"]))
     assert list(rows["simulated_gain"]) == pytest.approx(list(rows["published_gain"]))
@@ -101,13 +94,16 @@ def test_verdicts_on_counted_memory_turn() -> None:
 
 
 def test_verdicts_on_predicted_memory_turn() -> None:
-    rows = list(throughput.of_the_paper().values())
-    as_printed = [simulated(row["run"], memory=row["published_memory"]) for row in rows]
+    of = lambda run: PAPER[run].printed["published_memory"]
+    as_printed = [simulated(run, memory=of(run)) for run in PAPER]
     assert verdicts(MEMORY, as_printed) == [YES, YES, ABSENT, YES]
-    less = [simulated(row["run"], memory=row["published_memory"] / 2) for row in rows]
+    less = [simulated(run, memory=of(run) / 2) for run in PAPER]
     assert verdicts(MEMORY, less) == [YES, YES, ABSENT, NO]
-    elsewhere = [simulated(row["run"], memory=row["published_memory"], device="AMD") for row in rows]
+    elsewhere = [simulated(run, memory=of(run), device="AMD") for run in PAPER]
     assert verdicts(MEMORY, elsewhere)[3] == ABSENT
+    too_large = [simulated(run, memory=of(run), status="oom") for run in PAPER]
+    assert verdicts(MEMORY, too_large) == [YES, YES, ABSENT, YES]  # what is predicted counts, whether it fits or not
     assert as_printed[0].environment.device_name == A100
-    table = memory.table(as_printed).frame
+    assert MEMORY.table
+    table = MEMORY.table(as_printed).frame
     assert list(table["held"]) == list(table["published_memory"])

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from harness.experiment.experiment import Point
 from harness.launch import sweep as sweeps
 from harness.launch.slurm import Site
-from harness.rank.jobs import job_of
+from harness.rank.job import job_of
 from harness.records.environment import host_environment
 from harness.records.record import Record
 from harness.records.store import SCHEMA, Store, write_atomically

@@ -67,7 +67,7 @@ def _of_ranks() -> Iterator[Case]:
     yield Case("rank 0", "forward", "SIGSTOP")
     yield from (Case(rank, "forward", "SIGKILL to supervisor") for rank in ranks)
     yield Case("rank 1", "record write", "SIGKILL to supervisor")
-    yield from (Case(rank, phase, "SIGKILL to supervisor") for phase in ("meeting", "start-up") for rank in ranks)
+    yield from (Case(rank, phase, "SIGKILL to supervisor") for phase in ("rendezvous", "start-up") for rank in ranks)
     for layout in ("zero", "pp2", "tp2"):
         yield from (Case(rank, phase, "SIGKILL", layout) for phase in ("backward", "checkpoint save") for rank in ranks)
     for phase in ("steps log", "checkpoint save", "record write"):
@@ -98,7 +98,7 @@ def _on_slurm() -> Iterator[Case]:
         yield from (Case(rank, phase, "SIGKILL", on="slurm") for rank in ("rank 0", "rank 1"))
     yield Case("rank 1", "forward", "SIGSTOP", on="slurm")
     yield Case("rank 0", "backward", "SIGKILL to supervisor", on="slurm")
-    yield Case("rank 1", "meeting", "SIGKILL to supervisor", on="slurm")
+    yield Case("rank 1", "rendezvous", "SIGKILL to supervisor", on="slurm")
     yield Case("rank 1", "forward", "raises", on="slurm")
     yield from (Case("harness", phase, "SIGKILL", on="slurm") for phase in ("submission", "training", "record write"))
     yield from (Case("job", "training", fault, on="slurm") for fault in ("scancel", "scontrol requeue"))

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from harness.launch.slurm import Where
-from harness.rank.jobs import job_of
+from harness.rank.job import job_of
 from impl.run import Run
 from tests.faults.carry_out import ROOT, essence, undisturbed
 from tests.faults.faulty import LAYOUTS, SAVING, FaultySite, place, run_of, store_of
@@ -111,7 +111,11 @@ def strike(folder: Path, driver: subprocess.Popen[Any], chance: random.Random, c
     victim = chance.choice(found)
     with contextlib.suppress(psutil.NoSuchProcess):
         victim.kill()
-        return "supervisor killed" if "submitit" in " ".join(victim.info["cmdline"]) else "rank killed"
+        return (
+            "supervisor killed"
+            if {"harness.rank.local", "submitit.core._submit"} & {*victim.info["cmdline"]}
+            else "rank killed"
+        )
     return ""
 
 

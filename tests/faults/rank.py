@@ -27,7 +27,7 @@ AT_SAVE = 2
 def put(fault: Fault, phase: str, result: str) -> None:
     """Make the fault happen when the worker comes to the phase; `result`: the name of the file of its results."""
     {
-        "meeting": lambda: before(worker, "meet", fault),
+        "rendezvous": lambda: before(worker, "join", fault),
         "start-up": lambda: before(worker, "make", fault),
         "forward": lambda: in_a_step(fault, Op.F),
         "backward": lambda: in_a_step(fault, Op.B),

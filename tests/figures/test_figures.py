@@ -131,7 +131,7 @@ def test_an_experiments_own_figure_takes_the_place_of_its_tables(tmp_path: Path)
 
 def test_rates_are_drawn_beside_the_published_in_a_panel_of_their_own() -> None:
     nan = float("nan")
-    columns = ["line", "at", "model_flops_per_second_per_device", "published_rate", "oversubscribed"]
+    columns = ["line", "at", "flop_rate", "published_rate", "oversubscribed"]
     ours = [("batch 8", "pp 1", 4e12, nan, False), ("batch 8", "pp 2", 3e12, nan, True)]
     papers = [("batch 9", "pp 1", nan, 165e12, False), ("batch 9", "pp 8", nan, 87e12, False)]
 

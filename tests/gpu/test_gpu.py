@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.rank.profile import profiled
-from harness.rank.roofline import limit
+from harness.rank.roofline import roofline
 from harness.rank.stopwatch import Stopwatch
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
@@ -141,7 +141,7 @@ def test_a_profiled_step_is_its_kernels_and_the_limit_has_all_of_its_products(
     assert sum(parts.values()) == pytest.approx(found["seconds"])
     assert all(parts[part] > 0 for part in ("products", "attention", "optimizer", "operators", "rest"))
     assert parts["communication"] == 0
-    alone = limit(run, one.vocab_size, mesh, cuda)
+    alone = roofline(run, one.vocab_size, mesh, cuda)
     assert 0 < alone["gemm_seconds"] < found["seconds"]
     assert 0 < alone["attention_seconds"] < found["seconds"]
     assert alone["collectives"] == []

@@ -18,6 +18,6 @@ if __name__ == "__main__":
         sys.exit(act["exit"])
     if "kill" in act:
         os.kill(os.getpid(), act["kill"])
-    while not heart.is_told():  # or until it is killed
+    while not heart.is_end_requested():  # or until it is killed
         time.sleep(0.01)
-    sys.exit(act["told"])
+    sys.exit(act["saved"])

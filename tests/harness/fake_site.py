@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.launch.site_file import Cluster
-from harness.rank import jobs
 from harness.rank.failure import STATUSES
-from harness.rank.jobs import JobState
+from harness.rank.job import JobState, job_of, keep
 
 CODE = {"git": {"commit": "c0ffee", "dirty": False, "diff_sha256": None}}
 """The environment of every sweep: the code is the same, whatever happens to the files of this project meanwhile."""
@@ -49,7 +48,7 @@ class FakeSite:
             outcome = told if isinstance(told, str) else told[self.submitted.count(run_id)]
             for rank in range(ranks):
                 end_rank(attempt, rank, outcome)
-            jobs.keep(attempt, "local" if self.on == "local" else "slurm", "1")
+            keep(attempt, "local" if self.on == "local" else "slurm", "1")
             self.submitted.append(run_id)
             self.looked[attempt] = 0
         self.arrays.append(ids)
@@ -57,7 +56,7 @@ class FakeSite:
         return ["1"] * len(attempts)
 
     def states(self, attempts: Sequence[Path]) -> dict[Path, JobState]:
-        return {attempt: self._state(attempt) for attempt in attempts if jobs.job_of(attempt) is not None}
+        return {attempt: self._state(attempt) for attempt in attempts if job_of(attempt) is not None}
 
     def _state(self, attempt: Path) -> JobState:
         if attempt in self.looked:

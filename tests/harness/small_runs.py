@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from harness.experiment.experiment import Point
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.slurm import Site
 from harness.launch.sweep import Options, Sweep
@@ -47,7 +48,7 @@ def point(run: Run) -> Point:
     return Point(run, f"seed={run.seed}")
 
 
-class Told:
+class Told(Display):
     """A display that remembers; it calls `on_start` with a point's id, and `on_look` while a point runs."""
 
     def __init__(

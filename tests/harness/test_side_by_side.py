@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from harness.analysis import render
+from harness.bench import side_by_side
 from harness.bench.side_by_side import (
     Turn,
     against_peers,
@@ -23,7 +24,6 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Step
-from tests.ranks import run_ranks
 
 
 class Noting:
@@ -37,20 +37,16 @@ class Noting:
         return Step(torch.tensor(float(i)), torch.tensor(0.0), 0.0)
 
 
-def three_noting_engines() -> tuple[list[str], dict[str, list[Turn]], list[tuple[int, list[str]]]]:
+def test_engines_take_turns_and_ranks_start_a_step_together(monkeypatch: pytest.MonkeyPatch):
     called: list[str] = []
-    told: list[tuple[int, list[str]]] = []
+    seen: list[tuple[int, list[str]]] = []
+    monkeypatch.setattr(side_by_side.dist, "barrier", lambda: called.append("|"))
     engines = {name: Noting(name, called) for name in "abc"}
-    turns = take_turns(engines, 2, lambda i, seconds: told.append((i, [n for n in seconds if seconds[n] > 0])))
-    return called, turns, told
-
-
-def test_engines_take_turns():
-    for called, turns, told in run_ranks(2, three_noting_engines):
-        assert called == ["a0", "b0", "c0", "a1", "b1", "c1"]
-        assert [turn.loss for turn in turns["b"]] == [0.0, 1.0]
-        assert all(turn.seconds > 0 for turn in turns["a"])
-        assert told == [(0, ["a", "b", "c"]), (1, ["a", "b", "c"])]
+    turns = take_turns(engines, 2, lambda i, seconds: seen.append((i, [n for n in seconds if seconds[n] > 0])))
+    assert "".join(called) == "|a0|b0|c0|a1|b1|c1"
+    assert [turn.loss for turn in turns["b"]] == [0.0, 1.0]
+    assert all(turn.seconds > 0 for turn in turns["a"])
+    assert seen == [(0, ["a", "b", "c"]), (1, ["a", "b", "c"])]
 
 
 def test_ratio_is_of_medians():

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
@@ -28,6 +29,17 @@ def on_ranks(measure: Measure, runs: Iterable[Run], data: Path) -> dict[Run, lis
         of_ranks = run_ranks(ranks, _one_after_another, measure, some, data)
         answers.update({run: list(found) for run, *found in zip(some, *of_ranks, strict=True)})
     return answers
+
+
+def own_group() -> dist.ProcessGroup:
+    """A group of all ranks that nothing else uses."""
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def trainer(run: Run, data: Path) -> Trainer:
+    return Trainer(run, TokenFolder.open(data), build_mesh(run.plan, "cpu"), torch.device("cpu"))
 
 
 def _one_after_another(measure: Measure, runs: list[Run], data: Path) -> list[Any]:

@@ -18,6 +18,7 @@ from impl.engines import make
 from impl.evaluation_config import EvaluationConfig
 from impl.mesh import build_mesh
 from impl.run import Precision, Run
+from impl.tensor_parallel.shards import Shard, shards_of
 from tests.ranks import run_ranks
 
 HAS_DEEPSPEED = find_spec("deepspeed") is not None
@@ -98,6 +99,21 @@ def both(runs: Mapping[str, Run], ranks: int, data: Data) -> list[dict[Any, Trai
     path, evaluation = data
     theirs: dict[Any, Run] = {key: replace(run, evaluation=evaluation) for key, run in runs.items()}
     return train_on(ranks, theirs | {ours(run): ours(theirs[key]) for key, run in runs.items()}, path)
+
+
+def first_gradients(
+    runs: list[Run], data: Path
+) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Shard]]]:
+    """Ours and the peer's on this rank, and how ours are split."""
+    found, folder = [], TokenFolder.open(data)
+    for run in runs:
+        native, peer = trainer(ours(run), folder), trainer(run, folder)
+        native.backward(0)
+        peer.backward(0)
+        theirs = {name: peer.masters[p].grad.numpy() for name, p in peer.model.named_parameters()}
+        mine = {name: native.gradients.of[p].numpy() for name, p in native.model.named_parameters()}
+        found.append((mine, theirs, shards_of(native.model)))
+    return found
 
 
 def assert_same_work(theirs: Trained, ours: Trained, run: Run, loss: float | None = None) -> None:

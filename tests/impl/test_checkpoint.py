@@ -31,18 +31,12 @@ from impl.tensor_parallel.group import Part
 from impl.tensor_parallel.shards import Shard
 from impl.train import Trainer
 from impl.zero.partition import BucketLayout, Slot
+from tests.impl.on_ranks import own_group
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_len=16, dropout=0.1)
-RUN = Run(model=MODEL, train=Recipe(steps=8, global_batch=4, microbatch=1, warmup_steps=2))
-SAVED, LAST = 3, 8
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
+RUN = Run(model=MODEL, train=Recipe(steps=5, global_batch=4, microbatch=1, warmup_steps=2))
+SAVED, LAST = 3, 5
 
 
 # Boxes, without training ---------------------------------------------------------------------------------------------
@@ -121,12 +115,6 @@ def trainer(run: Run, data: Path, meshes: dict[Any, Any]) -> Trainer:
     if layout not in meshes:
         meshes[layout] = build_mesh(run.plan, "cpu")
     return Trainer(run, TokenFolder.open(data), meshes[layout], torch.device("cpu"))
-
-
-def own_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def losses(one: Trainer, first: int) -> list[float]:

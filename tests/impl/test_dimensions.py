@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.dimensions import dimensions
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -24,13 +23,6 @@ RUN = Run(
     evaluation=EvaluationConfig(sequences=4, dimensions=True),
 )
 PLANTED = 5
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    write_synthetic(folder, SyntheticConfig(train_tokens=4000, valid_tokens=2000))
-    return folder
 
 
 def looked(trainer: Trainer) -> Any:

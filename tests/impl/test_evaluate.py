@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import math
-import multiprocessing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +19,8 @@ from torch import Tensor
 from impl.data.batches import Batch, num_windows
 from impl.data.prepare import prepare
 from impl.data.tokens import TokenFolder
-from impl.evaluate import Evaluation, Scorer, Work, evaluate, missing_inputs, original_tokens
+from impl.downstream import missing_inputs, original_tokens
+from impl.evaluate import Evaluation, Scorer, Work, evaluate
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.run import Run
@@ -38,7 +37,7 @@ class Uniform:
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         return torch.full(targets.shape, math.log(VOCAB)), torch.from_numpy(targets == 0)
 
-    def masked(self, batch: Batch) -> Tensor:
+    def nats(self, batch: Batch) -> Tensor:
         return torch.full(batch.targets.shape, math.log(VOCAB))
 
 
@@ -54,7 +53,7 @@ class Chain(Uniform):
         p = self.p[inputs, targets]
         return torch.from_numpy(-np.log(p)).float(), torch.from_numpy(p > 0.5)
 
-    def masked(self, batch: Batch) -> Tensor:
+    def nats(self, batch: Batch) -> Tensor:
         seen = np.take_along_axis(batch.inputs, np.asarray(batch.positions), 1) % VOCAB
         return torch.from_numpy(-np.log(self.p[seen, batch.targets])).float()
 
@@ -70,25 +69,14 @@ class Recorded(Uniform):
         return super().next_token(inputs, targets)[0], torch.from_numpy(np.isin(targets, list(self.likeliest)))
 
 
-@contextmanager
-def gloo(rank: int, ranks: int, store: Path) -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks)
-    try:
-        assert dist.group.WORLD is not None
-        yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
-
-
 @pytest.fixture
-def score(tmp_path: Path) -> Iterator[Callable[..., list[Evaluation]]]:
+def score(one_rank: dist.ProcessGroup) -> Callable[..., list[Evaluation]]:
     """Evaluates on one rank."""
-    with gloo(0, 1, tmp_path / "store") as group:
 
-        def on_one_rank(run: Run, data: TokenFolder, scorer: Scorer, batch: int = 3) -> list[Evaluation]:
-            return evaluate(run, data, scorer, group, final=True, batch=batch)
+    def on_one_rank(run: Run, data: TokenFolder, scorer: Scorer, batch: int = 3) -> list[Evaluation]:
+        return evaluate(run, data, scorer, one_rank, final=True, batch=batch)
 
-        yield on_one_rank
+    return on_one_rank
 
 
 def folder(path: Path, valid: str = VALID) -> TokenFolder:
@@ -243,35 +231,6 @@ def test_diverged_models_have_values_too() -> None:
 def random_chain() -> Chain:
     p = np.random.default_rng(1).uniform(0.3, 1.0, (VOCAB, VOCAB))
     return Chain({(i, j): p[i, j] for i in range(VOCAB) for j in range(VOCAB)})
-
-
-def sharded(rank: int, ranks: int, path: Path, runs: list[Run]) -> None:
-    torch.set_num_threads(1)
-    with gloo(rank, ranks, path / f"store{ranks}") as group:
-        data, chain = TokenFolder.open(path / "tokens"), random_chain()
-        found = [e for run in runs for e in evaluate(run, data, chain, group, final=True, batch=2)]
-    (path / f"{ranks}.{rank}.json").write_text(json.dumps([dataclasses.asdict(e) for e in found]))
-
-
-def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
-    folder(tmp_path)
-    runs = [the_run(overlap=5, **everything(tmp_path)), the_run(family="bert"), the_run(family="bert", sequences=1)]
-    # forked, so that torch is not imported again
-    fork = multiprocessing.get_context("fork")
-    processes = [
-        fork.Process(target=sharded, args=(r, n, tmp_path, runs), daemon=True) for n in (1, 2) for r in range(n)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    alone, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1.0", "2.0", "2.1"))
-    assert first == second
-    for a, b in zip(alone, first, strict=True):
-        assert a.pop("nats") == pytest.approx(b.pop("nats"), rel=1e-12)
-        assert a == b
-    assert alone[2]["correct"] not in (0, alone[2]["total"])
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 5))

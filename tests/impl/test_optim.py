@@ -158,23 +158,6 @@ def test_a_parameter_with_a_gradient_too_few_or_too_many_is_an_error(
     take(gradients, 2, backward, backward)  # and the next step is well
 
 
-@given(bucket_bytes=st.integers(1, 2000), which=st.lists(st.booleans(), min_size=6, max_size=6))
-def test_a_bucket_holds_parameters_of_one_kind(
-    bucket_bytes: int, which: list[bool], one_rank: dist.ProcessGroup
-) -> None:
-    net = model(torch.float32)
-    kind_of = dict(zip(net.parameters(), which, strict=True))
-    named = lambda its: {name: p for name, p in net.named_parameters() if kind_of[p] is its}
-    groups = [ReductionGroup(named(its), one_rank) for its in (True, False)]
-    gradients = gradients_of(groups, bucket_bytes=bucket_bytes)
-    assert all(len({kind_of[p] for p in bucket.parameters}) == 1 for bucket in gradients.buckets)
-    assert {p for bucket in gradients.buckets for p in bucket.parameters} == set(kind_of)
-    with gradients.accumulated(1):
-        net(torch.ones(2, 8)).sum().backward()
-    norm = torch.cat([gradients.of[p].flatten() for p in kind_of]).norm().item()
-    assert gradients.norm().item() == pytest.approx(norm, rel=1e-5)
-
-
 # Gradients that do not come once a microbatch from autograd ---------------------------------------------------------
 
 

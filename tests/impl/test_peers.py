@@ -4,14 +4,11 @@ Here PyTorch on one rank, its DTensor, and what engines lack.
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from impl.data.tokens import TokenFolder
 from impl.engines import make
 from impl.errors import InputError
 from impl.model.config import ModelConfig
@@ -20,20 +17,19 @@ from impl.peers.validity import part_of, why_invalid
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from impl.tensor_parallel.shards import Shard, shards_of
-from tests.impl.peer_runs import Data, Trained, assert_same_work, both, ours, trainer, write_data
+from tests.impl.peer_runs import Data, Trained, assert_same_work, both, first_gradients, ours, write_data
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=16)
-RECIPE = Recipe(steps=20, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
+RECIPE = Recipe(steps=10, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 PLANS = {"split": Plan(tp=2), "sequence split": Plan(tp=2, sequence_parallel=True)}
 PLAIN = Run(model=MODEL, train=RECIPE, engine="torch")
 SHORT = replace(PLAIN, train=replace(RECIPE, steps=6))
 ALONE = {
     "fp32": PLAIN,
     "bf16": replace(SHORT, precision="bf16"),
-    "bf16 gradients": replace(SHORT, precision="bf16", fp32_gradients=False),
-    "recomputed": replace(SHORT, plan=Plan(recompute="full")),
+    "alone, bf16 gradients": replace(SHORT, precision="bf16", fp32_gradients=False),
+    "alone, recomputed": replace(SHORT, plan=Plan(recompute="full")),
     "one rank's ZeRO": replace(SHORT, plan=Plan(zero_stage=2)),
     "deepspeed": replace(PLAIN, engine="deepspeed"),
     "deepspeed bf16": replace(SHORT, engine="deepspeed", precision="bf16"),
@@ -58,42 +54,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 @pytest.fixture(scope="module")
-def alone(data: Data) -> list[dict[Any, Trained]]:
-    return both(ALONE, 1, data)
+def trained(data: Data) -> dict[int, list[dict[Any, Trained]]]:
+    """By number of ranks."""
+    return {1: both(ALONE, 1, data), 2: both(SPLIT, 2, data)}
 
 
-@pytest.fixture(scope="module")
-def split(data: Data) -> list[dict[Any, Trained]]:
-    return both(SPLIT, 2, data)
-
-
-@pytest.mark.parametrize("case", ALONE)
-def test_one_rank_equals_ours_over_many_steps(case: str, alone: list[dict[Any, Trained]]) -> None:
-    (rank,) = alone
-    if case not in rank:
-        pytest.skip("deepspeed is not installed")
-    assert_same_work(rank[case], rank[ours(ALONE[case])], ALONE[case])
-
-
-@pytest.mark.parametrize("case", SPLIT)
-def test_dtensor_equals_ours_over_many_steps(case: str, split: list[dict[Any, Trained]]) -> None:
-    for rank in split:
-        assert_same_work(rank[case], rank[ours(SPLIT[case])], SPLIT[case])
-
-
-def first_gradients(
-    runs: list[Run], data: Path
-) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Shard]]]:
-    """Ours and the peer's on this rank, and how ours are split."""
-    found, folder = [], TokenFolder.open(data)
-    for run in runs:
-        native, peer = trainer(ours(run), folder), trainer(run, folder)
-        native.backward(0)
-        peer.backward(0)
-        theirs = {name: peer.masters[p].grad.numpy() for name, p in peer.model.named_parameters()}
-        mine = {name: native.gradients.of[p].numpy() for name, p in native.model.named_parameters()}
-        found.append((mine, theirs, shards_of(native.model)))
-    return found
+@pytest.mark.parametrize("case", ALONE | SPLIT)
+def test_one_rank_and_dtensor_equal_ours_over_many_steps(
+    case: str, trained: dict[int, list[dict[Any, Trained]]]
+) -> None:
+    run = (ALONE | SPLIT)[case]
+    for rank in trained[run.plan.world_size]:
+        if case not in rank:
+            pytest.skip("deepspeed is not installed")
+        assert_same_work(rank[case], rank[ours(run)], run)
 
 
 def test_every_gradient_of_dtensor_equals_ours(data: Data) -> None:

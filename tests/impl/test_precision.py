@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.precision import LossScale
@@ -20,13 +19,6 @@ from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=2, seq_len=16, dropout=0.1)
 RECIPE = Recipe(steps=6, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=0)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 8))

@@ -14,21 +14,17 @@ from torch import Tensor
 from impl.checkpoint import Checkpoints, start_from
 from impl.data.batches import Batch
 from impl.data.config import OPTIONS, DataConfig
-from impl.data.race import Race
-from impl.data.synthetic import SyntheticConfig, write_synthetic
-from impl.data.tokenizer import ByteTokenizer
 from impl.data.tokens import TokenFolder
 from impl.errors import InputError
 from impl.evaluate import Evaluation, evaluate
 from impl.evaluation_config import EvaluationConfig
-from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
 from tests.impl.data.race_files import QUESTIONS, write_race
-from tests.impl.on_ranks import on_ranks
+from tests.impl.on_ranks import on_ranks, own_group, trainer
 from tests.impl.parity import assert_equal_gradients, first_gradients, serial
 from tests.ranks import run_ranks
 
@@ -47,13 +43,6 @@ PLANS = {
     "data parallel": Plan(dp=2),
     "ZeRO 3, recomputed": Plan(dp=2, zero_stage=3, recompute="full", bucket_bytes=2000),
 }
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
 
 
 def test_every_gradient_equals_serial(data: Path) -> None:
@@ -91,16 +80,6 @@ def test_training_and_answers_equal_serial(data: Path, tmp_path: Path) -> None:
 
 
 # Weights of a checkpoint ---------------------------------------------------------------------------------------------
-
-
-def own_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def trainer(run: Run, data: Path) -> Trainer:
-    return Trainer(run, TokenFolder.open(data), build_mesh(run.plan, "cpu"), torch.device("cpu"))
 
 
 def weights(one: Trainer) -> dict[str, list[float]]:
@@ -160,28 +139,28 @@ def test_no_checkpoint_is_told(data: Path, tmp_path: Path) -> None:
 class Knows:
     """A scorer that finds the option with these bytes likeliest."""
 
-    def __init__(self, race: Race, answer: bytes) -> None:
-        self.race, self.answer = race, answer
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
 
     def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         raise AssertionError("no text is asked about")
 
-    def choices(self, batch: Batch) -> Tensor:
+    def nats(self, batch: Batch) -> Tensor:
         said = [self.answer in bytes(i for i in row.tolist() if i < 256) for row in batch.inputs]
         p = torch.tensor(said, dtype=torch.float64).view(-1, OPTIONS) * 0.5 + 0.125
         return -p.log()
 
 
 def test_answers_are_counted_by_school(data: Path, tmp_path: Path, one_rank: dist.ProcessGroup) -> None:
-    race = Race(str(write_race(tmp_path, QUESTIONS)), ByteTokenizer())
-    run = replace(ANSWERING, data=DataConfig(race=race.spec), model=replace(MODEL, seq_len=96))
-    found = evaluate(run, TokenFolder.open(data), Knows(race, b"rain"), one_rank, final=True, batch=4)
+    spec = str(write_race(tmp_path, QUESTIONS))
+    run = replace(ANSWERING, data=DataConfig(race=spec), model=replace(MODEL, seq_len=96))
+    found = evaluate(run, TokenFolder.open(data), Knows(b"rain"), one_rank, final=True, batch=4)
     by_name = {one.name: one for one in found}
     # the passage says it too, so that all options of the middle school's questions do: the first one is taken
     assert {name: (one.correct, one.total) for name, one in by_name.items()} == {
         "RACE dev": (1, 2), "RACE test": (1, 3), "RACE test middle": (1, 2), "RACE test high": (0, 1),
     }  # fmt: skip
-    found = evaluate(run, TokenFolder.open(data), Knows(race, b"is d , "), one_rank, final=True, batch=4)
+    found = evaluate(run, TokenFolder.open(data), Knows(b"is d , "), one_rank, final=True, batch=4)
     assert [(one.correct, one.accuracy) for one in found if one.name == "RACE test high"] == [(1, 1.0)]
     assert found[-1].nats == pytest.approx(-math.log(0.625))
 

@@ -10,25 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.instruments import ActivationBytes, activation_bytes
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.recompute import WHOLE, Kept, kept_by, offloaded, recompute
 from impl.run import Run, non_defaults
 from impl.tensor_parallel.group import TensorParallel
-from impl.train import ActivationBytes, Trainer
+from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_len=16)
 RECIPE = Recipe(steps=1, global_batch=4, microbatch=2)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
 
 
 # The operation -------------------------------------------------------------------------------------------------------
@@ -119,7 +112,7 @@ class Found(NamedTuple):
 
 
 def measure(one: Trainer) -> Found:
-    kept = one.activation_bytes()
+    kept = activation_bytes(one)
     loss = one.backward(0).item()
     return Found(loss, [bucket.gradient.numpy().copy() for bucket in one.buckets], kept)
 

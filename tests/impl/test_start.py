@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from impl.checkpoint import Checkpoints, start_from
-from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
+from impl.instruments import tracked
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from impl.tracking import tracked
 from impl.train import Trainer
+from tests.impl.on_ranks import own_group, trainer
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -47,13 +47,6 @@ STARTS = [
     run(replace(LARGE, family="bert"), zero_stage=3, **DEGREES[3]),
     run(LARGE, zero_stage=3, sequence_parallel=True, **DEGREES[3]),
 ]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
 
 
 def held_bytes(one: Trainer) -> int:
@@ -93,21 +86,14 @@ LOADS = [
 
 
 def save(run: Run, data: Path, folder: Path) -> None:
-    one = Trainer(run, TokenFolder.open(data), build_mesh(run.plan, "cpu"), CPU)
-    checkpoints = Checkpoints(folder, one, _group())
+    checkpoints = Checkpoints(folder, trainer(run, data), own_group())
     checkpoints.save(1)
     checkpoints.wait()
 
 
-def _group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
 def start_and_load(runs: list[Run], data: Path, folder: Path) -> list[Mapping[str, float]]:
     """Peak of starting with a checkpoint in two ways, in parts of what is held."""
-    found, group = [], _group()
+    found, group = [], own_group()
     for run in runs:
         mesh, tokens, peaks = build_mesh(run.plan, "cpu"), TokenFolder.open(data), {}
         for way in ("load", "start_from"):

@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import harness.rank.worker
-from harness.rank.instruments import Inside
-from harness.rank.journal import Measured
+from harness.rank.instruments import Inspection, Measured
 from harness.rank.stopwatch import Stopwatch
 from impl.data.tokens import TokenFolder
 from impl.engines import make
@@ -28,7 +27,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=0, wor
 cpu, run = torch.device("cpu"), Run()
 mesh = build_mesh(run.plan, "cpu")
 trainer = make(run, TokenFolder.open(Path(sys.argv[1])), mesh, cpu)
-Inside(trainer, mesh, Stopwatch(cpu)).step(0, Measured())
+Inspection(trainer, mesh, Stopwatch(cpu)).step(0, Measured())
 print([name for name in ("torch._dynamo", "torch.distributed.checkpoint") if name in sys.modules])
 dist.destroy_process_group()
 """

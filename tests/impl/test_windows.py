@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impl.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerSpec
-from impl.windows import Windows, text_counts
+from impl.evaluate import Windows, text_counts
 
 TRAINED = TokenizerSpec("bpe:300", vocab_size=300).build(["the cat sat on the mat, ça va, 日本語 日本語 😀\n" * 20])
 

@@ -20,11 +20,11 @@ from tests.impl.peer_runs import Trained, assert_same_work, train_on, write_data
 RUN = Run(
     model=ModelConfig(num_layers=3, hidden_size=64, num_heads=4, seq_len=16, vocab_size=301),  # FSDP splits rows: oddly
     plan=Plan(dp=2, bucket_bytes=40_000),
-    train=Recipe(steps=20, global_batch=8, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5, eps=1e-4),
+    train=Recipe(steps=10, global_batch=8, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5, eps=1e-4),
 )
 Key = tuple[str, int, str]
 """Engine, ZeRO stage and case."""
-CASES: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"precision": "bf16", "train": replace(RUN.train, steps=8)}}
+CASES: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"precision": "bf16", "train": replace(RUN.train, steps=5)}}
 MORE: dict[str, dict[str, Any]] = {
     "bf16 gradients": {"precision": "bf16", "fp32_gradients": False, "train": replace(RUN.train, steps=6)},
     "one microbatch": {"precision": "bf16", "train": replace(RUN.train, steps=6, microbatch=4)},

@@ -21,13 +21,12 @@ from hypothesis.stateful import (
 )
 
 from harness.launch.claim_lock import LEASE_SECONDS, Claims
-from harness.launch.decide import Facts, attempt_state, decide, is_same_code, shown
+from harness.launch.decide import Facts, attempt_state, decide, is_same_code, state_word
 from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
 from harness.launch.sweep import Options, Sweep
-from harness.rank import jobs as real_jobs
 from harness.rank.failure import AGAIN, RETRIED, Cause
-from harness.rank.jobs import JobState
+from harness.rank.job import Job, JobState, job_of, keep
 from harness.records.store import FINISHED, Store
 from harness.terminal import counted
 from tests.harness.fake_site import CODE, end_rank
@@ -91,8 +90,8 @@ def test_code_is_the_same_if_commit_and_changes_are():
 
 def test_a_silent_scheduler_has_ended_nothing(tmp_path: Path):
     slurm, local = tmp_path / "slurm", tmp_path / "local"
-    real_jobs.keep(slurm, "slurm", "12_3")
-    real_jobs.keep(local, "local", "12")
+    keep(slurm, "slurm", "12_3")
+    keep(local, "local", "12")
     unknown = {slurm: JobState("unknown"), local: JobState("unknown")}
     assert attempt_state(slurm, unknown) == "live"
     assert attempt_state(local, unknown) == "ended", "of another machine: whoever claims its point decides"
@@ -101,12 +100,12 @@ def test_a_silent_scheduler_has_ended_nothing(tmp_path: Path):
 
 def test_a_point_is_shown_by_its_job_until_its_record_is_there():
     here, states = Path("a"), {Path("a"): JobState("pending"), Path("b"): JobState("running")}
-    assert shown(None, [], {}) == "missing"
-    assert shown(record(status="failed"), [], {}) == "failed"
-    assert shown(record(status="failed"), [here], states) == "pending"
-    assert shown(record(), [here], states) == "ok"
-    assert shown(None, [here, Path("b")], states) == "running"
-    assert shown(None, [Path("c")], states) == "unknown"
+    assert state_word(None, [], {}) == "missing"
+    assert state_word(record(status="failed"), [], {}) == "failed"
+    assert state_word(record(status="failed"), [here], states) == "pending"
+    assert state_word(record(), [here], states) == "ok"
+    assert state_word(None, [here, Path("b")], states) == "running"
+    assert state_word(None, [Path("c")], states) == "unknown"
     assert counted(["ok", "missing", "failed", "ok"]) == "2 of 4 points finished: 2 ok, 1 failed, 1 missing"
 
 
@@ -216,15 +215,15 @@ class Hand:
                 assert run_id not in self.world.finished, "a finished point is run again"
                 self.world.see()
             self.life.call()
-            real_jobs.keep(attempt, "local" if self.on == "local" else "slurm", str(1 + self.machine))
+            keep(attempt, "local" if self.on == "local" else "slurm", str(1 + self.machine))
         return []
 
     def states(self, attempts: Sequence[Path]) -> dict[Path, JobState]:
         self.life.call()
-        found = {attempt: job for attempt in attempts if (job := real_jobs.job_of(attempt)) is not None}
+        found = {attempt: job for attempt in attempts if (job := job_of(attempt)) is not None}
         return {attempt: self._state(attempt, job) for attempt, job in found.items()}
 
-    def _state(self, attempt: Path, job: real_jobs.Job) -> JobState:
+    def _state(self, attempt: Path, job: Job) -> JobState:
         if job.on == "slurm" and self.world.is_silent:
             return JobState("unknown")
         if job.on == "local" and job.job != str(1 + self.machine):  # a local job's number says whose machine it is

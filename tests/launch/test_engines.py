@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from harness.analysis import tables
-from harness.analysis.scaling import against
+from harness.analysis.points import points as points_of
+from harness.analysis.points import relative_to
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.launch import preflight
@@ -229,8 +230,9 @@ def test_no_engine_is_another_ones_baseline() -> None:
     assert speedups == {
         ("native", 1): 1, ("native", 2): pytest.approx(5 / 3), ("torch", 1): 1, ("torch", 2): pytest.approx(4)
     }  # fmt: skip
-    rows = against(frame([*ours, two]), lambda row: row["ranks"] == 1, "tokens_per_second")
-    assert [math.isnan(row["efficiency"]) for row in rows] == [False, False, True]
+    rate = lambda record: record.tokens_per_second
+    found = relative_to(points_of([*ours, two], rate), lambda one: one.run.plan.world_size == 1, rate)
+    assert [math.isnan(one.relative.mean) for one in found] == [False, False, True]
 
 
 @pytest.mark.parametrize(

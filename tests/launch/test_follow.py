@@ -67,15 +67,15 @@ def test_a_loss_that_is_no_number_is_none(path: Path):
 def test_a_point_starts_and_resumes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
     told = Told()
-    follower = Follower(told, Point(Run(), "one"), tmp_path, is_told=False)
+    follower = Follower(told, Point(Run(), "one"), tmp_path, is_shown=False)
     (tmp_path / RESUMED).write_text(json.dumps({"step": 40, "warnings": ["a checkpoint was damaged"]}))
     follower.look()
     follower.look()
     assert told.starts == [Run().id]
     assert told.messages == ["one: a checkpoint was damaged", "one: goes on from step 40 of 100"]
     (tmp_path / RESUMED).write_text(json.dumps({"step": 0, "warnings": ["no checkpoint is whole"]}))
-    Follower(told, Point(Run(), "two"), tmp_path, is_told=True).look()
-    assert told.messages[2:] == ["two: no checkpoint is whole", "two: begins anew"]
+    Follower(told, Point(Run(), "two"), tmp_path, is_shown=True).look()
+    assert told.messages[2:] == ["two: no checkpoint is whole", "two: begins again at step 0"]
 
 
 def test_points_that_are_left_alone_are_named_up_to_a_few():

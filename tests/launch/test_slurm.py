@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from harness.cli.sweeps import site_of
 from harness.launch.site_file import Cluster, read_cluster
 from harness.launch.slurm import Site, minutes
-from harness.rank import jobs
+from harness.rank import slurm_queue
+from harness.rank.job import job_of
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -238,10 +239,10 @@ def test_points_of_one_shape_are_one_array(slurm: Callable[[str], Path], tmp_pat
         [pickled] = Path(kept["log"]).parent.glob(f"77_{i}_submitted.pkl")
         assert str(attempt).encode() in pickled.read_bytes()
     script = (folder / "script").read_text()
-    [name] = (path.name for path in jobs.submissions(tries[0]).iterdir())
+    [name] = (path.name for path in slurm_queue.submissions(tries[0]).iterdir())
     assert script == site.script(8, 3000.0, 3, 2, folder=tries[0].parent).replace("/NAME", f"/{name}")
     told = options_of(script)
-    log = f"{jobs.submissions(tries[0])}/{name}/%A_%a_0_log"
+    log = f"{slurm_queue.submissions(tries[0])}/{name}/%A_%a_0_log"
     assert told == {
         "array": "0-2%2",
         "partition": "gpu",
@@ -284,8 +285,8 @@ def test_a_refusal_is_one_line_and_leaves_nothing(slurm: Callable[[str], Path], 
     with pytest.raises(InputError, match="the cluster refuses the job: sbatch: error: invalid partition") as refused:
         Site("slurm").submit([attempt], 1, 60.0)
     assert "\n" not in str(refused.value)
-    assert jobs.job_of(attempt) is None
-    assert list(jobs.submissions(attempt).iterdir()) == []
+    assert job_of(attempt) is None
+    assert list(slurm_queue.submissions(attempt).iterdir()) == []
 
 
 def test_a_controller_that_restarts_is_asked_again(slurm: Callable[[str], Path], tmp_path: Path):

@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from harness.experiment.experiment import Experiment, load, points
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import LeftRunning, Options, Sweep
-from harness.rank import jobs
-from harness.rank.collect import base_record
 from harness.rank.failure import AGAIN, RETRIED, STATUSES
-from harness.rank.heartbeat import Alive, tell_alive
-from harness.rank.jobs import JobState
+from harness.rank.heartbeat import Alive, write_alive
+from harness.rank.job import ABSENT, BEHIND, JOB, SILENT, JobState, keep
 from harness.records.record import Record
 from harness.records.store import FINISHED, Store
 from impl.errors import InputError
@@ -299,7 +297,7 @@ def test_a_record_that_was_written_before_its_harness_was_killed_is_tidied_up(to
     before = store.path(run.id).read_bytes()
     attempt = store.new_attempt(run.id)
     (attempt / "spec.json").write_text(json.dumps({"id": run.id}))
-    jobs.keep(attempt, "local", "1")
+    keep(attempt, "local", "1")
     site = FakeSite()
     told = sweep(store, [run], site=site)
     assert (site.submitted, told.skips) == ([], [run.id])
@@ -348,14 +346,14 @@ def test_a_job_that_cannot_be_read_is_waited_for_as_long_as_a_submission_takes(
 ):
     run = small(tokens)
     attempt = left_behind(store, run, "vanished", on="slurm")
-    (attempt / jobs.JOB).write_text(content)
+    (attempt / JOB).write_text(content)
     site, told, looks = FakeSite(), Told(), []
 
     def a_minute_passes(_: int, __: int, why: str) -> None:
         looks.append(why)
         if len(looks) == 5:
             assert site.submitted == []
-            os.utime(attempt / jobs.JOB, (0, 0))
+            os.utime(attempt / JOB, (0, 0))
 
     monkeypatch.setattr(told, "waiting", a_minute_passes)
     sweep(store, [run], site=site, told=told)
@@ -367,7 +365,7 @@ def test_a_job_that_cannot_be_read_is_waited_for_as_long_as_a_submission_takes(
 class Silent(FakeSite):
     """A place whose scheduler says this of every job that was not submitted here."""
 
-    says = jobs.ABSENT
+    says = ABSENT
 
     def _state(self, attempt: Path) -> JobState:
         return super()._state(attempt) if attempt in self.looked else self.says
@@ -384,13 +382,13 @@ def test_a_slurm_job_is_given_up_where_there_is_no_slurm_and_no_sign_of_life(tok
 def test_a_slurm_job_that_shows_life_is_waited_for_by_name(tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
     run = small(tokens)
     attempt = left_behind(store, run, "vanished", on="slurm")
-    tell_alive(attempt, 0, Alive())
+    write_alive(attempt, 0, Alive())
     site, told = Silent(), Told()
 
     def ends(_: float) -> None:
         if told.reasons:
             assert site.submitted == []
-            tell_alive(attempt, 0, Alive(ended="stopped"))
+            write_alive(attempt, 0, Alive(ended="stopped"))
 
     monkeypatch.setattr("harness.launch.sweep.time.sleep", ends)
     sweep(store, [run], site=site, told=told)
@@ -399,7 +397,7 @@ def test_a_slurm_job_that_shows_life_is_waited_for_by_name(tokens: Path, store: 
 
 
 @pytest.mark.parametrize(
-    "state", [JobState("pending", "PENDING", reason="JobHeldAdmin"), jobs.SILENT, jobs.BEHIND, JobState("unknown")]
+    "state", [JobState("pending", "PENDING", reason="JobHeldAdmin"), SILENT, BEHIND, JobState("unknown")]
 )
 def test_waiting_names_the_job_and_the_reason(
     tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch, state: JobState
@@ -457,7 +455,7 @@ harness_sweep.host_environment = lambda _: dict(CODE)
 site, folder, wall = FakeSite(looks=2), Path(sys.argv[1]), Path(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
-sweep(Store(folder, "made_up", "smoke"), [small(wall, seed=seed) for seed in range(30)], site=site)
+sweep(Store(folder, "made_up", "smoke"), [small(wall, seed=seed) for seed in range(12)], site=site)
 print(*site.submitted)
 """
 
@@ -482,8 +480,8 @@ def test_processes_that_run_one_sweep_share_its_points(tokens: Path, store: Stor
             one.kill()
     assert [one.returncode for one in several] == [0] * 3, answers
     submitted = [run_id for output, _ in answers for run_id in output.split()]
-    assert sorted(submitted) == sorted(small(tokens, seed=seed).id for seed in range(30)), "each of them once"
-    assert len(store.records()) == 30
+    assert sorted(submitted) == sorted(small(tokens, seed=seed).id for seed in range(12)), "each of them once"
+    assert len(store.records()) == 12
     assert not list((store.folder / "claims").iterdir())
 
 
@@ -545,27 +543,18 @@ def test_records_of_another_tier_or_experiment_are_never_taken_for_done(tokens: 
     assert (record.tier, record.experiment) == ("smoke", "made_up")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"status": "ok"}'])
-def test_a_broken_record_is_missing_and_its_point_runs_again(tokens: Path, store: Store, content: str):
+@pytest.mark.parametrize("content", ["", "[]", '{"status": "ok"}', None])
+def test_a_broken_record_is_missing_and_its_point_runs_again(tokens: Path, store: Store, content: str | None):
     run = small(tokens)
     sweep(store, [run], site=FakeSite())
-    store.path(run.id).write_text(content)
+    whole = store.path(run.id).read_text()
+    store.path(run.id).write_text(whole.rstrip()[:-1] if content is None else content)
     site = FakeSite()
     sweep(store, [run], site=site)
     assert site.submitted == [run.id]
     record = store.read(run.id)
     assert record is not None
     assert record.status == "ok"
-
-
-def test_a_record_cut_short_by_a_byte_is_run_again(tokens: Path, store: Store):
-    run = small(tokens)
-    sweep(store, [run], site=FakeSite())
-    whole = store.path(run.id).read_text()
-    store.path(run.id).write_text(whole.rstrip()[:-1])
-    site = FakeSite()
-    sweep(store, [run], site=site)
-    assert site.submitted == [run.id]
 
 
 # Interruption, without processes ------------------------------------------------------------------------------------
@@ -604,7 +593,7 @@ def test_an_interrupt_before_the_record_is_written_leaves_the_result_to_the_next
 ):
     run, site = small(tokens), FakeSite()
     with monkeypatch.context() as patch:
-        patch.setattr("harness.launch.sweep.document_of_try", interrupt)
+        patch.setattr("harness.launch.sweep.document_of_attempt", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sweep(store, [run], site=site)
     assert store.records() == []
@@ -653,7 +642,3 @@ def test_an_experiment_is_found_by_its_last_word_and_a_near_miss_is_named():
     assert isinstance(load("quickstart"), Experiment)
     with pytest.raises(InputError, match="did you mean quickstart"):
         load("quikstart")
-
-
-def test_a_record_names_its_run_whatever_came_of_it():
-    assert base_record("x", "made_up", "smoke", {"seed": 0})["config"] == {"seed": 0}

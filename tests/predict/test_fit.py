@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.predict.fit import SURFACE_ROWS, Measured, constant_mfu, fit, interval, linear, percent_off, seconds_of
+from harness.predict.fit import SURFACE_ROWS, Measured, constant_mfu, fit, linear, percent_off, seconds_of
+from harness.predict.interval import interval
 from impl.errors import InputError
 from impl.simulator.constants import Constant
 from impl.simulator.system import System
@@ -29,7 +30,7 @@ def rows(count: int, off: float = 0.0) -> list[Measured]:
     truth, made = with_constants(SYSTEM, **TRUE), []
     for i in range(count):
         run = run_of(global_batch=16 * (1 + i % 3), microbatch=2 ** (i % 4), tp=2 ** (i % 2), dp=1 + i // 4 % 2)
-        made.append(Measured(f"row {i}", run, 51200, 1.0))
+        made.append(Measured(f"row {i}", run, 1.0))
     seconds = seconds_of(made, truth) * np.exp(off * (-1.0) ** np.arange(count))
     return [row._replace(seconds=float(one)) for row, one in zip(made, seconds, strict=True)]
 

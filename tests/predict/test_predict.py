@@ -1,6 +1,7 @@
 """The verb `predict`, the systems that it knows, and simulated records beside measured ones."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from harness.analysis.simulated_columns import twin
 from harness.analysis.tables import denominators
 from harness.experiment.claims import Claim, Evidence, claims_table
 from harness.experiment.experiment import load
+from harness.predict.accuracy import rows_of
 from harness.predict.simulated_record import document_of
 from harness.predict.systems import FOLDER, load_system, names
 from harness.records.measures import frame
@@ -27,7 +29,6 @@ from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
-from impl.simulator.system import System
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import record_of as measured_record_of
 
@@ -110,7 +111,9 @@ def test_a_bad_file_is_one_line_with_the_field_and_what_is_valid(
         (["no_such", "--system", "selene"], ("'no_such' is not an experiment",)),
         (["quickstart", "--system", "selene", "--seed", "3"], ("an experiment and fields of a run",)),
         (["--rows", "x.csv", "--system", "a100_cluster", "--seed", "3"], ("--rows and fields of a run",)),
-        (["--rows", "x.csv", "--system", "a100_cluster"], ("x.csv",)),
+        (["--rows", "x.csv", "--system", "a100_cluster"], ("x.csv", "No such file")),
+        (["--rows", "x.csv", "--system", "h100", "--slowdown", "2"], ("--slowdown and --stack are for one run",)),
+        (["--rows", "x.csv", "--system", "h100", "--stack", "another"], ("--slowdown and --stack are for one run",)),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: tuple[str, ...]) -> None:
@@ -179,23 +182,15 @@ def test_what_does_not_fit_says_so() -> None:
 
 
 def test_no_row_of_ptdp_table_1_is_out_of_memory_on_the_machine_that_trained_it() -> None:
-    sizes = {
-        "ptdp-1.7b": (1, 1, 16, 1), "ptdp-3.6b": (2, 1, 16, 1), "ptdp-7.5b": (4, 1, 16, 1), "ptdp-18.4b": (8, 1, 8, 1),
-        "ptdp-39.1b": (8, 2, 4, 1), "ptdp-76.1b": (8, 4, 2, 3), "ptdp-145.6b": (8, 8, 2, 2),
-        "ptdp-310.1b": (8, 16, 1, 2), "ptdp-529.6b": (8, 35, 1, 3), "ptdp-1t": (8, 64, 1, 1),
-    }  # fmt: skip
-    store = Store(Path("out"), "made_up", "paper", "selene")
-    for name, (tp, pp, microbatch, chunks) in sizes.items():
-        schedule = "interleaved" if chunks > 1 else "one_f_one_b"
-        plan = Plan(tp=tp, pp=pp, schedule=schedule, chunks=chunks, recompute="full")
+    rows = rows_of("ptdp2021_table1", "selene")
+    assert len(rows) == 10
+    for run in (row.run for row in rows):
         # as many microbatches as keep every rank's pipeline full: more keep no more memory
-        recipe = Recipe(global_batch=2 * pp * microbatch, microbatch=microbatch)
-        made = document_of(
-            Run(model=named(name), plan=plan, train=recipe, precision="fp16"), store, load_system("selene")
-        )
+        recipe = replace(run.train, global_batch=2 * run.plan.pp * run.plan.dp * run.train.microbatch)
+        store = Store(Path("out"), "made_up", "paper", "selene")
+        made = document_of(replace(run, train=recipe), store, load_system("selene"))
         assert made["status"] == "ok", made["reason"]
-        fullest = max(rank["peak_memory_bytes"] for rank in made["ranks"])
-        assert 25 < fullest / 2**30 < 60
+        assert 25 < max(rank["peak_memory_bytes"] for rank in made["ranks"]) / 2**30 < 60
 
 
 @pytest.fixture(scope="module")
@@ -256,22 +251,14 @@ def test_the_registry_shows_simulated_results_below_measured_ones(predicted: tup
     assert "| paper, simulated for selene | reproduced |" in text
 
 
-def simulated_of(run: Run, store: Store, system: System) -> Record:
-    return of_document(document_of(run, store, system))
-
-
-def in_no_folder(system: str) -> Store:
-    return Store(Path("out"), "made_up", "smoke", system)
+def simulated_of(run: Run, system: str = "selene") -> Record:
+    return of_document(document_of(run, Store(Path("out"), "made_up", "smoke", system), load_system(system)))
 
 
 def both(run: Run, seconds: float = 0.1) -> list[Any]:
     """A run's measured record, and its simulated ones for two systems."""
     ran = measured_record_of(run, seconds=seconds, device="cuda", device_name="NVIDIA A100-SXM4-80GB", tier="smoke")
-    made = [
-        simulated_of(run, Store(Path("out"), "made_up", "smoke", name), load_system(name))
-        for name in ("selene", "h100")
-    ]
-    return [ran, *made]
+    return [ran, simulated_of(run), simulated_of(run, "h100")]
 
 
 def test_measured_and_simulated_steps_of_a_point_share_a_row() -> None:
@@ -291,11 +278,8 @@ def test_measured_and_simulated_steps_of_a_point_share_a_row() -> None:
 
 
 def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_point_has_both() -> None:
-    stores = {name: Store(Path("out"), "made_up", "smoke", name) for name in ("selene", "selene_2022")}
-    runs = [small(batch=8), small(batch=16)]
-    one, two = (
-        simulated_of(run, store, load_system(name)) for run, (name, store) in zip(runs, stores.items(), strict=True)
-    )
+    runs, systems = [small(batch=8), small(batch=16)], ("selene", "selene_2022")
+    one, two = (simulated_of(run, system) for run, system in zip(runs, systems, strict=True))
     seen: list[int] = []
 
     def check(rows: Any) -> Evidence:
@@ -306,18 +290,16 @@ def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_poi
     together = claims_table((claim,), [one, two])
     assert list(together.frame) == ["claim", "source", *(f"{n}, simulated on selene, selene_2022" for n in ENDS)]
     assert set(frame([one, two])["device_name"]) == {"NVIDIA A100-SXM4-80GB, simulated"}
-    both_on_one = simulated_of(runs[0], stores["selene_2022"], load_system("selene_2022"))
+    both_on_one = simulated_of(runs[0], "selene_2022")
     apart = claims_table((claim,), [one, both_on_one])
-    assert [f"verdict, simulated on {name}" in apart.frame for name in stores] == [True, True]
+    assert [f"verdict, simulated on {name}" in apart.frame for name in systems] == [True, True]
     assert set(frame([one, both_on_one])["device_name"]) == {"selene, simulated", "selene_2022, simulated"}
     assert seen == [2, 1, 1]
 
 
 def test_simulated_points_scale_like_measured_ones_and_are_counted_apart() -> None:
     runs = [small(batch=8 * dp, dp=dp) for dp in (1, 2, 4)]
-    records = [
-        simulated_of(run, Store(Path("out"), "made_up", "smoke", "selene"), load_system("selene")) for run in runs
-    ]
+    records = [simulated_of(run) for run in runs]
     rows = tables.scaling_table(records).frame
     assert list(rows["ranks"]) == [1, 2, 4]
     assert all(0.3 < value <= 1 for value in rows[twin("efficiency")].tolist())
@@ -325,9 +307,8 @@ def test_simulated_points_scale_like_measured_ones_and_are_counted_apart() -> No
 
 
 def test_what_cannot_be_predicted_is_a_record_with_the_reason() -> None:
-    store, system = Store(Path("out"), "made_up", "smoke", "selene"), load_system("selene")
-    invalid = simulated_of(replace(small(), engine="torch"), store, system)
-    large = simulated_of(replace(small(), model=named("gpt-175b")), store, system)
+    invalid = simulated_of(replace(small(), engine="torch"))
+    large = simulated_of(replace(small(), model=named("gpt-175b")))
     assert (invalid.status, large.status) == ("invalid", "oom")
     assert "a device has 80 GiB" in str(large.reason)
     shown = tables.failures_table([invalid, large])
@@ -339,7 +320,7 @@ def test_claims_about_bytes_are_not_judged_by_the_formula_that_made_them() -> No
     sent = Claim(
         text="it sends",
         source="ours",
-        check=lambda rows: Evidence(True, "it does") if any(r["tp_bytes_sent"] > 0 for r in rows) else None,
+        check=lambda records: Evidence(True, "it does") if any(r.tp_bytes_sent > 0 for r in records) else None,
     )
     ran, selene, _ = both(small(tp=2))
     assert frame([selene])["tp_bytes_sent"].iloc[0] > 0
@@ -351,8 +332,8 @@ def test_claims_about_bytes_are_not_judged_by_the_formula_that_made_them() -> No
 def test_a_claim_that_compares_has_both_kinds_of_rows() -> None:
     seen: list[set[str]] = []
 
-    def check(rows: Any) -> Evidence:
-        seen.append({row["source"] for row in rows})
+    def check(records: Sequence[Record]) -> Evidence:
+        seen.append({record.source for record in records})
         return Evidence(True, "")
 
     claim = Claim(text="alike", source="ours", check=check, compares=True)

@@ -12,7 +12,7 @@ import pytest
 from harness.cli.predict import predict_run
 from harness.predict.accuracy import CASES, rows_of
 from harness.predict.csv_rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
-from harness.predict.fit import BASELINE, features, interval, reach
+from harness.predict.interval import BASELINE, features, interval, reach
 from harness.predict.simulated_record import document_of
 from harness.predict.systems import load_system, names
 from harness.records.labels import FIELDS
@@ -23,7 +23,7 @@ from impl.recipe import Recipe
 from impl.run import Run, with_fields
 from impl.simulator.plans import every
 from impl.simulator.system import System
-from tests.harness.calls import call, document, refused
+from tests.harness.calls import call, document
 
 PLANS = 8
 """Of each system."""
@@ -199,20 +199,14 @@ def test_defaults_of_a_system_are_fields_of_a_run(defaults: dict[str, Any]):
         System.from_dict(load_system("h100").as_dict() | {"defaults": defaults})
 
 
-@pytest.mark.parametrize("more", [("--slowdown", "2"), ("--stack", "another")])
-def test_options_of_one_run_are_refused_where_they_would_be_ignored(more: tuple[str, ...], tmp_path: Path):
-    said = refused("predict", "--rows", tmp_path / "rows.csv", "--system", "h100", *more)
-    assert "--slowdown and --stack are for one run" in said
-
-
 @pytest.mark.parametrize("system", [name for name in names() if load_system(name).calibration])
 def test_packaged_calibrations_cover_what_their_rows_do(system: str):
     case = next(case for case in CASES if case.system == system)
     known = load_system(system)
-    rows = [row.measured for row in rows_of(case.fitted_file or case.file, system) if row.split == CALIBRATE]
-    covered = reach(rows, known)
+    runs = [row.run for row in rows_of(case.fitted.file, system) if row.split == CALIBRATE]
+    covered = reach(runs, known)
     assert known.calibration is not None
-    assert len(known.calibration.rows) == len(rows)
+    assert len(known.calibration.rows) == len(runs)
     assert known.calibration.ranges == covered["ranges"]
     assert known.calibration.features == covered["features"]
 

@@ -17,7 +17,7 @@ from harness.launch.slurm import Site
 from harness.predict import memory as memory_verb
 from harness.rank import devices, jobs
 from harness.rank.devices import gpu_count, rank_device, restricted_to, visible_gpus
-from harness.rank.rendezvous import meet
+from harness.rank.rendezvous import join
 from impl.errors import InputError
 from impl.run import Run
 from tests.harness.calls import refused
@@ -154,7 +154,7 @@ def test_a_rank_takes_the_gpu_of_its_number_among_those_it_sees(
     for local_rank, index in enumerate(indices):
         monkeypatch.setenv("LOCAL_RANK", str(local_rank))
         place = f"file://{tmp_path}/rendezvous-{local_rank}"
-        assert meet(made_up(device="cuda"), local_rank, local_rank, 4, place).device == torch.device("cuda", index)
+        assert join(made_up(device="cuda"), local_rank, local_rank, 4, place).device == torch.device("cuda", index)
         assert taken[-2:] == [(index, "set"), (index, "met")]
         assert devices.os.environ["LOCAL_RANK"] == str(index), "what DeepSpeed reads"
         assert doctor_rank._host("cuda", local_rank)["device"] == f"GPU {index}"

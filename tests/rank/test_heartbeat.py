@@ -9,15 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.rank.heartbeat import SIZE, Alive, Heartbeat, Pulse, Watched, alive, places, tell_alive
+from harness.rank.heartbeat import SIZE, Alive, Heartbeat, Pulse, SharedMemory, places, read_alive, write_alive
 from harness.rank.stopwatch import Stopwatch
 from impl.collectives import all_reduce_sum, broadcast, observed
 from impl.pipeline.schedule import Action, Op
 from tests.ranks import run_ranks
 
 
-def shared() -> tuple[Watched, Heartbeat]:
-    watched = Watched()
+def shared() -> tuple[SharedMemory, Heartbeat]:
+    watched = SharedMemory()
     return watched, Heartbeat(mmap.mmap(watched.file.fileno(), SIZE))
 
 
@@ -25,8 +25,8 @@ def test_a_supervisor_reads_what_a_rank_notes() -> None:
     watched, heart = shared()
     with watched:
         assert watched.pulse() == Pulse()
-        heart.enter("start-up", action="meeting")
-        assert watched.pulse() == Pulse(1, "start-up", 0, "meeting")
+        heart.enter("start-up", action="rendezvous")
+        assert watched.pulse() == Pulse(1, "start-up", 0, "rendezvous")
         heart.enter("training", 12)
         heart.begin("1F3")
         assert watched.pulse() == Pulse(3, "training", 12, "1F3")
@@ -34,19 +34,19 @@ def test_a_supervisor_reads_what_a_rank_notes() -> None:
         assert watched.pulse().action == "after 1F3"
         heart.begin("x" * 500)
         assert watched.pulse().action == "x" * 48
-        assert not heart.is_told()
-        watched.tell()
-        assert heart.is_told()
+        assert not heart.is_end_requested()
+        watched.request_end()
+        assert heart.is_end_requested()
 
 
 def test_a_process_notes_into_its_standard_input() -> None:
     code = (
         "from harness.rank.heartbeat import Heartbeat;"
         "h = Heartbeat.of_this_rank(); h.enter('training', 7); h.begin('0B1');"
-        "print(h.is_told())"
+        "print(h.is_end_requested())"
     )
-    with Watched() as watched:
-        watched.tell()
+    with SharedMemory() as watched:
+        watched.request_end()
         done = subprocess.run([sys.executable, "-c", code], stdin=watched.file, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
         assert watched.pulse() == Pulse(2, "training", 7, "0B1")
@@ -55,7 +55,7 @@ def test_a_process_notes_into_its_standard_input() -> None:
 def test_a_rank_that_nobody_watches_notes_all_the_same(tmp_path: Path) -> None:
     heart = Heartbeat.of_this_rank()
     heart.enter("training", 1)
-    assert not heart.is_told()
+    assert not heart.is_end_requested()
 
 
 def reduced(axis: str) -> list[str]:
@@ -118,31 +118,31 @@ def test_the_stopwatch_tells_of_every_action() -> None:
 
 def test_the_last_sign_of_life_is_read_back(tmp_path: Path) -> None:
     told = Alive(1e9, "node1", 2, 3.5, "stopped", Pulse(9, "training", 4, "0F1"))
-    tell_alive(tmp_path, 1, told)
-    assert alive(tmp_path, 1) == told
+    write_alive(tmp_path, 1, told)
+    assert read_alive(tmp_path, 1) == told
     assert [path.name for path in tmp_path.iterdir()] == ["rank-1.alive.json"]
-    assert alive(tmp_path, 0) is None
+    assert read_alive(tmp_path, 0) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"time": "x", "host": 3, "progress": []}', '{"ended": {}}', "{"])
 def test_a_file_that_holds_no_sign_of_life_harms_nobody(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank-0.alive.json").write_text(text)
-    assert alive(tmp_path, 0) in (None, Alive())
+    assert read_alive(tmp_path, 0) in (None, Alive())
 
 
 def test_no_disk_no_harm(tmp_path: Path) -> None:
-    tell_alive(tmp_path / "nowhere", 0, Alive())
+    write_alive(tmp_path / "nowhere", 0, Alive())
 
 
 def test_ranks_at_the_same_place_are_told_together(tmp_path: Path) -> None:
     for rank, pulse in enumerate([Pulse(1, "training", 12, "all_reduce(dp)")] * 3 + [Pulse(1, "training", 11, "1F3")]):
-        tell_alive(tmp_path, rank, Alive(pulse=pulse))
-    tell_alive(tmp_path, 5, Alive(pulse=Pulse(1, "training", 12, "all_reduce(dp)")))
+        write_alive(tmp_path, rank, Alive(pulse=pulse))
+    write_alive(tmp_path, 5, Alive(pulse=Pulse(1, "training", 12, "all_reduce(dp)")))
     own = Pulse(4, "evaluation", 12, "after 0F0")
     assert places(tmp_path, 8, (7, own)) == (
         "ranks 0-2, 5 in step 12 at all_reduce(dp), rank 3 in step 11 at 1F3, ranks 4, 6 not heard of, "
         "rank 7 evaluating after 12 steps after 0F0"
     )
     for rank in range(30):
-        tell_alive(tmp_path, rank, Alive(pulse=Pulse(1, "training", rank, "")))
+        write_alive(tmp_path, rank, Alive(pulse=Pulse(1, "training", rank, "")))
     assert places(tmp_path, 30).endswith("rank 7 in step 7, 22 more places")

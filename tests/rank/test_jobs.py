@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from harness.rank import jobs
-from harness.rank.jobs import STOP, JobState, in_accounts, in_queue, states
+from harness.rank import jobs, slurm_queue
+from harness.rank.job import BEHIND, ELSEWHERE, JOB, SILENT, STOP, JobState, adopt, job_of, keep
+from harness.rank.jobs import states
+from harness.rank.slurm_queue import in_accounts, in_queue
 
 QUEUE = """\
 6_2      PENDING        0     JobArrayTaskLimit
@@ -60,7 +62,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
             asked.append(command)
             return answers[command[0]]
 
-        monkeypatch.setattr(jobs, "_ask", ask)
+        monkeypatch.setattr(slurm_queue, "_ask", ask)
         return asked
 
     return answer
@@ -70,7 +72,7 @@ def attempts_of(folder: Path, *numbers: str) -> dict[str, Path]:
     found = {number: folder / f"id-{number}" for number in numbers}
     for number, path in found.items():
         path.mkdir(parents=True)
-        jobs.keep(path, "slurm", number)
+        keep(path, "slurm", number)
     return found
 
 
@@ -116,7 +118,7 @@ def test_the_accounts_are_read(number: str, name: str, word: str | None):
 
 def test_junk_from_the_scheduler_is_no_end():
     assert in_queue("slurm_load_jobs error\n\n  \n6_0 RUNNING\n") == {}
-    assert in_accounts("||\n|\n5_[9-3,x-y,-]|FAILED\n5|\n", ["5"]) == {"5": jobs.BEHIND}
+    assert in_accounts("||\n|\n5_[9-3,x-y,-]|FAILED\n5|\n", ["5"]) == {"5": BEHIND}
 
 
 def test_all_jobs_are_asked_for_at_once(slurm: Callable[..., list[list[str]]], tmp_path: Path):
@@ -153,15 +155,15 @@ def test_what_is_in_the_queue_needs_no_accounts(slurm: Callable[..., list[list[s
         ({"squeue": None}, "unknown"),
         ({"squeue": "", "sacct": None}, "unknown"),
         ({"squeue": "", "sacct": "5_0|RUNNING"}, "unknown"),
-        ({"squeue": "", "sacct": jobs.NO_ACCOUNTING}, "ended"),
-        ({"squeue": jobs.NO_SUCH_JOB, "sacct": "5_0|COMPLETED"}, "ended"),
+        ({"squeue": "", "sacct": slurm_queue.NO_ACCOUNTING}, "ended"),
+        ({"squeue": slurm_queue.NO_SUCH_JOB, "sacct": "5_0|COMPLETED"}, "ended"),
     ],
 )
 def test_a_scheduler_that_does_not_answer_ends_no_job(
     slurm: Callable[..., list[list[str]]], tmp_path: Path, answers: dict[str, str | None], name: str
 ):
     slurm(**answers)
-    jobs._behind.clear()
+    slurm_queue._behind.clear()
     [state] = states(list(attempts_of(tmp_path, "5_0").values())).values()
     assert state.name == name
 
@@ -170,22 +172,25 @@ def test_accounts_that_missed_the_end_of_a_job_do_not_keep_it_for_ever(
     slurm: Callable[..., list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     slurm(squeue="", sacct="5_0|RUNNING")
-    monkeypatch.setattr(jobs, "_behind", {})
+    monkeypatch.setattr(slurm_queue, "_behind", {})
     [attempt] = attempts_of(tmp_path, "5_0").values()
     assert states([attempt])[attempt].name == "unknown"
-    monkeypatch.setattr(jobs, "BEHIND_SECONDS", 0.0)
+    monkeypatch.setattr(slurm_queue, "BEHIND_SECONDS", 0.0)
     assert states([attempt])[attempt] == JobState("ended")
     slurm(squeue="", sacct=None)
-    assert states([attempt])[attempt] == jobs.SILENT
+    assert states([attempt])[attempt] == SILENT
 
 
 def test_commands_that_fail_hang_or_are_not_there_have_no_answer(monkeypatch: pytest.MonkeyPatch):
-    assert jobs._ask(["echo", "yes"]) == "yes\n"
-    assert jobs._ask(["false"]) is None
-    assert jobs._ask(["no such command"]) is None
-    assert jobs._ask(["sh", "-c", "echo there is none >&2; exit 1"], no_answer=("there is none",)) == "there is none"
-    monkeypatch.setattr(jobs, "ASK_SECONDS", 0.05)
-    assert jobs._ask(["sleep", "60"]) is None
+    assert slurm_queue._ask(["echo", "yes"]) == "yes\n"
+    assert slurm_queue._ask(["false"]) is None
+    assert slurm_queue._ask(["no such command"]) is None
+    assert (
+        slurm_queue._ask(["sh", "-c", "echo there is none >&2; exit 1"], no_answer=("there is none",))
+        == "there is none"
+    )
+    monkeypatch.setattr(slurm_queue, "ASK_SECONDS", 0.05)
+    assert slurm_queue._ask(["sleep", "60"]) is None
 
 
 # This machine's processes -------------------------------------------------------------------------------------------
@@ -202,7 +207,7 @@ def process(attempt: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def test_a_process_runs_until_it_is_cancelled(attempt: Path, process: "subprocess.Popen[bytes]"):
-    jobs.keep(attempt, "local", str(process.pid))
+    keep(attempt, "local", str(process.pid))
     assert states([attempt])[attempt].name == "running"
     jobs.cancel([attempt])
     assert (attempt / STOP).exists()
@@ -211,7 +216,7 @@ def test_a_process_runs_until_it_is_cancelled(attempt: Path, process: "subproces
 
 def test_ranks_that_outlive_what_started_them_are_not_over(attempt: Path, process: "subprocess.Popen[bytes]"):
     gone = subprocess.Popen(["true"])
-    jobs.keep(attempt, "local", str(gone.pid))
+    keep(attempt, "local", str(gone.pid))
     assert states([attempt])[attempt].name == "running"
     process.kill()
     process.wait()
@@ -220,16 +225,16 @@ def test_ranks_that_outlive_what_started_them_are_not_over(attempt: Path, proces
 
 
 def test_another_process_of_the_same_number_is_not_the_job(attempt: Path):
-    jobs.keep(attempt, "local", str(os.getpid()))
+    keep(attempt, "local", str(os.getpid()))
     assert states([attempt])[attempt].name == "ended"
     jobs.cancel([attempt])  # it interrupts nobody
 
 
 def test_of_another_machine_nothing_is_known(attempt: Path, process: "subprocess.Popen[bytes]"):
-    jobs.keep(attempt, "local", str(process.pid))
-    document = json.loads((attempt / jobs.JOB).read_text())
-    (attempt / jobs.JOB).write_text(json.dumps(document | {"host": f"not-{socket.gethostname()}"}))
-    assert states([attempt])[attempt] == jobs.ELSEWHERE
+    keep(attempt, "local", str(process.pid))
+    document = json.loads((attempt / JOB).read_text())
+    (attempt / JOB).write_text(json.dumps(document | {"host": f"not-{socket.gethostname()}"}))
+    assert states([attempt])[attempt] == ELSEWHERE
     jobs.cancel([attempt])
     assert process.poll() is None
 
@@ -252,22 +257,22 @@ def test_of_another_machine_nothing_is_known(attempt: Path, process: "subprocess
     ],
 )
 def test_a_job_is_data_and_nothing_is_made_of_what_describes_none(attempt: Path, damage: dict[str, Any]):
-    jobs.keep(attempt, "slurm", "12_3")
-    found = jobs.job_of(attempt)
+    keep(attempt, "slurm", "12_3")
+    found = job_of(attempt)
     assert found is not None
     assert (found.on, found.job) == ("slurm", "12_3")
-    document = json.loads((attempt / jobs.JOB).read_text())
-    (attempt / jobs.JOB).write_text(json.dumps(document | damage))
-    assert jobs.job_of(attempt) is None
+    document = json.loads((attempt / JOB).read_text())
+    (attempt / JOB).write_text(json.dumps(document | damage))
+    assert job_of(attempt) is None
     assert states([attempt]) == {}
 
 
 def test_a_job_adopts_an_attempt_that_has_none_and_no_other(attempt: Path):
-    assert jobs.adopt(attempt, "slurm", "12_3")
-    assert jobs.adopt(attempt, "slurm", "12_3")
-    assert not jobs.adopt(attempt, "slurm", "13_3")
-    assert not jobs.adopt(attempt, "local", "12")
-    found = jobs.job_of(attempt)
+    assert adopt(attempt, "slurm", "12_3")
+    assert adopt(attempt, "slurm", "12_3")
+    assert not adopt(attempt, "slurm", "13_3")
+    assert not adopt(attempt, "local", "12")
+    found = job_of(attempt)
     assert found is not None
     assert found.job == "12_3"
 
@@ -283,11 +288,11 @@ def test_cancelling_slurm_jobs_takes_one_command(slurm: Callable[..., list[list[
 
 def submitted(attempt: Path, *files: str) -> Path:
     """The folder of a submission, with these files in it; the attempt is its job 12_3."""
-    folder = jobs.submissions(attempt) / "abc"
+    folder = slurm_queue.submissions(attempt) / "abc"
     folder.mkdir(parents=True)
     for name in files:
         (folder / name).touch()
-    jobs.keep(attempt, "slurm", "12_3", log=str(folder / "12_3"))
+    keep(attempt, "slurm", "12_3", log=str(folder / "12_3"))
     return folder
 
 
@@ -297,17 +302,17 @@ def test_what_slurm_said_is_found(attempt: Path):
     (folder / "12_3_0_log.out").write_text("slurmstepd: not an error\n")
     lines = ["slurmstepd-node1: error: Exceeded job memory limit", "srun: error: node1: task 0: Killed"]
     (folder / "12_3_1_log.err").write_text("\n".join(["Traceback", *lines, lines[0], "srun stops"]))
-    assert jobs.said(attempt) == lines
+    assert slurm_queue.log_lines(attempt) == lines
 
 
 def test_files_of_a_submission_are_removed_with_its_last_attempt(attempt: Path):
     mine, others = ("12_3_submitted.pkl", "12_3_0_log.out"), ("12_30_submitted.pkl", "12_submission.sh")
     folder = submitted(attempt, *mine, *others)
-    jobs.forget(attempt)
+    slurm_queue.forget(attempt)
     assert sorted(path.name for path in folder.iterdir()) == sorted(others)
     other = attempt.with_name("id-2")
-    jobs.keep(other, "slurm", "12_30", log=str(folder / "12_30"))
-    jobs.forget(other)
+    keep(other, "slurm", "12_30", log=str(folder / "12_30"))
+    slurm_queue.forget(other)
     assert not folder.exists()
 
 
@@ -316,7 +321,7 @@ def test_nothing_is_removed_elsewhere(attempt: Path, tmp_path: Path):
     elsewhere.parent.mkdir()
     elsewhere.touch()
     for log in (tmp_path / "precious" / "12_3", attempt / ".." / ".submit" / ".." / ".." / "precious" / "12_3", "\0"):
-        jobs.keep(attempt, "slurm", "12_3", log=str(log))
-        jobs.forget(attempt)
-        assert jobs.said(attempt) == []
+        keep(attempt, "slurm", "12_3", log=str(log))
+        slurm_queue.forget(attempt)
+        assert slurm_queue.log_lines(attempt) == []
     assert elsewhere.exists()

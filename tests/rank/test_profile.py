@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.rank.profile import PARTS, STEP, Event, Span, attribute, part_of, parts_of, profiled
-from harness.rank.roofline import limit
+from harness.rank.roofline import roofline
 from impl.cost.place import Place
 from impl.cost.traffic import step_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
@@ -190,7 +190,7 @@ def look(folder: str) -> list[dict[str, Any]]:
         mesh = build_mesh(run.plan, "cpu")
         trainer = make(run, TokenFolder.open(Path(folder)), mesh, cpu)
         profile = profiled(lambda trainer=trainer: trainer.step(0).loss.item(), cpu)
-        found.append({"profile": profile, "limit": limit(run, trainer.vocab_size, mesh, cpu)})
+        found.append({"profile": profile, "limit": roofline(run, trainer.vocab_size, mesh, cpu)})
     return found
 
 

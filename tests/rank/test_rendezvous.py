@@ -13,8 +13,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from harness.rank import rendezvous as meeting
-from harness.rank.rendezvous import MeetingError, address, interface, meet, ports, rendezvous_of
+from harness.rank import rendezvous
+from harness.rank.rendezvous import RendezvousError, address, interface, join, place, ports
 from tests.harness.made_up_orders import made_up
 from tests.ranks import CONTEXT
 
@@ -24,8 +24,8 @@ SHORT = timedelta(seconds=1)
 @pytest.fixture
 def taken() -> Iterator[list[int]]:
     """Ports of which the first is somebody else's, a store without our word, and the second is free."""
-    stranger = dist.TCPStore(meeting.LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    with closing(socket.create_server((meeting.LOOPBACK, 0))) as free:
+    stranger = dist.TCPStore(rendezvous.LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    with closing(socket.create_server((rendezvous.LOOPBACK, 0))) as free:
         port = free.getsockname()[1]
     yield [stranger.port, port]
     del stranger
@@ -33,20 +33,20 @@ def taken() -> Iterator[list[int]]:
 
 def test_the_ports_follow_from_the_job_and_differ_between_jobs() -> None:
     assert ports("7_3") == ports("7_3")
-    assert len(set(ports("7_3"))) == meeting.TRIED
-    assert all(port in meeting.PORTS for port in ports("7_3"))
+    assert len(set(ports("7_3"))) == rendezvous.PORTS_OF_JOB
+    assert all(port in rendezvous.PORTS for port in ports("7_3"))
     assert not set(ports("7_3")) & set(ports("7_4"))
 
 
 def test_one_host_listens_to_itself_and_several_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address(["node1"], 0) == "127.0.0.1"
     assert address(["node1", "node2"], 1) == "node1"
-    monkeypatch.setattr(meeting, "own_address", lambda other: {"node2": "10.0.0.1"}[other])
+    monkeypatch.setattr(rendezvous, "own_address", lambda other: {"node2": "10.0.0.1"}[other])
     assert address(["node1", "node2", "node3"], 0) == "10.0.0.1"
 
 
 def test_the_way_to_a_host_has_an_address_and_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert meeting.own_address("127.0.0.1") == "127.0.0.1"
+    assert rendezvous.own_address("127.0.0.1") == "127.0.0.1"
     name = interface(["localhost"], 0)
     assert name is None or "127.0.0.1" in {a.address for a in psutil.net_if_addrs()[name]}
     assert interface(["127.0.0.1", "127.0.0.1"], 1) == name
@@ -54,43 +54,43 @@ def test_the_way_to_a_host_has_an_address_and_an_interface(monkeypatch: pytest.M
     def unknown(host: str) -> str:
         raise OSError(host)
 
-    monkeypatch.setattr(meeting, "own_address", unknown)
+    monkeypatch.setattr(rendezvous, "own_address", unknown)
     assert interface(["node1", "nowhere"], 0) is None
 
 
 def test_on_one_machine_it_is_a_file_and_on_a_cluster_a_few_ports(tmp_path: Path) -> None:
-    assert rendezvous_of(tmp_path, ["here"], 0, None) == f"file://{tmp_path}/rendezvous"
-    kind, _, place = rendezvous_of(tmp_path, ["node1", "node2"], 1, "12").partition("://")
-    assert (kind, place) == ("tcp", f"node1:{','.join(map(str, ports('12')))}")
+    assert place(tmp_path, ["here"], 0, None) == f"file://{tmp_path}/rendezvous"
+    kind, _, where = place(tmp_path, ["node1", "node2"], 1, "12").partition("://")
+    assert (kind, where) == ("tcp", f"node1:{','.join(map(str, ports('12')))}")
 
 
 def test_the_first_rank_listens_at_its_address_only_and_takes_the_next_port(taken: list[int]) -> None:
-    store = meeting._open(meeting.LOOPBACK, taken, SHORT)
+    store = rendezvous._listen(rendezvous.LOOPBACK, taken, SHORT)
     listening = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    assert [address for address, port in listening if port == taken[1]] == [meeting.LOOPBACK]
+    assert [address for address, port in listening if port == taken[1]] == [rendezvous.LOOPBACK]
     del store
 
 
 def test_ports_that_are_all_taken_are_told() -> None:
-    with closing(socket.create_server((meeting.LOOPBACK, 0))) as one:
+    with closing(socket.create_server((rendezvous.LOOPBACK, 0))) as one:
         port = one.getsockname()[1]
-        with pytest.raises(MeetingError, match=rf"cannot listen at 127.0.0.1 on any of the ports {port} \(.*in use"):
-            meeting._open(meeting.LOOPBACK, [port], SHORT)
+        with pytest.raises(RendezvousError, match=rf"cannot listen at 127.0.0.1 on any of the ports {port} \(.*in use"):
+            rendezvous._listen(rendezvous.LOOPBACK, [port], SHORT)
 
 
 def test_a_rank_waits_for_its_own_run_only(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.2)
-    own = dist.PrefixStore(meeting._proof("word", "prefix"), meeting._open(meeting.LOOPBACK, taken, SHORT))
-    own.set(meeting.HERE, "")
+    monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", 0.2)
+    own = dist.PrefixStore(rendezvous._proof("word", "prefix"), rendezvous._listen(rendezvous.LOOPBACK, taken, SHORT))
+    own.set(rendezvous.HERE, "")
     own.set("x", "y")
-    found = meeting._join(meeting.LOOPBACK, taken, "word", timedelta(seconds=20))
+    found = rendezvous._connect(rendezvous.LOOPBACK, taken, "word", timedelta(seconds=20))
     assert found.get("x") == b"y"
-    with pytest.raises(MeetingError, match=r"no rank 0 of this run at 127.0.0.1, ports \d+, \d+, within 1 s"):
-        meeting._join(meeting.LOOPBACK, taken, "another word", SHORT)
+    with pytest.raises(RendezvousError, match=r"no rank 0 of this run at 127.0.0.1, ports \d+, \d+, within 1 s"):
+        rendezvous._connect(rendezvous.LOOPBACK, taken, "another word", SHORT)
 
 
-def met(rank: int, rendezvous: str, answers: object) -> None:
-    device, store = meet(made_up(), rank, rank, 2, rendezvous)
+def met(rank: int, where: str, answers: object) -> None:
+    device, store = join(made_up(), rank, rank, 2, where)
     store.set(f"from {rank}", str(rank))
     told = store.get(f"from {1 - rank}").decode()
     dist.barrier()
@@ -112,7 +112,9 @@ def test_ranks_meet_and_can_tell_each_other_things(kind: str, tmp_path: Path, ta
 
 def peek(port: int) -> tuple[dist.TCPStore, list[str]]:
     """What a process without the token finds in the first rank's store."""
-    store = dist.TCPStore(meeting.LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=9))
+    store = dist.TCPStore(
+        rendezvous.LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=9)
+    )
     end = time.monotonic() + 9
     while not (keys := store.list_keys()) and time.monotonic() < end:
         time.sleep(0.01)
@@ -121,8 +123,8 @@ def peek(port: int) -> tuple[dist.TCPStore, list[str]]:
 
 def first(where: str, answers: "queue.Queue[dist.Store | str]") -> None:
     try:
-        answers.put(meeting._store(where, 0, 2, "secret-token", timedelta(seconds=20)))
-    except MeetingError as error:
+        answers.put(rendezvous._store(where, 0, 2, "secret-token", timedelta(seconds=20)))
+    except RendezvousError as error:
         answers.put(str(error))
 
 
@@ -130,17 +132,17 @@ def first(where: str, answers: "queue.Queue[dist.Store | str]") -> None:
 def test_only_who_knows_the_token_counts_as_a_rank_and_the_store_does_not_tell_it(
     taken: list[int], knows: bool
 ) -> None:
-    where, answers = f"tcp://{meeting.LOOPBACK}:{taken[1]}", queue.Queue[dist.Store | str]()
+    where, answers = f"tcp://{rendezvous.LOOPBACK}:{taken[1]}", queue.Queue[dist.Store | str]()
     thread = threading.Thread(target=first, args=(where, answers))
     thread.start()
     store, (here,) = peek(taken[1])
     prefix, _, name = here.rpartition("/")
-    assert name == meeting.HERE
+    assert name == rendezvous.HERE
     if knows:
-        meeting._store(where, 1, 2, "secret-token", timedelta(seconds=20))
+        rendezvous._store(where, 1, 2, "secret-token", timedelta(seconds=20))
     else:
-        with pytest.raises(MeetingError, match="within 1 s"):
-            meeting._store(where, 1, 2, "another-token", SHORT)
+        with pytest.raises(RendezvousError, match="within 1 s"):
+            rendezvous._store(where, 1, 2, "another-token", SHORT)
         store.set(f"{prefix}/rank 1", "nonce proof")
     told = answers.get(timeout=30)
     thread.join()
@@ -154,7 +156,7 @@ def test_only_who_knows_the_token_counts_as_a_rank_and_the_store_does_not_tell_i
 
 def test_a_stranger_in_the_place_of_the_first_rank_is_not_met() -> None:
     store = dist.HashStore()
-    store.set(meeting.HERE, "nonce")
+    store.set(rendezvous.HERE, "nonce")
     store.set("answer 1", "proof")
-    with pytest.raises(MeetingError, match="came as rank 0"):
-        meeting._prove(store, 1, "secret-token")
+    with pytest.raises(RendezvousError, match="came as rank 0"):
+        rendezvous._prove(store, 1, "secret-token")

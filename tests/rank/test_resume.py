@@ -12,8 +12,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank.journal import DamagedError, Measured
-from harness.rank.notice import AGREE_AFTER, Notice
+from harness.rank.agreed_end import AGREE_AFTER, AgreedEnd
+from harness.rank.instruments import DamagedError, Measured
 from harness.rank.resume import Continuation
 from impl.errors import InputError
 from impl.train import Trainer
@@ -197,7 +197,7 @@ def test_all_ranks_end_after_the_same_step_whoever_comes_first(
     """Every step ends with a sum over all ranks, so that none asks about a step before all have asked about the last
     but one; within a step they come in any order, and the first rank is told at any time."""
     store, is_told = Kept(), False
-    notices = [Notice(store, rank, lambda: is_told) for rank in range(ranks)]  # type: ignore[arg-type]
+    notices = [AgreedEnd(store, rank, lambda: is_told) for rank in range(ranks)]  # type: ignore[arg-type]
     for steps in range(begun + 1, begun + 200):
         order = list(range(ranks))
         chance.shuffle(order)
@@ -216,7 +216,7 @@ def test_all_ranks_end_after_the_same_step_whoever_comes_first(
 
 def test_the_other_ranks_ask_about_once_a_second() -> None:
     store = Kept()
-    first, second = (Notice(store, rank, lambda: False) for rank in range(2))  # type: ignore[arg-type]
+    first, second = (AgreedEnd(store, rank, lambda: False) for rank in range(2))  # type: ignore[arg-type]
     for steps in range(1, 1001):
         assert not first.ends(steps, 0.01)
         assert not second.ends(steps, 0.01)

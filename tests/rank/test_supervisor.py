@@ -1,4 +1,4 @@
-"""What watches over a rank: how it ends it, and what it then says."""
+"""How a supervisor ends its rank, and what it writes about the end."""
 
 import json
 import os
@@ -9,18 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.rank import jobs
-from harness.rank import supervisor as launch
-from harness.rank.failure import Failure
-from harness.rank.heartbeat import Alive, Pulse, alive, tell_alive
+from harness.rank import rendezvous, slurm_task
+from harness.rank import supervisor as supervision
+from harness.rank.failure import Failure, fail
+from harness.rank.heartbeat import EXIT_SAVED, Alive, Pulse, read_alive, write_alive
+from harness.rank.job import JOB, STOP, Job, keep
 from harness.rank.orders import WORKER
-from harness.rank.supervisor import Supervisor, fail
+from harness.rank.slurm_task import SlurmSupervisor
+from harness.rank.supervisor import Supervisor, Task
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
@@ -28,31 +30,16 @@ from tests.harness.made_up_orders import made_up
 
 FAR = 1e6
 """Seconds."""
-
-
-@dataclass
-class Task:
-    """What the scheduler tells a task about itself."""
-
-    global_rank: int = 0
-    num_tasks: int = 2
-    job_id: str = "12_3"
-    hostname: str = "node1"
-    hostnames: list[str] = field(default_factory=lambda: ["node1"])
-    node: int = 0
-    num_nodes: int = 1
-
-    @property
-    def local_rank(self) -> int:
-        return self.global_rank
+CHILD: Any = None
+"""Stands for a process that is not waited for."""
 
 
 @pytest.fixture
 def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(launch, "LOOK_SECONDS", {"local": 0.0, "slurm": 0.0})
-    monkeypatch.setattr(launch, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(launch, "END_SECONDS", 0.0)
+    monkeypatch.setattr(supervision, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(supervision, "LOOK_SECONDS", {"local": 0.0, "slurm": 0.0})
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(slurm_task, "END_SECONDS", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)}
     (tmp_path / "attempt").mkdir()
     yield tmp_path / "attempt"
@@ -64,24 +51,31 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def requeued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Jobs that were put back into the queue."""
     found: list[str] = []
-    monkeypatch.setattr(launch, "_requeue", found.append)
+    monkeypatch.setattr(slurm_task, "requeue", found.append)
     return found
 
 
 def supervisor(
-    attempt: Path, rank: int = 0, restart: int = 0, act: Any = None, run: Run | None = None, **told: Any
-) -> Supervisor:
-    orders = made_up(run, **{"module": "tests.harness.fake_rank", "time_limit_seconds": FAR} | told)
+    attempt: Path, rank: int = 0, restart: int = 0, act: Any = None, run: Run | None = None, **changes: Any
+) -> Any:
+    orders = made_up(run, **{"module": "tests.harness.fake_rank", "time_limit_seconds": FAR} | changes)
     orders.write(attempt)
-    (attempt / "act.json").write_text(json.dumps(act or {"told": launch.TOLD}))
-    return Supervisor(attempt, orders, Task(rank), restart)  # type: ignore[arg-type]
+    (attempt / "act.json").write_text(json.dumps(act or {"saved": EXIT_SAVED}))
+    kind = SlurmSupervisor if orders.on == "slurm" else Supervisor
+    return kind(attempt, orders, Task(rank, 2, rank, "12_3"), restart=restart)
 
 
 def ended(attempt: Path, rank: int = 0) -> tuple[str, Failure | None]:
-    """What is said of a rank that has ended."""
-    told, path = alive(attempt, rank), attempt / f"rank-{rank}.failure.json"
-    assert told is not None
-    return told.ended, Failure.read(json.loads(path.read_text())) if path.exists() else None
+    """How a rank ended, and its failure."""
+    alive = read_alive(attempt, rank)
+    assert alive is not None
+    return alive.ended, Failure.of_rank(attempt, rank)
+
+
+def failure_of(attempt: Path, rank: int = 0) -> Failure:
+    failure = Failure.of_rank(attempt, rank)
+    assert failure is not None
+    return failure
 
 
 def once_it_trains(attempt: Path, action: Callable[[], object], rank: int = 0) -> None:
@@ -102,21 +96,21 @@ def once_it_trains(attempt: Path, action: Callable[[], object], rank: int = 0) -
 def test_a_rank_that_comes_to_its_end_leaves_no_failure(attempt: Path) -> None:
     supervisor(attempt, act={"exit": 0}).run()
     assert ended(attempt) == ("finished", None)
-    told = alive(attempt, 0)
-    assert told is not None
-    assert told.pulse == Pulse(2, "training", 5, "0F1")
-    assert told.host == "node1"
+    alive = read_alive(attempt, 0)
+    assert alive is not None
+    assert alive.pulse == Pulse(2, "training", 5, "0F1")
 
 
 @pytest.mark.parametrize(
     ("act", "cause", "reason"),
     [
-        ({"kill": signal.SIGKILL}, "killed", "rank 1 was killed by SIGKILL (pipeline rank 1, stage 1)"),
         ({"kill": signal.SIGTERM}, "killed", "rank 1 was killed by SIGTERM (pipeline rank 1, stage 1)"),
         ({"exit": 3}, "error", "rank 1 exited with status 3"),
     ],
 )
-def test_a_rank_that_says_nothing_is_spoken_for(attempt: Path, act: Any, cause: str, reason: str) -> None:
+def test_the_supervisor_writes_the_failure_of_a_rank_that_writes_none(
+    attempt: Path, act: Any, cause: str, reason: str
+) -> None:
     run = Run(plan=Plan(pp=2), train=Recipe(global_batch=2, microbatch=1))
     supervisor(attempt, rank=1, restart=4, act=act, run=run).run()
     how, failure = ended(attempt, 1)
@@ -128,64 +122,54 @@ def test_a_rank_that_says_nothing_is_spoken_for(attempt: Path, act: Any, cause: 
 
 def test_a_program_that_cannot_start_is_a_launch_that_failed(attempt: Path) -> None:
     supervisor(attempt, module="no.such.module").run()
-    _, failure = ended(attempt)
-    assert failure is not None
-    assert failure.cause == "error"  # of a program that is not ours, nobody knows whether it has begun
-    one = supervisor(attempt, module=WORKER)
-    assert one._conclude(1) == "failed"
+    assert failure_of(attempt).cause == "error", "of another program it is not known whether it has begun"
     (attempt / "rank-0.failure.json").unlink()
-    one._conclude(1)
-    _, failure = ended(attempt)
-    assert failure is not None
-    assert failure.cause == "launch"
+    assert supervisor(attempt, module=WORKER)._conclude(1) == "failed"
+    assert failure_of(attempt).cause == "launch"
 
 
-def test_what_a_rank_says_itself_stays(attempt: Path) -> None:
+def test_a_ranks_own_failure_is_kept_unless_it_follows_from_its_death(attempt: Path) -> None:
     one = supervisor(attempt)
-    one._tell_alive()
+    one._write_alive()
     fail(attempt, 0, "oom", "rank 0: OutOfMemoryError: no")
     later = one.begun + 2 * FAR
-    assert one._conclude(1) == one._conclude(-signal.SIGABRT) == one._why_end(None, later) == "failed"  # type: ignore[arg-type]
-    assert json.loads((attempt / "rank-0.failure.json").read_text())["status"] == "oom"
+    assert one._conclude(1) == one._conclude(-signal.SIGABRT) == one._why_end(CHILD, later) == "failed"
+    assert failure_of(attempt).cause == "oom"
     fail(attempt, 0, "error", "rank 0: RuntimeError: Connection closed by peer")
     assert one._conclude(1) == "failed"
-    assert "closed by peer" in (attempt / "rank-0.failure.json").read_text()
+    assert "closed by peer" in failure_of(attempt).reason
     one._conclude(-signal.SIGKILL)
-    assert "killed by SIGKILL" in (attempt / "rank-0.failure.json").read_text()
+    assert "killed by SIGKILL" in failure_of(attempt).reason
 
 
 def test_a_process_killed_for_its_memory_is_out_of_memory(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert supervision._memory_kills() >= 0
     counts = iter([2, 3])
-    monkeypatch.setattr(launch, "_memory_kills", lambda: next(counts))
+    monkeypatch.setattr(supervision, "_memory_kills", lambda: next(counts))
     supervisor(attempt, act={"kill": signal.SIGKILL}).run()
-    _, failure = ended(attempt)
-    assert failure is not None
-    assert (failure.cause, failure.reason) == ("oom", "rank 0 was killed by SIGKILL: out of memory")
-
-
-def test_the_system_counts_whom_it_kills_for_memory() -> None:
-    assert launch._memory_kills() >= 0
+    assert failure_of(attempt).cause == "oom"
+    assert failure_of(attempt).reason == "rank 0 was killed by SIGKILL: out of memory"
 
 
 # Is ended -----------------------------------------------------------------------------------------------------------
 
 
 def test_another_ranks_failure_ends_a_rank_and_one_of_an_earlier_start_does_not(attempt: Path) -> None:
-    tell_alive(attempt, 1, Alive(restart=1))
+    write_alive(attempt, 1, Alive(restart=1))
     fail(attempt, 1, "error", "rank 1: ValueError: before")
     one = supervisor(attempt, restart=2)
-    once_it_trains(attempt, lambda: (tell_alive(attempt, 1, Alive(restart=2)), fail(attempt, 1, "error", "now")))
+    once_it_trains(attempt, lambda: (write_alive(attempt, 1, Alive(restart=2)), fail(attempt, 1, "error", "now")))
     one.run()
     assert ended(attempt) == ("stopped", None)
-    assert "now" in (attempt / "rank-1.failure.json").read_text()
+    assert failure_of(attempt, 1).reason == "now"
 
 
 @pytest.mark.parametrize("what", ["stop", "claim", "attempt"])
-def test_a_rank_that_nobody_wants_any_more_is_stopped(attempt: Path, tmp_path: Path, what: str) -> None:
+def test_a_rank_whose_result_is_not_wanted_any_more_is_stopped(attempt: Path, tmp_path: Path, what: str) -> None:
     claim = tmp_path / "claim"
     claim.mkdir()
     act: dict[str, Callable[[], object]] = {
-        "stop": (attempt / jobs.STOP).touch,
+        "stop": (attempt / STOP).touch,
         "claim": claim.rmdir,
         "attempt": (attempt / "spec.json").unlink,
     }
@@ -195,102 +179,89 @@ def test_a_rank_that_nobody_wants_any_more_is_stopped(attempt: Path, tmp_path: P
 
 
 def test_a_rank_whose_driver_is_gone_is_stopped_here_and_goes_on_in_a_cluster(attempt: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])  # dead soon, and not buried
+    gone = subprocess.Popen(["true"])
     while gone.poll() is None:
         time.sleep(0.01)
     assert supervisor(attempt, driver_pid=gone.pid)._is_unwanted()
     assert not supervisor(attempt, driver_pid=os.getpid())._is_unwanted()
-    one = supervisor(attempt)
-    one.parent = -1
-    assert one._is_unwanted()
-    one = supervisor(attempt, on="slurm")
-    one.parent = -1
-    assert not one._is_unwanted()
+    for on in ("local", "slurm"):
+        one = supervisor(attempt, on=on)
+        one.parent = -1
+        assert one._is_unwanted() == (on == "local")
 
 
 def test_the_time_limit_is_that_of_all_starts_together(attempt: Path) -> None:
-    tell_alive(attempt, 0, Alive(ran=90.0))
+    write_alive(attempt, 0, Alive(ran=90.0))
     one = supervisor(attempt, restart=1, time_limit_seconds=100.0)
-    assert one._why_end(None, one.begun + 9.0) == ""  # type: ignore[arg-type]
-    assert one._why_end(None, one.begun + 11.0) == "failed"  # type: ignore[arg-type]
-    failure = Failure.read(json.loads((attempt / "rank-0.failure.json").read_text()))
-    assert failure is not None
-    assert (failure.cause, failure.reason) == ("time_limit", "time limit of 100 s reached")
+    assert one._why_end(CHILD, one.begun + 9.0) == ""
+    assert one._why_end(CHILD, one.begun + 11.0) == "failed"
+    assert failure_of(attempt).cause == "time_limit"
+    assert failure_of(attempt).reason == "time limit of 100 s reached"
 
 
-def test_a_rank_that_stands_still_is_ended_with_each_ranks_last_action(attempt: Path) -> None:
-    tell_alive(attempt, 1, Alive(pulse=Pulse(7, "training", 5, "all_reduce(dp)")))
-    supervisor(attempt, hang_seconds=0.5).run()
-    how, failure = ended(attempt)
-    assert how == "failed"
-    assert failure is not None
-    assert failure.cause == "hang"
-    assert failure.reason == "no progress for 0 s: rank 0 in step 5 at 0F1, rank 1 in step 5 at all_reduce(dp)"
-    assert json.loads((attempt / "rank-0.failure.json").read_text())["status"] == "timeout"
-
-
-def test_a_rank_that_a_signal_stopped_is_told_apart(attempt: Path) -> None:
-    tell_alive(attempt, 1, Alive(pulse=Pulse(7, "training", 5, "all_reduce(dp)")))
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_rank_that_stands_still_is_ended_with_each_ranks_last_action(attempt: Path, is_stopped: bool) -> None:
+    write_alive(attempt, 1, Alive(pulse=Pulse(7, "training", 5, "all_reduce(dp)")))
     one = supervisor(attempt, hang_seconds=0.5)
-    once_it_trains(attempt, lambda: one.child and one.child.send_signal(signal.SIGSTOP))
+    if is_stopped:
+        once_it_trains(attempt, lambda: one.child.send_signal(signal.SIGSTOP))
     one.run()
-    _, failure = ended(attempt)
-    assert failure is not None
-    assert "rank 0 in step 5 at 0F1, stopped by a signal, rank 1 in step 5" in failure.reason
+    stopped = ", stopped by a signal" if is_stopped else ""
+    assert ended(attempt)[0] == "failed"
+    assert failure_of(attempt).cause == "hang"
+    assert failure_of(attempt).reason == (
+        f"no progress for 0 s: rank 0 in step 5 at 0F1{stopped}, rank 1 in step 5 at all_reduce(dp)"
+    )
 
 
 def test_every_note_counts_as_progress(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = supervisor(attempt, hang_seconds=10.0)
-    monkeypatch.setattr(one, "_tell_alive", lambda: None)
-    monkeypatch.setattr(launch, "PAUSE_SECONDS", FAR)
+    monkeypatch.setattr(supervision, "PAUSE_SECONDS", FAR)
     starting, trains = Pulse(1, "start-up"), Pulse(2, "training")
     found = []
     for seconds, pulse in ((9, starting), (60, starting), (65, trains), (74, trains), (76, trains)):
-        monkeypatch.setattr(one.watched, "pulse", lambda pulse=pulse: pulse)
+        monkeypatch.setattr(one.memory, "pulse", lambda pulse=pulse: pulse)
         one._follow(one.begun + seconds)
-        found.append(one._why_end(None, one.begun + seconds))  # type: ignore[arg-type]
+        found.append(one._why_end(CHILD, one.begun + seconds))
     assert found == ["", "", "", "", "failed"]
 
 
 def test_time_in_which_all_was_stopped_does_not_count(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = supervisor(attempt, hang_seconds=10.0, time_limit_seconds=100.0)
-    monkeypatch.setattr(one.watched, "pulse", lambda: Pulse(0, "training"))
+    monkeypatch.setattr(one.memory, "pulse", lambda: Pulse(0, "training"))
     begun = one.begun
-    one._follow(begun + 1.0)
-    one._follow(begun + 5000.0)
-    assert one._why_end(None, begun + 5000.0) == ""  # type: ignore[arg-type]
-    for seconds in range(5000, 5012):
+    for seconds in (1.0, *range(5000, 5011)):
         one._follow(begun + seconds)
-    assert one._why_end(None, begun + 5011.0) == "failed"  # type: ignore[arg-type]
-    assert "no progress for 10 s" in (attempt / "rank-0.failure.json").read_text()
-
-
-def test_a_job_that_came_to_its_end_as_it_was_requeued_does_nothing(
-    attempt: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supervisor(attempt, ranks=2)
-    monkeypatch.setattr("submitit.JobEnvironment", Task)
-    started: list[int] = []
-    monkeypatch.setattr(Supervisor, "run", lambda self: started.append(self.restart))
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    for rank in range(2):
-        launch.supervise(str(attempt))
-        result = {"status": "ok", "seconds": {}, "evaluations": [], "rank": {"rank": rank}}
-        (attempt / f"rank-{rank}.json").write_text(json.dumps(result))
-    assert started == [1, 1]
-    launch.supervise(str(attempt))
-    assert started == [1, 1]
-
-
-def test_a_job_leaves_an_attempt_alone_that_another_one_has(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor(attempt, ranks=2)
-    monkeypatch.setattr("submitit.JobEnvironment", Task)
-    monkeypatch.setattr(Supervisor, "run", lambda self: pytest.fail("it was started"))
-    jobs.keep(attempt, "local", "4711")
-    launch.supervise(str(attempt))
+        assert one._why_end(CHILD, begun + seconds) == ("failed" if seconds == 5010 else "")
+    assert "no progress for 10 s" in failure_of(attempt).reason
 
 
 # The scheduler ------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_starts_its_rank_unless_the_attempt_is_over_or_another_jobs(
+    attempt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor(attempt, ranks=2, on="slurm")
+
+    class Environment:
+        global_rank, num_tasks, local_rank, job_id, hostnames, node = 0, 2, 0, "12_3", ["node1"], 0
+
+    monkeypatch.setattr("submitit.JobEnvironment", Environment)
+    started: list[int] = []
+    monkeypatch.setattr(SlurmSupervisor, "run", lambda self: started.append(self.restart))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for rank in range(2):
+        slurm_task.supervise(str(attempt))
+        result = {"status": "ok", "seconds": {}, "evaluations": [], "rank": {"rank": rank}}
+        (attempt / f"rank-{rank}.json").write_text(json.dumps(result))
+    assert started == [1, 1]
+    slurm_task.supervise(str(attempt))
+    assert started == [1, 1], "it came to its end as it was requeued"
+    (attempt / "rank-0.json").unlink()
+    keep(attempt, "slurm", "4711")
+    slurm_task.supervise(str(attempt))
+    assert started == [1, 1]
 
 
 def test_a_job_that_is_to_end_saves_and_goes_back_into_the_queue(attempt: Path, requeued: list[str]) -> None:
@@ -298,66 +269,65 @@ def test_a_job_that_is_to_end_saves_and_goes_back_into_the_queue(attempt: Path, 
     once_it_trains(attempt, lambda: os.kill(os.getpid(), signal.SIGUSR2))
     one.run()
     assert requeued == ["12_3"]
-    assert ended(attempt)[0] == "told"
+    assert failure_of(attempt).reason.endswith("was not requeued: nothing came of it"), "the job was not ended"
 
 
-def test_other_ranks_leave_that_to_the_first(attempt: Path, requeued: list[str]) -> None:
+def test_only_the_first_ranks_supervisor_reacts(attempt: Path, requeued: list[str]) -> None:
     one = supervisor(attempt, rank=1, on="slurm", checkpoint_every=5)
-    one._notice()
-    one._heed(one.begun)
-    assert not one.has_told
-    once_it_trains(attempt, one.watched.tell, rank=1)
+    one._announce()
+    one._prepare_end_of_job(one.begun)
+    assert not one.has_reacted
+    once_it_trains(attempt, one.memory.request_end, rank=1)
     one.run()
-    assert (requeued, ended(attempt, 1)) == ([], ("told", None))
+    assert (requeued, ended(attempt, 1)) == ([], ("saved", None))
 
 
 @pytest.mark.parametrize(("seconds", "goes_back"), [(0.0, True), (3600.0, True), (100.0, False)])
-def test_without_checkpoints_a_preempted_job_begins_anew_and_one_whose_time_is_over_does_not(
+def test_without_checkpoints_a_preempted_job_is_requeued_and_one_whose_time_is_over_is_not(
     attempt: Path, requeued: list[str], seconds: float, goes_back: bool
 ) -> None:
     one = supervisor(attempt, on="slurm")
-    (attempt / jobs.JOB).write_text(json.dumps(asdict(jobs.Job("slurm", "12_3", "node1", 0.0, seconds))))
-    one._heed(one.begun)
+    (attempt / JOB).write_text(json.dumps(asdict(Job("slurm", "12_3", "node1", 0.0, seconds))))
+    one._prepare_end_of_job(one.begun)
     assert not requeued
-    one._notice()
-    one._heed(one.begun)
-    one._heed(one.begun)
+    one._announce()
+    one._prepare_end_of_job(one.begun)
+    one._prepare_end_of_job(one.begun)
     assert requeued == ["12_3"] * goes_back
 
 
 def test_a_job_that_may_be_cancelled_is_not_requeued(attempt: Path, requeued: list[str]) -> None:
     one = supervisor(attempt, on="slurm")
     one._terminate()
-    one._heed(one.begun)
+    one._prepare_end_of_job(one.begun)
     assert not requeued
-    one._notice()
+    one._announce()
     assert not one.is_terminated, "SIGTERM came with the signal of a preemption"
 
 
 def test_a_job_is_requeued_so_often_and_no_more(attempt: Path, requeued: list[str]) -> None:
     one = supervisor(attempt, on="slurm", restart=3, checkpoint_every=5, requeues=3)
-    once_it_trains(attempt, one._notice)
+    once_it_trains(attempt, one._announce)
     one.run()
     assert requeued == []
-    _, failure = ended(attempt)
-    assert failure is not None
+    failure = failure_of(attempt)
     assert (failure.cause, failure.restart) == ("preempted", 3)
     assert "requeued 3 times, which is the most" in failure.reason
 
 
-def test_a_requeue_that_is_refused_says_why(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_refused_requeue_is_returned(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(attempt))
     program = attempt / "scontrol"
     program.write_text("#!/bin/sh\necho 'slurm_requeue error: Requested operation is presently disabled' >&2\nexit 1\n")
     program.chmod(0o755)
-    assert launch._requeue("7") == "slurm_requeue error: Requested operation is presently disabled"
+    assert slurm_task.requeue("7") == "slurm_requeue error: Requested operation is presently disabled"
     program.write_text('#!/bin/sh\n[ "$*" = "requeue 7" ]\n')
-    assert launch._requeue("7") is None
+    assert slurm_task.requeue("7") is None
     program.unlink()
-    assert "scontrol" in (launch._requeue("7") or "")
+    assert "scontrol" in (slurm_task.requeue("7") or "")
 
 
-def test_a_disk_that_is_full_ends_no_supervisor(attempt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_ends_no_supervisor(attempt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(attempt)
     attempt.write_text("no folder")
     fail(attempt, 0, "error", "rank 0: OSError: No space left on device")
@@ -367,14 +337,13 @@ def test_a_disk_that_is_full_ends_no_supervisor(attempt: Path, capsys: pytest.Ca
 def test_the_ranks_environment_has_the_network_of_the_job(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    task: Any = Task()
+    task = Task(0, 2, 0, "1")
     orders = supervisor(attempt).orders
-    found = launch._environment(orders, task, ())
-    assert found.get("GLOO_SOCKET_IFNAME") == launch.rendezvous.interface(["node1"], 0)
+    found = supervision._environment(orders, task, ())
+    assert found.get("GLOO_SOCKET_IFNAME") == rendezvous.interface(["localhost"], 0)
     assert "NCCL_SOCKET_IFNAME" not in found
     assert found["OMP_NUM_THREADS"] == str(Run().threads)
-    found = launch._environment(replace(orders, interface="ib0"), task, ())
+    found = supervision._environment(replace(orders, interface="ib0"), task, ())
     assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "ib0"
     command = supervisor(attempt, container=("apptainer", "exec", "image.sif"))._command()
-    assert command[:3] == ["apptainer", "exec", "image.sif"]
-    assert command[3] == sys.executable
+    assert command[:4] == ["apptainer", "exec", "image.sif", sys.executable]

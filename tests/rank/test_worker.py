@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.rank import worker
-from harness.rank.journal import Measured
+from harness.rank.instruments import Measured
 from tests.harness.made_up_orders import made_up
 
 
@@ -33,19 +33,19 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(monkeypatch: 
     monkeypatch.setattr(worker, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
     monkeypatch.setattr(worker.TokenFolder, "open", lambda folder: None)
     monkeypatch.setattr(worker, "make", lambda *_: (memory.use(800), trainer)[1])
-    monkeypatch.setattr(worker, "gemm_rate", lambda *_: memory.use(700))
+    monkeypatch.setattr(worker, "gemm_rate", lambda *_: memory.use(700) or {})
 
     one: Any = object.__new__(worker.Worker)
     one.heart = SimpleNamespace(enter=lambda *_, **__: None)
     one.orders, one.measured = made_up(), Measured()
     one.device, one.mesh = torch.device("cuda"), None
     one.run = SimpleNamespace(train=SimpleNamespace(steps=1))
-    one._start = lambda _: memory.use(900)
-    one._continuation = lambda _: memory.use(600)
+    one._load_start = lambda _: memory.use(900)
+    one._resume = lambda _: memory.use(600)
     one._train = lambda *_: (memory.use(50), ("ok", None))[1]
     one._evaluate = lambda *_, **__: memory.use(40)
     recorded: list[dict[str, Any]] = []
-    one._write = lambda *_: recorded.append(one._memory())
+    one._write = lambda _, measured, *__: recorded.append(measured)
 
     assert one._run_to_end()
     assert recorded == [{"peak_memory_bytes": 50, "memory_kind": "CUDA allocator peak"}]

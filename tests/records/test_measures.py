@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.tables import throughput_table
-from harness.records import measures
-from harness.records.labels import label
-from harness.records.measures import frame
-from harness.records.record import Collective
+from harness.records.labels import labels_by, varying
+from harness.records.measures import frame, only_tier, size_name
+from harness.records.parts import Collective
 from impl.errors import InputError
 from impl.run import Run, from_dict
 from tests.harness.made_up_records import config, document, made_of, record, with_pipeline, without_numbers
@@ -39,7 +39,7 @@ def test_throughput_is_one_over_the_wall_time_of_a_token(
         "train__steps": steps,
     }
     run = record(seconds=seconds_per_token * batch * 128, **layout)
-    assert measures.tokens_per_second(run) == pytest.approx(1 / seconds_per_token)
+    assert run.tokens_per_second == pytest.approx(1 / seconds_per_token)
     row = frame([run]).iloc[0]
     assert row["tokens_per_second_per_device"] * dp == pytest.approx(row["tokens_per_second"])
 
@@ -50,7 +50,7 @@ def test_slowest_rank_and_largest_memory_count_and_warmup_does_not() -> None:
         step.seconds = [9.0, 9.0] if step.step < 3 else [0.1, 0.2]
     run.ranks[0].peak_memory_bytes = 7_000_000_000
     row = frame([run]).iloc[0]
-    assert run.step_seconds == [0.2] * 5
+    assert run.timed_seconds == [0.2] * 5
     assert row["tokens_per_second"] == pytest.approx(16 * 128 / 0.2)
     assert row["peak_memory_bytes"] == 7e9
 
@@ -60,7 +60,7 @@ def test_mfu_only_where_the_peak_is_known_and_never_on_a_cpu() -> None:
     unknown = record(device="cuda", device_name="Some GPU", precision="bf16")
     cpu = record(device="cpu", device_name="NVIDIA H200", precision="bf16")
     shares = {name: frame([r]).iloc[0] for name, r in (("known", known), ("unknown", unknown), ("cpu", cpu))}
-    rate = shares["known"]["model_flops_per_second_per_device"]
+    rate = shares["known"]["flop_rate"]
     assert shares["known"]["mfu"] == pytest.approx(rate / 989e12)
     assert math.isnan(shares["unknown"]["mfu"])
     assert math.isnan(shares["cpu"]["mfu"])
@@ -81,7 +81,7 @@ def test_hfu_counts_what_is_recomputed_and_mfu_does_not() -> None:
     none, selective, full = (frame([record(plan__recompute=way, **at)]).iloc[0] for way in ways)
     assert none["mfu"] == none["hfu"] == selective["mfu"] == full["mfu"]
     assert none["hfu"] < selective["hfu"] < full["hfu"] < none["mfu"] * 4 / 3
-    assert full["hfu"] == pytest.approx(full["hardware_flops_per_second_per_device"] / 989e12)
+    assert full["hfu"] == pytest.approx(full["hardware_flop_rate"] / 989e12)
     assert full["recompute"] == "full"
 
 
@@ -92,8 +92,14 @@ def test_flop_rate_is_palm_12_per_device_and_its_share_of_the_gemm_rate() -> Non
     layers, h, s, vocab = 2, 128, 128, 257
     flops = 16 * s * (6 * (12 * layers * h * h + vocab * h) + 12 * layers * h * s)
     assert row["flop_convention"] == "palm_12"
-    assert row["model_flops_per_second_per_device"] == pytest.approx(flops / 0.5 / 2)
+    assert row["flop_rate"] == pytest.approx(flops / 0.5 / 2)
     assert row["gemm_share"] == pytest.approx(flops / 0.5 / 2 / 20e9)
+
+
+def label(run: Run, runs: Sequence[Run], skip: Sequence[str] = ()) -> str:
+    """Return what distinguishes a run from the others, usual values only if nothing else does."""
+    names = varying(runs, skip)
+    return labels_by([run], names)[0] or labels_by([run], names, unsaid={})[0]
 
 
 def test_label_names_the_fewest_telling_fields() -> None:
@@ -206,7 +212,7 @@ def test_labels_tell_points_apart(points: list[tuple[int, str]]) -> None:
     ],
 )
 def test_sizes_are_named_as_in_the_papers(parameters: float, name: str) -> None:
-    assert measures.size_name(int(parameters)) == name
+    assert size_name(int(parameters)) == name
 
 
 def test_models_of_one_size_are_told_apart_by_their_shape() -> None:
@@ -236,7 +242,7 @@ def test_more_threads_than_cores_is_oversubscribed() -> None:
 
 def test_tiers_do_not_mix() -> None:
     with pytest.raises(InputError, match="small, smoke"):
-        measures.only_tier([record(tier="small"), record()])
+        only_tier([record(tier="small"), record()])
 
 
 def test_import_needs_neither_torch_nor_scipy_nor_matplotlib() -> None:

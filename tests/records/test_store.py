@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from harness.records import store as store_module
 from harness.records.parse import head_of
-from harness.records.record import Head, Record
+from harness.records.parts import Head
+from harness.records.record import Record
 from harness.records.store import HARVESTED, HEAD, JOB, SCHEMA, Store, read_json, with_digest, write_atomically
 from impl.errors import InputError
 from impl.run import Run, to_dict

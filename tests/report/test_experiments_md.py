@@ -20,7 +20,8 @@ def keep(out: Path, of: Record, tier: str = "smoke", name: str = NAME, commit: s
 
 def shown_of(out: Path, name: str = NAME) -> str:
     """The page of an experiment."""
-    return page(next(one for one in read(out) if one.experiment.id == name), out)
+    [found] = read(out, [name])
+    return page(found, out)
 
 
 def section(text: str, name: str) -> str:

@@ -1,6 +1,7 @@
 """The report: whole pages that need nothing from elsewhere, from whatever records there are."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -15,7 +16,7 @@ from harness.records.record import Record
 from harness.records.store import Store
 from harness.report import pages as report_pages
 from harness.report import site as report
-from harness.report.views import markdown
+from harness.report.html import markdown
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import changed, record, with_pipeline
 from tests.harness.made_up_records import document as document_of
@@ -72,6 +73,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base: dict[str, Any] = {"model__num_layers": 2, "model__hidden_size": 128, "model__num_heads": 4}
     keep(out, record(**base), scaling)
     keep(out, with_pipeline(record(**base, plan__pp=2, plan__schedule="gpipe", train__steps=20)), scaling)
+    (out / data / "FOUND.md").write_text("Two ranks are <i>faster</i>.\n\n## History\n\nThey were slower.\n")
     (out / "notes.md").write_text(
         "# Notes\n\n[a link](https://example.org) and\n\n| a |\n| --- |\n| 1 |\n\n![p](notes.png)\n"
     )
@@ -84,6 +86,7 @@ def few() -> Any:
     """The report of a few experiments, which takes a few seconds less than that of all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "experiment_ids", lambda: list(NAMES))
+        patch.setattr("harness.experiment.folders.ARCHIVE", Path("/nowhere/results"))
         yield
 
 
@@ -143,6 +146,7 @@ def test_measured_and_simulated_stand_apart(site: Path) -> None:
     text = (site / "ours-data_parallel_scaling.html").read_text()
     shown = " ".join(Page(site / "ours-data_parallel_scaling.html").text.split())
     assert "Tier paper Simulated for selene (a stack)" in shown
+    assert "Tier paper, simulated for selene (a stack)" in shown, "as the repository's page"
     assert "Tier smoke Measured on AMD EPYC. " in shown  # on nothing else: what is invalid was not run
     assert text.index('id="paper"') < text.index('id="smoke"')
 
@@ -178,6 +182,12 @@ def test_the_same_records_give_the_same_bytes_and_take_the_place_of_an_older_rep
     contents = lambda folder: {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert contents(again) == contents(site)
     assert list(tmp_path.iterdir()) == [again]
+
+
+def test_a_page_has_the_findings_of_the_folder_of_records(site: Path) -> None:
+    text = (site / "ours-data_parallel_scaling.html").read_text()
+    assert "<p><strong>Found.</strong> Two ranks are &lt;i&gt;faster&lt;/i&gt;.</p>" in text
+    assert re.search(r"<h2[^>]*>History</h2>\s*<p>They were slower.</p>", text)
 
 
 def test_a_folder_with_something_else_is_left_alone(results: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from harness.launch.flags import Saving
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site
 from harness.rank import jobs
+from harness.rank.job import SILENT, job_of
 from harness.records.record import Record
 from harness.records.store import Store
 from impl.model.config import ModelConfig
@@ -113,7 +114,7 @@ def held(ranks: Sequence[psutil.Process]) -> Iterator[None]:
 
 
 def number(attempt: Path) -> str:
-    job = jobs.job_of(attempt)
+    job = job_of(attempt)
     assert job is not None
     return job.job
 
@@ -147,7 +148,7 @@ class Limited:
 
     def hold(self) -> None:
         attempt = in_training(self.store, self.run)
-        job = jobs.job_of(attempt)
+        job = job_of(attempt)
         assert job is not None
         with held(ranks_of(attempt)):  # none, where it has been told already
             time.sleep(max(0.0, job.submitted + JOB_SECONDS - TOLD_SECONDS - time.time()))
@@ -255,7 +256,7 @@ def test_a_controller_that_dies_loses_no_point(slurm: TwoNodes, tokens: Path, st
     with held(ranks_of(attempt)):
         slurm.save(number(attempt))
         slurm.kill("slurmctld")
-    assert jobs.states([attempt])[attempt] == jobs.SILENT
+    assert jobs.states([attempt])[attempt] == SILENT
     with meanwhile(lambda: slurm.start("slurmctld")):
         told = sweep(store, [run], site=site)
     assert told.ends == [(run.id, "ok")]

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from impl.model.config import ModelConfig
 from impl.model.layers import MLP, Attention, Layer
 from impl.run import Precision
-from impl.tensor_parallel.cross_entropy import Tokens, split_nats
 from impl.tensor_parallel.group import TensorParallel
+from impl.tensor_parallel.vocabulary import Tokens, split_nats
 from impl.train import WEIGHTS
 
 MODEL = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)

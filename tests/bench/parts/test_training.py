@@ -7,7 +7,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch.distributed.device_mesh import DeviceMesh
 
-from impl.cost.flops import palm_12
+from impl.cost.flops import model_flops
 from impl.data.tokens import TokenFolder
 from impl.model.sizes import named
 from impl.plan import Plan
@@ -32,7 +32,7 @@ def test_training_step(
 ) -> None:
     one = trainer(size, precision, data, mesh)
     step = benchmark.pedantic(partial(one.step, 0), rounds=12, warmup_rounds=2)
-    flops = palm_12(one.run.model, RECIPE.global_batch, one.vocab_size)
+    flops = model_flops("palm_12", one.run.model, RECIPE.global_batch, one.vocab_size)
     benchmark.extra_info["tokens_per_step"] = one.run.tokens_per_step
     benchmark.extra_info["model_flops_per_step"] = flops
     assert torch.isfinite(step.loss)

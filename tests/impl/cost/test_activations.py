@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.experiment.published import published
-from impl.activations import kept_for_backward
 from impl.cost.activations import has_products, layer_bytes, stage_bytes, working_bytes
 from impl.cost.place import Place
-from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.instruments import ActivationBytes, activation_bytes, kept_for_backward
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.model.layers import DropoutKey
@@ -27,7 +26,7 @@ from impl.recipe import Recipe
 from impl.recompute import recompute
 from impl.run import Run
 from impl.tensor_parallel.group import TensorParallel
-from impl.train import ActivationBytes, Trainer
+from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
 
 # The papers' numbers -------------------------------------------------------------------------------------------------
@@ -95,15 +94,6 @@ def test_figure_1(name: str) -> None:
         assert layers * layer_bytes(paper_run(name, **way)) / 2**30 == pytest.approx(gib, rel=0.005)
 
 
-@pytest.mark.parametrize(("name", "scores", "percent"), [("gpt-175b", 80, 70), ("korthikanti-530b", 64, 65)])
-def test_selective_recomputation_saves_what_section_5_says(name: str, scores: int, percent: float) -> None:
-    model = replace(named(name), dropout=0.1)
-    assert 5 * model.num_heads * model.seq_len / model.hidden_size == scores
-    runs = [Run(model=model, plan=Plan(recompute=way), precision="fp16") for way in ("none", "selective")]
-    none, selective = map(layer_bytes, runs)
-    assert 100 * (1 - selective / none) == pytest.approx(percent, abs=0.5)
-
-
 def test_ends_of_the_model_keep_what_section_4_3_says() -> None:
     """The embedding's dropout sbh, the last norm 2sbh, the head's input 2sbh and logits in fp32 4sbV; here they are as
     wide as the weights. Index and statistics are a few bytes a token."""
@@ -150,14 +140,7 @@ def layouts() -> list[Run]:
 
 
 def kept(one: Trainer) -> tuple[int, int, int, ActivationBytes]:
-    return one.pp_group.rank(), one.tp.part.index, one.head_positions, one.activation_bytes()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
+    return one.pp_group.rank(), one.tp.part.index, one.head_positions, activation_bytes(one)
 
 
 def test_every_rank_of_78_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:

@@ -16,7 +16,7 @@ from impl.cost.memory import (
     state_bytes,
 )
 from impl.cost.place import Place
-from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.instruments import state_bytes as counted_state_bytes
 from impl.model.config import ModelConfig, padded_vocabulary
 from impl.model.sizes import named
 from impl.plan import Plan, ZeroStage
@@ -29,17 +29,10 @@ from tests.impl.pipeline import own_schedule
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=32, dropout=0.1)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
-
-
 def held_here(one: Trainer) -> tuple[int, StateBytes]:
     """Pipeline rank, and its states after a step."""
     one.step(0)
-    return one.pp_group.rank(), one.state_bytes()
+    return one.pp_group.rank(), counted_state_bytes(one)
 
 
 STATES: list[tuple[Plan, Precision]] = [

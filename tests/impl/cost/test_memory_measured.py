@@ -4,15 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from impl.cost.memory import memory
-from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.instruments import tracked
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from impl.tracking import tracked
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
 
@@ -67,13 +64,6 @@ LAYOUTS = [
     run(batch=8, pp=2, dp=2, zero_stage=3, schedule="interleaved", chunks=2),
     run(tp=2, dp=2, sequence_parallel=True, zero_stage=3, precision="bf16"),
 ]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
 
 
 def measured(one: Trainer) -> tuple[int, int, dict[str, int]]:

@@ -10,7 +10,6 @@ from impl.collectives import counted
 from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import Count, Op, pipeline_traffic, state_traffic, step_traffic, tensor_parallel_traffic
-from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig
 from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
@@ -21,13 +20,6 @@ from tests.impl.pipeline import own_schedule
 
 MODEL = ModelConfig(num_layers=9, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
 RECIPE = Recipe(steps=1, global_batch=4, microbatch=1)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
 
 
 class Moved(NamedTuple):
@@ -122,6 +114,15 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
             assert_is_as_predicted(run, found)
 
 
+def test_tokens_that_do_not_divide_are_sent_whole(data: Path) -> None:
+    plans = [Plan(pp=2, tp=4, schedule="gpipe", scatter_gather=scatters) for scatters in (True, False)]
+    runs = [Run(model=replace(MODEL, seq_len=18), plan=plan, train=RECIPE) for plan in plans]
+    one, other = on_ranks(step, runs, data).values()
+    assert one == other
+    for found in one:
+        assert_is_as_predicted(runs[0], found)
+
+
 @pytest.mark.parametrize(("stage", "volume"), [(0, 2), (1, 2), (2, 2), (3, 3)])
 def test_zero_moves_two_or_three_times_the_parameters(stage: ZeroStage, volume: int) -> None:
     """ZeRO, section 7: a rank of many sends and receives about as many elements as are scattered or gathered, and an
@@ -140,38 +141,17 @@ def test_zero_moves_two_or_three_times_the_parameters(stage: ZeroStage, volume: 
     assert moved / (2 * parameters) == pytest.approx(volume, rel=0.04 if stage == 3 else 0.001)
 
 
-def test_tokens_that_do_not_divide_are_sent_whole(data: Path) -> None:
-    """Scattered they could not be; a run without scatter_gather sends the same."""
-    plan = Plan(pp=2, tp=4, schedule="gpipe")
-    runs = [
-        Run(model=replace(MODEL, seq_len=18), plan=each, train=RECIPE)
-        for each in (plan, replace(plan, scatter_gather=False))
-    ]
-    one, other = on_ranks(step, runs, data).values()
-    assert one == other
-    for found in one:
-        assert_is_as_predicted(runs[0], found)
-
-
-def test_a_layer_of_gpt_3_moves_four_all_reduces_of_its_activations() -> None:
+@pytest.mark.parametrize(
+    ("is_split", "calls"), [(False, {"all_reduce": 4}), (True, {"reduce_scatter": 4, "all_gather": 6})]
+)
+def test_a_layer_moves_four_all_reduces_or_what_they_consist_of(is_split: bool, calls: dict[Op, int]) -> None:
+    """Megatron-LM 2019, section 3; Korthikanti et al. 2022, section 4.2.2: two gathers more, in the backward pass."""
     model = ModelConfig(num_layers=1, hidden_size=12288, num_heads=96, seq_len=2048, vocab_size=51200)
-    recipe = Recipe(global_batch=1, microbatch=1)
-    runs = [Run(model=replace(model, num_layers=n), plan=Plan(tp=8), train=recipe, precision="bf16") for n in (1, 2)]
-    one, two = (tensor_parallel_traffic(Place(run, 51200), 2048)["all_reduce"] for run in runs)
-    assert two.calls - one.calls == 4  # Megatron-LM 2019, section 3
-    assert two.bytes - one.bytes == 4 * 2048 * 12288 * 2
-
-
-def test_sequence_parallelism_moves_as_many_bytes_but_for_the_gather_in_the_backward_pass() -> None:
-    """Korthikanti et al. 2022, section 4.2.2: an all-reduce is a reduce-scatter and an all-gather."""
-    plan = Plan(tp=8, sequence_parallel=True)
-    model = ModelConfig(hidden_size=64, num_heads=8, seq_len=64, vocab_size=1024)
-    runs = [
-        Run(model=replace(model, num_layers=n), plan=plan, train=Recipe(global_batch=1, microbatch=1)) for n in (1, 2)
-    ]
-    one, two = (tensor_parallel_traffic(Place(run, 1024), 64) for run in runs)
-    layer = {op: two[op].calls - one[op].calls for op in two}
-    assert layer == {"reduce_scatter": 4, "all_gather": 4 + 2}
+    plan, recipe = Plan(tp=8, sequence_parallel=is_split), Recipe(global_batch=1, microbatch=1)
+    runs = [Run(model=replace(model, num_layers=n), plan=plan, train=recipe, precision="bf16") for n in (1, 2)]
+    one, two = (tensor_parallel_traffic(Place(run, 51200), 2048) for run in runs)
+    layer = {op: two[op] + one[op] * -1 for op in calls}
+    assert layer == {op: Count(count, count * 2048 * 12288 * 2) for op, count in calls.items()}
 
 
 SCHEDULES = [("gpipe", 1), ("one_f_one_b", 1), ("zb_h1", 1), ("interleaved", 2), ("interleaved", 4)]
@@ -204,15 +184,3 @@ def test_scatter_gather_divides_what_is_sent_between_stages_by_t(p: int, schedul
             assert split == sent(big(t, p, schedule, v)), "sequence parallelism has its part already"
     if v == 1:  # the middle ranks send both ways, those at the ends one way
         assert whole == [(1 if rank in (0, p - 1) else 2) * m * b * s * h * element for rank in range(p)]
-
-
-def test_scatter_gather_pays_with_a_gather_of_what_is_received() -> None:
-    """PTD-P, section 4.1: an all-gather over the fast links within a server, where the receiver needs the whole."""
-    for rank, borders in enumerate((1, 2, 2, 1)):
-        on, off = (
-            tensor_parallel_traffic(Place(big(8, scatter_gather=scatters), 51200, rank), 512)
-            for scatters in (True, False)
-        )
-        extra = on["all_gather"] + off.get("all_gather", Count()) * -1
-        assert extra == Count(16 * borders, 16 * borders * 2 * 512 * 1024 * 2)
-        assert on["all_reduce"] == off["all_reduce"]

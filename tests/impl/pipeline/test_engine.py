@@ -141,32 +141,6 @@ def seen(one: Trainer) -> Seen:
     return found
 
 
-@cache
-def all_seen(data: Path) -> dict[Run, list[Seen]]:
-    return on_ranks(seen, map(run_of, PLANS), data)
-
-
-def each(plan: Plan, data: Path) -> Iterator[tuple[Seen, Schedule]]:
-    """What was seen of every rank, and the table."""
-    run = run_of(plan)
-    assert len(all_seen(data)[run]) == plan.world_size
-    for found in all_seen(data)[run]:
-        yield found, table(run)
-
-
-# One step ------------------------------------------------------------------------------------------------------------
-
-every_plan = pytest.mark.parametrize(
-    "plan", PLANS, ids=lambda plan: f"{plan.schedule.split(':')[-1]}-pp={plan.pp}-tp={plan.tp}"
-)
-
-
-@every_plan
-def test_a_rank_does_its_row_in_order(plan: Plan, data: Path) -> None:
-    for found, schedule in each(plan, data):
-        assert found.row == [str(action) for action in schedule.rows[found.pp_rank]]
-
-
 def evaluated(one: Trainer) -> tuple[int, set[str], set[int]]:
     """Pipeline rank, forward passes of evaluation, and (nothing may be kept for a backward pass) its live graphs."""
     memory, row, live, run = Memory(one), set[str](), set[int](), one.scorer.run
@@ -182,33 +156,70 @@ def evaluated(one: Trainer) -> tuple[int, set[str], set[int]]:
     return one.pp_group.rank(), row, live
 
 
+def flops(one: Trainer) -> int:
+    with FlopCounterMode(display=False) as counter:
+        one.backward(0)
+    return counter.get_total_flops()
+
+
+def looked_at(one: Trainer) -> tuple[int, tuple[int, set[str], set[int]], Seen]:
+    return flops(one), evaluated(one), seen(one)
+
+
+@cache
+def found(data: Path) -> dict[Run, list[Any]]:
+    """What `looked_at` found on every rank, for every plan and for serial training."""
+    return on_ranks(looked_at, map(run_of, [Plan(), *PLANS]), data)
+
+
+def each(plan: Plan, data: Path) -> Iterator[tuple[Seen, Schedule]]:
+    """What was seen of every rank, and the table."""
+    run = run_of(plan)
+    assert len(found(data)[run]) == plan.world_size
+    for _, _, of_rank in found(data)[run]:
+        yield of_rank, table(run)
+
+
+# One step ------------------------------------------------------------------------------------------------------------
+
+every_plan = pytest.mark.parametrize(
+    "plan", PLANS, ids=lambda plan: f"{plan.schedule.split(':')[-1]}-pp={plan.pp}-tp={plan.tp}"
+)
+
+
+@every_plan
+def test_a_rank_does_its_row_in_order(plan: Plan, data: Path) -> None:
+    for one, schedule in each(plan, data):
+        assert one.row == [str(action) for action in schedule.rows[one.pp_rank]]
+
+
 def test_evaluation_passes_forward_through_every_stage_only(data: Path) -> None:
-    for run, answers in on_ranks(evaluated, map(run_of, PLANS), data).items():
-        for rank, row, live in answers:
+    for run, ranks in found(data).items():
+        for _, (rank, row, live), _ in ranks:
             assert row == {f"{stage}F0" for stage in table(run).stages_of(rank)}
             assert live == {0}
 
 
 @every_plan
 def test_as_many_microbatches_live_as_simulated(plan: Plan, data: Path) -> None:
-    for found, schedule in each(plan, data):
-        expected = simulate(schedule, uniform()).peak_in_flight(found.pp_rank)
-        assert found.live_by_actions == expected
-        assert found.live_by_memory == expected
+    for one, schedule in each(plan, data):
+        expected = simulate(schedule, uniform()).peak_in_flight(one.pp_rank)
+        assert one.live_by_actions == expected
+        assert one.live_by_memory == expected
 
 
 @every_plan
 def test_outputs_are_released_once_they_are_sent(plan: Plan, data: Path) -> None:
-    for found, _ in each(plan, data):
-        assert found.outputs <= SENDS_UNDER_WAY + 1
+    for one, _ in each(plan, data):
+        assert one.outputs <= SENDS_UNDER_WAY + 1
 
 
 @every_plan
 def test_receive_buffers_are_used_again(plan: Plan, data: Path) -> None:
-    for found, schedule in each(plan, data):
-        assert found.buffers == buffers_needed(schedule, found.pp_rank)
-        peak = simulate(schedule, uniform()).peak_in_flight(found.pp_rank)
-        assert found.buffers <= 2 * peak + 2
+    for one, schedule in each(plan, data):
+        assert one.buffers == buffers_needed(schedule, one.pp_rank)
+        peak = simulate(schedule, uniform()).peak_in_flight(one.pp_rank)
+        assert one.buffers <= 2 * peak + 2
 
 
 def buffers_needed(schedule: Schedule, rank: int) -> int:
@@ -226,24 +237,16 @@ def buffers_needed(schedule: Schedule, rank: int) -> int:
 # Work ----------------------------------------------------------------------------------------------------------------
 
 
-def flops(one: Trainer) -> int:
-    with FlopCounterMode(display=False) as counter:
-        one.backward(0)
-    return counter.get_total_flops()
-
-
 def test_no_rank_works_twice(data: Path) -> None:
     """What all ranks compute is what serial does; with a split backward pass each computes what it does in 1F1B."""
-    serial = run_of(Plan())
-    found = on_ranks(flops, [serial, *map(run_of, PLANS)], data)
-    [expected] = found[serial]
+    of = lambda plan: [flops for flops, _, _ in found(data)[run_of(plan)]]
+    [expected] = of(Plan())
     assert expected > 0
     for plan in PLANS:
-        of_ranks = found[run_of(plan)]
         if plan.tp == 1:
-            assert sum(of_ranks) == expected
+            assert sum(of(plan)) == expected
         if plan.schedule in ("zb_h1", f"{OWN}:every_other"):
-            assert of_ranks == found[run_of(replace(plan, schedule="one_f_one_b", sequence_parallel=False))]
+            assert of(plan) == of(replace(plan, schedule="one_f_one_b", sequence_parallel=False))
 
 
 # Errors --------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from harness.figures import timeline
 from impl.errors import InputError
-from impl.pipeline.schedule import Action, Op, Rows, Schedule, forward_only, lower, peak_in_flight
+from impl.pipeline.schedule import Action, Op, Schedule, forward_only, lower, peak_in_flight
 from impl.pipeline.schedules import SCHEDULES, build, check, trust, why_invalid
 from impl.pipeline.simulate import simulate, uniform
+from tests.impl.pipeline import own_schedule
 
 GRID = [(p, m, v) for p in range(1, 9) for m in range(1, 17) for v in range(1, 5)]
 VALID = [(name, *numbers) for name in SCHEDULES for numbers in GRID if why_invalid(name, *numbers) is None]
@@ -212,27 +213,14 @@ def test_a_shuffled_table_runs_or_is_refused(random, p: int, m: int, name: str):
         assert rendezvous(lower(schedule), schedule.rank_of) == 0
 
 
-def two_ways(p: int, m: int, v: int) -> Rows:
-    """GPipe down the ranks and up again: rank r has stages r and 2p-1-r, the last rank hands over to itself."""
-    if v != 2:
-        raise InputError(f"two_ways has 2 chunks a rank, not plan.chunks {v}")
-    rows = []
-    for rank in range(p):
-        stages = (rank, 2 * p - 1 - rank)
-        forwards = [Action(Op.F, stage, i) for stage in stages for i in range(m)]
-        rows.append(forwards + [Action(Op.B, stage, i) for stage in reversed(stages) for i in range(m)])
-    return rows
-
-
 def test_a_schedule_of_ones_own_is_one_function(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(SCHEDULES, "two_ways", two_ways)
+    monkeypatch.setitem(SCHEDULES, "two_ways", own_schedule.two_ways)
     schedule = build("two_ways", 3, 4, 2)
     assert schedule.stages_of(2) == [2, 3]
     assert rendezvous(lower(schedule), schedule.rank_of) == 0
     assert len(schedule.transfers) == 2 * 4 * 4
     assert rendezvous(lower(forward_only(schedule, 5)), schedule.rank_of) == 0
     simulated = simulate(schedule, uniform(chunks=2))
-    assert [simulated.microbatches_in_flight(rank) for rank in range(3)] == [4, 4, 4]
     assert timeline.text("two_ways", simulated).count("f3") == 3
     assert "two_ways has 2 chunks" in str(why_invalid("two_ways", 3, 4, 1))
 

@@ -129,10 +129,6 @@ def test_links_may_differ():
     assert [span.start for span in slow_up.rows[0]] == [0, 10]
 
 
-def test_chunks_on_one_rank_hand_over_at_once():
-    assert simulate(build("interleaved", 1, 4, 3), uniform(chunks=3), 1000).bubble == 0
-
-
 def test_a_slow_stage_sets_the_pace():
     cost = lambda action: uniform()(action) * (2 if action.stage == 1 else 1)
     timeline = simulate(build("one_f_one_b", 2, 8), cost)

@@ -48,16 +48,12 @@ def both() -> tuple[np.ndarray, np.ndarray, list[int]]:
     return estimate().seconds[chosen] / seconds - 1, estimate().bytes[chosen] / sizes - 1, chosen
 
 
-def test_seconds_are_those_of_events() -> None:
-    off, _, _ = both()
-    assert np.abs(off).mean() < 0.01
-    assert np.abs(off).max() < 0.06
-
-
-def test_bytes_are_those_of_a_whole_rank() -> None:
-    _, off, _ = both()
-    assert np.abs(off).mean() < 0.02
-    assert np.abs(off).max() < 0.12
+def test_seconds_are_those_of_events_and_bytes_those_of_a_whole_rank() -> None:
+    seconds, sizes, _ = both()
+    assert np.abs(seconds).mean() < 0.01
+    assert np.abs(seconds).max() < 0.06
+    assert np.abs(sizes).mean() < 0.02
+    assert np.abs(sizes).max() < 0.12
 
 
 def test_the_best_plan_is_among_the_best_that_are_estimated() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from impl.cost.flops import palm_12
+from impl.cost.flops import model_flops
 from impl.cost.parameters import named_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import tensor_parallel_traffic
@@ -27,7 +27,7 @@ def test_products_and_cores_are_the_models_flops(recompute):
         COUNT[name] * (sum(product.flops for product in one.products) + (one.core.flops if one.core else 0))
         for name, one in blocks(run).items()
     )
-    assert of_microbatch == palm_12(run.model, run.train.microbatch)
+    assert of_microbatch == model_flops("palm_12", run.model, run.train.microbatch)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

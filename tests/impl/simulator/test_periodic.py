@@ -43,22 +43,17 @@ def pipelines(draw: st.DrawFn):
 
 
 @given(pipelines())
-@settings(max_examples=100)
+@settings(max_examples=80)
 def test_what_is_skipped_changes_nothing(pipeline):
+    """Of floats too, which are not rounded on the way."""
     found, expected = execute(*pipeline), whole(*pipeline)
     assert found[:4] == expected[:4]
     assert found.executed <= expected.executed
-
-
-@given(pipelines())
-@settings(max_examples=25)
-def test_floats_are_not_rounded_on_the_way(pipeline):
     name, p, m, v, exact, transfer = pipeline
     costs = {op: [float(cost) / 7 for cost in of_stages] for op, of_stages in exact.items()}
     delay = lambda sender, receiver: float(transfer(sender, receiver)) / 7
-    assert execute(name, p, m, v, costs, delay).ends == pytest.approx(
-        whole(name, p, m, v, costs, delay).ends, rel=1e-12
-    )
+    ends = whole(name, p, m, v, costs, delay).ends
+    assert execute(name, p, m, v, costs, delay).ends == pytest.approx(ends, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "v"), [("gpipe", 1), ("one_f_one_b", 1), ("interleaved", 3), ("zb_h1", 1)])
@@ -68,12 +63,6 @@ def test_most_of_a_long_step_is_skipped(name: str, v: int, delay: float):
     costs = {op: [1.0] * (8 * v - 1) + [1.07] for op in OPS}
     ran = execute(name, 8, 4096, v, costs, delay)
     assert ran.executed < 0.03 * ran.actions
-
-
-def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
-    for p, m in ((1, 1), (4, 2), (4, 16), (64, 512)):
-        costs = {Op.F: [Fraction(3, 7)] * p, Op.B: [Fraction(9, 7)] * p}
-        assert execute("one_f_one_b", p, m, 1, costs).seconds == (m + p - 1) * Fraction(12, 7)
 
 
 def test_a_slow_rank_drifts_away_from_the_others_until_they_wait_for_it():

@@ -8,8 +8,7 @@ import pytest
 
 from impl.errors import InputError
 from impl.simulator.constants import CONSTANTS
-from impl.simulator.system import Calibration, System
-from impl.simulator.tables import Surface
+from impl.simulator.system import Calibration, Surface, System
 from tests.impl.simulator.made_up import DOCUMENT, SYSTEM, number, with_constants
 
 

@@ -3,10 +3,7 @@
 import math
 from typing import NamedTuple
 
-import numpy as np
-import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -15,7 +12,6 @@ from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.tensor_parallel.group import Part, TensorParallel
 from impl.tensor_parallel.shards import Shard, shards_of
-from tests.ranks import run_ranks
 
 
 class Split(NamedTuple):
@@ -93,37 +89,3 @@ def test_shards_have_their_parameters_names(serial: TensorParallel) -> None:
     layers = {f"trunk.layers.{i}.{name}" for i in range(2) for name in split}
     assert shards.keys() == layers | {"trunk.tokens.weight", "token_bias"}
     assert not shards_of(nn.Linear(2, 2))
-
-
-MODELS = [
-    ModelConfig(family=family, num_layers=2, hidden_size=24, num_heads=12, seq_len=16, norm_placement="sandwich")
-    for family in ("gpt", "bert")
-]
-
-
-def weights(tp: TensorParallel) -> list[dict[str, np.ndarray]]:
-    models = [build_model(config, 300, 5, torch.float32, tp) for config in MODELS]
-    return [{name: p.detach().numpy() for name, p in model.named_parameters()} for model in models]
-
-
-def own_weights(sequence_parallel: bool) -> list[dict[str, np.ndarray]]:
-    assert dist.group.WORLD is not None
-    return weights(TensorParallel(dist.group.WORLD, sequence_parallel, overlap=True))
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_initial_weights_are_the_serial_models_to_the_last_bit(
-    ranks: int, sequence_parallel: bool, serial: TensorParallel
-) -> None:
-    answers = run_ranks(ranks, own_weights, sequence_parallel)
-    for i, (config, expected) in enumerate(zip(MODELS, weights(serial), strict=True)):
-        parts, shards = [answer[i] for answer in answers], shards_of(build_model(config, 300, 5, torch.float32, serial))
-        for name, whole in expected.items():
-            of_ranks = [torch.from_numpy(part[name]) for part in parts]
-            if name not in shards:
-                assert all(np.array_equal(part, whole) for part in of_ranks), name
-                continue
-            joined = shards[name].join(of_ranks).numpy()
-            np.testing.assert_array_equal(joined, whole[: shards[name].size], err_msg=name)
-            assert of_ranks[0].numel() < whole.size

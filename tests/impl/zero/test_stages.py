@@ -1,4 +1,7 @@
-"""ZeRO's stages train as stage 0 does: losses, gradient norms and weights, in every layout."""
+"""ZeRO's stages train as stage 0 does: losses, gradient norms and weights, in every layout.
+
+Over more steps, in fp32 and with clipping, `test_zero_peers` holds them to stage 0 and to other engines.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -16,16 +18,9 @@ from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1, norm_placement="sandwich")
-RECIPE = Recipe(steps=20, global_batch=8, microbatch=1, lr=1e-3, warmup_steps=3)
+RECIPE = Recipe(steps=5, global_batch=8, microbatch=1, lr=1e-3, warmup_steps=1)
 SMALL: dict[str, Any] = {"bucket_bytes": 6_000}
 STAGES = (1, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens") / "synthetic"
-    write_synthetic(folder, SyntheticConfig(train_tokens=20_000, valid_tokens=2_000))
-    return folder
 
 
 class Trained(NamedTuple):
@@ -86,7 +81,7 @@ LAYOUTS: list[Plan] = [
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_every_layout_trains_as_serial_stage_0(ranks: int, data: Path) -> None:
     plans = [plan for plan in LAYOUTS if plan.world_size == ranks]
-    run = lambda plan: Run(model=MODEL, plan=replace(plan, **SMALL), train=replace(RECIPE, steps=4), precision="fp64")
+    run = lambda plan: Run(model=MODEL, plan=replace(plan, **SMALL), train=replace(RECIPE, steps=2), precision="fp64")
     runs = {plan: [run(replace(plan, zero_stage=stage)) for stage in (0, *STAGES)] for plan in plans}
     found = on_ranks(trained, [run(Plan()), *(one for some in runs.values() for one in some)], data)
     (serial,) = found[run(Plan())]
@@ -98,16 +93,3 @@ def test_every_layout_trains_as_serial_stage_0(ranks: int, data: Path) -> None:
                 np.testing.assert_allclose(one.norms, serial.norms, rtol=1e-12)
                 for mine, theirs in same_elements(one, whole):
                     np.testing.assert_allclose(mine, theirs, rtol=1e-7, atol=1e-10)
-
-
-def test_twenty_steps_in_fp32_with_clipping(data: Path) -> None:
-    runs = [Run(model=MODEL, plan=Plan(dp=4, zero_stage=stage, **SMALL), train=RECIPE) for stage in (0, *STAGES)]
-    stage_0, *others = on_ranks(trained, runs, data).values()
-    for ranks in others:
-        pairs = []
-        for one, whole in zip(ranks, stage_0, strict=True):
-            np.testing.assert_allclose(one.losses, whole.losses, rtol=1e-6)
-            np.testing.assert_allclose(one.norms, whole.norms, rtol=1e-5)
-            pairs += same_elements(one, whole)
-        mine, theirs = map(np.concatenate, zip(*pairs, strict=True))
-        assert np.linalg.norm(mine - theirs) < 1e-6 * np.linalg.norm(theirs)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from impl.tracking import tracked
+from impl.instruments import tracked
 
 CPU = torch.device("cpu")
 KB = 250

@@ -1,0 +1,67 @@
+"""Columns that tables of points have in common: fields of a run, and measures."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from harness.analysis.render import Column
+from harness.analysis.tables import PERCENT
+from impl.run import Run
+
+MIB, GB = 2**20, 1e9
+
+
+def of_run(key: str, header: str, value: Callable[[Run], Any], *, text: bool = False) -> Column:
+    """Return a column with a value of the point's run."""
+    return Column(key=key, header=header, text=text, of=lambda point: value(point.run))
+
+
+def share(key: str, header: str, of: Callable[[Any], Any] | None = None, digits: int = 3) -> Column:
+    """Return a column of fractions, shown in percent."""
+    return Column(key=key, header=header, unit="%", si="fraction", scale=PERCENT, digits=digits, of=of)
+
+
+def ratio(key: str, header: str, of: Callable[[Any], Any]) -> Column:
+    """Return a column of ratios."""
+    return Column(key=key, header=header, si="ratio", digits=3, of=of)
+
+
+def printed(key: str, header: str, unit: str = "", scale: float = 1.0, si: str = "", digits: int = 3) -> Column:
+    """Return a column of numbers that a paper prints."""
+    value = lambda point: point.printed.get(key)
+    return Column(key=key, header=header, unit=unit, scale=scale, si=si, digits=digits, of=value)
+
+
+def value(point: Any, column: Column) -> Any:
+    """Return a point's value of a field."""
+    assert column.of
+    return column.of(point)
+
+
+def values(point: Any, columns: Iterable[Column]) -> tuple[Any, ...]:
+    """Return a point's values of some fields."""
+    return tuple(value(point, column) for column in columns)
+
+
+MODEL = Column(key="model", header="model", text=True, of=lambda point: point.model)
+RANKS = of_run("ranks", "ranks", lambda run: run.plan.world_size)
+TP = of_run("tp", "tp", lambda run: run.plan.tp)
+PP = of_run("pp", "pp", lambda run: run.plan.pp)
+DP = of_run("dp", "dp", lambda run: run.plan.dp)
+SCHEDULE = of_run("schedule", "schedule", lambda run: run.plan.schedule, text=True)
+CHUNKS = of_run("chunks", "chunks", lambda run: run.plan.chunks)
+SCATTER_GATHER = of_run(
+    "scatter_gather", "scatter/gather", lambda run: "on" if run.plan.scatter_gather else "off", text=True
+)
+ZERO_STAGE = of_run("zero_stage", "ZeRO stage", lambda run: run.plan.zero_stage)
+MICROBATCH = of_run("microbatch", "microbatch", lambda run: run.train.microbatch)
+MICROBATCHES = of_run("microbatches", "micro-batches", lambda run: run.microbatches)
+BATCH = of_run("global_batch", "global batch", lambda run: run.train.global_batch)
+PREDICTED_BUBBLE = share("predicted_bubble", "simulated")
+PP_SENT = Column(
+    key="pp_bytes_sent", header="sent to other stages", unit="MiB", si="B", scale=MIB, digits=3,
+    of=lambda point: point.mean(lambda record: record.pp_bytes_sent) if point.run.plan.pp > 1 else None,
+)  # fmt: skip
+TP_SENT = Column(
+    key="tp_bytes_sent", header="sent within layers", unit="MiB", si="B", scale=MIB, digits=3,
+    of=lambda point: point.mean(lambda record: record.tp_bytes_sent) if point.run.plan.tp > 1 else None,
+)  # fmt: skip

@@ -1,0 +1,160 @@
+"""Points of a sweep: repeats and seeds of one run on one device, with estimates of their measures."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.render import Column, Table, shown
+from harness.analysis.tables import measured
+from harness.records.measures import devices, in_order, model_names, shape
+from harness.records.record import Record
+from harness.records.statistics import UNKNOWN, Estimate, estimate
+from impl.run import Run
+
+Measure = Callable[[Record], float]
+"""Function that returns a measure of a record, as `lambda record: record.flop_rate`; NaN where it has none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Repeats and seeds of one run on one device, or a point of a paper that was not run."""
+
+    run: Run
+    """Run with seed and repeat 0."""
+    records: tuple[Record, ...] = ()
+    """Records that have the measure which is compared; empty if the point was not run."""
+    device: str = ""
+    """Name of the device, with `, simulated` if nothing was run."""
+    model: str = ""
+    """Name of the model, as `GPT 1.2B`."""
+    parameters: float = math.nan
+    """Parameters of the model."""
+    relative: Estimate = UNKNOWN
+    """Measure over that of the baseline."""
+    is_baseline: bool = False
+    """True if the point is its own baseline, so that its relative measure is no result."""
+    printed: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that a source prints for this point, by the key of their column."""
+
+    @property
+    def n(self) -> int:
+        """Number of runs."""
+        return len(self.records)
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if nothing was run."""
+        return bool(self.records) and self.records[0].is_simulated
+
+    @property
+    def is_oversubscribed(self) -> bool:
+        """True if ranks shared CPU cores, so that times are useless for scaling."""
+        return bool(self.records) and self.records[0].is_oversubscribed
+
+    def estimate(self, measure: Measure) -> Estimate:
+        """Return the mean of a measure over the records with its 95% interval; NaN if none has it."""
+        values = [value for record in self.records if not math.isnan(value := measure(record))]
+        return estimate(values) if values else UNKNOWN
+
+    def mean(self, measure: Measure) -> float:
+        """Return the mean of a measure over the records; NaN if none has it."""
+        return self.estimate(measure).mean
+
+    def over(self, other: "Point", measure: Measure) -> Estimate:
+        """Return a measure over another point's: exactly 1 over itself, NaN if ranks of either shared cores."""
+        if self.is_oversubscribed or other.is_oversubscribed:
+            return UNKNOWN
+        if self is other:
+            return Estimate(1.0, None, len(self.records))
+        return self.estimate(measure) / other.estimate(measure)
+
+    def against(self, baseline: "Point | None", measure: Measure) -> "Point":
+        """Return the point relative to a baseline; as it is without one."""
+        if baseline is None:
+            return self
+        return replace(self, relative=self.over(baseline, measure), is_baseline=baseline is self)
+
+
+def points(records: Sequence[Record], measure: Measure, *, failed: bool = False) -> list[Point]:
+    """Return the runs that have a measure as points, by model size and varying fields; failed ones only if `failed`."""
+    names, called = model_names(records), devices(records)
+    found: dict[tuple[Run, str], list[Record]] = {}
+    for record in in_order(records):
+        if (failed or record.status == "ok") and not math.isnan(measure(record)):
+            where = record.environment
+            device = called[where.system] if record.is_simulated else where.device_name or ""
+            found.setdefault((record.point, device), []).append(record)
+    return [
+        Point(run, tuple(group), device, names[shape(run)], group[0].parameters)
+        for (run, device), group in found.items()
+    ]
+
+
+def relative_to(found: Sequence[Point], is_first: Callable[[Point], bool], measure: Measure) -> list[Point]:
+    """Return the points relative to the first of their engine and device that `is_first`; NaN where there is none."""
+    place = lambda one: (one.run.engine, one.device)
+    first = {place(one): one for one in reversed(found) if is_first(one)}
+    return [one.against(first.get(place(one)), measure) for one in found]
+
+
+def tabulate(
+    name: str, title: str, columns: Sequence[Column], points: Iterable[Point], notes: Sequence[str] = (), *,
+    apart: bool = False, is_timed: bool = True, **more: Column,
+) -> Table:  # fmt: skip
+    """Return a table with one row per point: the run ones, and those of a paper beside or below them.
+
+    The value of a column is its function `of` of the point, else the mean of the record's measure of its key. An
+    `Estimate` gets a column with its half-width.
+
+    Args:
+        apart: give simulated points rows of their own, like the measured ones.
+        is_timed: name the device, mark oversubscribed points, and put simulated numbers beside measured ones.
+        more: columns of the frame that are not shown.
+    """
+    rows: list[dict[str, Any]] = []
+    intervals: dict[str, str] = {}
+    for point in points:
+        row = {key: None if not point.records else value for key, value in _place(point).items()}
+        for column in (*columns, *more.values()):
+            if column.key in row:
+                continue
+            value = column.of(point) if column.of else point.estimate(attrgetter(column.key))
+            if isinstance(value, Estimate):
+                half_width = f"{column.key}_half_width"
+                row |= {column.key: value.mean, half_width: math.nan if value.half_width is None else value.half_width}
+                if column.of:
+                    intervals[column.key] = half_width
+            else:
+                row[column.key] = value
+        rows.append(row)
+    if not any(row["source"] for row in rows):
+        return Table(name, title, (), pd.DataFrame())
+    frame = pd.DataFrame(rows)
+    frame["device_name"] = frame["device_name"].fillna(frame["device_name"].dropna().iloc[0])
+    frame["oversubscribed"] = frame["oversubscribed"].eq(True)
+    if apart:
+        frame = frame.drop(columns=["source", "system"])
+    with_intervals = [c if c.key not in intervals else c.with_interval(intervals[c.key]) for c in columns]
+    if not is_timed:
+        return Table(name, title, shown(with_intervals, frame), frame, tuple(notes))
+    return measured(name, title, with_intervals, frame, notes)
+
+
+def _place(point: Point) -> dict[str, Any]:
+    """Return what `measured` asks of a row besides its columns."""
+    where = point.records[0].environment if point.records else None
+    return {
+        "point": point.run,
+        "source": point.records[0].source if point.records else None,
+        "device_name": point.device,
+        "oversubscribed": point.is_oversubscribed,
+        "system": where and where.system,
+        "device": where and where.device,
+        "backend": where and where.backend,
+        "n": point.n,
+        "mark": "",
+    }

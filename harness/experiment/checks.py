@@ -1,0 +1,169 @@
+"""Checks of claims that experiments have in common, on values that they give."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from harness.analysis.columns import values as values_of
+from harness.analysis.points import Measure, Point, points
+from harness.analysis.render import Column
+from harness.experiment.claims import Check, Claim, Evidence, tally
+from harness.records.record import Record
+
+_T = TypeVar("_T")
+_Point = TypeVar("_Point", bound=Point)
+
+
+def falls(values: Sequence[float], what: str, numbers: str) -> Evidence | None:
+    """Return whether every value is smaller than the one before it; None for fewer than two."""
+    return tally([b < a for a, b in pairwise(values)], what, numbers)
+
+
+def rises(values: Sequence[float], what: str, numbers: str) -> Evidence | None:
+    """Return whether every value is larger than the one before it; None for fewer than two."""
+    return tally([b > a for a, b in pairwise(values)], what, numbers)
+
+
+def known(found: Iterable[_Point]) -> list[_Point]:
+    """Return the points whose relative measure is known."""
+    return [one for one in found if not math.isnan(one.relative.mean)]
+
+
+def at_most(
+    found: Iterable[_Point],
+    limit: float,
+    what: str,
+    text: Callable[[_Point], str],
+    *,
+    is_brief: bool = False,
+    within_interval: bool = False,
+) -> Evidence | None:
+    """Return whether the relative measure of every point is at most a limit; None if it is known of none.
+
+    Args:
+        text: number of a point, in words.
+        is_brief: give the smallest and the largest number only.
+        within_interval: accept an estimate whose 95% interval reaches as low.
+    """
+    ones = known(found)
+    below = lambda one: (one.relative.half_width or 0.0) if within_interval else 0.0
+    numbers = ends(ones, lambda one: one.relative.mean, text) if is_brief else ", ".join(map(text, ones))
+    return tally([one.relative.mean - below(one) <= limit for one in ones], what, numbers)
+
+
+def ends(found: Sequence[_T], measure: Callable[[_T], float], text: Callable[[_T], str]) -> str:
+    """Return the texts of what has the smallest and the largest measure, as `0.8 (dp) to 0.9 (tp)`."""
+    ordered = sorted(found, key=measure)
+    return " to ".join(map(text, ordered[:1] + ordered[1:][-1:]))
+
+
+def grouped(points: Iterable[Point], *columns: Column) -> list[list[Point]]:
+    """Return the points of one device that are equal in these columns, in groups, in order of their first points."""
+    groups: dict[tuple[Any, ...], list[Point]] = {}
+    for one in points:
+        groups.setdefault((one.device, *values_of(one, columns)), []).append(one)
+    return list(groups.values())
+
+
+def within_share(
+    pairs: Iterable[tuple[float, float]], within: float, what: str, numbers: str = "", *, digits: int = 0
+) -> Evidence | None:
+    """Judge whether numbers are the expected ones, within a share of them; pairs with NaN are left out.
+
+    Args:
+        pairs: numbers, each with the expected one.
+        within: largest relative distance.
+        what: plural name of the numbers.
+        numbers: text of the evidence; by default the furthest distance.
+        digits: decimals of that distance, in percent.
+    """
+    off = [ours / expected - 1 for ours, expected in pairs if not math.isnan(ours - expected)]
+    furthest = f"furthest {max(off, key=abs, default=0):+.{digits}%} off"
+    return tally((abs(one) <= within for one in off), what, numbers or furthest)
+
+
+def within_points(pairs: Iterable[tuple[float, float]], within: float, what: str, numbers: str = "") -> Evidence | None:
+    """Judge as `within_share`, but by the difference of two shares, in percentage points."""
+    off = [ours - expected for ours, expected in pairs if not math.isnan(ours - expected)]
+    furthest = f"furthest {100 * max(off, key=abs, default=0):+.1f} points off"
+    return tally((abs(one) <= within for one in off), what, numbers or furthest)
+
+
+def as_predicted(counted: Measure, predicted: Measure, within: float) -> Check:
+    """Return a check that counted bytes are the predicted ones within a share of them; NaN was not counted."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        ratios = [counted(one) / predicted(one) for one in records if not math.isnan(counted(one))]
+        if not ratios:
+            return None
+        numbers = f"{min(ratios):.3f} to {max(ratios):.3f} times the prediction"
+        return tally([abs(ratio - 1) <= within for ratio in ratios], "points", numbers)
+
+    return check
+
+
+def falls_along(
+    lines: Iterable[Sequence[Point]], measure: Callable[[Point], float], what: str, numbers: str = ""
+) -> Evidence | None:
+    """Judge whether a measure falls at every step of every line."""
+    steps = [(measure(a), measure(b)) for line in lines for a, b in pairwise(line)]
+    return tally((b < a for a, b in steps), what, numbers)
+
+
+def best_of_both(
+    ours: Iterable[Point], theirs: Iterable[Point], measure: Measure, *alike: Column
+) -> list[tuple[Point, Point]]:
+    """Return the points with the largest measure, ours and theirs, where both have points that are equal in columns."""
+    best = lambda found: max(found, key=lambda one: one.mean(measure))
+    key = lambda one: (one.device, *values_of(one, alike))
+    others = {key(group[0]): best(group) for group in grouped(theirs, *alike)}
+    return [(best(group), others[key(group[0])]) for group in grouped(ours, *alike) if key(group[0]) in others]
+
+
+def each(
+    found: Callable[[Sequence[Record]], Iterable[tuple[Any, ...]]],
+    holds: Callable[..., bool],
+    what: str,
+    text: str,
+    joined: str = ", ",
+) -> Check:
+    """Return a check that every point holds, with its numbers as text; points with NaN are left out.
+
+    Args:
+        found: function of records that returns each point's numbers, and names for the text.
+        holds: function of these that returns True if the point holds.
+        what: plural name of the points.
+        text: format of a point's numbers and names, as `{:.1%} (published {:.1%})`.
+        joined: separator of the texts.
+    """
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        isnan = lambda value: isinstance(value, float) and math.isnan(value)
+        known = [one for one in found(records) if not any(map(isnan, one))]
+        return tally([holds(*one) for one in known], what, joined.join(text.format(*one) for one in known))
+
+    return check
+
+
+def within(limit: float) -> Callable[..., bool]:
+    """Return a condition for `each`: the first two numbers of a point differ by at most this much."""
+    return lambda ours, theirs, *_: abs(ours - theirs) <= limit
+
+
+def as_simulated(records: Sequence[Record]) -> Evidence | None:
+    """Check that pipelined steps last as long as simulated with their own times, within a tenth."""
+    found = [one for one in points(records, lambda record: record.pipeline_seconds) if not one.is_oversubscribed]
+    if not found:
+        return None
+    ratios = sorted(
+        one.mean(lambda record: record.pipeline_seconds) / one.mean(lambda record: record.predicted_pipeline_seconds)
+        for one in found
+    )
+    numbers = f"{ratios[0]:.3f} to {ratios[-1]:.3f} of the simulated time"
+    return tally([abs(one - 1) <= 0.1 for one in ratios], "points", numbers)
+
+
+AS_SIMULATED = Claim(
+    "a step lasts as long as its schedule says, simulated with the run's own times, within 10%", "our own", as_simulated
+)

@@ -1,0 +1,55 @@
+"""What experiments compare with a paper: its points next to ours, its models by their notes, tables of both."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.analysis.columns import GB
+from harness.analysis.points import Point, tabulate
+from harness.analysis.render import Column
+from harness.analysis.tables import MakesTable
+from harness.records.measures import about
+from harness.records.record import Record
+from impl.run import Run
+
+NOTED = {
+    "num_layers": r"(\d+) layers", "hidden_size": r"hidden size (\d+)", "num_heads": r"(\d+) heads",
+    "seq_len": r"sequence (\d+)", "microbatch": r"microbatch (\d+)",
+}  # fmt: skip
+"""Numbers in the notes of published rows, by the field that they are for."""
+
+
+def noted(note: str) -> dict[str, Any]:
+    """Return the fields of a model that a note names, as `48 layers, hidden size 1600, 16 heads`."""
+    found = {name: re.search(pattern, note) for name, pattern in NOTED.items()}
+    return {name: int(match.group(1)) for name, match in found.items() if match}
+
+
+def with_printed(found: Iterable[Point], paper: Mapping[Run, Point]) -> list[Point]:
+    """Return the points with the numbers that a paper prints for their runs."""
+    return [replace(one, printed=paper[one.run].printed) if one.run in paper else one for one in found]
+
+
+def and_absent(found: Sequence[Point], paper: Mapping[Run, Point]) -> list[Point]:
+    """Return the points, then those of a paper that were not run."""
+    there = {one.run for one in found}
+    return [*found, *(one for run, one in paper.items() if run not in there)]
+
+
+def gigabytes(key: str, header: str, of: Callable[[Point], Any] | None = None, digits: int = 4) -> Column:
+    """Return a column of bytes, shown in GB."""
+    return Column(key=key, header=header, unit="GB", si="B", scale=GB, digits=digits, of=of)
+
+
+def table_of(
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    found: Callable[[Sequence[Record]], Iterable[Point]],
+    notes: Sequence[str] = (),
+    *,
+    is_timed: bool = True,
+) -> MakesTable:
+    """Return a function that tabulates the points which `found` returns for records."""
+    return lambda records: tabulate(name, f"{title}{about(records)}", columns, found(records), notes, is_timed=is_timed)

@@ -1,0 +1,139 @@
+"""Seconds between which a step should be, given its prediction, and what makes that prediction doubtful."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from harness.predict.simulation import as_simulated
+from impl.run import Run
+from impl.simulator.system import Calibration, System
+
+NORMAL = 1.645
+"""Standard deviations on each side that hold nine tenths of a normal distribution."""
+UNCALIBRATED = 0.15
+"""Standard deviation of log seconds from priors alone."""
+OTHER_STACK = 0.10
+"""Standard deviation added for other software: PTD-P's constants miss Korthikanti et al. 2022 by 10 to 14 %."""
+OCTAVE = 0.05
+"""Standard deviation added for every doubling beyond the fitted sizes."""
+PRIORS = "is not calibrated: its constants are priors"
+"""End of the doubt about a system without a calibration."""
+EXTRAPOLATES = "extrapolates:"
+"""Start of a doubt about extrapolation; the name of the size or feature follows, then its value."""
+BASELINE = {
+    **{"precision": "fp32", "recompute": "none", "sequence_parallel": "false", "tp_over_nodes": "false"},
+    **{"zero_stage": "0", "schedule": "one_f_one_b", "partition_activations": "false"},
+    **{"offload_activations": "false", "offload_optimizer": "false"},
+}
+"""Features of a run that a calibration may cover, each with its value where it has no effect.
+
+An example is ZeRO's stage without data parallelism.
+"""
+
+
+class Interval(NamedTuple):
+    """Interval that holds nine of ten steps."""
+
+    low: float
+    high: float
+    warnings: list[str]
+    """Doubts about the prediction."""
+
+
+def interval(system: System, run: Run, seconds: float, stack: str | None = None) -> Interval:
+    """Return seconds between which nine tenths of such steps should be, and what makes that doubtful.
+
+    From residuals of rows that were not fitted; wider for other software, and beyond the sizes that were fitted on. How
+    far off a feature is that no fitted row had is not known: it is a doubt, and leaves the interval as it is.
+
+    Args:
+        stack: software that will run; None: the system's.
+    """
+    known, doubts, extra = system.calibration, list[str](), 0.0
+    if known is None:
+        doubts.append(f"system {system.name} {PRIORS}")
+    if stack is not None and stack != system.stack:
+        doubts.append(f"constants are those of {system.stack}, not of {stack}")
+        extra += OTHER_STACK**2
+    ranges = known.ranges if known is not None else {}
+    for name, size in sizes(run).items():
+        least, most = ranges.get(name, (size, size))
+        octaves = max(0.0, math.log2(least / size), math.log2(size / most))
+        extra += (OCTAVE * octaves) ** 2
+        if octaves >= 1:
+            doubts.append(f"{EXTRAPOLATES} {name} {size:g}, calibrated on {least:g} to {most:g}")
+    for name, value in features(run, system).items():
+        seen = known.features.get(name, [value]) if known is not None else [value]
+        if value not in seen:
+            doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen)}")
+    low, high = _log_bounds(known, run)
+    below, above = (math.hypot(side, NORMAL * math.sqrt(extra)) for side in (low, high))
+    return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *_differences(run, system)])
+
+
+def _log_bounds(known: Calibration | None, run: Run) -> tuple[float, float]:
+    """Return the logarithms of the bounds over predicted seconds."""
+    if known is not None and known.residuals is not None:
+        wide = known.residuals.width * known.residuals.log_sd(run)
+        return -wide, wide
+    if known is not None and known.interval is not None:
+        return math.log(known.interval[0]), math.log(known.interval[1])
+    return -NORMAL * UNCALIBRATED, NORMAL * UNCALIBRATED
+
+
+def _differences(run: Run, system: System) -> Iterator[str]:
+    """Yield how the simulated run differs from the one asked for, and each field that only a real step depends on."""
+    if run.precision == "bf16" and system.peak("bf16") is None:
+        yield f"{system.name} has no bf16: predicted as fp16"
+    if changes := system.habits.changes(run):
+        yield f"as {system.stack} does it: {', '.join(changes)}"
+    if run.compile:
+        yield f"ignored: compile {run.compile}: layers are predicted as they are without torch.compile"
+    if run.threads > 1:
+        yield f"ignored: threads {run.threads}: rates hold for the threads that the system was measured with"
+    if run.train.clip_norm == 0:
+        yield "ignored: train.clip_norm 0: every predicted step has the time of clipping"
+    if run.data.race:
+        yield f"ignored: data.race {run.data.race}: steps are predicted for text, not for questions"
+
+
+def is_beyond(doubt: str) -> bool:
+    """Return True if a doubt is about sizes or features, or a whole system, without a calibration."""
+    return doubt.startswith(EXTRAPOLATES) or doubt.endswith(PRIORS)
+
+
+def sizes(run: Run) -> dict[str, float]:
+    """Return the sizes of a run that a calibration has ranges of."""
+    model, plan = run.model, run.plan
+    of_model = {"hidden_size": model.hidden_size, "layers": model.num_layers}
+    tokens = {"tokens": run.train.microbatch * model.seq_len}
+    return {"gpus": plan.world_size, **of_model, **tokens, "tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
+
+
+def features(run: Run, system: System) -> dict[str, str]:
+    """Return the run's features that have an effect, as the system's software carries them out.
+
+    fp16 and bf16 are one precision: they are predicted to take the same time.
+    """
+    run = as_simulated(run, system).run
+    plan = run.plan
+    found = {name: str(getattr(plan, name)).lower() for name in BASELINE if hasattr(plan, name)}
+    found |= {
+        "precision": "16-bit" if run.precision in ("fp16", "bf16") else run.precision,
+        "tp_over_nodes": str(plan.tp > system.node.size.value).lower(),
+    }
+    without_effect = {
+        **dict.fromkeys(("sequence_parallel", "tp_over_nodes", "partition_activations"), plan.tp == 1),
+        **{"zero_stage": plan.dp == 1, "schedule": plan.pp == 1},
+    }
+    return {name: value for name, value in found.items() if not without_effect.get(name)}
+
+
+def reach(runs: Sequence[Run], system: System) -> dict[str, Any]:
+    """Return what fitted runs cover, as a calibration keeps it: ranges of their sizes, and values of their features."""
+    every = [sizes(run) for run in runs]
+    own = [BASELINE | features(run, system) for run in runs]
+    return {
+        "ranges": {name: (min(one[name] for one in every), max(one[name] for one in every)) for name in every[0]},
+        "features": {name: sorted({one[name] for one in own}) for name in BASELINE},
+    }

@@ -1,0 +1,98 @@
+"""Launcher of ranks on this machine: one process that forks a supervisor for each rank and waits for all of them.
+
+It imports neither Slurm nor other engines.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from harness.rank.failure import Failure, fail, signal_name
+from harness.rank.heartbeat import read_alive
+from harness.rank.job import adopt, keep
+from harness.rank.orders import Orders
+from harness.rank.results import result_of
+from harness.rank.supervisor import GRACE_SECONDS, Supervisor, Task, python_path
+
+SPARE_SECONDS = 300.0
+"""Time beyond the attempt's limit, which supervisors keep, before supervisors themselves are killed."""
+_started: list["subprocess.Popen[bytes]"] = []
+"""Launchers started by this process, so that their exit status can be read."""
+
+
+def start(attempt: Path, gpus: Sequence[str] = ()) -> str:
+    """Start the ranks of an attempt by its orders, and return at once, with the launcher's process number.
+
+    Args:
+        gpus: names of the only GPUs that the ranks see.
+    """
+    orders, attempt = Orders.read(attempt), attempt.resolve()
+    environment = os.environ | {"PYTHONPATH": python_path(orders.code, os.environ)}
+    command = [sys.executable, "-m", "harness.rank.local", str(attempt), *gpus]
+    with (attempt / "launcher.log").open("ab") as log:  # what a Ctrl-C makes processes print is not for the user
+        launcher = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+    _started[:] = [*(one for one in _started if one.poll() is None), launcher]
+    keep(attempt, "local", str(launcher.pid), orders.time_limit_seconds + SPARE_SECONDS, gpus=gpus)
+    return str(launcher.pid)
+
+
+def main(attempt: Path, gpus: Sequence[str]) -> None:
+    """Run the ranks of an attempt to their end."""
+    orders = Orders.read(attempt)
+    if not adopt(attempt, "local", str(os.getpid()), gpus):
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends after the supervisors, as on an interrupt
+    fork = get_context("fork")  # supervisors share what is imported here
+    started: dict[int, BaseProcess] = {}
+    try:
+        for rank in range(orders.ranks):
+            started[rank] = fork.Process(target=_supervise, args=(attempt, orders, rank, gpus))
+            started[rank].start()
+        _wait(attempt, dict(started), orders.time_limit_seconds + SPARE_SECONDS)
+    except KeyboardInterrupt:
+        for process in started.values():
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGINT)
+        for process in started.values():
+            process.join(GRACE_SECONDS)
+    finally:
+        for process in started.values():
+            process.kill()
+
+
+def _wait(attempt: Path, running: dict[int, BaseProcess], seconds: float) -> None:
+    """Wait for the end of all supervisors, for this time at most."""
+    end = time.monotonic() + seconds
+    while running and time.monotonic() < end:
+        connection.wait([process.sentinel for process in running.values()], timeout=1.0)
+        for rank in [rank for rank, process in running.items() if process.exitcode is not None]:
+            _fail_if_vanished(attempt, rank, running.pop(rank).exitcode or 0)
+
+
+def _supervise(attempt: Path, orders: Orders, rank: int, gpus: Sequence[str]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(KeyboardInterrupt):
+        Supervisor(attempt, orders, Task(rank, orders.ranks, rank, str(os.getppid())), gpus=gpus).run()
+
+
+def _fail_if_vanished(attempt: Path, rank: int, code: int) -> None:
+    """Write a rank's failure, which stops the others, if its supervisor is gone without having written its end.
+
+    The rank dies with its supervisor, and others that wait for it, before they are connected, would see no error.
+    """
+    alive = read_alive(attempt, rank)
+    has_ended = alive is not None and alive.ended != ""
+    if code and not (has_ended or Failure.of_rank(attempt, rank) or result_of(attempt, rank)):
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"
+        fail(attempt, rank, "vanished", f"rank {rank} vanished without an exit status: its supervisor {how}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,77 @@
+"""Files that ranks leave in an attempt's folder: results at the end, and a log of steps on the way."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.rank.json_files import read_as
+from harness.rank.orders import Orders, UnreadableError
+from harness.records.store import loads
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a rank that came to its end; JSON objects are copied into the record."""
+
+    status: str
+    seconds: dict[str, Any]
+    """Durations of the run's parts."""
+    evaluations: list[dict[str, Any]]
+    rank: dict[str, Any]
+    """Rank's own measurements."""
+    reason: str | None = None
+    engine: dict[str, Any] = field(default_factory=dict)
+    device: dict[str, Any] = field(default_factory=dict)
+    resolved: dict[str, Any] = field(default_factory=dict)
+    resumed: list[int] = field(default_factory=list)
+    """Steps at which training was resumed from a checkpoint."""
+
+
+def result_of(attempt: Path, rank: int) -> Result | None:
+    """Return the result of a rank; None if there is none, or it is damaged."""
+    result = read_as(Result, attempt / f"rank-{rank}.json")
+    return result if result is not None and all(map(_is_number, result.seconds.values())) else None
+
+
+def has_results(attempt: Path) -> bool:
+    """Return True if every rank has left its result."""
+    orders = Orders.found(attempt)
+    ranks = range(orders.ranks) if orders is not None else ()
+    return len(ranks) > 0 and all(result_of(attempt, rank) is not None for rank in ranks)
+
+
+def steps_so_far(attempt: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """Return the steps in a rank's log, without a torn last line; a loss that is not finite is None.
+
+    Raises:
+        UnreadableError: a line is not the step that follows the one before it.
+    """
+    path = attempt / f"rank-{rank}.steps.jsonl"
+    try:
+        lines = path.read_bytes().decode().split("\n")[:-1]
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"{path} is not UTF-8 at byte {error.start}") from None
+    except OSError:
+        return []
+    found = []
+    for i, line in enumerate(lines):
+        if (step := step_of(line)) is None or step["step"] != i:
+            raise UnreadableError(f"{path}: line {i + 1} is not step {i}")
+        found.append(step)
+    return found
+
+
+def step_of(line: str) -> dict[str, Any] | None:
+    """Return the step in a line of a log; None if there is none."""
+    try:
+        step = loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(step, dict) or not {"step", "loss", "seconds"} <= step.keys():
+        return None
+    measured = (step[name] for name in ("loss", "grad_norm", "lr") if step.get(name) is not None)  # None: not finite
+    return step if all(map(_is_number, (step["step"], step["seconds"], *measured))) else None
+
+
+def _is_number(found: Any) -> bool:
+    return type(found) in (int, float)

@@ -1,0 +1,153 @@
+"""Parallel training equals serial training, whatever the plan: losses and every gradient."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Precision, Run, non_defaults
+from tests.impl.on_ranks import on_ranks
+from tests.impl.parity import Found, assert_equal_gradients, assert_equal_steps, first_gradients, serial, steps
+from tests.impl.pipeline import own_schedule
+
+MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=8, seq_len=16, dropout=0.1)
+RECIPE = Recipe(steps=12, global_batch=6, microbatch=1, lr=1e-3, warmup_steps=3, clip_norm=0.5)
+OWN = own_schedule.__name__
+FAMILIES, NORMS = ("gpt", "bert"), ("pre", "post", "sandwich")
+SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1", f"{OWN}:two_ways", f"{OWN}:every_other")
+CHUNKS = {"interleaved": 2, f"{OWN}:two_ways": 2}
+
+
+def run_of(plan: Plan, family: Any, norm: str = "pre", precision: Precision = "fp64") -> Run:
+    """5 layers, or 9 in 8 stages; 3 or 6 microbatches of a rank, or 8 where their number must be a multiple."""
+    layers, batch = (9 if plan.pp * plan.chunks > 4 else 5), (8 if plan.schedule == "interleaved" or plan.dp > 2 else 6)
+    model = replace(MODEL, family=family, norm_placement=norm, num_layers=layers)
+    return Run(model=model, plan=plan, train=replace(RECIPE, global_batch=batch), precision=precision)
+
+
+def of(schedule: str = "one_f_one_b", **fields: Any) -> Plan:
+    return Plan(schedule=schedule, chunks=CHUNKS.get(schedule, 1), bucket_bytes=20_000, **fields)
+
+
+def name(run: Run) -> str:
+    fields = {name.split("_")[0]: str(value).split(":")[-1] for name, value in non_defaults(run.plan).items()}
+    plan = "-".join(f"{name}={value}" for name, value in fields.items() if name not in ("bucket", "chunks"))
+    return f"{plan}-{run.model.family}-{run.model.norm_placement}-{run.precision}"
+
+
+# Every gradient ------------------------------------------------------------------------------------------------------
+
+SPLIT: list[dict[str, Any]] = [{"tp": tp, "sequence_parallel": parts} for tp, parts in product((2, 4), (False, True))]
+DATA: list[dict[str, Any]] = [{"dp": 2}, {"dp": 4}]
+MIXED: list[dict[str, Any]] = [
+    {"dp": dp, "tp": tp, "sequence_parallel": parts}
+    for (dp, tp), parts in product([(1, 8), (2, 2), (2, 4), (4, 2)], (False, True))
+]
+LAYOUTS = [(2, 1, 1), (4, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 1), (4, 1, 2), (2, 2, 2)]
+"""Degrees (pp, tp, dp) of pipelines."""
+HANDED_OVER = {1: [(False, True)], 2: [(False, True), (False, False), (True, True)]}
+"""(plan.sequence_parallel, plan.scatter_gather) by plan.tp: parts that are gathered, the whole, parts that stay so."""
+PIPELINES = [
+    run_of(
+        of(schedule, pp=pp, tp=tp, dp=dp, sequence_parallel=parts, scatter_gather=scatters),
+        family,
+        NORMS[(SCHEDULES.index(schedule) + LAYOUTS.index((pp, tp, dp))) % len(NORMS)],
+    )
+    for schedule, family, (pp, tp, dp) in product(SCHEDULES, FAMILIES, LAYOUTS)
+    for parts, scatters in HANDED_OVER[tp]
+    if prod((pp, tp, dp)) < 8 or SCHEDULES.index(schedule) % 2 == FAMILIES.index(family)  # eight ranks take long
+]
+RUNS = [
+    *(run_of(of(**how), family, norm) for how, family, norm in product([*DATA, *SPLIT], FAMILIES, NORMS)),
+    *(run_of(of(**how), family, NORMS[i % 3]) for i, (how, family) in enumerate(product(MIXED, FAMILIES))),
+    *(run_of(of(**how), family, "pre", "fp32") for how, family in product([*DATA[:1], *SPLIT[:2]], FAMILIES)),
+    *PIPELINES,
+]
+
+
+@cache
+def gradients(data: Path) -> dict[Run, list[Found]]:
+    return on_ranks(first_gradients, [*RUNS, *map(serial, RUNS)], data)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=name)
+def test_every_gradient_equals_serial(run: Run, data: Path) -> None:
+    found = gradients(data)
+    [expected] = found[serial(run)]
+    assert_equal_gradients(found[run], run.plan.tp, expected, 1e-12 if run.precision == "fp64" else 1e-5)
+
+
+def test_every_schedule_is_tried_with_every_family_and_norm_placement() -> None:
+    tried = {(run.plan.schedule, run.model.family, run.model.norm_placement) for run in PIPELINES}
+    assert tried == set(product(SCHEDULES, FAMILIES, NORMS))
+
+
+def test_overlap_changes_no_gradient(data: Path) -> None:
+    plans = [of(tp=2, sequence_parallel=parts) for parts in (False, True)]
+    pairs = [(run_of(plan, "gpt"), run_of(replace(plan, overlap_input_grad_reduce=False), "gpt")) for plan in plans]
+    found = on_ranks(first_gradients, [run for pair in pairs for run in pair], data)
+    for one, other in pairs:
+        for during, after in zip(found[one], found[other], strict=True):
+            assert during.loss == after.loss
+            for name, part in during.parts.items():
+                np.testing.assert_array_equal(part, after.parts[name], err_msg=name)
+
+
+def test_compiled_layers_equal_serial(data: Path) -> None:
+    run = run_of(of(tp=2, sequence_parallel=True), "gpt", "pre", "fp32")
+    run = replace(run, model=replace(run.model, num_layers=1), compile=True)
+    found = on_ranks(first_gradients, [run, serial(run)], data)
+    assert_equal_gradients(found[run], 2, found[serial(run)][0], 1e-5)
+
+
+# Many steps ----------------------------------------------------------------------------------------------------------
+
+TOLERANCES: dict[Precision, tuple[float, float]] = {"fp64": (1e-12, 1e-11), "fp32": (1e-5, 1e-4), "bf16": (5e-4, 1e-2)}
+"""Relative, of a loss and of a gradient norm: bf16 has 8 bits, and what ranks sum is rounded in another order."""
+BOTH = [of(tp=2), of(tp=2, sequence_parallel=True), of(tp=2, dp=2, sequence_parallel=True)]
+PLANS = {
+    "gpt": [
+        *BOTH, of(dp=2), of(dp=2, overlap_grad_reduce=False), of(tp=4, sequence_parallel=True),
+        of(pp=2), of("gpipe", pp=4), of("interleaved", pp=2, dp=2), of(f"{OWN}:every_other", pp=2, dp=2),
+        of("zb_h1", pp=2, tp=2, sequence_parallel=True),
+    ],
+    "bert": [
+        *BOTH, of("zb_h1", pp=2), of(f"{OWN}:two_ways", pp=2, tp=2), of(pp=4), of("gpipe", pp=2),
+        of("interleaved", pp=2, tp=2, sequence_parallel=True),
+    ],
+}  # fmt: skip
+FP32: list[tuple[str, Plan, Precision]] = [(family, plan, "fp32") for family in PLANS for plan in PLANS[family]]
+FP64: list[tuple[str, Plan, Precision]] = [("gpt", plan, "fp64") for plan in PLANS["gpt"][3:5]]
+BF16: list[tuple[str, Plan, Precision]] = [
+    (family, PLANS[family][i], "bf16") for family, i in (("gpt", 6), ("gpt", 10), ("bert", 7))
+]
+
+
+def long_run(family: str, plan: Plan, precision: Precision) -> Run:
+    run = run_of(plan, family, precision=precision)
+    model = replace(run.model, num_layers=5 if plan.pp > 1 else 2)
+    return replace(run, model=model, train=replace(RECIPE, global_batch=4))
+
+
+LONG = [long_run(*kind) for kind in FP32 + FP64 + BF16]
+
+
+@cache
+def many_steps(data: Path) -> dict[Run, list[list[tuple[float, float]]]]:
+    return on_ranks(steps, [*LONG, *map(serial, LONG)], data)
+
+
+@pytest.mark.parametrize("run", LONG, ids=name)
+def test_losses_and_norms_equal_serial_over_many_steps(run: Run, data: Path) -> None:
+    found = many_steps(data)
+    [expected] = found[serial(run)]
+    assert_equal_steps(found[run], expected, *TOLERANCES[run.precision])
+    assert any(norm > run.train.clip_norm for _, norm in expected), "clipping was never at work"
