@@ -25,13 +25,15 @@ import matplotlib
 
 from harness.analysis.perplexity import perplexity_table
 from harness.analysis.tables import throughput_table
-from harness.experiment.claims import Claim, Evidence, Row, claims_table, mean_by
+from harness.experiment.checks import falls
+from harness.experiment.claims import Claim, Evidence, claims_table, means
 from harness.experiment.experiment import Experiment, points
 from harness.figures import figures, style
-from harness.launch.dry_run import Silent
+from harness.launch.follow import Display
 from harness.launch.options import Options
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
+from harness.records.record import Record
 from harness.records.store import Store
 from impl.evaluation_config import EvaluationConfig
 from impl.model.sizes import named
@@ -70,14 +72,14 @@ def runs(batches: Sequence[int]) -> list[Run]:
 
 
 # %%
-def falls_with_the_batch(rows: Sequence[Row]) -> Evidence | None:
-    found = mean_by(rows, "token_perplexity", lambda row: row["global_batch"])
-    at = [found[batch] for batch in sorted(found)]
-    numbers = ", ".join(f"{found[batch]:.3g} (batch {batch})" for batch in sorted(found))
-    return Evidence(at == sorted(at, reverse=True), numbers) if len(at) > 1 else None
+def falls_with_the_batch(records: Sequence[Record]) -> Evidence | None:
+    ended = ((record.run.train.global_batch, last) for record in records for last in record.last_evaluations)
+    found = sorted(means((batch, last.token_perplexity) for batch, last in ended).items())
+    numbers = ", ".join(f"{perplexity:.3g} (batch {batch})" for batch, perplexity in found)
+    return falls([perplexity for _, perplexity in found], "steps", numbers)
 
 
-CLAIMS = (Claim(text="perplexity falls with the batch", source="our own", check=falls_with_the_batch),)
+CLAIMS = (Claim("perplexity falls with the batch", "our own", falls_with_the_batch),)
 
 # %% [markdown]
 # ## 3. Run it
@@ -87,7 +89,7 @@ CLAIMS = (Claim(text="perplexity falls with the batch", source="our own", check=
 
 # %%
 store = Store(Path("my-results"), "mine/batch_size", "smoke")
-sweep = Sweep(store, Datasets(store.out / ".synthetic"), Options(), Silent())
+sweep = Sweep(store, Datasets(store.out / ".synthetic"), Options(), Display())
 sweep.run(points(runs(BATCHES)))
 records = store.records()
 claims_table(CLAIMS, records)

@@ -24,6 +24,7 @@ from IPython.display import display
 from harness.analysis.perplexity import perplexity_tables
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
+from harness.experiment.findings import findings
 from harness.figures import figures, style
 from harness.records.environment import CODE
 from harness.records.store import Store
@@ -35,7 +36,7 @@ RESULTS = CODE / "results"
 # %%
 placement = load("megatron2019/layernorm_placement")
 records = Store(RESULTS, placement.id, "small").records()
-print(placement.found or "nothing was found yet")
+print(findings(RESULTS / placement.id) or "nothing was found yet")
 
 # %% [markdown]
 # ## Perplexity by placement

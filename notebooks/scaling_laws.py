@@ -23,6 +23,7 @@ from IPython.display import display
 from harness.analysis.perplexity import perplexity_tables
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
+from harness.experiment.findings import findings
 from harness.figures import figures, style
 from harness.records.environment import CODE
 from harness.records.store import Store
@@ -51,7 +52,7 @@ law.figure(records)
 claims_table(law.claims, records)
 
 # %%
-print(law.found or "nothing was found yet")
+print(findings(RESULTS / law.id) or "nothing was found yet")
 
 # %% [markdown]
 # ## Does perplexity fall with size at all?
