@@ -1,4 +1,4 @@
-"""Claims of a source, checked against records: reproduced, partly, not reproduced, or not run here."""
+"""Claims of a source, judged by records: reproduced, partly, not reproduced, cannot tell here, or not run here."""
 
 import copy
 import dataclasses
@@ -14,34 +14,77 @@ from harness.analysis.render import Column, Table, number
 from harness.records.measures import about, is_one_each, size_name
 from harness.records.parts import Evaluation
 from harness.records.record import Record
+from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide
 
 _T = TypeVar("_T")
-Verdict = Literal["reproduced", "partly", "not reproduced", "not run here"]
+Verdict = Literal["reproduced", "partly", "not reproduced", "cannot tell here", "not run here"]
+Kind = Literal["quantitative", "direction", "self-consistency", "arithmetic", "own question"]
+KINDS: dict[Kind, str] = {
+    "quantitative": "against the paper, its number within a tolerance",
+    "direction": "against the paper, the direction of its finding",
+    "self-consistency": "our counters against our own or a paper's formulas",
+    "arithmetic": "formulas alone, which no run can refute",
+    "own question": "asked by no paper",
+}
+"""What a claim is held against. Each kind is counted apart."""
+Part = Literal["network", "computing", "bubble"]
+"""Part of a machine that a null model idealises: it takes no time."""
 PARTLY = 0.5
 """Least share of a claim's points that must hold for the verdict `partly`."""
 
 
+class Tolerance(float):
+    """Largest difference that a claim allows, with the reason for it and the date on which it was set."""
+
+    reason: str
+    date: str
+
+    def __new__(cls, value: float, reason: str, date: str) -> "Tolerance":
+        """Return the number with its reason and its date, as 2026-11-21."""
+        made = super().__new__(cls, value)
+        made.reason, made.date = reason, date
+        return made
+
+
 class Evidence(NamedTuple):
-    """Result of a claim's check, with its numbers."""
+    """Result of a claim's check: how many of its points hold, how many fail, and its numbers."""
 
-    holds: bool
+    holds: int
+    fails: int
+    open: int
+    """Points whose interval contains the border."""
     numbers: str
-    share: float = math.nan
-    """Share of the claim's points that hold; NaN if it has a single point, or is judged as a whole."""
+    repeats: int | None = None
+    """Repeats by which all open points would be decided if their means and deviations stayed; None: not known."""
 
 
-def tally(held: Iterable[bool], what: str, numbers: str = "") -> Evidence | None:
-    """Return whether every point holds, and how many do, as `7 of 8 pairs; NUMBERS`; None without points.
+def tally(points: Iterable[bool | Estimate], what: str = "", numbers: str = "") -> Evidence | None:
+    """Return how many points hold, fail and are open, as `7 of 8 pairs, 1 open; NUMBERS`; None without points.
 
     Args:
-        held: whether each point holds; omit points that hold by construction, as a baseline relative to itself.
-        what: plural name of the points, as `pairs`.
+        points: by how much each point holds, which its interval decides; or whether it does, where it is exact. Omit
+            points that hold by construction, as a baseline relative to itself; NaN is left out.
+        what: plural name of the points, as `pairs`; empty for a claim that has one.
     """
-    held = list(held)
-    if not held:
+    known = [one for one in points if isinstance(one, bool) or not math.isnan(one.mean)]
+    if not known:
         return None
-    text = f"{sum(held)} of {len(held)} {what}"
-    return Evidence(all(held), f"{text}; {numbers}" if numbers else text, sum(held) / len(held))
+    said = list(map(holds, known))
+    undecided = [one for one, held in zip(known, said, strict=True) if held is None and isinstance(one, Estimate)]
+    needed = [repeats_to_decide(one) for one in undecided]
+    found = (said.count(True), said.count(False), len(undecided))
+    text = f"{found[0]} of {len(said)} {what}" + (f", {found[2]} open" if found[2] else "") if what else ""
+    repeats = max((one for one in needed if one), default=None) if None not in needed else None
+    return Evidence(*found, "; ".join(filter(None, (text, numbers))), repeats)
+
+
+def holds(point: bool | Estimate) -> bool | None:
+    """Return whether a point holds by more than its interval; None if the interval contains 0, or there is none."""
+    if isinstance(point, bool):
+        return point
+    if point.half_width is None or (point.half_width and abs(point.mean) <= point.half_width):
+        return None
+    return point.mean >= 0
 
 
 Check = Callable[[Sequence[Record]], Evidence | None]
@@ -57,6 +100,10 @@ class Claim:
     check: Check
     published: str = ""
     """Numbers that the source prints, for comparison; an experiment's first claim with any is its headline."""
+    kind: Kind = field(default="own question", kw_only=True)
+    about: Part | None = field(default=None, kw_only=True)
+    """Part of the machine without which the claim cannot hold, a null model that its simulated verdict is tested by."""
+    tolerance: Tolerance | None = field(default=None, kw_only=True)
     compares: bool = field(default=False, kw_only=True)
     """True if the claim compares simulated with measured runs, and is judged by both together."""
     hardware: str = field(default="", kw_only=True)
@@ -66,7 +113,8 @@ class Claim:
 def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, list[Evidence | None]]:
     """Return evidence on every claim, by systems of the simulated runs; "" for measured runs.
 
-    Systems are judged together unless a run was simulated for several of them.
+    Systems are judged together unless a run was simulated for several of them. Runs whose published numbers the
+    system's constants were fitted to are no evidence.
 
     Raises:
         InputError: the records are of several tiers.
@@ -78,11 +126,19 @@ def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, li
     for record in records:
         own = str(record.environment.system) if are_apart else together
         by_system.setdefault(own if record.is_simulated else "", []).append(record)
-    by_system = {system: list(map(_without_traffic, by_system[system])) for system in sorted(by_system)} or {"": []}
+    fair = {system: [_fair(one) for one in by_system[system] if not one.prediction.fitted] for system in by_system}
+    by_system = {system: fair[system] for system in sorted(fair)} or {"": []}
     return {system: [_evidence(claim, by_system, system) for claim in claims] for system in by_system}
 
 
-def _without_traffic(record: Record) -> Record:
+def idealised(records: Iterable[Record], part: Part) -> list[Record]:
+    """Return simulated records as on machines of which one part takes no time; others are left out."""
+    known = [one for one in records if part in one.prediction.without and one.steps]
+    bubble = 0.0 if part == "bubble" else None
+    return [one.with_seconds(one.prediction.without[part], bubble) for one in known]
+
+
+def _fair(record: Record) -> Record:
     """Return a simulated record without its traffic: formulas of the claims' checks gave it, so it is no evidence."""
     if not record.is_simulated:
         return record
@@ -103,7 +159,8 @@ def _evidence(claim: Claim, found: Mapping[str, Sequence[Record]], system: str) 
 
 def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
     """Return the table of verdicts on the claims, with the numbers of their evidence."""
-    columns = {"claim": [claim.text for claim in claims], "source": [claim.source for claim in claims]}
+    names = {"claim": "text", "source": "source", "kind": "kind"}
+    columns = {name: [str(getattr(claim, of)) for claim in claims] for name, of in names.items()}
     if any(claim.published for claim in claims):
         columns["published"] = [claim.published for claim in claims]
     for system, found in evidence(claims, records).items():
@@ -117,16 +174,31 @@ def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
 
 
 def verdict(found: Evidence | None) -> Verdict:
-    """Return the verdict in words: `partly` if half of the claim's points or more hold, but not all."""
+    """Return the verdict that stands whatever the open points are; `cannot tell here` if it depends on them.
+
+    `partly` is half of the points or more, but not all.
+    """
     if found is None:
         return "not run here"
-    if found.holds:
-        return "reproduced"
-    return "partly" if PARTLY <= found.share < 1 else "not reproduced"
+    count = found.holds + found.fails + found.open
+    worst, best = _in_a_word(found.holds / count), _in_a_word((found.holds + found.open) / count)
+    return worst if worst == best else "cannot tell here"
+
+
+def _in_a_word(share: float) -> Verdict:
+    return "reproduced" if share == 1 else "partly" if share >= PARTLY else "not reproduced"
+
+
+def in_full(found: Evidence | None) -> str:
+    """Return the verdict with what it rests on: `partly (7 of 8)`, `cannot tell here (5 repeats would)`."""
+    word, count = verdict(found), found.holds + found.fails + found.open if found else 0
+    if found and word == "partly":
+        return f"partly ({found.holds} of {count})"
+    return f"{word} ({found.repeats} repeats would)" if found and word == "cannot tell here" and found.repeats else word
 
 
 def with_size(measure: Callable[[Evaluation], float], name: str, *, falls: bool) -> Check:
-    """Return a check that an evaluation's mean measure falls, or rises, strictly with the number of parameters.
+    """Return a check that an evaluation's measure falls, or rises, with every step in the number of parameters.
 
     A run that diverged refutes the claim.
 
@@ -140,18 +212,37 @@ def with_size(measure: Callable[[Evaluation], float], name: str, *, falls: bool)
         ordered = sorted(means((size, measure(last)) for size, last in pairs if last.name == name).items())
         if len(ordered) < 2:
             return None
-        numbers = ", ".join(f"{number(value)} ({size_name(round(size))})" for size, value in ordered)
+        numbers = ", ".join(f"{number(value.mean)} ({size_name(round(size))})" for size, value in ordered)
         if any(record.has_diverged for record in records):
-            return Evidence(False, f"{numbers}; a run diverged")
-        return tally([(b < a) if falls else (b > a) for (_, a), (_, b) in pairwise(ordered)], "steps in size", numbers)
+            return tally([False], "", f"{numbers}; a run diverged")
+        steps = [less(b, a) if falls else less(a, b) for (_, a), (_, b) in pairwise(ordered)]
+        return tally(steps, "steps in size", numbers)
 
     return check
 
 
-def means(found: Iterable[tuple[_T, float]]) -> dict[_T, float]:
-    """Return the mean of the values of each key; NaN is left out."""
+def means(found: Iterable[tuple[_T, float]]) -> dict[_T, Estimate]:
+    """Return the mean of the values of each key with its interval; NaN is left out."""
     groups: dict[_T, list[float]] = {}
     for key, value in found:
         if not math.isnan(value):
             groups.setdefault(key, []).append(value)
-    return {key: math.fsum(values) / len(values) for key, values in groups.items()}
+    return {key: estimate(values) for key, values in groups.items()}
+
+
+def less(smaller: Estimate | float, larger: Estimate | float, by: float = 0.0) -> bool | Estimate:
+    """Return by which share the first is less than the second, beyond a margin of `by`; numbers are exact.
+
+    Infinite values are compared as they are.
+    """
+    a, b = (one if isinstance(one, Estimate) else exact(one) for one in (smaller, larger))
+    if math.isinf(a.mean) or math.isinf(b.mean) or not a.mean or not b.mean:
+        return a.mean < b.mean
+    margin = (a / b).scaled(-1) - (by - 1)
+    return margin.mean > 0 if margin.half_width == 0 else margin
+
+
+def near(ours: Estimate | float, expected: float, within: float) -> Estimate:
+    """Return by how much a number is within a distance of the expected one, in the number's unit."""
+    one = ours if isinstance(ours, Estimate) else exact(ours)
+    return dataclasses.replace(one, mean=within - abs(one.mean - expected))

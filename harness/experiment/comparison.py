@@ -1,7 +1,7 @@
 """Comparison of layouts' rates with a published figure: its points as runs, one table, checks on relative speed."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -12,10 +12,12 @@ from harness.analysis.columns import BATCH, MODEL, PP_SENT, RANKS, TP_SENT, prin
 from harness.analysis.points import Measure, Point, points, tabulate
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, RUNS, TERA
-from harness.experiment.claims import Check, Evidence, tally
+from harness.experiment.checks import all_hold, ends, larger, largest, within_points, within_share
+from harness.experiment.claims import Check, Evidence, Tolerance, tally
 from harness.experiment.published import published
 from harness.records.measures import about, size_name
 from harness.records.record import Record, point
+from harness.records.statistics import UNKNOWN, Estimate
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.parameters import count_parameters
 from impl.run import Run
@@ -23,8 +25,8 @@ from impl.run import Run
 Printed = Mapping[Any, Any]
 """Row of a file in `harness/experiment/published`."""
 RATE_UNIT = "TFLOP/s per GPU"
-POINTS = 0.05
-"""Largest distance of a relative speed from the published one to count as equal; assumed, as devices differ."""
+POINTS = Tolerance(0.05, "devices and software differ from the paper's; plots are read to 1 point", "2026-11-21")
+"""Largest distance of a relative speed from the published one."""
 RELATIVE = replace(share("relative", "relative", lambda point: point.relative), interval="relative_half_width")
 PRINTED_RATE = printed("published_rate", "published, recomputation counted", "TFLOP/s", TERA, "FLOP/s")
 PRINTED_RELATIVE = share("published_relative", "published, relative", lambda point: point.printed.get("relative"))
@@ -36,19 +38,19 @@ def flop_rate(record: Record) -> float:
     return record.flop_rate
 
 
-def rate_with_recomputation(point: Point) -> float:
+def rate_with_recomputation(point: Point) -> Estimate:
     """Return a device's FLOP/s with the recomputed forward pass, by PTD-P's equation 3; NaN if not all recomputed."""
     run = point.run
     if run.plan.recompute != "full" or run.model.vocab_size is None:
-        return math.nan
+        return UNKNOWN
     flops = hardware_flops("ptdp", run.model, run.train.global_batch, recompute="full")
-    tokens = point.mean(lambda record: record.tokens_per_second)
-    return flops * tokens / run.tokens_per_step / run.plan.world_size
+    rate = point.estimate(lambda record: record.tokens_per_second)
+    return rate.scaled(flops / run.tokens_per_step / run.plan.world_size)
 
 
 COUNTED = Column(
     key="counted_rate", header="rate, recomputation counted", unit="TFLOP/s", si="FLOP/s", scale=TERA, digits=3,
-    of=rate_with_recomputation,
+    of=lambda point: rate_with_recomputation(point).mean,
 )  # fmt: skip
 
 
@@ -133,10 +135,16 @@ class Comparison:
         out = []
         for one in found:
             first = self._baseline(one, found)
-            relative = one.over(first, self.measure) if first else one.relative
-            known = self.printed.get(one.run)
-            out.append(replace(one, relative=relative, printed=known.printed if known else {}))
+            out.append(replace(one.against(first, self.measure), printed=self._printed_over(one, first)))
         return out
+
+    def _printed_over(self, one: Point, first: Point | None) -> Mapping[str, float]:
+        """Return what is printed for a point, its relative speed over that of the baseline that ours is relative to."""
+        there = self.printed.get(one.run)
+        base = first and self.printed.get(first.run)
+        if there is None or base is None:
+            return there.printed if there else {}
+        return {**there.printed, "relative": there.printed["relative"] / base.printed["relative"]}
 
     def known(self, records: Sequence[Record]) -> list[Point]:
         """Return the compared points whose relative speed is known."""
@@ -162,7 +170,7 @@ class Comparison:
         order = lambda one: tuple(str(each).zfill(9) for each in values(one, (*self.line, *axis)))
         there = {one.run for one in ours}
         absent = [one for run, one in self.printed.items() if run not in there]
-        counted = any(not math.isnan(rate_with_recomputation(one)) for one in ours)
+        counted = any(not math.isnan(rate_with_recomputation(one).mean) for one in ours)
         shown = (
             MODEL, RANKS, *self.shown, FLOP_RATE, RELATIVE, COUNTED, PRINTED_RATE, PRINTED_RELATIVE, BUBBLE,
             columns.PREDICTED_BUBBLE, *self.more, RUNS, MARK,
@@ -189,29 +197,19 @@ class Comparison:
     def near_published(self, records: Sequence[Record]) -> Evidence | None:
         """Check that the points have the figure's relative speeds, within POINTS; baselines are not counted."""
         found = (one for group in self.groups(records) for one in group if one.printed)
-        pairs = [(one.relative.mean, one.printed["relative"]) for one in found]
-        off = [abs(ours - theirs) for ours, theirs in pairs if (ours, theirs) != (1, 1)]
-        if not off:
-            return None
-        return tally([one <= POINTS for one in off], "points", f"furthest {100 * max(off):.1f} points off")
+        pairs = [(one.relative, one.printed["relative"]) for one in found if not one.is_baseline]
+        return within_points(pairs, POINTS, "points")
 
-    def rates_near(self, within: float, fitted: Collection[str] = ()) -> Check:
+    def rates_near(self, within: float) -> Check:
         """Return a check that the rates, recomputation counted, are the figure's within a share of them.
 
         A claim with this check names its hardware.
-
-        Args:
-            within: largest relative distance.
-            fitted: models, as tables name them, that a system's constants were fitted to: their simulation is no
-                evidence.
         """
 
         def check(records: Sequence[Record]) -> Evidence | None:
-            fair = (one for one in self.points(records) if not one.is_simulated or one.model not in fitted)
-            pairs = [(rate_with_recomputation(one), one.printed["published_rate"]) for one in fair if one.printed]
-            off = [ours / theirs - 1 for ours, theirs in pairs if not math.isnan(ours)]
-            furthest = max(off, key=abs, default=0.0)
-            return tally((abs(one) <= within for one in off), "points", f"furthest {furthest:+.1%} off")
+            known = [one for one in self.points(records) if one.printed]
+            pairs = [(rate_with_recomputation(one), one.printed["published_rate"]) for one in known]
+            return within_share(pairs, within, "points", digits=1)
 
         return check
 
@@ -220,9 +218,9 @@ class Comparison:
 
         def check(records: Sequence[Record]) -> Evidence | None:
             lines = self.lines(records, along)
-            steps = [(a.relative.mean, b.relative.mean) for line in lines for a, b in pairwise(line)]
-            held = [a > b * (1 + by) if falls else b > a * (1 + by) for a, b in steps]
-            return tally(held, "steps", "; ".join(in_words(line, along) for line in lines))
+            steps = [(a, b) if falls else (b, a) for line in lines for a, b in pairwise(line)]
+            margins = [larger(a, b, self.measure, by) for a, b in steps]
+            return tally(margins, "steps", "; ".join(in_words(line, along) for line in lines))
 
         return check
 
@@ -231,9 +229,9 @@ class Comparison:
 
         def check(records: Sequence[Record]) -> Evidence | None:
             found = self._gains(records, along)
-            one = lambda gains: ", ".join(f"{gain - 1:+.0%} ({along.key} {at})" for at, gain in sorted(gains.items()))
+            one = lambda gains: ", ".join(f"{gain - 1:+.0%} ({along.key} {at})" for at, gain in gains.items())
             numbers = "; ".join(f"batch {batch}: {one(gains)}" for batch, gains in sorted(found.items()))
-            return tally([gain > 1 for gains in found.values() for gain in gains.values()], "points", numbers)
+            return tally([gain - 1 for gains in found.values() for gain in gains.values()], "points", numbers)
 
         return check
 
@@ -255,28 +253,25 @@ class Comparison:
                 f"{along.key} {v}: {first[v] - 1:+.0%} at batch {min(found)}, {last[v] - 1:+.0%} at {max(found)}"
                 for v in both
             ]
-            return tally([1 < first[v] > last[v] for v in both], what, "; ".join(numbers))
+            margins = [first[v] / last[v] - 1 if first[v].mean > 1 else False for v in both]
+            return tally(margins, what, "; ".join(numbers))
 
         return check
 
-    def _gains(self, records: Sequence[Record], along: Column) -> dict[int, dict[Any, float]]:
+    def _gains(self, records: Sequence[Record], along: Column) -> dict[int, dict[Any, Estimate]]:
         """Return the relative speed by the value of a field, by global batch; without the baselines."""
-        lines = [line for line in self.lines(records, along) if line[0].relative.mean == 1]
-        return {
-            line[0].run.train.global_batch: {value(one, along): one.relative.mean for one in line[1:]} for line in lines
-        }
+        lines = [line for line in self.lines(records, along) if line[0].is_baseline]
+        return {line[0].run.train.global_batch: {value(one, along): one.relative for one in line[1:]} for line in lines}
 
     def ends(self, along: Column) -> Check:
         """Return a check that in every group the smallest value of a field is fastest, and the largest slowest."""
 
         def check(records: Sequence[Record]) -> Evidence | None:
-            lines = [sorted(group, key=lambda one: -one.relative.mean) for group in self.groups(records)]
-            ranges = [sorted(value(one, along) for one in line) for line in lines]
-            held = [
-                (value(line[0], along), value(line[-1], along)) == (every[0], every[-1])
-                for line, every in zip(lines, ranges, strict=True)
-            ]
-            return tally(held, "batches", "; ".join(in_words(line, along) for line in lines))
+            lines = [sorted(group, key=lambda one: value(one, along)) for group in self.groups(records)]
+            fastest = [largest(line[0], line[1:], self.measure) for line in lines]
+            slowest = [all_hold([larger(one, line[-1], self.measure) for one in line[:-1]]) for line in lines]
+            margins = [all_hold(both) for both in zip(fastest, slowest, strict=True)]
+            return tally(margins, "batches", "; ".join(in_words(line, along) for line in lines))
 
         return check
 
@@ -285,10 +280,17 @@ class Comparison:
 
         def check(records: Sequence[Record]) -> Evidence | None:
             lines = [
-                line for line in self.groups(records, printed=True) if any(value(one, along) == best for one in line)
+                line
+                for line in self.groups(records, printed=True)
+                if best in (there := [value(one, along) for one in line]) and set(there) != {best}
             ]
-            held = [value(max(line, key=lambda one: one.relative.mean), along) == best for line in lines]
-            return tally(held, "batches", "; ".join(in_words(line, along, *shown) for line in lines))
+            speed = lambda one: one.relative.mean
+            with_best = [max((one for one in line if value(one, along) == best), key=speed) for line in lines]
+            margins = [
+                largest(first, [one for one in line if value(one, along) != best], self.measure)
+                for first, line in zip(with_best, lines, strict=True)
+            ]
+            return tally(margins, "batches", "; ".join(in_words(line, along, *shown) for line in lines))
 
         return check
 
@@ -298,12 +300,9 @@ class Comparison:
         for one in sorted(self.known(records), key=lambda one: one.run.train.global_batch):
             plan = one.run.plan
             layouts.setdefault((one.device, plan.tp, plan.pp, plan.dp), []).append(one)
-        pairs = [(a, b) for layout in layouts.values() for a, b in pairwise(layout)]
-        if not pairs:
-            return None
-        gains = sorted(b.mean(self.measure) / a.mean(self.measure) for a, b in pairs)
-        numbers = f"{gains[0]:.3f} to {gains[-1]:.3f} times as fast as at the next smaller batch"
-        return tally([gain > 1 for gain in gains], "pairs", numbers)
+        margins = [larger(b, a, self.measure) for layout in layouts.values() for a, b in pairwise(layout)]
+        gains = ends(margins, lambda one: one.mean, lambda one: f"{one.mean + 1:.3f}")
+        return tally(margins, "pairs", f"{gains} times as fast as at the next smaller batch")
 
     def in_print(self, *along: Column) -> str:
         """Return the figure's relative speeds as text, in the format of `in_words`."""

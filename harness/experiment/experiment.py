@@ -176,7 +176,8 @@ def _claims_of_own_engines(experiment: Experiment) -> tuple[Claim, ...]:
     def checked(claim: Claim) -> Claim:
         def own(records: Sequence[Record]) -> Evidence | None:
             found = claim.check(_own(experiment, records))
-            return found and Evidence(bool(found.holds), str(found.numbers), float(found.share))
+            counts = found and (int(found.holds), int(found.fails), int(found.open))
+            return found and counts and Evidence(*counts, str(found.numbers), found.repeats and int(found.repeats))
 
         return replace(claim, check=_guarded(experiment, own))
 

@@ -76,7 +76,7 @@ class Listing:
     def near(self, within: float, what: str) -> Check:
         """Return a check that the measure is what a formula gives, within a difference; `what` names the points."""
         return lambda records: within_points(
-            ((self.mean(one), value(one, self.formula)) for one in self.fair(records)), within, what
+            ((one.estimate(self.measure), value(one, self.formula)) for one in self.fair(records)), within, what
         )
 
     def falls(self, what: str, alike: Sequence[Column], quoted: Callable[[Run], bool] = lambda _: False) -> Check:
@@ -96,7 +96,7 @@ class Listing:
                 for line in lines
                 if quoted(line[0].run)
             )
-            return falls_along(lines, self.mean, what, ", ".join(ends))
+            return falls_along(lines, self.measure, what, ", ".join(ends))
 
         return check
 

@@ -1,5 +1,6 @@
 """Verdicts on the claims of experiments: per tier, measured and simulated, counted and as tables."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 import pandas as pd
 
 from harness.analysis.render import Column, Table
-from harness.experiment.claims import PARTLY, Claim, Evidence, Verdict, evidence, verdict
+from harness.experiment.claims import KINDS, Claim, Evidence, Kind, Verdict, evidence, in_full, verdict
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import stores
 from harness.experiment.tiers import TIERS, Tier
@@ -26,8 +27,24 @@ class Judged(NamedTuple):
     """Tier of the runs; None if no run can decide the claim."""
     systems: str
     """Systems that the runs were simulated for; empty if they were measured."""
-    verdict: Verdict
-    numbers: str
+    evidence: Evidence | None = None
+    basis: str = ""
+    """What a simulated verdict rests on: calibration, extrapolation, interval; for a measured one the repeats."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict in a word or two."""
+        return verdict(self.evidence)
+
+    @property
+    def in_full(self) -> str:
+        """Verdict with the share of points that hold, or the repeats that would decide."""
+        return in_full(self.evidence)
+
+    @property
+    def numbers(self) -> str:
+        """Numbers of the evidence."""
+        return self.evidence.numbers if self.evidence else ""
 
     @property
     def runs(self) -> str:
@@ -58,10 +75,10 @@ def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
 
     Each is of the largest tier whose runs can decide the claim; if none can, the only verdict is `not run here`.
     """
-    known: dict[Tier, dict[str, list[Evidence | None]]] = {}
-    for tier in TIERS[::-1]:
-        if of_one := [record for record in records if record.tier == tier]:
-            known[tier] = evidence(experiment.claims, of_one)
+    of_tier: dict[Tier, list[Record]] = {
+        tier: [record for record in records if record.tier == tier] for tier in TIERS[::-1]
+    }
+    known = {tier: evidence(experiment.claims, of_one) for tier, of_one in of_tier.items() if of_one}
     out: list[Judged] = []
     for i, claim in enumerate(experiment.claims):
         found: list[Judged] = []
@@ -70,23 +87,51 @@ def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
             for system, of_claims in by_system.items():
                 said = of_claims[i]
                 if said is not None and bool(system) not in done:
-                    found.append(Judged(claim, tier, system, verdict(said), said.numbers))
+                    found.append(Judged(claim, tier, system, said, _basis(claim, of_tier[tier], system)))
         order = sorted(found, key=lambda one: bool(one.systems))
-        out += order or [Judged(claim, None, "", NOT_RUN, "")]
+        out += order or [Judged(claim, None, "")]
     return out
+
+
+def _basis(claim: Claim, records: Sequence[Record], systems: str) -> str:
+    """Return what verdicts on these runs rest on, in words."""
+    if claim.kind == "arithmetic":
+        return "formulas"
+    if not systems:
+        repeats = Counter(record.point for record in records if not record.is_simulated)
+        least, most = min(repeats.values()), max(repeats.values())
+        return f"{least} to {most} runs a point" if least < most else f"{most} run{'s' * (most > 1)} a point"
+    own = [one for one in records if one.is_simulated and one.environment.system in systems.split(", ")]
+    kept = [one.prediction for one in own if one.prediction.seconds and one.prediction.low and one.prediction.high]
+    if not kept:
+        return "formulas"
+    fitted = sorted({one.calibrated_on or 0 for one in kept})
+    beyond = {
+        doubt.removeprefix("extrapolates: ").split()[0]
+        for one in kept
+        for doubt in one.warnings
+        if doubt.startswith("extrapolates: ")
+    }
+    low = min(float(one.low or 0) / float(one.seconds or 1) for one in kept)
+    high = max(float(one.high or 0) / float(one.seconds or 1) for one in kept)
+    return "; ".join([
+        f"constants fitted to {' or '.join(map(str, fitted))} rows" if fitted != [0] else "constants are priors",
+        *([f"extrapolates {', '.join(sorted(beyond))}"] if beyond else []),
+        f"90% interval of a step {low:.2f} to {high:.2f} times",
+    ])  # fmt: skip
 
 
 def verdicts_table(experiment: str, found: Sequence[Judged]) -> Table:
     """Return the table of claims and published numbers, with one row per verdict."""
     rows = pd.DataFrame([
         {
-            **{name: getattr(one.claim, name) for name in ("text", "source", "published")},
-            **{name: getattr(one, name) or None for name in ("runs", "verdict", "numbers")},
+            **{name: getattr(one.claim, name) for name in ("text", "source", "kind", "published")},
+            **{name: getattr(one, name) or None for name in ("runs", "in_full", "numbers", "basis")},
         }
         for one in found
     ])  # fmt: skip
-    headers = {"text": "claim", "source": "source", "published": "published", "runs": "runs"}
-    headers |= {"verdict": "verdict", "numbers": "numbers"}
+    headers = {"text": "claim", "source": "source", "kind": "kind", "published": "published", "runs": "runs"}
+    headers |= {"in_full": "verdict", "numbers": "numbers", "basis": "rests on"}
     if not any(one.claim.published for one in found):
         headers.pop("published")
     columns = tuple(Column(key=key, header=header, text=True) for key, header in headers.items())
@@ -120,23 +165,38 @@ def counts(found: Sequence[Judged]) -> dict[str, Any]:
     """
     said: dict[str, Any] = {"claims": len({id(one.claim) for one in found})}
     for kind, is_simulated in (("measured", False), ("simulated", True)):
-        by_claim: dict[int, list[Verdict]] = {}
-        for one in found:
-            if one.tier and bool(one.systems) == is_simulated:
-                by_claim.setdefault(id(one.claim), []).append(one.verdict)
-        verdicts = [together(each) for each in by_claim.values()]
+        verdicts = list(_once(found, is_simulated=is_simulated).values())
         said[kind] = {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}
     return said | {NOT_RUN: sum(one.tier is None for one in found)}
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return one verdict on a claim for several systems: the common one, or `partly` if half or more reproduce it.
+def _once(found: Sequence[Judged], *, is_simulated: bool) -> dict[int, Verdict]:
+    """Return one verdict on each claim that was measured, or simulated, by the identity of the claim."""
+    by_claim: dict[int, list[Verdict]] = {}
+    for one in found:
+        if one.tier and bool(one.systems) == is_simulated:
+            by_claim.setdefault(id(one.claim), []).append(one.verdict)
+    return {claim: together(verdicts) for claim, verdicts in by_claim.items()}
 
-    Otherwise it is `not reproduced`.
-    """
-    if len(set(verdicts)) == 1:
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return one verdict on a claim for several systems: the common one, else `partly` if some system reproduces it."""
+    said = set(verdicts)
+    if len(said) == 1:
         return verdicts[0]
-    return "partly" if verdicts.count("reproduced") >= PARTLY * len(verdicts) else "not reproduced"
+    return "partly" if "reproduced" in said else "cannot tell here" if "cannot tell here" in said else "not reproduced"
+
+
+def by_kind(found: Sequence[Judged]) -> list[tuple[Kind, str, dict[Verdict, int]]]:
+    """Return for every kind of claim the verdicts on measured and on simulated runs, counted; none are left out."""
+    rows: list[tuple[Kind, str, dict[Verdict, int]]] = []
+    for kind in KINDS:
+        own = [one for one in found if one.claim.kind == kind]
+        for runs, is_simulated in (("measured", False), ("simulated", True)):
+            verdicts = list(_once(own, is_simulated=is_simulated).values())
+            if verdicts:
+                rows.append((kind, runs, {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}))
+    return rows
 
 
 def in_words(said: dict[str, Any]) -> str:

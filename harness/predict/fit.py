@@ -81,9 +81,9 @@ def fit(
     slopes = space.slopes(found, logs)
     surface = _surface(rows, logs) if with_surface else None
     runs, names = [row.run for row in rows], [row.name for row in rows]
-    known = Calibration(
-        system.stack, names, [row.name for row in held_out], 0.0, 0.0, residuals=surface, **reach(runs, system)
-    )
+    spread = dict(zip(space.free, _factor(slopes, row_sd), strict=True))
+    more = {"spread": spread, "residuals": surface, **reach(runs, system)}
+    known = Calibration(system.stack, names, [row.name for row in held_out], 0.0, 0.0, **more)
     fitted = space.at(found).with_calibration(known)
     if held_out:
         off = np.log([row.seconds for row in held_out]) - np.log(seconds_of(held_out, fitted))
@@ -92,6 +92,12 @@ def fit(
         off, sd = _left_out(logs - slopes @ found if len(found) else logs, slopes, surface, row_sd)
     constant = percent_off(_baseline(rows, held_out), np.array([row.seconds for row in held_out or rows]))
     return fitted.with_calibration(_judged(known, off, sd, constant))
+
+
+def _factor(slopes: np.ndarray, row_sd: float) -> list[list[float]]:
+    """Return the lower-triangular factor of the constants' covariance after fitting, in units of their priors'."""
+    precision = np.eye(slopes.shape[1]) + slopes.T @ slopes / row_sd**2
+    return np.linalg.cholesky(np.linalg.inv(precision)).round(5).tolist()
 
 
 def linear(rows: Sequence[Measured], system: System) -> tuple[np.ndarray, np.ndarray]:

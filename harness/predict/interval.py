@@ -55,23 +55,30 @@ def interval(system: System, run: Run, seconds: float, stack: str | None = None)
     if stack is not None and stack != system.stack:
         doubts.append(f"constants are those of {system.stack}, not of {stack}")
         extra += OTHER_STACK**2
-    ranges = known.ranges if known is not None else {}
-    for name, size in sizes(run).items():
-        least, most = ranges.get(name, (size, size))
-        octaves = max(0.0, math.log2(least / size), math.log2(size / most))
+    for name, octaves in octaves_beyond(run, known).items():
         extra += (OCTAVE * octaves) ** 2
-        if octaves >= 1:
-            doubts.append(f"{EXTRAPOLATES} {name} {size:g}, calibrated on {least:g} to {most:g}")
+        if known is not None and octaves >= 1:
+            least, most = known.ranges[name]
+            doubts.append(f"{EXTRAPOLATES} {name} {sizes(run)[name]:g}, calibrated on {least:g} to {most:g}")
     for name, value in features(run, system).items():
         seen = known.features.get(name, [value]) if known is not None else [value]
         if value not in seen:
             doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen)}")
-    low, high = _log_bounds(known, run)
+    low, high = log_bounds(known, run)
     below, above = (math.hypot(side, NORMAL * math.sqrt(extra)) for side in (low, high))
     return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *_differences(run, system)])
 
 
-def _log_bounds(known: Calibration | None, run: Run) -> tuple[float, float]:
+def octaves_beyond(run: Run, known: Calibration | None) -> dict[str, float]:
+    """Return by how many doublings each size of a run is beyond those that were fitted on; 0 is left out."""
+    ranges, own = known.ranges if known is not None else {}, sizes(run)
+    each = {
+        name: max(math.log2(least / own[name]), math.log2(own[name] / most)) for name, (least, most) in ranges.items()
+    }
+    return {name: by for name, by in each.items() if by > 0}
+
+
+def log_bounds(known: Calibration | None, run: Run) -> tuple[float, float]:
     """Return the logarithms of the bounds over predicted seconds."""
     if known is not None and known.residuals is not None:
         wide = known.residuals.width * known.residuals.log_sd(run)

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from harness.predict.doubt import doubt
 from harness.predict.interval import interval
 from harness.predict.memory import in_one_line
 from harness.predict.simulation import predicted, vocabulary_of
@@ -79,6 +80,7 @@ def _prediction(run: Run, found: Prediction, system: System) -> dict[str, Any]:
         **interval(system, run, found.seconds)._asdict(),
         **{name: getattr(found, name) for name in ("bubble", "exposed", "mfu", "hfu")},
         "microbatches_in_flight": max(in_flight),
+        **doubt(run, system)._asdict(),
     }
 
 

@@ -267,6 +267,16 @@ class Prediction:
     bubble: Number | None = None
     microbatches_in_flight: Number | None = None
     warnings: list[str] = field(default_factory=list)
+    fitted: str | None = None
+    """Name of the published row of this run that the system's constants were fitted to; None if there is none."""
+    calibrated_on: Count | None = None
+    """Number of rows that the system's constants were fitted to; None in records that do not say so."""
+    slopes: dict[str, Number] = field(default_factory=dict)
+    """Change of log seconds by constant of the system, when the constant is off by its standard deviation."""
+    own_sd: Size = 0.0
+    """Standard deviation of log seconds that this run does not share with others on the system."""
+    without: dict[str, Positive] = field(default_factory=dict)
+    """Seconds with a part of the machine idealised, a null model: `network`, `computing` or `bubble` for free."""
 
 
 @dataclass(config=READ)

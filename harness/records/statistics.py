@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,29 +23,72 @@ def warmup_steps(steps: int) -> int:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of `n` measurements and the half-width of its 95% interval; None for n = 1."""
+    """Mean of `n` measurements and the half-width of its interval; None for one measurement, 0 for an exact number.
+
+    The interval is Student's for 95% of measured values, and for 90% of simulated ones the simulator's own.
+    """
 
     mean: float
     half_width: float | None
     n: int
+    df: float | None = None
+    """Degrees of freedom of the interval; None: n - 1. Infinite for an interval that no repeats make narrower."""
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of the interval."""
+        return self.n - 1 if self.df is None else self.df
+
+    @property
+    def standard_error(self) -> float | None:
+        """Standard deviation of the mean; None if it is not known."""
+        if not self.half_width or self.freedom == math.inf:
+            return self.half_width
+        return self.half_width / t_quantile(self.freedom)
 
     def __truediv__(self, other: "Estimate") -> "Estimate":
-        """Return the ratio of two independent means; relative half-widths add in quadrature.
+        """Return the ratio of two independent means, with Welch's interval of its relative errors.
 
         The half-width is None if either mean has none. `n` is the smaller one.
         """
-        mean, n = self.mean / other.mean, min(self.n, other.n)
-        if self.half_width is None or other.half_width is None:
-            return Estimate(mean, None, n)
-        relative = math.hypot(self.half_width / self.mean, other.half_width / other.mean)
-        return Estimate(mean, abs(mean) * relative, n)
+        a, b = (one.standard_error and one.standard_error / one.mean for one in (self, other))
+        return _welch(self.mean / other.mean, self, other, a, b, abs(self.mean / other.mean))
+
+    def __sub__(self, other: "Estimate | float") -> "Estimate":
+        """Return the difference to another independent mean, with Welch's interval, or to an exact number."""
+        if not isinstance(other, Estimate):
+            return replace(self, mean=self.mean - other)
+        return _welch(self.mean - other.mean, self, other, self.standard_error, other.standard_error, 1.0)
+
+    def __format__(self, spec: str) -> str:
+        """Return the mean as text."""
+        return format(self.mean, spec)
 
     def scaled(self, factor: float) -> "Estimate":
-        return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor, self.n)
+        """Return the estimate of a quantity that is `factor` times as large."""
+        wide = None if self.half_width is None else self.half_width * abs(factor)
+        return replace(self, mean=self.mean * factor, half_width=wide)
+
+
+def _welch(mean: float, one: Estimate, other: Estimate, a: float | None, b: float | None, unit: float) -> Estimate:
+    """Return an estimate whose variance, in squared units, is the sum of two; Welch (1947) gives its freedom."""
+    n = min(one.n, other.n)
+    if a is None or b is None or math.isnan(mean):
+        return Estimate(mean, None, n)
+    if not (variance := a * a + b * b):
+        return Estimate(mean, 0.0, n, math.inf)
+    parts = sum(each**4 / each_one.freedom for each, each_one in ((a, one), (b, other)) if each)
+    freedom = variance**2 / parts if parts else math.inf
+    return Estimate(mean, t_quantile(freedom) * math.sqrt(variance) * unit, n, freedom)
 
 
 UNKNOWN = Estimate(math.nan, None, 0)
 """Estimate without any measurement."""
+
+
+def exact(value: float) -> Estimate:
+    """Return the estimate of a number that repeats would not change: a count, or a formula's value."""
+    return Estimate(value, 0.0, 1, math.inf)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -64,12 +107,25 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, t_quantile(n - 1) * deviation / math.sqrt(n), n)
 
 
+def repeats_to_decide(margin: Estimate, most: int = 1000) -> int | None:
+    """Return the least number of repeats whose interval would exclude 0, with today's mean and deviation.
+
+    None if it is over `most`, if one measurement gives no deviation, or if repeats do not change the interval.
+    """
+    error = margin.standard_error
+    if error is None or margin.freedom == math.inf or margin.n < 2:
+        return None
+    per_repeat, freedom = error * math.sqrt(margin.n), margin.freedom / (margin.n - 1)
+    wide = lambda n: t_quantile(round(freedom * (n - 1), 2)) * per_repeat / math.sqrt(n)
+    return next((n for n in range(margin.n, most + 1) if wide(n) < abs(margin.mean)), None)
+
+
 @functools.cache
-def t_quantile(degrees_of_freedom: int) -> float:
-    """Return the two-sided 95% point of Student's t."""
+def t_quantile(degrees_of_freedom: float) -> float:
+    """Return the two-sided 95% point of Student's t; for infinite degrees, 1: the interval is given otherwise."""
     from scipy.special import stdtrit  # the import takes a third of a second, and single runs never need it
 
-    return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
+    return 1.0 if degrees_of_freedom == math.inf else float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -180,6 +180,11 @@ class Calibration:
     """Smallest and largest values fitted on: gpus, hidden_size, layers, tokens, tp, pp, dp."""
     features: dict[str, list[str]] = Field(default_factory=dict)
     """Values that the fitted rows had of each feature in `harness.predict.interval.BASELINE`; none: not recorded."""
+    table: str = ""
+    """Table of published steps whose rows of split `calibrate` were fitted on; empty: they are not published here."""
+    spread: dict[str, list[float]] = Field(default_factory=dict)
+    """Joint spread of the fitted constants: a lower-triangular factor of the covariance of their logarithms, in units
+    of each prior's standard deviation, a row per constant; none: not recorded."""
     residuals: Residuals | None = None
     """Residuals of the constants, near what was fitted on."""
 

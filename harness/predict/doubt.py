@@ -1,0 +1,136 @@
+"""How far a simulated step may be off, by causes that runs share, and its seconds on idealised machines."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from harness.experiment.published import FOLDER
+from harness.predict.csv_rows import CALIBRATE, read_rows
+from harness.predict.fit import ROW_SD
+from harness.predict.interval import NORMAL, OCTAVE, log_bounds, octaves_beyond
+from harness.predict.simulation import predicted, predicted_seconds
+from impl.run import Run
+from impl.simulator.constants import Constant
+from impl.simulator.step import WAITS
+from impl.simulator.system import System
+
+FREE = 1e4
+"""Factor by which an idealised machine's part is faster: its time is lost in rounding."""
+NETWORK = (
+    {"link_efficiency": FREE, "nic_efficiency": FREE, "send_efficiency": FREE},
+    ("link_latency", "nic_latency", "send_latency", "send_wait", "host_collective"),
+)
+"""Constants that are multiplied, and those that are zero, where communication takes no time."""
+COMPUTING = (
+    {"gemm_efficiency": FREE, "attention_efficiency": FREE, "memory_efficiency": FREE, "optimizer_efficiency": FREE},
+    ("kernel_seconds", "host_forward", "host_backward", "host_unfused", "optimizer_tensor", "microbatch_seconds",
+     "step_seconds"),
+)  # fmt: skip
+"""The same where computing takes no time."""
+
+
+class Doubt(NamedTuple):
+    """What a simulated record keeps besides the predicted step, for verdicts."""
+
+    fitted: str | None
+    """Name of the row of this run that the system's constants were fitted to."""
+    calibrated_on: int
+    """Number of rows that the constants were fitted to."""
+    slopes: dict[str, float]
+    """Change of log seconds per standard deviation of what runs on the system have in common."""
+    own_sd: float
+    """Standard deviation of log seconds of this run alone."""
+    without: dict[str, float]
+    """Seconds where network, computing or pipeline bubble take no time."""
+
+
+def doubt(run: Run, system: System) -> Doubt:
+    """Return how far a prediction may be off, and what it is on idealised machines.
+
+    Slopes are by direction of the constants' joint spread after calibration, independent of each other, and by size
+    beyond the calibrated ones: what two runs share cancels in their ratio. A row scatters by ROW_SD around its
+    prediction where constants were fitted to few rows; a calibration without a recorded spread has no slopes, and all
+    of its error is the run's own.
+    """
+    known = system.calibration
+    slopes = _slopes(run, system) | {
+        f"beyond {name}": round(OCTAVE * by, 6) for name, by in octaves_beyond(run, known).items()
+    }
+    own = ROW_SD
+    if known is not None and not known.spread:
+        low, high = log_bounds(known, run)
+        own = (high - low) / 2 / NORMAL
+    return Doubt(fitted_row(run, system), len(known.rows) if known else 0, slopes, own, without(run, system))
+
+
+def _slopes(run: Run, system: System) -> dict[str, float]:
+    known = system.calibration
+    free = {name: one for name, one in system.all_constants.items() if one.log_sd > 0}
+    if known is not None and not known.spread:
+        return {}
+    moved = {name: _moved(run, system, name, one) for name, one in free.items()}
+    if known is None:
+        return {name: slope for name, slope in moved.items() if slope}
+    rows = [[moved.get(name, 0.0) * share for share in known.spread[name]] for name in known.spread]
+    return {f"direction {i + 1}": round(sum(column), 6) for i, column in enumerate(zip(*rows, strict=True))}
+
+
+def _moved(run: Run, system: System, name: str, one: Constant) -> float:
+    """Return the change of log seconds when a constant rises by its prior standard deviation."""
+    step = 0.1
+    there = [_with(system, {name: math.exp(way * step * one.log_sd)}) for way in (1, -1)]
+    up, down = (math.log(predicted_seconds(run, other)) for other in there)
+    return round((up - down) / (2 * step), 6)
+
+
+def _with(system: System, factors: Mapping[str, float], zero: tuple[str, ...] = ()) -> System:
+    known = system.all_constants
+    moved = {name: dataclasses.replace(known[name], value=known[name].value * by) for name, by in factors.items()}
+    gone = {name: dataclasses.replace(known[name], value=0.0) for name in zero}
+    return dataclasses.replace(system, constants=system.constants | moved | gone)
+
+
+def without(run: Run, system: System) -> dict[str, float]:
+    """Return the seconds of a step on machines whose network, computing or pipeline bubble takes no time."""
+    no_curves = dataclasses.replace(system, collectives=[])
+    quick = dataclasses.replace(
+        system,
+        gemm=[_faster(table, (3,)) for table in system.gemm],
+        attention=[_faster(table, (4, 5)) for table in system.attention],
+    )
+    found = predicted(run, system)
+    in_pipeline = max(sum(parts[name] for name in ("compute", *WAITS)) for parts in found.parts)
+    idle = in_pipeline * found.bubble / (1 + found.bubble) if run.plan.pp > 1 else 0.0
+    return {
+        "network": predicted_seconds(run, _with(no_curves, *NETWORK)),
+        "computing": predicted_seconds(run, _with(quick, *COMPUTING)),
+        "bubble": found.seconds - idle,
+    }
+
+
+def _faster(table: Any, seconds: tuple[int, ...]) -> Any:
+    """Return a table of measured kernels whose seconds, at these places of a row, are divided by FREE."""
+    rows = [tuple(one / FREE if i in seconds else one for i, one in enumerate(row)) for row in table.rows]
+    return dataclasses.replace(table, rows=rows)
+
+
+def fitted_row(run: Run, system: System) -> str | None:
+    """Return the name of the published row of this run that the system was fitted to; None if there is none."""
+    if system.calibration is None or not (table := system.calibration.table):
+        return None
+    if table not in _FITTED:
+        rows = [row for row in read_rows(FOLDER / "steps" / f"{table}.csv", system) if row.split == CALIBRATE]
+        _FITTED[table] = {_key(one.run): one.name for one in (row.measured for row in rows) if one}
+    return _FITTED[table].get(_key(run))
+
+
+_FITTED: dict[str, dict[tuple[Any, ...], str]] = {}
+"""Published runs that constants were fitted to, with their names, by the table that has them."""
+
+
+def _key(run: Run) -> tuple[Any, ...]:
+    """Return the fields by which a point of a table is the same run as a fitted row."""
+    model, plan, train = run.model, run.plan, run.train
+    shape = model.num_layers, model.hidden_size, model.num_heads, model.seq_len
+    return (*shape, plan.dp, plan.tp, plan.pp, plan.zero_stage, plan.recompute, train.global_batch, train.microbatch)
