@@ -92,8 +92,8 @@ def within_share(
         digits: decimals of that distance, in percent.
     """
     ratios = [ours.scaled(1 / one) if isinstance(ours, Estimate) else exact(ours / one) for ours, one in pairs]
-    off = [one.mean - 1 for one in ratios if not math.isnan(one.mean)]
-    furthest = f"furthest {max(off, key=abs, default=0):+.{digits}%} off"
+    off = max((one - 1 for one in ratios if not math.isnan(one.mean)), key=lambda one: abs(one.mean), default=exact(0))
+    furthest = f"furthest {_percent(off, digits)}% off"
     return tally([near(one, 1, within) for one in ratios], what, numbers or furthest)
 
 
@@ -102,9 +102,16 @@ def within_points(
 ) -> Evidence | None:
     """Judge as `within_share`, but by the difference of two shares, in percentage points."""
     found = [(ours if isinstance(ours, Estimate) else exact(ours), expected) for ours, expected in pairs]
-    off = [ours.mean - expected for ours, expected in found if not math.isnan(ours.mean - expected)]
-    furthest = f"furthest {100 * max(off, key=abs, default=0):+.1f} points off"
+    known = (ours - expected for ours, expected in found if not math.isnan(ours.mean - expected))
+    off = max(known, key=lambda one: abs(one.mean), default=exact(0))
+    furthest = f"furthest {_percent(off, 1)} points off"
     return tally([near(ours, expected, within) for ours, expected in found], what, numbers or furthest)
+
+
+def _percent(off: Estimate, digits: int) -> str:
+    """Return a difference in percent with its interval."""
+    wide = f" ± {100 * off.half_width:.{digits}f}" if off.half_width else ""
+    return f"{100 * off.mean:+.{digits}f}{wide}"
 
 
 def as_predicted(counted: Measure, predicted: Measure, within: float) -> Check:

@@ -75,10 +75,11 @@ def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
 
     Each is of the largest tier whose runs can decide the claim; if none can, the only verdict is `not run here`.
     """
-    of_tier: dict[Tier, list[Record]] = {
-        tier: [record for record in records if record.tier == tier] for tier in TIERS[::-1]
-    }
-    known = {tier: evidence(experiment.claims, of_one) for tier, of_one in of_tier.items() if of_one}
+    of_tier: dict[Tier, list[Record]] = {}
+    known: dict[Tier, dict[str, list[Evidence | None]]] = {}
+    for tier in TIERS[::-1]:
+        if of_one := [record for record in records if record.tier == tier]:
+            of_tier[tier], known[tier] = of_one, evidence(experiment.claims, of_one)
     out: list[Judged] = []
     for i, claim in enumerate(experiment.claims):
         found: list[Judged] = []
