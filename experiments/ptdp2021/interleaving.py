@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
 from harness.experiment.kit import (
-    BATCH, CHUNKS, POINTS, PP, SCHEDULE, TP, Claim, Comparison, Experiment, Plan, Printed, Run, named,
+    BATCH, CHUNKS, PP, SCHEDULE, TP, Comparison, Experiment, Plan, Printed, Run, named,
 )  # fmt: skip
 
 CHUNKS_OF = {"hardware_flop_rate_one_f_one_b": 1, "hardware_flop_rate_interleaved": 4}
@@ -46,29 +46,16 @@ EXPERIMENT = Experiment(
     source="PTD-P 2021, section 5.3.2, figure 12",
     expectation="45% faster at one microbatch for every pipeline rank, 8% at five",
     claims=(
-        Claim(
+        FIGURE.direction(
             "interleaved is faster than 1F1B at every batch",
-            "figure 12",
             FIGURE.faster(CHUNKS),
-            kind="direction",
-            about="bubble",
-            published="+45, +23, +16, +10 and +8% at batches 12 to 60",
+            "bubble",
+            "+45, +23, +16, +10 and +8% at batches 12 to 60",
         ),
-        Claim(
-            "what it gains shrinks as the batch grows",
-            "figure 12",
-            FIGURE.gain_shrinks(CHUNKS, "numbers of chunks"),
-            kind="direction",
-            about="bubble",
+        FIGURE.direction(
+            "what it gains shrinks as the batch grows", FIGURE.gain_shrinks(CHUNKS, "numbers of chunks"), "bubble"
         ),
-        Claim(
-            "175B on 96 GPUs gains within 5 points of the published 45, 23, 16, 10 and 8%",
-            "figure 12",
-            FIGURE.near_published,
-            kind="quantitative",
-            about="bubble",
-            tolerance=POINTS,
-        ),
+        FIGURE.quantitative("175B on 96 GPUs gains within 5 points of the published 45, 23, 16, 10 and 8%", "bubble"),
     ),
     table=FIGURE.table,
     cost=cost("3 min", "15 min, 96 GPUs"),

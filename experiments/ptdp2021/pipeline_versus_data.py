@@ -6,7 +6,7 @@ slower. Pipelines are for models that do not fit, and data parallelism is for sp
 """
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
-from harness.experiment.kit import AS_SIMULATED, BATCH, DP, PP, RANKS, Claim, Comparison, Experiment, ModelConfig, Plan
+from harness.experiment.kit import BATCH, DP, PP, RANKS, Comparison, Experiment, ModelConfig, Plan
 
 MODEL = ModelConfig(num_layers=32, hidden_size=3840, num_heads=32)
 FIGURE = Comparison(
@@ -28,17 +28,14 @@ EXPERIMENT = Experiment(
     source="PTD-P 2021, section 5.4.2, figure 14",
     expectation="slower with every doubling of the stages, to 69% at batch 32 and 61% at batch 512",
     claims=(
-        Claim(
+        FIGURE.direction(
             "the deeper the pipeline, the slower, at as many ranks and the same batch",
-            "figure 14",
             FIGURE.ordered(PP),
-            published=FIGURE.in_print(PP),
+            "bubble",
+            FIGURE.in_print(PP),
         ),
-        Claim("every layout is faster at a larger batch", "figure 14", FIGURE.faster_at_larger_batch),
-        Claim(
-            "5.9B on 64 GPUs has relative rates within 5 points of the published", "figure 14", FIGURE.near_published
-        ),
-        AS_SIMULATED,
+        FIGURE.direction("every layout is faster at a larger batch", FIGURE.faster_at_larger_batch, "bubble"),
+        FIGURE.quantitative("5.9B on 64 GPUs has relative rates within 5 points of the published", "bubble"),
     ),
     table=FIGURE.table,
     cost=cost("3 min", "10 min, 64 GPUs"),

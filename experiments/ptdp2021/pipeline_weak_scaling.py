@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from experiments.ptdp2021 import DEVIATIONS, cost, on_selene, timed
 from harness.experiment.kit import (
-    AS_SIMULATED, BATCH, PP, TP, Claim, Comparison, Evidence, Experiment, ModelConfig, Plan, Record, Run,
+    BATCH, PP, TP, Comparison, Evidence, Experiment, ModelConfig, Plan, Record, Run, tally,
 )  # fmt: skip
 
 FIGURE = Comparison(
@@ -29,9 +29,9 @@ def small_batch_falls_more(records: Sequence[Record]) -> Evidence | None:
     deepest = {line[-1].run.train.global_batch: line[-1] for line in FIGURE.lines(records, PP)}
     if len(deepest) < 2:
         return None
-    small, large = deepest[min(deepest)].relative.mean, deepest[max(deepest)].relative.mean
-    depth = deepest[max(deepest)].run.plan.pp
-    return Evidence(small < large, f"pp {depth}: {small:.0%} at batch {min(deepest)}, {large:.0%} at {max(deepest)}")
+    small, large = deepest[min(deepest)], deepest[max(deepest)]
+    at = f"{small.relative:.0%} at batch {min(deepest)}, {large.relative:.0%} at {max(deepest)}"
+    return tally([large.relative / small.relative - 1], "", f"pp {large.run.plan.pp}: {at}")
 
 
 def runs(hidden: int, seq_len: int, repeats: int) -> list[Run]:
@@ -52,17 +52,16 @@ EXPERIMENT = Experiment(
     expectation="the rate per GPU falls with the pipeline ranks, to 52% of one rank's at batch 8 and 91% at batch 128 "
     "in model FLOPs",
     claims=(
-        Claim(
+        FIGURE.direction(
             "the rate per device falls with every increase of the pipeline ranks",
-            "figure 11",
             FIGURE.ordered(PP),
-            published=FIGURE.in_print(PP),
+            "bubble",
+            FIGURE.in_print(PP),
         ),
-        Claim(
-            "it falls less at the larger batch, whose steps have more microbatches", "figure 11", small_batch_falls_more
+        FIGURE.direction(
+            "it falls less at the larger batch, whose steps have more microbatches", small_batch_falls_more, "bubble"
         ),
-        Claim("the paper's models are within 5 points of its relative rates", "figure 11", FIGURE.near_published),
-        AS_SIMULATED,
+        FIGURE.quantitative("the paper's models are within 5 points of its relative rates", "bubble"),
     ),
     table=FIGURE.table,
     cost=cost("2 min", "15 min, 64 GPUs"),

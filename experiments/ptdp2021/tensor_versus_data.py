@@ -7,7 +7,7 @@ every microbatch, and beyond a node slowly, and its matrices get small.
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
 from experiments.ptdp2021.pipeline_versus_data import MODEL
-from harness.experiment.kit import BATCH, DP, RANKS, TP, Claim, Comparison, Experiment, Plan
+from harness.experiment.kit import BATCH, DP, RANKS, TP, Comparison, Experiment, Plan
 
 FIGURE = Comparison(
     paper="ptdp2021",
@@ -29,15 +29,13 @@ EXPERIMENT = Experiment(
     expectation="fastest with the fewest ranks to a layer; 32 of them have 39, 21 and 17% of that speed at batches of "
     "32, 128 and 512",
     claims=(
-        Claim(
+        FIGURE.direction(
             "the fewest ranks to a layer are fastest and the most slowest, at as many ranks and the same batch",
-            "figure 15",
             FIGURE.ends(TP),
-            published=FIGURE.in_print(TP),
+            "network",
+            FIGURE.in_print(TP),
         ),
-        Claim(
-            "5.9B on 64 GPUs has relative rates within 5 points of the published", "figure 15", FIGURE.near_published
-        ),
+        FIGURE.quantitative("5.9B on 64 GPUs has relative rates within 5 points of the published", "network"),
     ),
     table=FIGURE.table,
     cost=cost("3 min", "15 min, 64 GPUs"),

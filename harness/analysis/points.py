@@ -12,11 +12,9 @@ from harness.analysis.render import Column, Table, shown
 from harness.analysis.tables import measured
 from harness.records.measures import devices, in_order, model_names, shape
 from harness.records.record import Record
-from harness.records.statistics import UNKNOWN, Estimate, estimate
+from harness.records.statistics import UNKNOWN, Estimate, estimate, simulated
 from impl.run import Run
 
-NINE_TENTHS = 1.645
-"""Standard deviations on each side that hold nine tenths of a normal distribution."""
 Measure = Callable[[Record], float]
 """Function that returns a measure of a record, as `lambda record: record.flop_rate`; NaN where it has none."""
 
@@ -64,8 +62,7 @@ class Point:
         """
         values = [value for record in self.records if not math.isnan(value := measure(record))]
         if values and self.is_simulated:
-            record = self.records[0]
-            return simulated_estimate(values[0], spread_of(record, measure))
+            return simulated(values[0], causes(self.records[0], measure))
         return estimate(values) if values else UNKNOWN
 
     def mean(self, measure: Measure) -> float:
@@ -78,10 +75,6 @@ class Point:
             return UNKNOWN
         if self is other:
             return Estimate(1.0, None, len(self.records))
-        if self.is_simulated and other.is_simulated:
-            a, b = (spread_of(one.records[0], measure) for one in (self, other))
-            ratio = self.mean(measure) / other.mean(measure)
-            return simulated_estimate(ratio, {name: a.get(name, 0.0) - b.get(name, 0.0) for name in a | b})
         return self.estimate(measure) / other.estimate(measure)
 
     def against(self, baseline: "Point | None", measure: Measure) -> "Point":
@@ -91,7 +84,7 @@ class Point:
         return replace(self, relative=self.over(baseline, measure), is_baseline=baseline is self)
 
 
-def spread_of(record: Record, measure: Measure) -> dict[str, float]:
+def causes(record: Record, measure: Measure) -> dict[str, float]:
     """Return the relative change of a simulated record's measure by each cause of error, off by a standard deviation.
 
     Causes are independent; those with equal names are shared by records of one system.
@@ -101,13 +94,8 @@ def spread_of(record: Record, measure: Measure) -> dict[str, float]:
         return {}
     small = 1e-4
     elasticity = (measure(record.with_seconds(steps[0] * (1 + small))) / value - 1) / small
-    causes = {f"{record.environment.system} {name}": slope for name, slope in kept.slopes.items()}
-    return {name: elasticity * by for name, by in (causes | {record.id: kept.own_sd}).items()}
-
-
-def simulated_estimate(value: float, spread: Mapping[str, float]) -> Estimate:
-    """Return a simulated value with the interval that holds it nine times of ten, by its causes of error."""
-    return Estimate(value, NINE_TENTHS * abs(value) * math.hypot(*spread.values()), 1, math.inf)
+    shared = {f"{record.environment.system} {name}": slope for name, slope in kept.slopes.items()}
+    return {name: elasticity * by for name, by in (shared | {record.id: kept.own_sd}).items()}
 
 
 def points(records: Sequence[Record], measure: Measure, *, failed: bool = False) -> list[Point]:

@@ -13,7 +13,7 @@ from harness.analysis.points import Measure, Point, points, tabulate
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, RUNS, TERA
 from harness.experiment.checks import all_hold, ends, larger, largest, within_points, within_share
-from harness.experiment.claims import Check, Evidence, Tolerance, tally
+from harness.experiment.claims import Check, Claim, Evidence, Part, Tolerance, tally
 from harness.experiment.published import published
 from harness.records.measures import about, size_name
 from harness.records.record import Record, point
@@ -194,6 +194,14 @@ class Comparison:
             "with the run's own median times, and transfers that take none. Sent: the busiest rank's bytes in a step.",
         ]
 
+    def direction(self, text: str, check: Check, about: Part | None = None, published: str = "") -> Claim:
+        """Return a claim on the direction of the figure's finding."""
+        return Claim(text, self.where, check, published, kind="direction", about=about)
+
+    def quantitative(self, text: str, about: Part | None = None) -> Claim:
+        """Return the claim that the points have the figure's relative speeds, within POINTS."""
+        return Claim(text, self.where, self.near_published, kind="quantitative", about=about, tolerance=POINTS)
+
     def near_published(self, records: Sequence[Record]) -> Evidence | None:
         """Check that the points have the figure's relative speeds, within POINTS; baselines are not counted."""
         found = (one for group in self.groups(records) for one in group if one.printed)
@@ -271,6 +279,17 @@ class Comparison:
             fastest = [largest(line[0], line[1:], self.measure) for line in lines]
             slowest = [all_hold([larger(one, line[-1], self.measure) for one in line[:-1]]) for line in lines]
             margins = [all_hold(both) for both in zip(fastest, slowest, strict=True)]
+            return tally(margins, "batches", "; ".join(in_words(line, along) for line in lines))
+
+        return check
+
+    def inner_is_fastest(self, along: Column) -> Check:
+        """Return a check that in no group the smallest or the largest value of a field is fastest."""
+
+        def check(records: Sequence[Record]) -> Evidence | None:
+            lines = [line for line in self.lines(records, along) if len(line) > 2]
+            best = [max(line[1:-1], key=lambda one: one.relative.mean) for line in lines]
+            margins = [largest(one, (line[0], line[-1]), self.measure) for one, line in zip(best, lines, strict=True)]
             return tally(margins, "batches", "; ".join(in_words(line, along) for line in lines))
 
         return check

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from harness.experiment.published import FOLDER
 from harness.predict.csv_rows import CALIBRATE, read_rows
 from harness.predict.fit import ROW_SD
-from harness.predict.interval import NORMAL, OCTAVE, log_bounds, octaves_beyond
+from harness.predict.interval import OCTAVE, log_bounds, octaves_beyond
 from harness.predict.simulation import predicted, predicted_seconds
+from harness.records.statistics import NINE_TENTHS
 from impl.run import Run
 from impl.simulator.constants import Constant
 from impl.simulator.step import WAITS
@@ -60,7 +61,7 @@ def doubt(run: Run, system: System) -> Doubt:
     own = ROW_SD
     if known is not None and not known.spread:
         low, high = log_bounds(known, run)
-        own = (high - low) / 2 / NORMAL
+        own = (high - low) / 2 / NINE_TENTHS
     return Doubt(fitted_row(run, system), len(known.rows) if known else 0, slopes, own, without(run, system))
 
 

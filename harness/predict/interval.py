@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from harness.predict.simulation import as_simulated
+from harness.records.statistics import NINE_TENTHS
 from impl.run import Run
 from impl.simulator.system import Calibration, System
 
-NORMAL = 1.645
-"""Standard deviations on each side that hold nine tenths of a normal distribution."""
 UNCALIBRATED = 0.15
 """Standard deviation of log seconds from priors alone."""
 OTHER_STACK = 0.10
@@ -65,7 +64,7 @@ def interval(system: System, run: Run, seconds: float, stack: str | None = None)
         if value not in seen:
             doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen)}")
     low, high = log_bounds(known, run)
-    below, above = (math.hypot(side, NORMAL * math.sqrt(extra)) for side in (low, high))
+    below, above = (math.hypot(side, NINE_TENTHS * math.sqrt(extra)) for side in (low, high))
     return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *_differences(run, system)])
 
 
@@ -85,7 +84,7 @@ def log_bounds(known: Calibration | None, run: Run) -> tuple[float, float]:
         return -wide, wide
     if known is not None and known.interval is not None:
         return math.log(known.interval[0]), math.log(known.interval[1])
-    return -NORMAL * UNCALIBRATED, NORMAL * UNCALIBRATED
+    return -NINE_TENTHS * UNCALIBRATED, NINE_TENTHS * UNCALIBRATED
 
 
 def _differences(run: Run, system: System) -> Iterator[str]:

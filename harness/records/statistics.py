@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ WARMUP_STEPS = 3
 WARMUP_SHARE = 0.1
 """Least share of first steps that are not timed."""
 CONFIDENCE = 0.95
+NINE_TENTHS = 1.645
+"""Standard deviations on each side that hold nine tenths of a normal distribution."""
 
 
 def warmup_steps(steps: int) -> int:
@@ -33,6 +35,11 @@ class Estimate:
     n: int
     df: float | None = None
     """Degrees of freedom of the interval; None: n - 1. Infinite for an interval that no repeats make narrower."""
+    causes: Mapping[str, float] | None = None
+    """Relative change of a simulated value by each independent cause of error, off by its standard deviation.
+
+    What two values have in common cancels in their ratio. None for a measured value.
+    """
 
     @property
     def freedom(self) -> float:
@@ -51,13 +58,18 @@ class Estimate:
 
         The half-width is None if either mean has none. `n` is the smaller one.
         """
+        if self.causes is not None and other.causes is not None:
+            return simulated(self.mean / other.mean, _less(self.causes, other.causes))
         a, b = (one.standard_error and one.standard_error / one.mean for one in (self, other))
         return _welch(self.mean / other.mean, self, other, a, b, abs(self.mean / other.mean))
 
     def __sub__(self, other: "Estimate | float") -> "Estimate":
         """Return the difference to another independent mean, with Welch's interval, or to an exact number."""
         if not isinstance(other, Estimate):
-            return replace(self, mean=self.mean - other)
+            return replace(self, mean=self.mean - other, causes=None)
+        if self.causes is not None and other.causes is not None:
+            causes = _less(*({name: one.mean * by for name, by in (one.causes or {}).items()} for one in (self, other)))
+            return replace(simulated(1.0, causes), mean=self.mean - other.mean, causes=None)
         return _welch(self.mean - other.mean, self, other, self.standard_error, other.standard_error, 1.0)
 
     def __format__(self, spec: str) -> str:
@@ -88,7 +100,16 @@ UNKNOWN = Estimate(math.nan, None, 0)
 
 def exact(value: float) -> Estimate:
     """Return the estimate of a number that repeats would not change: a count, or a formula's value."""
-    return Estimate(value, 0.0, 1, math.inf)
+    return simulated(value, {})
+
+
+def simulated(value: float, causes: Mapping[str, float]) -> Estimate:
+    """Return a simulated value with the interval that holds it nine times of ten, by its causes of error."""
+    return Estimate(value, NINE_TENTHS * abs(value) * math.hypot(*causes.values()), 1, math.inf, causes)
+
+
+def _less(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) - other.get(name, 0.0) for name in {**one, **other}}
 
 
 def estimate(values: Sequence[float]) -> Estimate:
