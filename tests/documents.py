@@ -7,7 +7,6 @@ records.
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import tyro
 
 from harness.experiment.experiment import TIERS, experiment_ids, load
-from harness.experiment.references import PAPERS, title
 from harness.records.store import Store, read_json, write_atomically
 from harness.report import experiments_md
 from harness.report.experiments_md import page_of, tracked_files
@@ -25,19 +23,13 @@ from tests.notebooks.executed import SOURCES, executed
 
 ROOT = Path(__file__).resolve().parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "EXPERIMENTS.md"
-TABLE = re.compile(r"(<!-- (\w.*) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
-OVERVIEW = re.compile(r"^## All experiments$.*?(?=^## )", re.DOTALL | re.MULTILINE)
-EXPERIMENT = re.compile(r"^\| \[([\w/]+)\]\(results/[\w/]+/README\.md\) \|.*\| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
-COUNTED = re.compile(r"(\d+) (reproduced|partly|not reproduced)")
+TABLE = re.compile(r"(<!-- (\w.*) -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 IDENTIFIER = re.compile(r"\b[a-z]+[0-9a-f]{10}\b")
 """What Matplotlib calls the parts of an SVG: a hash of their coordinates."""
 DESCRIPTION = re.compile(r"<dc:description>(\w+)</dc:description>")
 RELATIVE, ABSOLUTE = 1e-6, 1e-3
 """How far numbers may be off: other processors and versions of libraries round the last digits otherwise."""
-KINDS, VERDICTS = ("measured", "simulated"), ("reproduced", "partly", "not reproduced")
-OWN = "our own questions"
-"""Of what stands in no paper's folder."""
 PRECISIONS = ("fp32", "bf16")
 PLANS = {
     "one rank": "one rank",
@@ -106,10 +98,10 @@ def readme() -> str:
     """The README with the verdicts that EXPERIMENTS.md has, and the step times that the benchmarks kept."""
     kept = [read_json(ROOT / "results" / "bench" / f"{name}.json") or {} for name in ("single_process", "engines")]
     tables = {
-        "verdicts by paper": verdicts_by_paper(EXPERIMENTS.read_text()),
+        **{found[2]: found[3].splitlines() for found in TABLE.finditer(EXPERIMENTS.read_text())},
         "engines": beside_peers(cell for document in kept for cell in document.get("cells", ())),
     }
-    return TABLE.sub(lambda it: "".join([it[1], *(f"{line}\n" for line in tables[it[2]]), it[3]]), README.read_text())
+    return TABLE.sub(lambda it: "".join([it[1], *(f"{line}\n" for line in tables[it[2]]), it[4]]), README.read_text())
 
 
 def beside_peers(cells: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -122,28 +114,6 @@ def beside_peers(cells: Iterable[Mapping[str, Any]]) -> list[str]:
         ratios = [f"{it['value']:.3f} [{it['low']:.3f}, {it['high']:.3f}]" for it in of]
         lines.append(" | ".join([f"| {name}", *(f"{a} | {b}" for a, b in zip(ratios, best, strict=True))]) + " |")
     return lines
-
-
-def verdicts_by_paper(experiments: str) -> list[str]:
-    """The lines of a table: how many claims were reproduced, partly or not, when measured and when simulated.
-
-    Args:
-        experiments: EXPERIMENTS.md, whose overview has these counts for every experiment.
-    """
-    overview = OVERVIEW.search(experiments)
-    papers: dict[str, Counter[str]] = {}
-    for name, *cells in EXPERIMENT.findall(overview[0] if overview else ""):
-        folder = name.partition("/")[0]
-        for paper in (title(folder) if folder in PAPERS else OWN, "all"):
-            found = papers.setdefault(paper, Counter())
-            found["experiments"] += 1
-            for kind, cell in zip(KINDS, cells, strict=True):
-                found.update({f"{kind} {verdict}": int(count) for count, verdict in COUNTED.findall(cell)})
-    papers["all"] = papers.pop("all", Counter())  # last
-    head = "| | experiments | measured: reproduced | partly | not | simulated: reproduced | partly | not |"
-    keys = ["experiments", *(f"{kind} {verdict}" for kind in KINDS for verdict in VERDICTS)]
-    rows = [" | ".join([f"| {paper}", *(str(found[key]) for key in keys)]) + " |" for paper, found in papers.items()]
-    return [head, "|---" + "|--:" * len(keys) + "|", *rows]
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ EXPERIMENT = Experiment(
             "bubble",
             FIGURE.in_print(PP),
         ),
-        FIGURE.direction("every layout is faster at a larger batch", FIGURE.faster_at_larger_batch, "bubble"),
         FIGURE.quantitative("5.9B on 64 GPUs has relative rates within 5 points of the published", "bubble"),
     ),
     table=FIGURE.table,

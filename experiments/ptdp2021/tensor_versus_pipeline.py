@@ -56,7 +56,6 @@ EXPERIMENT = Experiment(
             FIGURE.in_print(TP, PP),
         ),
         FIGURE.quantitative("162B on 64 GPUs has relative rates within 5 points of the published", "network"),
-        FIGURE.direction("every layout is faster at a larger batch", FIGURE.faster_at_larger_batch, "bubble"),
         Claim(
             "ranks that share layers send more than as many that share the depth",
             "section 3.2",

@@ -7,6 +7,8 @@ from typing import Any
 import tyro
 
 from harness.analysis.render import console as on_console
+from harness.experiment.claims import Part
+from harness.experiment.claims import idealised as without
 from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.experiment.folders import read_from
 from harness.experiment.tiers import TIERS, Tier
@@ -21,6 +23,7 @@ def claims(
     *,
     tier: Tier | None = None,
     out: Path | None = None,
+    idealised: Part | None = None,
     json: Flag = False,
 ) -> int:
     """Check the claims of experiments against the records: reproduced, partly, not reproduced, or not run here.
@@ -29,6 +32,8 @@ def claims(
         name: Id of an experiment, its last word, or the folder of a paper, as megatron2019; all where it is left out.
         tier: Only records of this tier; else, for each claim, of the largest tier that can decide it.
         out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
+        idealised: Verdicts on simulated runs only, as on machines of which this part takes no time: a claim about it
+            must no longer hold.
         json: Print one JSON document.
     """
     tiers = TIERS if tier is None else (tier,)
@@ -36,6 +41,7 @@ def claims(
     notes: list[str] = []
     for each in shown_progress(chosen(name), "reading records"):
         records = records_of(each, out, tiers)
+        records = without(records, idealised) if idealised else records
         found[each.id] = verdicts_of(each, records)
         if note := in_words_of_others(other_points(each, records)):
             notes.append(f"{each.id}: {note}")
@@ -67,7 +73,12 @@ def _document(experiment: str, found: Sequence[Judged]) -> dict[str, Any]:
     """Return an experiment's claims, each with its verdicts, as a JSON document."""
     documents: dict[int, dict[str, Any]] = {}
     for one in found:
-        claim = {"claim": one.claim.text, "source": one.claim.source, "published": one.claim.published, "verdicts": []}
+        claim = {
+            "claim": one.claim.text,
+            "source": one.claim.source,
+            "kind": one.claim.kind,
+            "published": one.claim.published,
+        }
         source = None if one.tier is None else "simulated" if one.systems else "measured"
         verdict = {
             "tier": one.tier,
@@ -75,6 +86,7 @@ def _document(experiment: str, found: Sequence[Judged]) -> dict[str, Any]:
             "systems": one.systems.split(", ") if one.systems else [],
             "verdict": one.verdict,
             "numbers": one.numbers,
+            "rests_on": one.basis,
         }
-        documents.setdefault(id(one.claim), claim)["verdicts"].append(verdict)
+        documents.setdefault(id(one.claim), claim | {"verdicts": []})["verdicts"].append(verdict)
     return {"id": experiment, "claims": list(documents.values())}

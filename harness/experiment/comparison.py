@@ -12,7 +12,7 @@ from harness.analysis.columns import BATCH, MODEL, PP_SENT, RANKS, TP_SENT, prin
 from harness.analysis.points import Measure, Point, points, tabulate
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, RUNS, TERA
-from harness.experiment.checks import all_hold, ends, larger, largest, within_points, within_share
+from harness.experiment.checks import all_hold, larger, largest, within_points, within_share
 from harness.experiment.claims import Check, Claim, Evidence, Part, Tolerance, tally
 from harness.experiment.published import published
 from harness.records.measures import about, size_name
@@ -312,16 +312,6 @@ class Comparison:
             return tally(margins, "batches", "; ".join(in_words(line, along, *shown) for line in lines))
 
         return check
-
-    def faster_at_larger_batch(self, records: Sequence[Record]) -> Evidence | None:
-        """Check that every layout is faster at a larger batch."""
-        layouts: dict[tuple[Any, ...], list[Point]] = {}
-        for one in sorted(self.known(records), key=lambda one: one.run.train.global_batch):
-            plan = one.run.plan
-            layouts.setdefault((one.device, plan.tp, plan.pp, plan.dp), []).append(one)
-        margins = [larger(b, a, self.measure) for layout in layouts.values() for a, b in pairwise(layout)]
-        gains = ends(margins, lambda one: one.mean, lambda one: f"{one.mean + 1:.3f}")
-        return tally(margins, "pairs", f"{gains} times as fast as at the next smaller batch")
 
     def in_print(self, *along: Column) -> str:
         """Return the figure's relative speeds as text, in the format of `in_words`."""

@@ -56,8 +56,10 @@ class Estimate:
     def __truediv__(self, other: "Estimate") -> "Estimate":
         """Return the ratio of two independent means, with Welch's interval of its relative errors.
 
-        The half-width is None if either mean has none. `n` is the smaller one.
+        The half-width is None if either mean has none; the ratio to 0 is NaN. `n` is the smaller one.
         """
+        if other.mean == 0:
+            return replace(UNKNOWN, n=min(self.n, other.n))
         if self.causes is not None and other.causes is not None:
             return simulated(self.mean / other.mean, _less(self.causes, other.causes))
         a, b = (one.standard_error and one.standard_error / one.mean for one in (self, other))

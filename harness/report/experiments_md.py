@@ -12,13 +12,17 @@ from harness.analysis import render
 from harness.analysis.perplexity import comparable, perplexity_table, placement_table
 from harness.analysis.render import Table
 from harness.analysis.tables import denominators, scaling_table
+from harness.experiment.claims import KINDS
 from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.experiment.folders import findings_of
 from harness.experiment.published import papers
 from harness.experiment.references import Place, answered, title
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import (
+    NOT_RUN,
+    VERDICTS,
     Judged,
+    by_kind,
     counts,
     headline_table,
     in_words,
@@ -50,9 +54,14 @@ links to.
 
 - A table or figure of a paper: [by paper and number](#by-paper-and-number). A question:
   [all experiments](#all-experiments).
-- A verdict (`lmscale claims` prints them) is *reproduced*, *partly* (at least half of a claim's points hold,
-  not all), *not reproduced*, or *not run here*; it is of the largest tier whose runs can tell. Absolute numbers are
-  compared only on the hardware that they were published for.
+- A verdict (`lmscale claims` prints them) is *reproduced*, *partly* (at least half of a claim's points hold, not all)
+  or *not reproduced* only if it stands whatever the points turn out to be whose interval contains the border; else it
+  is *cannot tell here*, with the repeats that would decide. *Not run here*: there are no runs. It is of the largest tier
+  whose runs can tell. Intervals of measured means are Student's and Welch's (95%), those of simulated times the
+  simulator's own (90%), correlated where two runs are compared. Rows that a simulated system's constants were fitted
+  to are no evidence. Absolute numbers are compared only on the hardware that they were published for.
+- What simulated verdicts become where network, computing or pipeline bubbles take no time:
+  [null models](results/null_models.md), or `lmscale claims NAME --idealised network`.
 - Memory is the fullest rank's: measured, which on CPUs is a process's peak (Python and PyTorch are about 0.3 GiB of
   it); simulated for a system; or, without records, the bytes of tensors that `lmscale memory` predicts. Time that was
   taken is the sum over all runs, failed ones too.
@@ -153,11 +162,17 @@ def _by_number(found: Sequence[Found], links: Links) -> Iterator[str]:
 def _overview(found: Sequence[Found], links: Links) -> Iterator[str]:
     everything = [one for of_one in found for one in of_one.judged]
     yield f"## All experiments\n\n{len(found)} experiments. {in_words(counts(everything))}.\n"
+    yield "<!-- verdicts by kind -->"
+    words = [verdict for verdict in VERDICTS if verdict != NOT_RUN]
+    yield from _rows("claims", "runs", *words)
+    for kind, runs, said in by_kind(everything):
+        yield _row(f"{kind}: {KINDS[kind]}", runs, *(str(said[word]) for word in words))
+    yield "<!-- end of verdicts by kind -->\n"
     yield from _rows("experiment", "question", "verdicts, measured", "verdicts, simulated")
     for e, _, verdicts in found:
         counted = counts(verdicts)
-        by_kind = [listed_counts(counted[kind]) or "–" for kind in ("measured", "simulated")]
-        yield _row(links.experiment(e.id), e.question, *by_kind)
+        said = [listed_counts(counted[kind]) or "–" for kind in ("measured", "simulated")]
+        yield _row(links.experiment(e.id), e.question, *said)
 
 
 def page(found: Found, out: Path) -> str:
