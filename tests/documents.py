@@ -14,7 +14,10 @@ from typing import Any
 
 import tyro
 
+from harness.analysis.render import markdown
 from harness.experiment.experiment import TIERS, experiment_ids, load
+from harness.experiment.null_models import null_models_table, tested
+from harness.experiment.verdicts import records_of
 from harness.records.store import Store, read_json, write_atomically
 from harness.report import experiments_md
 from harness.report.experiments_md import page_of, tracked_files
@@ -23,6 +26,7 @@ from tests.notebooks.executed import SOURCES, executed
 
 ROOT = Path(__file__).resolve().parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "EXPERIMENTS.md"
+NULL_MODELS = ROOT / "results" / "null_models.md"
 TABLE = re.compile(r"(<!-- (\w.*) -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 IDENTIFIER = re.compile(r"\b[a-z]+[0-9a-f]{10}\b")
@@ -56,7 +60,7 @@ def main(only: str = "") -> None:
     for store, name in folders.values():
         print(store.folder.relative_to(ROOT), file=sys.stderr, flush=True)
         write_results(store, load(name))
-    made = {**experiment_pages(), README: readme}
+    made = {**experiment_pages(), NULL_MODELS: null_models, README: readme}
     made |= {source.with_suffix(".ipynb"): lambda source=source: executed(source) for source in SOURCES}
     chosen = {path: write for path, write in made.items() if only in str(path.relative_to(ROOT))}
     for i, (path, write) in enumerate(chosen.items(), 1):
@@ -72,6 +76,13 @@ def experiment_pages() -> dict[Path, Callable[[], str]]:
     for name in experiment_ids():
         pages[ROOT / page_of(name)] = lambda name=name: experiments_md.page(by_name()[name], ROOT / "results")
     return pages
+
+
+def null_models() -> str:
+    """Return the simulated verdicts of all experiments on idealised machines, as Markdown."""
+    every = (load(name) for name in experiment_ids())
+    found = [one for e in every for one in tested(e, records_of(e, ROOT / "results"))]
+    return markdown(null_models_table(found), padded=False)
 
 
 def stores() -> list[tuple[str, Store]]:

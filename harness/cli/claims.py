@@ -73,12 +73,8 @@ def _document(experiment: str, found: Sequence[Judged]) -> dict[str, Any]:
     """Return an experiment's claims, each with its verdicts, as a JSON document."""
     documents: dict[int, dict[str, Any]] = {}
     for one in found:
-        claim = {
-            "claim": one.claim.text,
-            "source": one.claim.source,
-            "kind": one.claim.kind,
-            "published": one.claim.published,
-        }
+        names = {"claim": "text", "source": "source", "kind": "kind", "published": "published"}
+        claim = {name: getattr(one.claim, of) for name, of in names.items()}
         source = None if one.tier is None else "simulated" if one.systems else "measured"
         verdict = {
             "tier": one.tier,

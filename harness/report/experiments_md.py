@@ -56,8 +56,8 @@ links to.
   [all experiments](#all-experiments).
 - A verdict (`lmscale claims` prints them) is *reproduced*, *partly* (at least half of a claim's points hold, not all)
   or *not reproduced* only if it stands whatever the points turn out to be whose interval contains the border; else it
-  is *cannot tell here*, with the repeats that would decide. *Not run here*: there are no runs. It is of the largest tier
-  whose runs can tell. Intervals of measured means are Student's and Welch's (95%), those of simulated times the
+  is *cannot tell here*, with the repeats that would decide. *Not run here*: there are no runs. It is of the largest
+  tier whose runs can tell. Intervals of measured means are Student's and Welch's (95%), those of simulated times the
   simulator's own (90%), correlated where two runs are compared. Rows that a simulated system's constants were fitted
   to are no evidence. Absolute numbers are compared only on the hardware that they were published for.
 - What simulated verdicts become where network, computing or pipeline bubbles take no time:
