@@ -16,7 +16,7 @@ import tyro
 
 from harness.analysis.render import markdown
 from harness.experiment.experiment import TIERS, experiment_ids, load
-from harness.experiment.null_models import null_models_table, tested
+from harness.experiment.null_models import null_models_table, on_ideal_machines
 from harness.experiment.verdicts import records_of
 from harness.records.store import Store, read_json, write_atomically
 from harness.report import experiments_md
@@ -81,7 +81,7 @@ def experiment_pages() -> dict[Path, Callable[[], str]]:
 def null_models() -> str:
     """Return the simulated verdicts of all experiments on idealised machines, as Markdown."""
     every = (load(name) for name in experiment_ids())
-    found = [one for e in every for one in tested(e, records_of(e, ROOT / "results"))]
+    found = [one for e in every for one in on_ideal_machines(e, records_of(e, ROOT / "results"))]
     return markdown(null_models_table(found), padded=False)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-REFUTED = {"partly", "not reproduced"}
+REFUTED = {"partly", "not reproduced", "cannot tell here"}
 seen: dict[str, set[str]] = {}
 """The verdicts that tests have seen, by the text of the claim; those of xdist's workers come to their controller."""
 
 
 def turned(table: Any) -> list[str]:
-    """The verdicts of a table of claims; one that is partly borne out has turned, as one that is not."""
-    return ["not reproduced" if verdict == "partly" else verdict for verdict in table.frame["verdict"]]
+    """Return the verdicts of a table of claims; one that holds in part, or is open, has turned."""
+    return ["not reproduced" if verdict in REFUTED else verdict for verdict in table.frame["verdict"]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -168,7 +168,7 @@ def each(
     return check
 
 
-def within(limit: float) -> Callable[..., Estimate]:
+def within(limit: float) -> Callable[..., bool | Estimate]:
     """Return a condition for `each`: the first two numbers of a point differ by at most this much."""
     return lambda ours, expected, *_: near(ours, expected, limit)
 

@@ -84,7 +84,7 @@ def holds(point: bool | Estimate) -> bool | None:
         return point
     if point.half_width is None or (point.half_width and abs(point.mean) <= point.half_width):
         return None
-    return point.mean >= 0
+    return point.mean > 0
 
 
 Check = Callable[[Sequence[Record]], Evidence | None]
@@ -242,7 +242,8 @@ def less(smaller: Estimate | float, larger: Estimate | float, by: float = 0.0) -
     return margin.mean > 0 if margin.half_width == 0 else margin
 
 
-def near(ours: Estimate | float, expected: float, within: float) -> Estimate:
+def near(ours: Estimate | float, expected: float, within: float) -> bool | Estimate:
     """Return by how much a number is within a distance of the expected one, in the number's unit."""
     one = ours if isinstance(ours, Estimate) else exact(ours)
-    return dataclasses.replace(one, mean=within - abs(one.mean - expected))
+    margin = dataclasses.replace(one, mean=within - abs(one.mean - expected), causes=None)
+    return margin.mean >= 0 if margin.half_width == 0 and not math.isnan(margin.mean) else margin

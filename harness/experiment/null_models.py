@@ -13,7 +13,7 @@ from harness.records.record import Record
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
-class Tested(NamedTuple):
+class Idealised(NamedTuple):
     """A claim's verdict on simulated runs, and without each part of the machine."""
 
     experiment: str
@@ -31,7 +31,7 @@ class Tested(NamedTuple):
         return self.claim.about is not None and self.without[self.claim.about] != "reproduced"
 
 
-def tested(experiment: Experiment, records: Sequence[Record]) -> Iterator[Tested]:
+def on_ideal_machines(experiment: Experiment, records: Sequence[Record]) -> Iterator[Idealised]:
     """Yield every claim with a verdict on simulated runs, by tier and systems."""
     for tier in TIERS:
         runs = [one for one in records if one.tier == tier and one.is_simulated and one.steps]
@@ -45,10 +45,10 @@ def tested(experiment: Experiment, records: Sequence[Record]) -> Iterator[Tested
                 then = {part: ideal[part][systems][i] for part in PARTS}
                 moves = any(one is None or one[:3] != now[:3] or one.numbers != now.numbers for one in then.values())
                 without = {part: verdict(one) for part, one in then.items()}
-                yield Tested(experiment.id, claim, systems, verdict(now), without, moves)
+                yield Idealised(experiment.id, claim, systems, verdict(now), without, moves)
 
 
-def null_models_table(found: Sequence[Tested]) -> Table:
+def null_models_table(found: Sequence[Idealised]) -> Table:
     """Return the simulated verdicts against papers that are reproduced, with those of the null models."""
     columns = (
         Column(key="experiment", header="experiment", text=True, of=lambda one: one.experiment),

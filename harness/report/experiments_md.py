@@ -163,10 +163,9 @@ def _overview(found: Sequence[Found], links: Links) -> Iterator[str]:
     everything = [one for of_one in found for one in of_one.judged]
     yield f"## All experiments\n\n{len(found)} experiments. {in_words(counts(everything))}.\n"
     yield "<!-- verdicts by kind -->"
-    words = [verdict for verdict in VERDICTS if verdict != NOT_RUN]
-    yield from _rows("claims", "runs", *words)
+    yield from _rows("claims", "runs", *(word for word in VERDICTS if word != NOT_RUN))
     for kind, runs, said in by_kind(everything):
-        yield _row(f"{kind}: {KINDS[kind]}", runs, *(str(said[word]) for word in words))
+        yield _row(f"{kind}: {KINDS[kind]}", runs, *map(str, said.values()))
     yield "<!-- end of verdicts by kind -->\n"
     yield from _rows("experiment", "question", "verdicts, measured", "verdicts, simulated")
     for e, _, verdicts in found:

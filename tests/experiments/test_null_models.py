@@ -3,7 +3,7 @@
 import pytest
 
 from harness.experiment.experiment import experiment_ids, load
-from harness.experiment.null_models import Tested, tested
+from harness.experiment.null_models import Idealised, on_ideal_machines
 from harness.experiment.verdicts import records_of
 from tests.documents import NULL_MODELS, ROOT, alike, null_models
 
@@ -13,13 +13,17 @@ AGAINST_A_PAPER = ("quantitative", "direction")
 @pytest.mark.parametrize("name", experiment_ids())
 def test_a_claim_about_a_part_of_the_machine_does_not_hold_without_it(name: str) -> None:
     experiment = load(name)
-    held = [one for one in tested(experiment, records_of(experiment, ROOT / "results")) if is_against_a_paper(one)]
+    held = [
+        one
+        for one in on_ideal_machines(experiment, records_of(experiment, ROOT / "results"))
+        if is_against_a_paper(one)
+    ]
     timeless = [one.claim.text for one in held if one.claim.about is None and one.depends_on_time]
     assert timeless == [], "claims about speed that name no part of the machine"
     assert [one.claim.text for one in held if one.claim.about and not one.turns] == []
 
 
-def is_against_a_paper(one: Tested) -> bool:
+def is_against_a_paper(one: Idealised) -> bool:
     return one.verdict == "reproduced" and one.claim.kind in AGAINST_A_PAPER
 
 
