@@ -6,6 +6,7 @@ import pytest
 
 from harness.analysis.points import Point
 from harness.experiment.checks import at_most
+from harness.experiment.claims import verdict
 from harness.experiment.pairs import Cell, cells, step_seconds, with_interval
 from harness.records.record import Record
 from harness.records.statistics import UNKNOWN, Estimate, estimate
@@ -59,16 +60,13 @@ def test_losses_are_compared_step_by_step_in_every_repeat() -> None:
 
 
 def test_an_interval_can_reach_the_limit_and_a_single_pair_has_none() -> None:
-    def holds(ratio: Estimate, *, within_interval: bool = True) -> bool | None:
-        point = Point(record().run, relative=ratio)
-        judged = at_most([point], 1.0, "points", lambda one: "", within_interval=within_interval)
-        return judged and judged.holds
+    def said(ratio: Estimate) -> str:
+        return verdict(at_most([Point(record().run, relative=ratio)], 1.0, "points", lambda one: ""))
 
-    assert holds(estimate([0.98, 1.04]))
-    assert not holds(estimate([0.98, 1.04]), within_interval=False)
-    assert not holds(Estimate(1.01, None, 1))
-    assert not holds(estimate([1.04, 1.05, 1.06]))
-    assert holds(UNKNOWN) is None
+    assert said(estimate([0.9, 0.91, 0.9])) == "reproduced"
+    assert said(estimate([0.98, 1.04])) == said(Estimate(1.01, None, 1)) == "cannot tell here"
+    assert said(estimate([1.04, 1.05, 1.06])) == "not reproduced"
+    assert said(UNKNOWN) == "not run here"
     assert (with_interval(Estimate(0.8712, 0.0234, 3)), with_interval(Estimate(0.8712, None, 1))) == (
         "0.871 ± 0.023",
         "0.871",

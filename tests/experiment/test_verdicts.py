@@ -5,12 +5,30 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
 from harness.cli.claims import chosen
-from harness.experiment.claims import Check, Claim, Evidence, evidence, tally, verdict
+from harness.experiment.claims import (
+    Check,
+    Claim,
+    Evidence,
+    evidence,
+    holds,
+    idealised,
+    in_full,
+    less,
+    near,
+    tally,
+    verdict,
+)  # fmt: skip
 from harness.experiment.experiment import Experiment, Tier, load
-from harness.experiment.verdicts import counts, headline_table, in_words, judged, records_of, verdicts_table
+from harness.experiment.verdicts import by_kind, counts, headline_table, in_words, judged, records_of, verdicts_table
+from harness.records.parts import Prediction
 from harness.records.record import Record
+from harness.records.statistics import Estimate, estimate
+from harness.records.statistics import simulated as simulated_value
 from harness.records.store import SIMULATED, Store
 from tests.harness import made_up_records
 from tests.harness.calls import call, document, refused
@@ -47,24 +65,74 @@ FAST = Claim(text="runs are fast", source="our own", check=fast(1.0))
 
 def test_a_claim_of_points_is_partly_reproduced_from_the_half_on() -> None:
     def said(*held: bool) -> str:
-        return verdict(tally(held, "points"))
+        return in_full(tally(held, "points"))
 
     assert said(True, True) == "reproduced"
-    assert said(True, False) == said(True, True, False) == "partly"
+    assert (said(True, False), said(True, True, False)) == ("partly (1 of 2)", "partly (2 of 3)")
     assert said(True, False, False) == said(False) == "not reproduced"
     assert said() == "not run here"
     found = tally([True, False], "pairs", "at most 3% off")
     assert found is not None
     assert found.numbers == "1 of 2 pairs; at most 3% off"
-    assert verdict(Evidence(False, "one number")) == "not reproduced"
-    assert math.isnan(Evidence(True, "").share)
+
+
+@given(held=st.integers(0, 5), fails=st.integers(0, 5), open_=st.integers(0, 5))
+def test_a_verdict_stands_whatever_the_open_points_are(held: int, fails: int, open_: int) -> None:
+    if held + fails + open_ == 0:
+        return
+    said = verdict(Evidence(held, fails, open_, ""))
+    outcomes = {verdict(Evidence(held + more, fails + open_ - more, 0, "")) for more in range(open_ + 1)}
+    assert said == (outcomes.pop() if len(outcomes) == 1 else "cannot tell here")
+
+
+def test_a_point_is_decided_by_its_interval_and_repeats_that_would_decide_are_said() -> None:
+    sure, open_, single = Estimate(0.2, 0.1, 3), Estimate(0.2, 0.5, 3), Estimate(0.2, None, 1)
+    assert verdict(tally([sure])) == "reproduced"
+    assert verdict(tally([sure.scaled(-1)])) == "not reproduced"
+    assert in_full(tally([open_])) == "cannot tell here (7 repeats would)"
+    assert in_full(tally([single])) == in_full(tally([open_, single])) == "cannot tell here"
+    assert tally([Estimate(math.nan, None, 0)]) is None
+    assert (verdict(tally([near(1.0, 1.0, 0.0)])), verdict(tally([less(1.0, 1.0)]))) == ("reproduced", "not reproduced")
+    assert holds(near(estimate([1.0, 1.1, 1.2]), 1.0, 0.05)) is None
+
+
+@pytest.mark.parametrize("faster", [1.0, 1.05, 1.5])
+def test_margins_of_measured_means_are_those_of_welchs_test(faster: float) -> None:
+    """The one-sided test of scipy at 2.5% and the interval of a difference decide alike."""
+    ours, theirs = [faster * one for one in (1.0, 1.03, 0.98)], [1.01, 0.97, 1.0, 1.02]
+    p = stats.ttest_ind(ours, theirs, equal_var=False, alternative="greater").pvalue
+    margin = estimate(ours) - estimate(theirs)
+    assert (verdict(tally([margin])) == "reproduced") == (p < 0.025)
+
+
+def test_what_two_simulated_runs_have_in_common_cancels_in_their_ratio() -> None:
+    one, other = simulated_value(2.0, {"shared": 0.2, "own": 0.01}), simulated_value(1.0, {"shared": 0.2, "its": 0.01})
+    assert one.half_width == pytest.approx(1.645 * 2.0 * math.hypot(0.2, 0.01))
+    assert (one / other).half_width == pytest.approx(1.645 * 2.0 * math.hypot(0.01, 0.01))
+    assert (one - other).half_width == pytest.approx(1.645 * math.hypot(0.2, 0.02, 0.01))
+
+
+def test_runs_that_constants_were_fitted_to_are_no_evidence() -> None:
+    fitted, other = simulated(record()), simulated(record(train__steps=9))
+    fitted.prediction = Prediction(fitted="gpt-1.7b")
+    found = evidence((FAST,), [fitted, other])["selene"]
+    assert [one and (one.holds, one.numbers) for one in found] == [(1, "1 of 1 runs; at least 1")]
+
+
+def test_an_idealised_machine_has_other_seconds_and_measures() -> None:
+    one = simulated(record())
+    one.prediction = Prediction(without={"network": 0.05}, bubble=0.3)
+    assert one.tokens_per_second > 0
+    (ideal,) = idealised([one], "network")
+    assert ideal.tokens_per_second == pytest.approx(2 * one.tokens_per_second)
+    assert idealised([one], "bubble") == []
 
 
 def test_absolute_numbers_are_judged_on_their_hardware_only() -> None:
     claim = Claim(text="140 TFLOP/s", source="table 1", check=fast(1.0), hardware="A100")
     on = lambda name: evidence((claim,), [record(device="cuda", device_name=name)])[""]
     assert on("Intel(R) Xeon(R) Processor") == [None]
-    assert [one and one.holds for one in on("NVIDIA A100-SXM4-80GB")] == [True]
+    assert [one and one.holds for one in on("NVIDIA A100-SXM4-80GB")] == [1]
     found = evidence((claim, FAST), [record(), simulated(record(train__steps=9))])
     assert [one is not None for one in found[""]] == [False, True]
     assert [one is not None for one in found["selene"]] == [True, True]
@@ -98,7 +166,11 @@ def test_verdicts_are_counted_by_kind() -> None:
     found = judged(claimed(FAST, slow, never), [record(), simulated(record())])
     said = counts(found)
     assert said["claims"] == 3
-    assert said["measured"] == said["simulated"] == {"reproduced": 1, "partly": 0, "not reproduced": 1}
+    none = dict.fromkeys(("partly", "cannot tell here"), 0)
+    assert said["measured"] == said["simulated"] == {"reproduced": 1, "not reproduced": 1} | none
+    assert [(kind, runs, of["reproduced"]) for kind, runs, of in by_kind(found)] == [
+        ("own question", "measured", 1), ("own question", "simulated", 1)
+    ]  # fmt: skip
     assert said["not run here"] == 1
     assert in_words(said) == (
         "3 claims; measured: 1 reproduced, 1 not reproduced; simulated: 1 reproduced, 1 not reproduced; not run here: 1"
@@ -112,16 +184,16 @@ def test_a_claim_simulated_for_several_systems_counts_once() -> None:
     slow_there = simulated(record(), seconds=1e9)
     found = judged(claimed(FAST), [simulated(record()), fast_there])
     assert len(found) == 2
-    assert counts(found)["simulated"] == {"reproduced": 1, "partly": 0, "not reproduced": 0}
+    assert counts(found)["simulated"]["reproduced"] == 1
     found = judged(claimed(FAST), [slow_there, fast_there])
     assert [one.verdict for one in found] == ["reproduced", "not reproduced"]
-    assert counts(found)["simulated"] == {"reproduced": 0, "partly": 1, "not reproduced": 0}
+    assert (counts(found)["simulated"]["reproduced"], counts(found)["simulated"]["partly"]) == (0, 1)
 
 
 def test_rows_of_claims_that_no_run_can_tell_are_empty() -> None:
     never = dataclasses.replace(FAST, text="runs are on GPUs", hardware="H100")
     table = verdicts_table(NAME, judged(claimed(never), [record()]))
-    assert table.cells()[-1][2:] == ["–", "not run here", "–"]
+    assert table.cells()[-1][3:] == ["–", "not run here", "–", "–"]
 
 
 def test_the_headline_has_what_is_published_simulated_and_measured() -> None:
