@@ -1,0 +1,140 @@
+"""Cells of committed tables, computed again from the JSON of the records without any code of this project."""
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+Document = dict[str, Any]
+
+
+def records(experiment: str, **wanted: object) -> list[Document]:
+    """Return the finished records of an experiment's small tier whose configuration has these values."""
+    every = (json.loads(path.read_text()) for path in (RESULTS / experiment / "small" / "records").glob("*.json"))
+    return [one for one in every if one["status"] == "ok" and all(at(one["config"], k) == v for k, v in wanted.items())]
+
+
+def at(config: Document, name: str) -> object:
+    for part in name.split("__"):
+        config = config[part]
+    return config
+
+
+def cell(experiment: str, table: str, column: str, **row: str) -> float:
+    """Return a cell of a committed table."""
+    with open(RESULTS / experiment / "small" / "tables" / f"{table}.csv", newline="") as file:
+        (found,) = [one for one in csv.DictReader(file) if all(one[name] == value for name, value in row.items())]
+    return float(found[column])
+
+
+def tokens_per_second(one: Document) -> float:
+    """Return tokens of the timed steps over the slowest ranks' seconds; 3 steps or a tenth are not timed."""
+    seconds = [max(step["seconds"]) for step in one["steps"]]
+    timed = seconds[min(max(3, math.ceil(len(seconds) / 10)), len(seconds) // 2) :]
+    return one["config"]["train"]["global_batch"] * one["config"]["model"]["seq_len"] * len(timed) / sum(timed)
+
+
+def mean(found: list[float]) -> float:
+    return sum(found) / len(found)
+
+
+def half_width(found: list[float]) -> float:
+    return float(stats.t.ppf(0.975, len(found) - 1)) * statistics.stdev(found) / math.sqrt(len(found))
+
+
+def last(one: Document, name: str) -> Document:
+    return max((found for found in one["evaluations"] if found["name"] == name), key=lambda found: found["step"])
+
+
+def of_size(number: int, name: str, of: Callable[[Document], float]) -> list[float]:
+    """Return a number of the last evaluation on a text, of the runs of the smallest model but `number`."""
+    every = records("megatron2019/model_size_perplexity")
+    sizes = sorted({one["resolved"]["parameters"] for one in every})
+    return [of(last(one, name)) for one in every if one["resolved"]["parameters"] == sizes[number]]
+
+
+def bubble(one: Document) -> float:
+    """Return idle over computing time of all ranks from the first start to the last end."""
+    rows = [rank["timeline"] for rank in one["ranks"]]
+    busy = sum(end - start for row in rows for _, start, end in row)
+    span = max(end for row in rows for *_, end in row) - min(start for row in rows for _, start, _ in row)
+    return len(rows) * span / busy - 1
+
+
+def sent(one: Document) -> float:
+    return max(rank["traffic"].get("pp", {}).get("send", {"bytes": 0})["bytes"] for rank in one["ranks"])
+
+
+def fullest(one: Document) -> float:
+    return max(sum(size for name, size in rank["memory"].items() if name != "host") for rank in one["ranks"])
+
+
+def cells() -> Iterator[tuple[str, float, float]]:
+    """Yield cells of tables, each with the number from the records."""
+    chunked = {"plan__chunks": 2, "train__global_batch": 12}
+    rates = [tokens_per_second(one) for one in records("ptdp2021/interleaving", **chunked)]
+    row = {"point": "schedule=interleaved chunks=2 batch=12"}
+    throughput = "throughput (tokens/s)"
+    yield throughput, cell("ptdp2021/interleaving", "throughput", throughput, **row), mean(rates)
+    column = "throughput, 95% half-width (tokens/s)"
+    yield column, cell("ptdp2021/interleaving", "throughput", column, **row), half_width(rates)
+    per_device = "per device (tokens/s)"
+    yield per_device, cell("ptdp2021/interleaving", "throughput", per_device, **row), mean(rates) / 2
+
+    alone, two = (
+        [tokens_per_second(one) for one in records("megatron2019/tensor_parallel_scaling", **found)]
+        for found in (
+            {"plan__tp": 1, "plan__dp": 1, "model__hidden_size": 256, "train__global_batch": 8},
+            {"plan__tp": 2, "plan__dp": 1, "model__hidden_size": 256, "train__global_batch": 8,
+             "plan__sequence_parallel": False, "plan__overlap_input_grad_reduce": True},
+        )
+    )  # fmt: skip
+    tables = "megatron2019/tensor_parallel_scaling", "scaling"
+    strong = {"scaling": "strong", "point": "tp=2", "model": "GPT 3.3M"}
+    yield "speed-up", cell(*tables, "speed-up (ratio)", **strong), mean(two) / mean(alone)
+
+    perplexity = lambda found: math.exp(found["nats"] / found["tokens"])
+    sizes = "megatron2019/model_size_perplexity"
+    for number, model in enumerate(("GPT 0.1M", "GPT 0.2M", "GPT 0.7M")):
+        expected = mean(of_size(number, "valid", perplexity))
+        yield f"perplexity of {model}", cell(sizes, "perplexity_valid", "perplexity", model=model), expected
+    bits = of_size(2, "wikitext2.test.txt", lambda found: found["nats"] / found["bytes"] / math.log(2))
+    table = "perplexity_wikitext2_test_txt"
+    yield "bits per byte", cell(sizes, table, "bits per byte", model="GPT 0.7M"), mean(bits)
+
+    gpipe = [
+        bubble(one) for one in records("ptdp2021/pipeline_schedules", plan__schedule="gpipe", train__global_batch=8)
+    ]
+    row = {"schedule": "gpipe", "micro-batches": "4"}
+    yield "bubble", cell("ptdp2021/pipeline_schedules", "pipeline_schedules", "bubble (fraction)", **row), mean(gpipe)
+    (scattered,) = records("ptdp2021/scatter_gather", plan__scatter_gather=True, train__global_batch=12)
+    row = {"scatter/gather": "on", "global batch": "12", "tp": "2"}
+    column = "sent to other stages (B)"
+    yield column, cell("ptdp2021/scatter_gather", "scatter_gather", column, **row), sent(scattered)
+    stage = {"plan__zero_stage": 1, "plan__dp": 2, "plan__tp": 1, "plan__pp": 1}
+    (partitioned,) = records("zero2019/zero_memory", **stage)
+    row = {"N": "2", "ZeRO stage": "1"}
+    yield "memory", cell("zero2019/zero_memory", "zero_memory", "all, counted (B)", **row), fullest(partitioned)
+
+
+FOUND = list(cells())
+
+
+@pytest.mark.parametrize(("name", "printed", "computed"), FOUND, ids=[name for name, *_ in FOUND])
+def test_a_cell_is_what_the_raw_records_give(name: str, printed: float, computed: float) -> None:
+    assert printed == pytest.approx(computed, rel=1e-9)
+
+
+def test_perplexities_are_in_the_order_of_sizes() -> None:
+    """Cells are of three different models: a computation that mixed them up would show."""
+    found = [printed for name, printed, _ in FOUND if name.startswith("perplexity")]
+    assert all(a > b for a, b in pairwise(found))
+    assert len(FOUND) >= 10
