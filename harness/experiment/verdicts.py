@@ -96,7 +96,7 @@ def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
 
 def _basis(claim: Claim, records: Sequence[Record], systems: str) -> str:
     """Return what verdicts on these runs rest on, in words."""
-    if claim.kind == "arithmetic":
+    if claim.kind == "arithmetic" or (systems and claim.about is None and claim.kind != "own question"):
         return "formulas"
     if not systems:
         repeats = Counter(record.point for record in records if not record.is_simulated)
