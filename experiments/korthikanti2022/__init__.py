@@ -9,7 +9,7 @@ from typing import Any
 from experiments.ptdp2021 import on_selene
 from harness.experiment.kit import (
     MIB, PP, TP, Column, Estimate, EvaluationConfig, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record,
-    Run, apart_from, named, of_run, points, published, with_printed,
+    Run, Tolerance, apart_from, named, of_run, points, published, with_printed,
 )  # fmt: skip
 from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes
@@ -18,6 +18,8 @@ PAPER = {name: named(name) for name in ("korthikanti-22b", "korthikanti-175b", "
 """Models of table 3, by their names among the published numbers."""
 MICROBATCH = {"korthikanti-22b": 4}
 """Microbatch of table 3, where it is not 1."""
+SAME_SHARE = Tolerance(0.01, "a point: what the figure is read to", "2026-11-21")
+"""Largest difference between equal shares of memory."""
 DEGREE = 8
 """The tensor-parallel degree of all of them."""
 SMOKE = ModelConfig(hidden_size=128, num_heads=8, seq_len=256, dropout=0.1)

@@ -12,12 +12,12 @@ from functools import cache, partial
 from typing import Any
 
 from experiments.korthikanti2022 import (
-    BOTH, LAYER, NOTHING, PAPER, SMOKE, P, Saved, T, counted, few_steps, in_print, layer, mebibytes, of_table_5, saved,
+    BOTH, LAYER, NOTHING, PAPER, SMOKE, P, Saved, T, few_steps, in_print, layer, mebibytes, of_table_5, saved,
     size_of, way_of, with_way,
 )  # fmt: skip
-from harness.experiment.checks import each, within_share
+from harness.experiment.checks import each
 from harness.experiment.kit import (
-    GIB, MODEL, Claim, Column, Evidence, Experiment, Plan, Point, Record, Run, about, printed, share, table_of,
+    GIB, MODEL, Claim, Column, Experiment, Plan, Point, Record, Run, Tolerance, about, printed, share, table_of,
 )  # fmt: skip
 from harness.figures.style import COLOURS, legend, panels
 from harness.records.measures import to_draw
@@ -28,8 +28,8 @@ A100 = 80e9
 """Bytes."""
 SMALL = replace(SMOKE, seq_len=384)
 """On two ranks its attention scores have about the share of the activations that they have in the paper's models."""
-CLOSE = 0.02
-"""Relative tolerance of formulas against figure 1, and of counted bytes against predicted ones."""
+A_QUARTER = Tolerance(0.25, "the paper says a fifth, of models with other 5as/h than ours", "2026-11-22")
+"""Largest share of the activations that both ways leave."""
 WAYS = {NOTHING: "activations_gib", BOTH: "activations_gib_sequence_parallel_selective"}
 """Quantity of figure 1 for each way of saving."""
 
@@ -139,10 +139,6 @@ def left(records: Sequence[Record]) -> list[tuple[float, str]]:
     return shares or [(one.share(activations), one.model) for one in found if not math.isnan(needed(one))]
 
 
-def as_predicted(records: Sequence[Record]) -> Evidence | None:
-    return within_share(((counted(one), layer_bytes(one.run)) for one in compared(records)), CLOSE, "runs", digits=2)
-
-
 def both_ways(tp: int, pp: int, microbatches: int) -> list[Run]:
     """Return two-step runs of a small model with dropout, for memory only, with nothing saved and with both ways."""
     run = few_steps(SMALL, Plan(tp=tp, pp=pp), 4, microbatches)
@@ -157,13 +153,13 @@ EXPERIMENT = Experiment(
         Claim(
             "each model needs more than 80 GB with nothing saved, and fits with both ways", "figure 1",
             each(filled, lambda size, _, both: (size <= A100 / 1e9) == bool(both), "bars", "{:.0f} GB ({}{})"),
-            "113 to 176 GB, 59 to 64 GB (states and activations)",
+            "113 to 176 GB, 59 to 64 GB (states and activations)", kind="arithmetic",
         ),
         Claim(
             "both ways leave at most a quarter of the activations", "section 1: a fifth",
-            each(left, lambda share, _: share <= 0.25, "models", "{:.0%} ({})"), "16 to 20%",
+            each(left, lambda share, _: share <= A_QUARTER, "models", "{:.0%} ({})"), "16 to 20%", kind="quantitative",
+            tolerance=A_QUARTER,
         ),
-        Claim("a layer keeps as many bytes as predicted, within 2%", "table 2", as_predicted),
     ),
     table=table_of("memory_per_gpu", "What fills a GPU", COLUMNS, compared, NOTES, is_timed=False),
     figure=figure,

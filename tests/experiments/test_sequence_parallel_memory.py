@@ -61,12 +61,12 @@ def test_table_of_a_small_model_with_the_papers_shares() -> None:
 
 def test_verdicts() -> None:
     small = [record_of(run) for run in EXPERIMENT.runs["small"]]
-    assert verdicts(small) == ["reproduced"] * 3
-    assert verdicts([record_of(run) for run in EXPERIMENT.runs["smoke"]]) == ["reproduced"] * 2 + ["not run here"]
+    assert verdicts(small) == ["reproduced"] * 2
+    assert verdicts([record_of(run) for run in EXPERIMENT.runs["smoke"]]) == ["reproduced", "not run here"]
     small = copy.deepcopy(small)  # rows of the same records are made once
     for rank in small[-1].ranks:
         assert rank.activation_bytes is not None
         rank.activation_bytes["layer"] = round(1.03 * rank.activation_bytes["layer"])
-    assert verdicts(small) == ["not reproduced"] * 3
+    assert verdicts(small) == ["not reproduced"] * 2
     alone = [record_of(run) for run in EXPERIMENT.runs["smoke"] if not run.plan.sequence_parallel]
-    assert verdicts(alone) == ["reproduced", "not run here", "not run here"]
+    assert verdicts(alone) == ["reproduced", "not run here"]
