@@ -6,15 +6,18 @@ from typing import Any
 
 import tyro
 
+from harness.analysis.render import as_json
 from harness.analysis.render import console as on_console
 from harness.experiment.claims import Part
 from harness.experiment.claims import idealised as without
 from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.experiment.folders import read_from
+from harness.experiment.forecasts import forecasts_table, scored
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import Judged, counts, in_words, records_of, verdicts_table
 from harness.report.results import in_words_of_others, other_points, verdicts_of
 from harness.terminal import Flag, console, print_json, shown_progress
+from impl.errors import InputError
 
 
 def claims(
@@ -24,6 +27,7 @@ def claims(
     tier: Tier | None = None,
     out: Path | None = None,
     idealised: Part | None = None,
+    calibration: Flag = False,
     json: Flag = False,
 ) -> int:
     """Check the claims of experiments against the records: reproduced, partly, not reproduced, or not run here.
@@ -34,9 +38,19 @@ def claims(
         out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         idealised: Verdicts on simulated runs only, as on machines of which this part takes no time: a claim about it
             must no longer hold.
+        calibration: Score the forecasts that were written before runs began, instead of judging claims.
         json: Print one JSON document.
     """
     tiers = TIERS if tier is None else (tier,)
+    if calibration:
+        every = (scored(each.id, records_of(each, out, tiers)) for each in shown_progress(chosen(name), "reading"))
+        table = forecasts_table([one for one in every if one])
+        if table.frame.empty:
+            raise InputError("--calibration: no record has a forecast; `run --forecast SYSTEM` writes them")
+        if json:
+            return print_json(as_json(table))
+        console(on_console(table)).print(on_console(table))
+        return 0
     found: dict[str, list[Judged]] = {}
     notes: list[str] = []
     for each in shown_progress(chosen(name), "reading records"):

@@ -280,6 +280,20 @@ class Prediction:
 
 
 @dataclass(config=READ)
+class Forecast:
+    """Seconds of a step that were predicted before the run began."""
+
+    system: str
+    """Name of the system that they were predicted for."""
+    seconds: Positive
+    low: Positive
+    """Lower end of the interval that should hold nine of ten steps; `high` is the upper one."""
+    high: Positive
+    made: str
+    """Time of the prediction."""
+
+
+@dataclass(config=READ)
 class Times:
     """Start, end and durations of a run."""
 

@@ -19,6 +19,7 @@ from harness.records.parts import (
     Collective,
     Environment,
     Evaluation,
+    Forecast,
     Head,
     Prediction,
     Rank,
@@ -52,6 +53,7 @@ class Record(Head):
     resolved: Resolved = field(default_factory=Resolved)
     environment: Environment = field(default_factory=Environment)
     prediction: Prediction = field(default_factory=Prediction)
+    forecast: Forecast | None = None
     ranks: list[Rank] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
