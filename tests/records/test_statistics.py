@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.records.statistics import Estimate, estimate, quartiles, running_mean, warmup_steps
+from harness.records.statistics import Estimate, estimate, quartiles, running_mean, t_quantile, warmup_steps
 
 finite = st.floats(-1e6, 1e6)
 
@@ -37,10 +37,14 @@ def test_interval_does_not_depend_on_the_origin(values: list[float], shift: floa
     assert moved.half_width == pytest.approx(estimate(values).half_width, rel=1e-6, abs=1e-6)
 
 
-def test_ratio_adds_relative_widths_in_quadrature() -> None:
-    ratio = Estimate(8.0, 0.24, 3) / Estimate(4.0, 0.16, 5)
+def test_ratio_adds_relative_errors_in_quadrature_with_welchs_freedom() -> None:
+    errors = 0.03 / t_quantile(2), 0.04 / t_quantile(4)
+    ratio = Estimate(8.0, 8 * 0.03, 3) / Estimate(4.0, 4 * 0.04, 5)
     assert (ratio.mean, ratio.n) == (2.0, 3)
-    assert ratio.half_width == pytest.approx(2.0 * 0.05)  # 3% and 4% give 5%
+    freedom = (errors[0] ** 2 + errors[1] ** 2) ** 2 / (errors[0] ** 4 / 2 + errors[1] ** 4 / 4)
+    assert ratio.freedom == pytest.approx(freedom)
+    assert ratio.half_width == pytest.approx(2.0 * t_quantile(freedom) * math.hypot(*errors))
+    assert math.isnan((ratio / Estimate(0.0, 0.1, 3)).mean)
 
 
 def test_quartiles() -> None:
