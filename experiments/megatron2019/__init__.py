@@ -23,11 +23,10 @@ MODELS: dict[Tier, dict[int, ModelConfig]] = {
 }
 """The model of each tensor-parallel degree: about as many parameters on a rank as the first has."""
 CPU = Recipe(steps=16, global_batch=8, microbatch=8, warmup_steps=2)
-GPU = Recipe(steps=30, global_batch=8, microbatch=4, lr=1.5e-4, warmup_steps=5)
+V100S = Recipe(steps=20, global_batch=8, microbatch=8, lr=1.5e-4, warmup_steps=2)
+"""Batch of a data-parallel rank, in one microbatch; layers are recomputed (section 5.1)."""
 GROWS, GROWS_WITH_DATA, CONSTANT = "model", "model and data", "ranks only"
 """What grows along a curve."""
-POINTS = 0.05
-"""Largest difference from a published efficiency that counts as the same; assumed, as devices differ."""
 SENT = Column(
     key="tp_bytes_sent", header="sent per step", unit="MiB", si="B", scale=2**20, digits=3,
     of=lambda one: one.mean(lambda record: record.tp_bytes_sent) if one.run.plan.tp > 1 else None,
@@ -42,6 +41,15 @@ PRINTED_SPEEDUP = replace(
 )
 WIDTH = 0.64
 """Standard deviation of initial weights times the root of the hidden size: BERT-large's, 0.02 at 1024."""
+
+
+def on_v100s(model: ModelConfig, tp: int, dp: int = 1) -> Run:
+    """Return a run of table 1's recipe: batches of 8 a data-parallel rank, fp16, every layer recomputed.
+
+    Gradients are of 16 bits, as all of mixed precision's were in 2019; buckets of 128 MiB are assumed.
+    """
+    plan = Plan(tp=tp, dp=dp, recompute="full", bucket_bytes=2**27)
+    return replace(speed(model, plan, V100S, "fp16"), fp32_gradients=False)
 
 
 def speed(model: ModelConfig, plan: Plan, recipe: Recipe, precision: Precision = "fp32") -> Run:
