@@ -5,7 +5,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
 import pandas as pd
@@ -14,7 +13,7 @@ from harness.analysis.render import Column, Table, number
 from harness.records.measures import about, is_one_each, size_name
 from harness.records.parts import Evaluation
 from harness.records.record import Record
-from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide
+from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide, slope
 
 _T = TypeVar("_T")
 Verdict = Literal["reproduced", "partly", "not reproduced", "cannot tell here", "not run here"]
@@ -197,26 +196,30 @@ def in_full(found: Evidence | None) -> str:
     return f"{word} ({found.repeats} repeats would)" if found and word == "cannot tell here" and found.repeats else word
 
 
-def with_size(measure: Callable[[Evaluation], float], name: str, *, falls: bool) -> Check:
-    """Return a check that an evaluation's measure falls, or rises, with every step in the number of parameters.
+def with_size(measure: Callable[[Evaluation], float], name: str, unit: str) -> Check:
+    """Return a check that a loss falls with the number of parameters: the slope of both logarithms is below 0.
 
-    A run that diverged refutes the claim.
+    The slope has an interval over all sizes and seeds. A run that diverged refutes the claim.
 
     Args:
-        measure: function of an evaluation, as `lambda evaluation: evaluation.token_perplexity`.
+        measure: function of an evaluation, as `lambda evaluation: evaluation.per("tokens")`.
         name: name of the evaluated text.
+        unit: unit of the measure, for the numbers.
     """
 
     def check(records: Sequence[Record]) -> Evidence | None:
-        pairs = ((record.parameters, last) for record in records for last in record.last_evaluations)
-        ordered = sorted(means((size, measure(last)) for size, last in pairs if last.name == name).items())
-        if len(ordered) < 2:
+        every = ((record.parameters, last) for record in records for last in record.last_evaluations)
+        known = [(size, value) for size, last in every if last.name == name and (value := measure(last)) > 0]
+        found = slope([(math.log(size), math.log(value)) for size, value in known])
+        if math.isnan(found.mean):
             return None
-        numbers = ", ".join(f"{number(value.mean)} ({size_name(round(size))})" for size, value in ordered)
+        by_size = sorted(means(known).items())
+        numbers = ", ".join(f"{number(value.mean)} ({size_name(round(size))})" for size, value in by_size)
+        wide = "" if found.half_width is None else f" ± {found.half_width:.2g}"
+        text = f"exponent {found:.3f}{wide}; {unit}: {numbers}"
         if any(record.has_diverged for record in records):
-            return tally([False], "", f"{numbers}; a run diverged")
-        steps = [less(b, a) if falls else less(a, b) for (_, a), (_, b) in pairwise(ordered)]
-        return tally(steps, "steps in size", numbers)
+            return tally([False], "", f"{text}; a run diverged")
+        return tally([found.scaled(-1)], "", text)
 
     return check
 

@@ -130,6 +130,23 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, t_quantile(n - 1) * deviation / math.sqrt(n), n)
 
 
+def slope(pairs: Sequence[tuple[float, float]]) -> Estimate:
+    """Return the least-squares slope of the second numbers over the first, with Student's 95% interval.
+
+    UNKNOWN without two different first numbers; without an interval for two pairs.
+    """
+    n = len(pairs)
+    x, y = (math.fsum(column) / n for column in zip(*pairs, strict=True)) if n else (0.0, 0.0)
+    spread = math.fsum((a - x) ** 2 for a, _ in pairs)
+    if not spread:
+        return UNKNOWN
+    found = math.fsum((a - x) * (b - y) for a, b in pairs) / spread
+    if n < 3:
+        return Estimate(found, None, n)
+    residual = math.fsum((b - y - found * (a - x)) ** 2 for a, b in pairs)
+    return Estimate(found, t_quantile(n - 2) * math.sqrt(residual / (n - 2) / spread), n, n - 2)
+
+
 def repeats_to_decide(margin: Estimate, most: int = 1000) -> int | None:
     """Return the least number of repeats whose interval would exclude 0, with today's mean and deviation.
 
