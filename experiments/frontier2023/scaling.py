@@ -14,9 +14,9 @@ from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
 from harness.experiment.checks import best_of_both, falls_along, grouped, within_points
 from harness.experiment.kit import (
-    BATCH, DP, EFFICIENCY, FLOP_RATE, MARK, MICROBATCH, MODEL, PP, PUBLISHED, RANKS, RUNS, TP, Claim, Column,
-    Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, flop_rate, point, points, tabulate,
-    tally,
+    BATCH, DP, EFFICIENCY, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, PP, PUBLISHED, RANKS, RUNS, TP, Claim, Column,
+    Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, flop_rate, less, point, points,
+    tabulate, tally,
 )  # fmt: skip
 from harness.predict.published_scaling import FITTED, STUDIES, Kind, Study, published_efficiency, run_of
 
@@ -24,8 +24,6 @@ KINDS: tuple[Kind, ...] = ("weak", "strong")
 """Kinds that verdicts are about; the fitted one is shown in the table only."""
 BETWEEN = {"frontier-175b": (2, 4, 8, 16), "frontier-1t": (1, 2, 4, 6)}
 """Replicas, from the study's fewest to its most."""
-NEAR = 0.05
-"""Largest difference from a published efficiency that counts as the same; assumed, as batches are."""
 SMALL = ModelConfig(num_layers=4, hidden_size=192, num_heads=6, seq_len=128)
 SMOKE = ModelConfig(num_layers=2, hidden_size=64, num_heads=2, seq_len=64)
 SHOWN_KINDS: tuple[Kind, ...] = (*KINDS, *FITTED)
@@ -99,28 +97,27 @@ def lines(records: Sequence[Record], kind: Kind) -> list[list[Point]]:
 
 
 def in_words(found: Sequence[Point]) -> str:
-    return ", ".join(f"{one.relative.mean:.1%} on {one.run.plan.world_size:,} ({one.model})" for one in found)
+    return ", ".join(f"{one.relative:.1%} on {one.run.plan.world_size:,} ({one.model})" for one in found)
 
 
 def as_published(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the most devices keep the published share of the rate in strong scaling."""
     found = [one for line in lines(records, "strong") for one in line if not math.isnan(published(one))]
-    return within_points([(one.relative.mean, published(one)) for one in found], NEAR, "models", in_words(found))
+    return within_points([(one.relative, published(one)) for one in found], POINTS, "models", in_words(found))
 
 
 def strong_falls(records: Sequence[Record]) -> Evidence | None:
     """Judge whether every increase of the replicas lowers the rate per device, at the same batch of all."""
     found = lines(records, "strong")
-    return falls_along(found, lambda one: one.relative.mean, "increases", in_words([line[-1] for line in found]))
+    return falls_along(found, flop_rate, "increases", in_words([line[-1] for line in found]))
 
 
 def weak_is_better(records: Sequence[Record]) -> Evidence | None:
     """Judge whether weak scaling keeps more of the rate than strong, on as many devices of the same model."""
     weak, strong = ([line[-1] for line in lines(records, kind)] for kind in KINDS)
     both = best_of_both(weak, strong, flop_rate, MODEL, RANKS)
-    pairs = [(a.relative.mean, b.relative.mean, a.model) for a, b in both]
-    numbers = ", ".join(f"{a:.1%} and {b:.1%} ({model})" for a, b, model in pairs)
-    return tally((a > b for a, b, _ in pairs), "models", numbers)
+    numbers = ", ".join(f"{a.relative:.1%} and {b.relative:.1%} ({a.model})" for a, b in both)
+    return tally([less(b.relative, a.relative) for a, b in both], "models", numbers)
 
 
 EXPERIMENT = Experiment(
@@ -132,9 +129,24 @@ EXPERIMENT = Experiment(
             "abstract",
             as_published,
             published="89% (175B, 1,024), 87% (1T, 3,072)",
+            kind="quantitative",
+            about="bubble",
+            tolerance=POINTS,
         ),
-        Claim("every increase of the devices lowers the rate per device at the same batch", "section V", strong_falls),
-        Claim("weak scaling leaves more of the rate than strong scaling", "abstract", weak_is_better),
+        Claim(
+            "every increase of the devices lowers the rate per device at the same batch",
+            "section V",
+            strong_falls,
+            kind="direction",
+            about="bubble",
+        ),
+        Claim(
+            "weak scaling leaves more of the rate than strong scaling",
+            "abstract",
+            weak_is_better,
+            kind="direction",
+            about="bubble",
+        ),
     ),
     table=table,
     cost=cost("2 min", "6 h, 3072"),

@@ -125,16 +125,20 @@ def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, li
     for record in records:
         own = str(record.environment.system) if are_apart else together
         by_system.setdefault(own if record.is_simulated else "", []).append(record)
-    fair = {system: [_fair(one) for one in by_system[system] if not one.prediction.fitted] for system in by_system}
+    fair = {system: list(map(_fair, by_system[system])) for system in by_system}
     by_system = {system: fair[system] for system in sorted(fair)} or {"": []}
     return {system: [_evidence(claim, by_system, system) for claim in claims] for system in by_system}
 
 
 def idealised(records: Iterable[Record], part: Part) -> list[Record]:
-    """Return simulated records as on machines of which one part takes no time; others are left out."""
-    known = [one for one in records if part in one.prediction.without and one.steps]
+    """Return simulated records as on machines of which one part takes no time; measured ones are left out.
+
+    What does not fit a device's memory does not fit the idealised one.
+    """
     bubble = 0.0 if part == "bubble" else None
-    return [one.with_seconds(one.prediction.without[part], bubble) for one in known]
+    ideal = lambda one: one.with_seconds(one.prediction.without[part], bubble)
+    known = [one for one in records if one.is_simulated and (part in one.prediction.without or not one.steps)]
+    return [ideal(one) if one.steps else one for one in known]
 
 
 def _fair(record: Record) -> Record:
@@ -153,6 +157,8 @@ def _evidence(claim: Claim, found: Mapping[str, Sequence[Record]], system: str) 
         if not system:
             return None
         own = [*found.get("", []), *own]
+    is_free_of_fits = claim.kind in ("arithmetic", "self-consistency")
+    own = [one for one in own if is_free_of_fits or not one.prediction.fitted]
     return claim.check([one for one in own if claim.hardware in (one.environment.device_name or "")])
 
 

@@ -8,12 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from harness.analysis.columns import share
-from harness.analysis.points import points
+from harness.analysis.points import Point, points
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import TERA
 from harness.experiment.listing import listed
@@ -41,6 +42,8 @@ class Space:
     device: str
     ranks: int
     rates: Mapping[Values, float]
+    runs: Mapping[Values, Point]
+    """Plans that were run, failed ones too."""
 
     @cached_property
     def axes(self) -> list[list[int]]:
@@ -82,15 +85,16 @@ class Space:
         highest = np.moveaxis(self.grid, i, 0).reshape(len(self.axes[i]), -1).max(axis=1)
         return dict(zip(self.axes[i], highest.tolist(), strict=True))
 
-    def ratios(self, knob: str) -> list[float]:
-        """Return rates with the next larger value of a knob over those with each, all else equal and neither failed."""
-        along = np.moveaxis(self.grid, KNOBS.index(knob), 0)
-        known = (along[:-1] > 0) & (along[1:] > 0)
-        return sorted((along[1:][known] / along[:-1][known]).tolist())
+    def steps(self, knob: str) -> list[tuple[Point, Point]]:
+        """Return plans and those with the next larger value of a knob, all else equal and neither failed."""
+        i = KNOBS.index(knob)
+        larger = dict(pairwise(self.axes[i]))
+        pairs = [(at, (*at[:i], larger[at[i]], *at[i + 1 :])) for at in self.rates if at[i] in larger]
+        return [(self.runs[a], self.runs[b]) for a, b in pairs if self.rates[a] and self.rates.get(b)]
 
     @cached_property
-    def searched(self) -> tuple[int, float]:
-        """Number of plans that the sampler attempted, about a third of the space, and the best rate among them."""
+    def searched(self) -> tuple[int, Values]:
+        """Number of plans that the sampler attempted, about a third of the space, and the fastest among them."""
         study, tried = study_of(Journal(None, "space")), dict[Values, float]()
         for _ in range(PROPOSALS * len(self.rates)):
             if len(tried) >= TRIED * len(self.rates):
@@ -100,19 +104,24 @@ class Space:
             values: Values = tuple(proposed)
             tried[values] = self.rates.get(values, 0.0)  # a repeated proposal costs nothing
             study.tell(trial, -tried[values])
-        return len(tried), max(tried.values())
+        return len(tried), max(tried, key=tried.__getitem__)
 
 
 def spaces(records: Sequence[Record]) -> list[Space]:
     """Return the spaces in which every combination was run, each of one model on one device."""
-    found: dict[tuple[str, str, int], dict[Values, float]] = {}
+    found: dict[tuple[str, str, int], dict[Values, Point]] = {}
     for one in points(records, lambda _: 0.0, failed=True):
         run, plan = one.run, one.run.plan
         values = (plan.tp, plan.pp, run.train.microbatch, run.microbatches, plan.zero_stage)
-        rate = one.mean(lambda record: record.flop_rate if record.status == "ok" else math.nan)
-        found.setdefault((one.model, one.device, plan.world_size), {})[values] = 0.0 if math.isnan(rate) else rate
-    made = [Space(*at, rates) for at, rates in found.items()]
+        found.setdefault((one.model, one.device, plan.world_size), {})[values] = one
+    made = [Space(*at, {values: rate(one) for values, one in runs.items()}, runs) for at, runs in found.items()]
     return [space for space in made if space.is_whole and max(space.rates.values()) > 0]
+
+
+def rate(one: Point) -> float:
+    """Return the rate of a plan; 0 if it failed."""
+    found = one.mean(lambda record: record.flop_rate if record.status == "ok" else math.nan)
+    return 0.0 if math.isnan(found) else found
 
 
 def rate_text(rate: float) -> str:
@@ -121,11 +130,11 @@ def rate_text(rate: float) -> str:
 
 def summary(space: Space) -> str:
     best = ", ".join(f"{knob} {value}" for knob, value in zip(KNOBS, space.best, strict=True))
-    (tried, reached), highest = space.searched, space.rates[space.best]
+    (tried, at), highest = space.searched, space.rates[space.best]
     return (
         f"{space.model} on {space.device}: {len(space.rates)} plans, {space.failures} fail; fastest: {best}, "
         f"{rate_text(highest)} TFLOP/s; the best of {tried} that Optuna's sampler tried reaches "
-        f"{reached / highest:.1%} of that."
+        f"{space.rates[at] / highest:.1%} of that."
     )
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from harness.experiment.verdicts import records_of
 from harness.records.record import Record
 from impl.run import with_fields
 from tests.harness.made_up_records import record_of
-from tests.turned import turned
 
 ROOT = Path(__file__).resolve().parents[2]
 BY_FORMULA = {
@@ -100,18 +98,3 @@ def test_the_largest_model_by_stage_turns() -> None:
     deeper = lambda run: with_fields(run, {"model.num_layers": 10 * run.model.num_layers})
     records = [one if one.run.plan.zero_stage else replace(one, run=deeper(one.run)) for one in records]
     assert verdicts(name, records, claim) == ["not reproduced"]
-
-
-def test_a_space_where_all_is_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = SimpleNamespace(
-        importance={"tp": 0.7, "microbatch": 0.3},
-        ratios=lambda knob: [2.0 if knob in ("tp", "pp") else 0.5],
-        searched=(24, 0.9),
-        rates=[1.0] * 72,
-        best=0,
-    )
-    experiment = load("frontier2023/search")
-    monkeypatch.setattr(sys.modules["experiments.frontier2023.search"], "spaces", lambda _: [space])
-    assert set(turned(claims.claims_table(experiment.claims, [record_of(experiment.runs["smoke"][0])]))) == {
-        "not reproduced"
-    }
