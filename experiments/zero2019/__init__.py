@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.experiment.checks import as_predicted
 from harness.experiment.kit import (
-    GB, TERA, EvaluationConfig, ModelConfig, Plan, Point, Printed, Recipe, Run, ZeroStage, gigabytes, noted, of_run,
-    published,
+    GB, TERA, EvaluationConfig, ModelConfig, Plan, Point, Printed, Recipe, Run, Tolerance, ZeroStage, gigabytes, noted,
+    of_run, published,
 )  # fmt: skip
 from harness.experiment.kit import printed as in_print
 
@@ -25,7 +25,9 @@ T = of_run("tp", "t", lambda run: run.plan.tp)
 N = of_run("dp", "N", lambda run: run.plan.dp)
 COUNTED = gigabytes("memory_bytes", "all, counted")
 PREDICTED = gigabytes("predicted_memory_bytes", "all, predicted")
-ALL_AS_PREDICTED = as_predicted(lambda one: one.memory_bytes, lambda one: one.predicted_memory_bytes, within=0.05)
+CLOSE = Tolerance(0.05, "what formulas leave out of a step's working memory", "2026-11-21")
+"""Relative distance of a step's counted memory from the predicted."""
+ALL_AS_PREDICTED = as_predicted(lambda one: one.memory_bytes, lambda one: one.predicted_memory_bytes, CLOSE)
 PRINTED_RATE = in_print("published_rate", "published rate", "TFLOP/s", TERA, "FLOP/s")
 
 

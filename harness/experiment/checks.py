@@ -114,6 +114,11 @@ def _percent(off: Estimate, digits: int) -> str:
     return f"{100 * off.mean:+.{digits}f}{wide}"
 
 
+def measured_only(check: Check) -> Check:
+    """Return a check of measured runs alone, for a claim that holds on simulated ones whatever part takes no time."""
+    return lambda records: check([one for one in records if not one.is_simulated])
+
+
 def as_predicted(counted: Measure, predicted: Measure, within: float) -> Check:
     """Return a check that counted bytes are the predicted ones within a share of them; NaN was not counted."""
 

@@ -21,7 +21,6 @@ from tests.harness.made_up_records import record_of
 ROOT = Path(__file__).resolve().parents[2]
 BY_FORMULA = {
     "frontier2023/models": ("the models have", "14 bytes a parameter give"),
-    "zero2019/zero_r": ("by simulation, figure 7",),
 }
 
 
@@ -61,11 +60,8 @@ def verdicts(name: str, records: Sequence[Record], begins: Sequence[str]) -> lis
 
 
 def some(name: str) -> list[Record]:
-    """Return ZeRO's committed simulations; of Frontier's models, a made-up record for each of the paper's."""
-    experiment = load(name)
-    if name.startswith("zero2019/"):
-        return records_of(experiment, ROOT / "results", ("paper",))
-    return [record_of(run, device="cuda") for run in experiment.runs["paper"]]
+    """Return a made-up record for each of the paper's models."""
+    return [record_of(run, device="cuda") for run in load(name).runs["paper"]]
 
 
 @pytest.mark.parametrize("name", BY_FORMULA)
