@@ -6,13 +6,13 @@ from typing import Any
 
 from harness.experiment.kit import (
     GIB, MILLI, MODEL, RANKS, Check, Claim, Column, EvaluationConfig, ModelConfig, Plan, Point, Precision, Recipe,
-    Run, of_run,
+    Run, Tolerance, of_run,
 )  # fmt: skip
 
 MODEL_25M = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
 MODEL_7M = replace(MODEL_25M, hidden_size=256, num_heads=4)
-SLOWER = 1.02
-"""Ratio of step times that still counts as no slower; assumed, as repeats of one point differ."""
+SLOWER = Tolerance(1.02, "repeats of one point differ by as much", "2026-11-21")
+"""Ratio of step times that still counts as no slower."""
 SCHEDULES = {"gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved"}
 
 

@@ -15,16 +15,16 @@ from typing import Any
 from experiments.ours import claim, timed
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MILLI, MODEL, RUNS, TERA, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
-    Precision, Recipe, Record, Run, Table, about, flop_rate, named, of_run, points, share, size_name, step_seconds,
-    tabulate,
+    Precision, Recipe, Record, Run, Table, Tolerance, about, exact, flop_rate, named, near, of_run, points, share,
+    size_name, step_seconds, tabulate, tally,
 )  # fmt: skip
 
-LINEAR = 0.15
+LINEAR = Tolerance(0.15, "assumed", "2026-11-21")
 """Relative tolerance of a step's time against time proportional to its FLOPs."""
 LEAST, SPAN = 7e6, 20
 """Parameters of the smallest model that counts, and the least ratio of the largest to it for a law."""
-NO_FASTER = 1.05
-"""Ratio of rates that still counts as no faster; assumed, as repeats of one point differ."""
+NO_FASTER = Tolerance(0.05, "repeats of one point differ by as much", "2026-11-21")
+"""Share by which a rate that still counts as no faster may be higher."""
 
 
 def one_rank(models: Sequence[ModelConfig], recipe: Recipe, repeats: int, precision: Precision = "fp32") -> list[Run]:
@@ -58,7 +58,7 @@ def over_proportional(group: Sequence[Point]) -> list[Point]:
     c is the geometric mean of time over FLOPs, so that the models deviate to both sides.
     """
     mean = geometric_mean(one.mean(flop_rate) for one in group)
-    return [replace(one, relative=Estimate(mean / one.mean(flop_rate), None, len(one.records))) for one in group]
+    return [replace(one, relative=exact(mean) / one.estimate(flop_rate)) for one in group]
 
 
 def flops(one: Point) -> float:
@@ -103,10 +103,11 @@ def is_linear(records: Sequence[Record]) -> Evidence | None:
     judged = [over_proportional(group) for group in spans]
     if not judged:
         return None
-    off = lambda one: one.relative.mean - 1
-    worst = max((one for group in judged for one in group), key=lambda one: abs(off(one)))
+    every = [one for group in judged for one in group]
+    worst = max(every, key=lambda one: abs(one.relative.mean - 1))
     grows = (f"{name(group[0])} to {name(group[-1])}: time grows as FLOPs^{slope(group):.3f}" for group in judged)
-    return Evidence(abs(off(worst)) <= LINEAR, f"{'; '.join(grows)}; furthest {off(worst):+.1%} ({name(worst)})")
+    numbers = f"{'; '.join(grows)}; furthest {worst.relative - 1:+.1%} ({name(worst)})"
+    return tally([near(one.relative, 1, LINEAR) for one in every], "sizes", numbers)
 
 
 def slope(group: Sequence[Point]) -> float:
@@ -117,20 +118,24 @@ def slope(group: Sequence[Point]) -> float:
 
 def turns_add_nothing(records: Sequence[Record]) -> Evidence | None:
     """Judge whether ranks that share cores have in total no higher rate than ranks with a core each."""
-    groups: dict[tuple[Any, ...], list[tuple[Point, float]]] = {}
-    for one in points(records, lambda record: record.tokens_per_second):
+    groups: dict[tuple[Any, ...], list[Point]] = {}
+    for one in points(records, rate):
         run, ranks = one.run, one.run.plan.world_size
         if run.plan.dp == ranks:
             at = one.model, run.train.global_batch / ranks, one.device, run.engine
-            rate = one.mean(lambda record: record.tokens_per_second)
-            groups.setdefault(at, []).append((one, rate))
-    gains = []
+            groups.setdefault(at, []).append(one)
+    gains: list[tuple[Estimate, int]] = []
     for group in groups.values():
-        own = max((rate for one, rate in group if not one.is_oversubscribed), default=math.nan)
-        gains += [(rate / own, one.run.plan.world_size) for one, rate in group if one.is_oversubscribed]
-    gains = [(gain, ranks) for gain, ranks in gains if not math.isnan(gain)]
+        own = max((one for one in group if not one.is_oversubscribed), key=lambda one: one.mean(rate), default=None)
+        shared = [one for one in group if one.is_oversubscribed] if own else []
+        gains += [(one.estimate(rate) / own.estimate(rate), one.run.plan.world_size) for one in shared if own]
     numbers = ", ".join(f"{gain:.2f} times ({ranks} ranks)" for gain, ranks in gains)
-    return Evidence(max(gains)[0] <= NO_FASTER, f"{numbers} the best rate of a core each") if gains else None
+    margins = [gain.scaled(-1) - -(1 + NO_FASTER) for gain, _ in gains]
+    return tally(margins, "points", f"{numbers} the best rate of a core each")
+
+
+def rate(record: Record) -> float:
+    return record.tokens_per_second
 
 
 CPU = Recipe(steps=9, global_batch=2, microbatch=2, lr=1e-4, warmup_steps=2)

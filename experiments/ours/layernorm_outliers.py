@@ -17,7 +17,7 @@ from experiments.ours import claim
 from harness.analysis.outliers import FAR, IN_LAYERS, Look, looks, table
 from harness.experiment.kit import (
     Check, Claim, DataConfig, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Recipe, Record, Run, about,
-    means, number, tally,
+    less, means, number, tally,
 )  # fmt: skip
 from impl.model.norm_placement import PLACEMENTS
 
@@ -59,7 +59,7 @@ def at_the_end(records: Sequence[Record], norm: str) -> list[Look]:
 def by_model(found: Iterable[Look], measure: str) -> str:
     """Return means over seeds by model, as `1.3 (GPT 0.3M), 2 (BERT 0.3M)`."""
     values = means((one.model, getattr(one, measure)) for one in found)
-    return ", ".join(f"{number(value, 3)} ({model})" for model, value in values.items())
+    return ", ".join(f"{number(value.mean, 3)} ({model})" for model, value in values.items())
 
 
 def has_outliers(norm: str) -> Check:
@@ -103,7 +103,7 @@ def most_without_end_norm(records: Sequence[Record]) -> Evidence | None:
     pre, post = (means((one.model, one.ratio) for one in at_the_end(records, norm)) for norm in ("pre", "post"))
     both = [(pre[model], post[model], model) for model in pre if model in post]
     numbers = ", ".join(f"{a:.2f} and {b:.2f} ({model})" for a, b, model in both)
-    return tally([a > b for a, b, _ in both], "models", f"{numbers} times the median")
+    return tally([less(b, a) for a, b, _ in both], "models", f"{numbers} times the median")
 
 
 def watched(norms: Sequence[str], families: Sequence[str], seeds: int, shape: tuple[int, int], steps: int) -> list[Run]:
@@ -130,19 +130,19 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(
             "every model with LayerNorm after its blocks ends with outlier dimensions",
-            "Kovaleva et al. 2021, abstract", has_outliers("post"),
+            "Kovaleva et al. 2021, abstract", has_outliers("post"), kind="direction",
         ),
         Claim(
             "its norms' furthest weights are over three standard deviations out, in the same dimension of most",
-            "Kovaleva et al. 2021, abstract", same_in_most_norms,
+            "Kovaleva et al. 2021, abstract", same_in_most_norms, kind="direction",
         ),
         Claim(
             "the dimension that stands out most is worth over ten times as much loss as an average one",
-            "Kovaleva et al. 2021, abstract", worth_more,
+            "Kovaleva et al. 2021, abstract", worth_more, kind="direction",
         ),
         Claim(
             "outliers are there after half of the training",
-            "Kovaleva et al. 2021, abstract", there_early,
+            "Kovaleva et al. 2021, abstract", there_early, kind="direction",
         ),
         claim("pre-layernorm has them too, in every model", has_outliers("pre")),
         claim(

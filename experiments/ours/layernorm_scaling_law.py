@@ -19,15 +19,15 @@ from experiments.ours import claim
 from harness.analysis.placement_laws import BASELINE, SURE, ends, fits, table, targets
 from harness.analysis.scaling_law import difference
 from harness.experiment.kit import (
-    Check, Claim, DataConfig, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Recipe, Record, Run, about,
-    estimate, published, size_name, tally,
+    Check, Claim, DataConfig, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Recipe, Record, Run,
+    Tolerance, about, estimate, published, size_name, tally,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CLOSE = 0.02
-"""Largest root mean square of log loss over the law's that counts as described by it; assumed."""
+CLOSE = Tolerance(0.02, "assumed", "2026-11-22")
+"""Largest root mean square of log loss over the law's that counts as described by it."""
 
 
 def figure(records: Sequence[Record]) -> "Figure | None":
@@ -65,10 +65,10 @@ def higher_here(other: str) -> Check:
 
     def check(records: Sequence[Record]) -> Evidence | None:
         ours, theirs = ends(records, BASELINE), ends(records, other)
-        mean = lambda end: estimate(end.losses).mean
+        mean = lambda end: estimate(end.losses)
         over = {name: mean(theirs[name]) - mean(end) for name, end in ours.items() if name in theirs}
         numbers = ", ".join(f"{one:+.3f} ({name})" for name, one in over.items())
-        return tally([one > 0 for one in over.values()], "sizes", f"{numbers} nats")
+        return tally(list(over.values()), "sizes", f"{numbers} nats")
 
     return check
 

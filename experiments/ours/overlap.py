@@ -13,7 +13,7 @@ from experiments import ours
 from harness.experiment.checks import at_most
 from harness.experiment.kit import (
     MARK, RUNS, Cell, Check, Column, Evidence, Experiment, Plan, Recipe, Record, Run, Table, about, cells, named,
-    step_seconds, tabulate, with_interval,
+    step_seconds, tabulate, tally, with_interval,
 )  # fmt: skip
 
 OVERLAPS = {
@@ -69,7 +69,7 @@ def same_losses(records: Sequence[Record]) -> Evidence | None:
     """Judge whether every step's loss is the same with and without each overlap, with any number of cores."""
     differences = [cell.loss_difference("", cell.other) for cell in compared(records)]
     same = [one == 0 for one in differences if not math.isnan(one)]
-    return Evidence(all(same), f"{sum(same)} of {len(same)} pairs") if same else None
+    return tally(same, "pairs")
 
 
 CPU = Recipe(steps=13, global_batch=16, microbatch=4, lr=1e-4, warmup_steps=2)
@@ -92,12 +92,19 @@ EXPERIMENT = Experiment(
     "ranks on two cores share these with the threads that send, and gain little",
     claims=(
         ours.claim(
-            "reducing gradients during the backward pass makes no step over 2% slower", no_slower("overlap_grad_reduce")
+            "reducing gradients during the backward pass makes no step over 2% slower",
+            no_slower("overlap_grad_reduce"),
+            tolerance=ours.SLOWER,
         ),
-        ours.claim("gathering parameters ahead makes no step over 2% slower", no_slower("overlap_param_gather")),
+        ours.claim(
+            "gathering parameters ahead makes no step over 2% slower",
+            no_slower("overlap_param_gather"),
+            tolerance=ours.SLOWER,
+        ),
         ours.claim(
             "reducing input gradients beside weight gradients makes no step over 2% slower",
             no_slower("overlap_input_grad_reduce"),
+            tolerance=ours.SLOWER,
         ),
         ours.claim("overlaps change no loss, to the bit", same_losses),
     ),

@@ -6,6 +6,7 @@ the machine. What counts is how far the two are apart, and whether they put the 
 search for the fastest plan lives on.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,12 +14,15 @@ import pandas as pd
 
 from experiments.ours import claim, milliseconds, plan_name, timed
 from harness.experiment.kit import (
-    MARK, MODEL, PERCENT, RANKS, RUNS, Column, Evidence, Experiment, ModelConfig, Plan, Point, Recipe, Record, Run,
-    Table, about, named, of_run, points, step_seconds, tabulate,
+    MARK, MODEL, PERCENT, RANKS, RUNS, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Recipe,
+    Record, Run, Table, Tolerance, about, estimate, named, of_run, points, step_seconds, tabulate, tally,
 )  # fmt: skip
+from harness.records.statistics import t_quantile
 
-OFF, SAME_ORDER = 0.10, 0.85
-"""Goals: largest mean of the errors' sizes, and least Kendall's tau."""
+OFF = Tolerance(0.1, "a goal", "2026-11-21")
+"""Largest mean of the errors' sizes."""
+SAME_ORDER = Tolerance(0.85, "a goal", "2026-11-21")
+"""Least Kendall's tau."""
 
 
 def compared(records: Sequence[Record]) -> list[Point]:
@@ -73,16 +77,26 @@ def close(records: Sequence[Record]) -> Evidence | None:
         return None
     mean, worst = sum(abs(off(one)) for one in found) / len(found), max(found, key=lambda one: abs(off(one)))
     where = f"{worst.model}, {name(worst.run)}"
-    return Evidence(mean <= OFF, f"{mean:.1%} off on average, {off(worst):+.1%} at most ({where})")
+    sure = estimate([abs(off(one)) for one in found])
+    wide = "" if sure.half_width is None else f" ± {sure.half_width:.1%}"
+    return tally([sure.scaled(-1) - -OFF], "", f"{mean:.1%}{wide} off on average, {off(worst):+.1%} at most ({where})")
 
 
 def in_order(records: Sequence[Record]) -> Evidence | None:
     """Judge whether predicted and measured steps are in the same order, but for a few pairs."""
     if len(found := compared(records)) < 2:
         return None
-    steps = pd.DataFrame([(predicted(one), one.mean(step_seconds)) for one in found])
-    tau = steps.corr(method="kendall").iloc[0, 1]
-    return Evidence(bool(tau >= SAME_ORDER), f"Kendall's tau {tau:.2f}")
+    both = [(predicted(one), one.mean(step_seconds)) for one in found]
+    tau = kendall(both)
+    left_out = [kendall([*both[:i], *both[i + 1 :]]) for i in range(len(both))]
+    jackknife = math.sqrt((len(both) - 1) / len(both) * sum((one - tau) ** 2 for one in left_out))
+    margin = Estimate(tau - SAME_ORDER, t_quantile(len(both) - 1) * jackknife, len(both))
+    return tally([margin], "", f"Kendall's tau {tau:.2f} ± {margin.half_width:.2f}")
+
+
+def kendall(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return Kendall's tau of pairs."""
+    return float(pd.DataFrame(pairs).corr(method="kendall").iloc[0, 1])
 
 
 CPU = Recipe(steps=15, lr=1e-4, warmup_steps=2)
@@ -122,9 +136,12 @@ EXPERIMENT = Experiment(
     expectation="errors of 10% on average, as constants fitted to small runs carry to shapes that differ by a factor "
     "of two; the same order but for points whose steps take about as long",
     claims=(
-        claim("predicted steps are off by 10% on average, or less", close, compares=True),
+        claim("predicted steps are off by 10% on average, or less", close, compares=True, tolerance=OFF),
         claim(
-            "predicted and measured steps are in the same order: Kendall's tau 0.85 or more", in_order, compares=True
+            "predicted and measured steps are in the same order: Kendall's tau 0.85 or more",
+            in_order,
+            compares=True,
+            tolerance=SAME_ORDER,
         ),
     ),
     table=table,

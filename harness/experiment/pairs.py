@@ -54,9 +54,12 @@ class Cell(Point):
     def ratio(self, ours: Hashable, theirs: Hashable, measure: Measure = step_seconds) -> Estimate:
         """Return the mean ratio of a measure, ours over theirs, over pairs of equal seed and repeat.
 
-        It has a 95% t-interval. A temporary slowdown of the machine affects both runs of a pair. NaN if there are no
-        pairs, or ranks shared cores.
+        It has a 95% t-interval, or the simulator's own. A temporary slowdown of the machine affects both runs of a
+        pair. NaN if there are no pairs, or ranks shared cores.
         """
+        if self.is_simulated:
+            both = self.of(ours), self.of(theirs)
+            return both[0].over(both[1], measure) if all(one.records for one in both) else UNKNOWN
         ratios = [measure(a) / measure(b) for a, b in self._pairs(ours, theirs)]
         ratios = [one for one in ratios if not math.isnan(one)]
         return estimate(ratios) if ratios and not self.is_oversubscribed else UNKNOWN
