@@ -1,17 +1,14 @@
 """The verb `tune`: the best parallel plans for a model on a described system, and what matters most in them."""
 
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from harness.launch.flags import require_positive
@@ -19,21 +16,12 @@ from harness.predict.interval import EXTRAPOLATES, interval, is_beyond
 from harness.predict.simulation import as_simulated, completed, predicted, vocabulary_of
 from harness.predict.systems import load_system
 from harness.records.measures import size_name
-from harness.terminal import Flag, console, parse_bytes, print_json, shown
-from harness.tune.measured import Real, compared, print_compared
-from harness.tune.search import (
-    Journal,
-    Judged,
-    best_by_value,
-    estimates,
-    front,
-    importance,
-    judged,
-    ranked,
-    searched,
-    study_of,
-)
+from harness.records.store import Store
+from harness.terminal import Flag, console, parse_bytes, print_json, shown, shown_progress
+from harness.tune.measured import Machine, compared, print_compared, run_here
+from harness.tune.search import Journal, Judged, best_by_value, estimates, front, importance, judged, ranked, searched
 from impl.cost.parameters import count_parameters
+from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -50,8 +38,6 @@ TOP = 20
 """Plans of different shape that are compared by events."""
 SLOWEST = 2.0
 """Largest ratio of a plan's time to the fastest one's at which its lower memory counts."""
-PLAIN_SECONDS = 5.0
-"""Seconds between progress lines where standard error is no terminal."""
 STEPS = 12
 """Training steps of a measured run."""
 
@@ -156,12 +142,16 @@ def tune_from(default: Run) -> Callable[..., int]:
         base = replace(default, plan=Plan(), train=recipe, precision=_precision(found, precision))
         base, _ = completed(base, _searched(base), found)
         task = _Task(base, found, gpus, limit)
+        real = None
+        if measure and out is not None:
+            store = Store(out, "tune", "small")
+            store.require_writable()
+            real = partial(run_here, store=store, device=found.device.kind)
         document, inside = _search(task, task.plans(fix), top, out)
-        real = Real(found, out) if measure and out else None
         if trials:
             document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
         if real is not None:
-            chosen = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ()) if "dp" in row]
+            chosen = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ())]
             document["measured"] = compared(chosen or document["best"][:measure], base, real)
         return print_json(document) if json else _print(document, task)
 
@@ -202,11 +192,11 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
 def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
     """Return the document of the search, and the plans that fit."""
     known = as_simulated(task.base, task.system)
+    positions = head_positions(known.model)
     vocab_size = vocabulary_of(task.base)
-    form = ClosedForm(known.run, vocab_size, task.system, task.gpus, head_positions=known.head_positions)
+    form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=positions)
     begin = time.perf_counter()
-    with _progress("plans", len(plans)) as at:
-        found = estimates(form, plans, at)
+    found = estimates(form, plans)
     seconds = time.perf_counter() - begin
     fit = np.flatnonzero(found.bytes <= task.limit)
     if not len(fit):
@@ -216,11 +206,7 @@ def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict
     smaller = front(times, found.bytes[fit], inside.oddity, SLOWEST)
     chosen = dict.fromkeys([*ranked(inside, times, top), *smaller])
     rows = [inside.row(i) | {"closed_form_seconds": float(times[i])} for i in chosen]
-    by_row: list[Judged] = []
-    with _progress("events", len(rows)) as at:
-        for row in judged(rows, task.base, task.events, task.journal(out, "events")):
-            by_row.append(row)
-            at(len(by_row))
+    by_row = judged(shown_progress(rows, "events"), task.base, task.events, task.journal(out, "events"))
     good = [task.with_warnings(row) for row in by_row if "reason" not in row]
     best = sorted(good, key=lambda row: row["seconds"])[:top]
     took, needed = (np.array([row[name] for row in good]) for name in ("seconds", "bytes"))
@@ -245,35 +231,15 @@ def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict
 
 
 def _trials(
-    task: _Task, plans: Plans, first: Sequence[Judged], trials: int, real: Real | None, out: Path | None
+    task: _Task, plans: Plans, first: Sequence[Judged], trials: int, real: Machine | None, out: Path | None
 ) -> list[Judged]:
     """Return Optuna's proposals as judged by events or real runs, the fastest first, then those that failed."""
-    judge = "events" if real is None else "runs"
-    found = searched(study_of(task.journal(out, judge)), plans, first, task.base, real or task.events, trials)
-    rows = [row for row in found if "id" in row]
+    judge = task.events if real is None else lambda run: real([run])[0]
+    rows = searched(task.journal(out, "runs" if real else "events"), plans, first, task.base, judge, trials)
     if real is not None:
         rows = [row | {"predicted_seconds": task.events(run_of(row, task.base))["seconds"]} for row in rows]
     rows = [task.with_warnings(row) if "reason" not in row else row for row in rows]
     return sorted(rows, key=lambda row: row["seconds"] if "reason" not in row else math.inf)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that shows progress on standard error: a bar on a terminal, else a line every few seconds."""
-    screen = Console(stderr=True)
-    begin = last = time.perf_counter()
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-
-        def at(done: int) -> None:
-            nonlocal last
-            bar.update(task, completed=done)
-            now = time.perf_counter()
-            if not screen.is_terminal and now - last > PLAIN_SECONDS:
-                last = now
-                print(f"{what}: {done:,} of {total:,}, {done / max(now - begin, 1e-9):,.0f} a second", file=sys.stderr)
-
-        yield at
 
 
 def _print(document: Mapping[str, Any], task: _Task) -> int:

@@ -204,11 +204,11 @@ def test_packaged_calibrations_cover_what_their_rows_do(system: str):
     case = next(case for case in CASES if case.system == system)
     known = load_system(system)
     runs = [row.run for row in rows_of(case.fitted.file, system) if row.split == CALIBRATE]
-    covered = reach(runs, known)
+    ranges, covered = reach(runs, known)
     assert known.calibration is not None
     assert len(known.calibration.rows) == len(runs)
-    assert known.calibration.ranges == covered["ranges"]
-    assert known.calibration.features == covered["features"]
+    assert known.calibration.ranges == ranges
+    assert known.calibration.features == covered
 
 
 @pytest.mark.parametrize(
