@@ -7,14 +7,12 @@ import contextlib
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from harness.terminal import shown_progress
 from impl.errors import InputError
@@ -53,9 +51,12 @@ def estimates(form: ClosedForm, plans: Plans) -> Estimate:
 
 def ranked(plans: Plans, seconds: np.ndarray, top: int) -> list[int]:
     """Return places of the fastest plans that differ in SHAPE; the plainest of equals."""
-    order = np.lexsort((plans.oddity, seconds))
-    shapes = pd.DataFrame({knob: plans[knob][order] for knob in SHAPE})
-    return order[~shapes.duplicated()][:top].tolist()
+    chosen: dict[tuple[int, ...], int] = {}
+    for i in np.lexsort((plans.oddity, seconds)).tolist():
+        chosen.setdefault(tuple(plans[knob][i] for knob in SHAPE), i)
+        if len(chosen) == top:
+            break
+    return list(chosen.values())
 
 
 def front(
@@ -118,23 +119,21 @@ def importance(plans: Plans, seconds: np.ndarray) -> dict[str, float]:
 
 
 def shapley(values: np.ndarray) -> np.ndarray:
-    """Return the mean size of every axis's Shapley value over a grid of equally likely points: exact, by all sets.
+    """Return the mean size of every axis's Shapley value over a grid of equally likely points: exact, by all orders.
 
     A point's values add up to its difference from the grid's mean.
 
     Source: Lundberg and Lee 2017 (1705.07874), equation 8, with means over the grid as expectations.
     """
-    axes = frozenset(range(values.ndim))
-    sets = [frozenset(known) for n in range(len(axes) + 1) for known in itertools.combinations(sorted(axes), n)]
-    means = {known: values.mean(axis=tuple(axes - known), keepdims=True) for known in sets}
-    found = []
-    for i in sorted(axes):
-        own = np.zeros_like(values)
-        for known in sets:
-            if i not in known:
-                own += (means[known | {i}] - means[known]) / (len(axes) * math.comb(len(axes) - 1, len(known)))
-        found.append(abs(own).mean())
-    return np.array(found)
+    orders = list(itertools.permutations(range(values.ndim)))
+    found = np.zeros((values.ndim, *values.shape))
+    for order in orders:
+        known = values
+        for axis in order:
+            rest = known.mean(axis=axis, keepdims=True)
+            found[axis] += (known - rest) / len(orders)
+            known = rest
+    return abs(found).reshape(values.ndim, -1).mean(axis=1)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ TOP = 20
 """Plans of different shape that are compared by events."""
 SLOWEST = 2.0
 """Largest ratio of a plan's time to the fastest one's at which its lower memory counts."""
+GIB = 2**30
 STEPS = 12
 """Training steps of a measured run."""
 
@@ -78,7 +79,7 @@ class _Task:
         names = ("bubble", "mfu", "hfu", "model_flops_per_gpu_s")
         row = {"seconds": found.seconds, "bytes": size, **{name: getattr(found, name) for name in names}}
         if size > self.limit:
-            row["reason"] = f"needs {size / 2**30:.1f} GiB of {self.limit / 2**30:.1f}"
+            row["reason"] = f"needs {size / GIB:.1f} GiB of {self.limit / GIB:.1f}"
         return row
 
     def with_warnings(self, row: Judged) -> Judged:
@@ -191,10 +192,8 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
 
 def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
     """Return the document of the search, and the plans that fit."""
-    known = as_simulated(task.base, task.system)
-    positions = head_positions(known.model)
-    vocab_size = vocabulary_of(task.base)
-    form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=positions)
+    known, vocab_size = as_simulated(task.base, task.system), vocabulary_of(task.base)
+    form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=head_positions(known.model))
     begin = time.perf_counter()
     found = estimates(form, plans)
     seconds = time.perf_counter() - begin
@@ -268,7 +267,8 @@ def _print(document: Mapping[str, Any], task: _Task) -> int:
     _print_knobs(document["importance"], document["best_by_value"])
     if tried := document.get("trials"):
         failed = sum("reason" in row for row in tried)
-        print(f"Optuna: {len(tried)} plans, {failed} failed; the fastest takes {tried[0]['seconds']:.4g} s")
+        fastest = f"; the fastest takes {tried[0]['seconds']:.4g} s" if failed < len(tried) else ""
+        print(f"Optuna: {len(tried)} plans, {failed} failed{fastest}")
     if "measured" in document:
         print_compared(document["measured"])
     return 0
@@ -294,21 +294,16 @@ def _print_plans(title: str, rows: Sequence[Judged]) -> None:
         mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
         odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
         besides = ", ".join(knob if row[knob] is True else f"no {knob}" for knob in odd)
-        numbers = (
-            f"{number}{'*' * any(map(is_beyond, row['warnings']))}",
-            f"{row['seconds']:.3f}",
-            f"{row['model_flops_per_gpu_s'] / 1e12:.1f}",
-            mfu,
-            f"{row['bytes'] / 2**30:.1f}",
-        )
-        table.add_row(*numbers, *(str(row[name]) for name in names), besides)
+        rate = row["model_flops_per_gpu_s"] / 1e12
+        numbers = (f"{row['seconds']:.3f}", f"{rate:.1f}", mfu, f"{row['bytes'] / GIB:.1f}")
+        star = "*" * any(map(is_beyond, row["warnings"]))
+        table.add_row(f"{number}{star}", *numbers, *(str(row[name]) for name in names), besides)
     console(table).print(table)
 
 
 def _print_knobs(shares: Mapping[str, float], by_value: Mapping[str, Mapping[str, float]]) -> None:
-    table = Table(
-        "knob", "importance", "fastest step (s) with each value", title="what matters most", title_justify="left"
-    )
+    heads = ("knob", "importance", "fastest step (s) with each value")
+    table = Table(*heads, title="what matters most", title_justify="left")
     for knob in sorted(by_value, key=lambda knob: -shares.get(knob, 0.0)):
         values = sorted(by_value[knob].items(), key=lambda item: item[1])
         told = ", ".join(f"{value} {seconds:.4g}" for value, seconds in values[:8])
