@@ -53,7 +53,7 @@ def ranked(plans: Plans, seconds: np.ndarray, top: int) -> list[int]:
     """Return places of the fastest plans that differ in SHAPE; the plainest of equals."""
     chosen: dict[tuple[int, ...], int] = {}
     for i in np.lexsort((plans.oddity, seconds)).tolist():
-        chosen.setdefault(tuple(plans[knob][i] for knob in SHAPE), i)
+        chosen.setdefault(tuple(int(plans[knob][i]) for knob in SHAPE), i)
         if len(chosen) == top:
             break
     return list(chosen.values())
