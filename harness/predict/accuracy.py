@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.progress import track
 
 from harness.analysis import render
 from harness.analysis.render import Column, Table
@@ -18,13 +16,13 @@ from harness.experiment.experiment import load
 from harness.experiment.published import FOLDER
 from harness.figures.style import mark, save, style
 from harness.predict.csv_rows import CALIBRATE, Row, read_rows
-from harness.predict.fit import ROW_SD, Measured, constant_mfu, fit, linear, percent_off, seconds_of
+from harness.predict.fit import ROW_SD, Measured, constant_mfu, error_sizes, fit, linear, percent_off, seconds_of
 from harness.predict.published_memory import torchtitan
 from harness.predict.published_scaling import FITTED, frontier
 from harness.predict.simulation import predicted
 from harness.predict.systems import load_system
 from harness.records.store import Store, write_atomically
-from harness.terminal import Flag, console, print_json
+from harness.terminal import Flag, console, print_json, shown_progress
 from impl.errors import InputError
 from impl.simulator.system import System
 
@@ -32,6 +30,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STEPS = FOLDER / "steps"
+HEAD = """# Accuracy of the simulator
+
+Written by `make accuracy`. Constants are fitted to some rows, errors are those of others.
+
+![Predicted against measured](accuracy.png)
+
+"""
+"""Beginning of the document before its tables."""
 PICKED = 3
 """Rows of table 1 that constants are fitted to."""
 MOST = 10**9
@@ -67,11 +73,13 @@ class Rows(NamedTuple):
 
     def read(self, system: str) -> list[Measured]:
         """Return the selected rows of the file."""
-        return [row.measured for row in rows_of(self.file, system) if row.measured and self._has(row)]
-
-    def _has(self, row: Row) -> bool:
         limits = {"gpus": self.gpus, "hidden": self.hidden}
-        return row.split.startswith(self.split) and all(a <= row.cells[name] <= b for name, (a, b) in limits.items())
+        return [
+            row.measured
+            for row in rows_of(self.file, system)
+            if row.measured and row.split.startswith(self.split)
+            if all(least <= row.cells[name] <= most for name, (least, most) in limits.items())
+        ]
 
 
 class Case(NamedTuple):
@@ -147,11 +155,12 @@ def accuracy(*, out: Path | None = None, json: Flag = False) -> int:
             committed records are read and nothing is written.
         json: Print one JSON document.
     """
-    shown = Console(stderr=True)
-    results = [result_of(case) for case in track(CASES, "fitting, predicting", console=shown, transient=True)]
+    results = [result_of(case) for case in shown_progress(CASES, "fitting, predicting")]
     tables = [errors_table(results, out or folders.ARCHIVE), plans_table(results), figures_table(results)]
     if out is not None:
-        _write(results, tables, out)
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "accuracy.md", HEAD + "\n".join(map(render.markdown, tables)))
+        save(figure(results), out / "accuracy.png")
     if json:
         return print_json({"tables": [render.as_json(table) for table in tables]})
     for table in tables:
@@ -159,15 +168,6 @@ def accuracy(*, out: Path | None = None, json: Flag = False) -> int:
     if out is not None:
         print(f"written: {out / 'accuracy.md'}, {out / 'accuracy.png'}")
     return 0
-
-
-def _write(results: Sequence[Result], tables: Sequence[Table], out: Path) -> None:
-    """Write the tables as a document with a figure of all rows."""
-    out.mkdir(parents=True, exist_ok=True)
-    head = "# Accuracy of the simulator\n\nWritten by `make accuracy`. Constants are fitted to some rows, errors are "
-    text = head + "those of others.\n\n![Predicted against measured](accuracy.png)\n\n"
-    write_atomically(out / "accuracy.md", text + "\n".join(render.markdown(table) for table in tables))
-    save(figure(results), out / "accuracy.png")
 
 
 def result_of(case: Case) -> Result:
@@ -215,17 +215,15 @@ def choices(rows: Sequence[Measured], predicted: Iterable[float]) -> tuple[int, 
     A group has plans for the same model, GPUs and batch. The loss is how much slower the predicted best plan is than
     the measured best, as a share.
     """
-    groups: dict[object, list[tuple[float, float]]] = {}
-    for row, seconds in zip(rows, predicted, strict=True):
-        key = (row.run.model, row.run.plan.world_size, row.run.train.global_batch)
-        groups.setdefault(key, []).append((seconds, row.seconds))
-    several = [np.array(group).T for group in groups.values() if len(group) > 1]
-    found, regrets = [], []
-    for guess, measured in several:
-        chosen = measured[guess <= guess.min() * (1 + TIE)]  # a tie is broken by chance
-        found.append(np.mean(chosen == measured.min()))
-        regrets.append(np.mean(chosen) / measured.min() - 1)
-    return len(several), float(np.mean(found)), float(np.mean(regrets))
+    groups = [(row.run.model, row.run.plan.world_size, row.run.train.global_batch) for row in rows]
+    frame = pd.DataFrame({"group": groups, "guess": predicted, "measured": [row.seconds for row in rows]})
+    found, losses = [], []
+    for _, plans in frame[frame.duplicated("group", keep=False)].groupby("group", sort=False):
+        best = plans["measured"].min()
+        chosen = plans["measured"][plans["guess"] <= plans["guess"].min() * (1 + TIE)]  # a tie is broken by chance
+        found.append(np.mean(chosen == best))
+        losses.append(np.mean(chosen) / best - 1)
+    return len(found), float(np.mean(found)), float(np.mean(losses))
 
 
 def errors_table(results: Sequence[Result], out: Path) -> Table:
@@ -237,12 +235,11 @@ def errors_table(results: Sequence[Result], out: Path) -> Table:
         if (case := result.case)
     ]
     rows.insert(1, _line("H1'", "PTD-P table 1, each 3 of 10 rows", splits(), (2.8, None, None)))
+    scaling = "Frontier's weak and strong scaling, percentage points of efficiency"
     points = np.array([one.predicted - one.published for one in frontier()])
-    torch = 100 * np.array([one.off for one in torchtitan()])
+    torch = 100 * np.array(torchtitan())
     rows += [
-        _line(
-            "Frontier", "Frontier's weak and strong scaling, percentage points of efficiency", points, (None, None, 3)
-        ),
+        _line("Frontier", scaling, points, (None, None, 3)),
         _line("H8", "memory: torchtitan's published rows, nothing fitted", torch, (None, None, 8)),
         _beyond_memory(),
         *_own_machine(out),
@@ -263,13 +260,13 @@ def errors_table(results: Sequence[Result], out: Path) -> Table:
 
 def _line(name: str, what: str, off: np.ndarray, goals: Goals = (None, None, None), **more: object) -> dict[str, Any]:
     """Return a row of a table: sizes of errors in percent, and whether they meet their goals."""
-    sizes = abs(off)
-    found = {"mean": float(sizes.mean()), "median": float(np.median(sizes)), "largest": float(sizes.max())}
-    asked = {of: goal for of, goal in zip(found, goals, strict=True) if goal}
-    met = "yes" if all(found[of] <= goal for of, goal in asked.items()) else "no"
-    goal = ", ".join(f"{of} {goal:g}" for of, goal in asked.items())
-    head = {"set": name, "what": what, "n": len(off), "goal": goal, "met": met if asked else ""}
-    return head | {"mape": found["mean"], "median": found["median"], "worst": found["largest"]} | more
+    sizes = error_sizes(off)
+    words = ("mean", "median", "largest")
+    asked = [(of, size, goal) for of, size, goal in zip(words, sizes, goals, strict=True) if goal]
+    goal = ", ".join(f"{of} {goal:g}" for of, _, goal in asked)
+    met = ("yes" if all(size <= goal for _, size, goal in asked) else "no") if asked else ""
+    keys = dict(zip(("mape", "median", "worst"), sizes, strict=True))
+    return {"set": name, "what": what, "n": len(off), "goal": goal, "met": met, **keys, **more}
 
 
 def _beyond_memory() -> dict[str, Any]:
@@ -328,23 +325,20 @@ def figure(results: Sequence[Result]) -> "Figure":
     """Draw predicted against measured seconds, every set in its colour; extrapolations apart."""
     import matplotlib.pyplot as plt
 
-    names = list(dict.fromkeys(result.case.id for result in results))
-    panels = {"Fitted to rows of the same kind": "", "Extrapolated": "x"}
+    titles = ("Fitted to rows of the same kind", "Extrapolated")
+    least = min(one.measured.min() for one in results) / 1.3
+    most = max(one.measured.max() for one in results) * 1.3
     with style():
         drawn, axes = plt.subplots(1, 2, figsize=(12, 6), sharex=True, sharey=True)
-        for ax, (title, last) in zip(axes, panels.items(), strict=True):
-            for result in (one for one in results if one.case.id.endswith("x") == bool(last)):
-                i, known = names.index(result.case.id), ax.get_legend_handles_labels()[1]
-                label = None if result.case.id in known else result.case.id
-                ax.plot(
-                    result.measured, result.predicted, linestyle="", markersize=4, alpha=0.6, label=label, **mark(i)
-                )
-            least = min(one.measured.min() for one in results) / 1.3
-            most = max(one.measured.max() for one in results) * 1.3
+        for i, (name, some) in enumerate(itertools.groupby(results, key=lambda result: result.case.id)):
+            pairs = np.hstack([(one.measured, one.predicted) for one in some])
+            axes[int(name.endswith("x"))].plot(*pairs, linestyle="", markersize=4, alpha=0.6, label=name, **mark(i))
+        for ax, title in zip(axes, titles, strict=True):
+            if ax.get_legend_handles_labels()[1]:
+                ax.legend(loc="upper left", ncols=2)
             for off, width in ((1.0, 0.8), (0.9, 0.4), (1.1, 0.4)):
                 ax.plot([least, most], [least * off, most * off], color="black", linewidth=width)
             ax.set(xscale="log", yscale="log", xlabel="measured step (s)", ylabel="predicted step (s)")
             ax.set_title(f"{title}; lines: as measured, 10 % off")
-            ax.legend(loc="upper left", ncols=2) if ax.get_legend_handles_labels()[1] else None
         plt.close(drawn)
     return drawn

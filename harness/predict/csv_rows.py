@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import Progress, track
 
-from harness.predict.fit import Measured, constant_mfu, fit, percent_off
+from harness.predict.fit import Measured, constant_mfu, error_sizes, fit, percent_off
 from harness.predict.interval import interval
 from harness.predict.simulation import as_simulated, completed, predicted, vocabulary_of
-from harness.terminal import print_json
+from harness.terminal import print_json, shown_progress
 from impl.errors import InputError
 from impl.files import read_text
 from impl.plan import Plan
@@ -39,9 +38,10 @@ OPTIONAL = {
 }
 """Columns that a table may have. A cell that is left out counts as a field that is not given to `predict`."""
 SECONDS, SPLIT, CALIBRATE = "iteration_time_s", "split", "calibrate"
+COUNTED = ("chunks", "vocab", "bucket_bytes")
+"""Optional columns of positive integers."""
+FLAGS = [name for name, field in OPTIONAL.items() if isinstance(attrgetter(field)(Run()), bool)]
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-EVALUATIONS = 200
-"""Predictions of all fitted rows that a fit is expected to make: the total of its progress bar."""
 
 
 class Row(NamedTuple):
@@ -49,7 +49,6 @@ class Row(NamedTuple):
 
     cells: dict[str, Any]
     run: Run
-    seconds: float | None
     problem: str | None
     """Reason why the row cannot be predicted."""
     left_out: dict[str, Any]
@@ -62,10 +61,10 @@ class Row(NamedTuple):
     @property
     def measured(self) -> Measured | None:
         """Run and seconds of a row that was measured and can be predicted."""
-        if self.seconds is None or self.problem:
+        seconds = self.cells.get(SECONDS)
+        if not seconds or self.problem:
             return None
-        name = self.cells.get("name") or " ".join(str(self.cells[name]) for name in COUNTS)
-        return Measured(name, self.run, self.seconds)
+        return Measured(self.cells.get("name") or " ".join(str(self.cells[name]) for name in COUNTS), self.run, seconds)
 
 
 def predict_rows(path: Path, system: System, json: bool) -> int:
@@ -79,14 +78,15 @@ def predict_rows(path: Path, system: System, json: bool) -> int:
         raise InputError(f"--rows {path}: no row can be predicted; the first: {rows[0].problem}")
     fitted = [row.measured for row in rows if row.split == CALIBRATE and row.measured]
     if fitted:
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(f"fitting {len(fitted)} rows", total=EVALUATIONS)
-            system = fit(fitted, system, progress=lambda tried: bar.update(task, completed=min(tried, EVALUATIONS)))
-    answers = [answer(row, system) for row in track(rows, "predicting", console=Console(stderr=True), transient=True)]
-    splits = dict.fromkeys(row.split for row in rows)
-    errors = {split: found for split in splits if (found := errors_of(rows, answers, split, fitted))}
-    known, left_out = system.calibration, _left_out(rows)
+        with Console(stderr=True).status(f"fitting {len(fitted)} rows"):
+            system = fit(fitted, system)
+    answers = [answer(row, system) for row in shown_progress(rows, "predicting")]
+    errors = {split: errors_of(rows, answers, split, fitted) for split in dict.fromkeys(row.split for row in rows)}
+    errors = {split: found for split, found in errors.items() if found}
+    assumed = {name: None for row in rows for name in row.left_out}
+    left_out = {name: list(dict.fromkeys(r.left_out[name] for r in rows if name in r.left_out)) for name in assumed}
     not_read = [name for name in rows[0].cells if name not in {*COUNTS, *OPTIONAL, SECONDS, SPLIT, "name"}]
+    known = system.calibration
     if json:
         shown = known and {name: value for name, value in dataclasses.asdict(known).items() if name != "residuals"}
         constants = {name: one.value for name, one in system.all_constants.items()}
@@ -95,20 +95,17 @@ def predict_rows(path: Path, system: System, json: bool) -> int:
     table = csv.DictWriter(sys.stdout, list(answers[0]), lineterminator="\n")
     table.writeheader()
     table.writerows(answers)
-    notes = []
     if not_read:
-        notes.append(f"columns that predictions ignore: {', '.join(not_read)}")
+        print(f"columns that predictions ignore: {', '.join(not_read)}", file=sys.stderr)
     if left_out:
-        assumed = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in left_out.items())
-        notes.append(f"columns or cells left out, and what they stand for: {assumed}")
+        texts = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in left_out.items())
+        print(f"columns or cells left out, and what they stand for: {texts}", file=sys.stderr)
     if known is not None:
-        errors_left_out = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
-        notes.append(f"{system.name} ({known.stack}), fitted on {len(known.rows)} rows: {errors_left_out}")
+        off = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
+        print(f"{system.name} ({known.stack}), fitted on {len(known.rows)} rows: {off}", file=sys.stderr)
     for split, found in errors.items():
         percent = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "rows")
-        notes.append(f"{split or 'measured'}: {found['rows']:.0f} rows; in percent: {percent}")
-    for note in notes:
-        print(note, file=sys.stderr)
+        print(f"{split or 'measured'}: {found['rows']:.0f} rows; in percent: {percent}", file=sys.stderr)
     return 0
 
 
@@ -135,23 +132,25 @@ def read_rows(path: Path, system: System) -> list[Row]:
         raise InputError(f"--rows {path}: has no column {', '.join(missing)}; optional are {', '.join(OPTIONAL)}")
     rows = []
     for number, line in enumerate(lines, 2):
-        cells = {name: "" if value.strip().lower() == "nan" else value.strip() for name, value in line.items() if name}
+        cells = {name: "" if cell.strip().lower() == "nan" else cell.strip() for name, cell in line.items() if name}
         try:
-            rows.append(row_of(cells, system))
+            rows.append(_row(cells, system))
         except InputError as error:
             raise InputError(f"--rows {path} line {number}: {error}") from None
     return rows
 
 
-def row_of(cells: dict[str, str], system: System) -> Row:
+def _row(cells: dict[str, str], system: System) -> Row:
     """Return the run that a line of the table describes.
 
     Raises:
         InputError: a cell is not what its column has.
     """
-    count = {name: _count(name, cells[name]) for name in COUNTS}
-    given: dict[str, Any] = {field: count[name] for name, field in REQUIRED.items()}
-    given |= {field: _typed(name, field, cells[name]) for name, field in OPTIONAL.items() if cells.get(name)}
+    values = {name: _value(name, cell) for name, cell in cells.items()}
+    if cells.get(SPLIT) == CALIBRATE and not cells.get(SECONDS):
+        raise InputError(f"{SECONDS} is empty; rows of {SPLIT} {CALIBRATE} need the seconds measured")
+    columns = REQUIRED | {name: field for name, field in OPTIONAL.items() if cells.get(name)}
+    given = {field: _truth(name, cells[name]) if name in FLAGS else values[name] for name, field in columns.items()}
     try:
         run, _ = completed(with_fields(Run(), given), given.keys(), system)
     except ValidationError as error:
@@ -161,42 +160,32 @@ def row_of(cells: dict[str, str], system: System) -> Row:
         as_simulated(run, system)
     except InputError as error:
         problem = str(error)
-    if run.plan.world_size != count["gpus"]:
-        problem = f"gpus {count['gpus']} is not tp x dp x pp, {run.plan.world_size}"
+    if run.plan.world_size != values["gpus"]:
+        problem = f"gpus {values['gpus']} is not tp x dp x pp, {run.plan.world_size}"
     left_out = {name: attrgetter(field)(run) for name, field in OPTIONAL.items() if field not in given}
     if "vocab" in left_out:
         left_out["vocab"] = vocabulary_of(run)
-    return Row({name: _number(cell) for name, cell in cells.items()}, run, _seconds(cells), problem, left_out)
+    return Row(values, run, problem, left_out)
 
 
-def _typed(name: str, field: str, cell: str) -> Any:
-    """Return a cell of an optional column with its field's type; the field checks its range.
+def _value(name: str, cell: str) -> Any:
+    """Return a cell as a JSON value.
 
     Raises:
-        InputError: the cell has another type.
+        InputError: it is no positive number in a column of those.
     """
-    if isinstance(attrgetter(field)(Run()), bool):
-        if (truth := TRUTH.get(str(_number(cell)).lower())) is None:
-            raise InputError(f"{name} {cell!r:.40}; valid: true, false")
-        return truth
-    return _count(name, cell) if name in ("chunks", "vocab", "bucket_bytes") else _number(cell)
-
-
-def _count(name: str, cell: str) -> int:
-    count = _number(cell)
-    if not isinstance(count, int) or count < 1:
+    value = _number(cell)
+    if (name in COUNTS or (name in COUNTED and cell)) and not (isinstance(value, int) and value > 0):
         raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
-    return count
+    if name == SECONDS and cell and (isinstance(value, str) or value <= 0):
+        raise InputError(f"{name} {cell!r:.40}; valid: positive seconds")
+    return value
 
 
-def _seconds(cells: dict[str, str]) -> float | None:
-    cell = cells.get(SECONDS, "")
-    if not cell and cells.get(SPLIT) == CALIBRATE:
-        raise InputError(f"{SECONDS} is empty; rows of {SPLIT} {CALIBRATE} need the seconds measured")
-    seconds = _number(cell) if cell else None
-    if seconds is not None and (isinstance(seconds, str) or seconds <= 0):
-        raise InputError(f"{SECONDS} {cell!r:.40}; valid: positive seconds")
-    return seconds
+def _truth(name: str, cell: str) -> bool:
+    if (truth := TRUTH.get(str(_number(cell)).lower())) is None:
+        raise InputError(f"{name} {cell!r:.40}; valid: true, false")
+    return truth
 
 
 def _number(cell: str) -> Any:
@@ -218,15 +207,6 @@ def _first_problem(error: ValidationError) -> str:
     return f"{column}: {reason}" if isinstance(first["input"], dict) else f"{column} {first['input']!r:.40}: {reason}"
 
 
-def _left_out(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return the values assumed for left-out cells, by column."""
-    found: dict[str, dict[Any, None]] = {}
-    for row in rows:
-        for name, value in row.left_out.items():
-            found.setdefault(name, {})[value] = None
-    return {name: list(values) for name, values in found.items()}
-
-
 def answer(row: Row, system: System) -> dict[str, Any]:
     """Return the row with its prediction."""
     names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "doubts")
@@ -243,16 +223,15 @@ def errors_of(
     rows: Sequence[Row], answers: Sequence[dict[str, Any]], split: str, fitted: Sequence[Measured]
 ) -> dict[str, float]:
     """Return errors in percent of the measured rows of a split; empty without any."""
-    pairs = zip(rows, answers, strict=True)
-    known = [(row.measured, one) for row, one in pairs if row.split == split and row.measured]
+    known = [(row.measured, one) for row, one in zip(rows, answers, strict=True) if row.split == split and row.measured]
     if not known:
         return {}
     measured = np.array([row.seconds for row, _ in known], dtype=float)
-    off = abs(percent_off(np.array([one["predicted_s"] for _, one in known]), measured))
+    sizes = error_sizes(percent_off(np.array([one["predicted_s"] for _, one in known]), measured))
     inside = [one["low_s"] <= row.seconds <= one["high_s"] for row, one in known]
-    errors = {"rows": len(known), "mape": off.mean(), "median": np.median(off), "max": off.max()}
-    errors["inside_interval"] = 100 * np.mean(inside)
+    errors = {"rows": float(len(known)), **dict(zip(("mape", "median", "max"), sizes, strict=True))}
+    errors["inside_interval"] = 100 * float(np.mean(inside))
     if fitted:
         base = constant_mfu(fitted, [row for row, _ in known])
-        errors["constant_mfu_mape"] = abs(percent_off(base, measured)).mean()
-    return {name: float(value) for name, value in errors.items()}
+        errors["constant_mfu_mape"] = error_sizes(percent_off(base, measured))[0]
+    return errors

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,24 +41,15 @@ class Measured(NamedTuple):
     seconds: float
 
 
-def fit(
-    rows: Sequence[Measured],
-    system: System,
-    *,
-    held_out: Sequence[Measured] = (),
-    row_sd: float = ROW_SD,
-    with_surface: bool = True,
-    progress: Callable[[int], object] = lambda _: None,
-) -> System:
+def fit(rows: Sequence[Measured], system: System, *, row_sd: float = ROW_SD, with_surface: bool = True) -> System:
     """Return the system with the constants that fit these rows best: least squares of log seconds, log-normal priors.
 
-    A constant is free if its prior has a deviation. From SURFACE_ROWS rows on, residuals are kept as a surface.
+    A constant is free if its prior has a deviation. From SURFACE_ROWS rows on, residuals are kept as a surface. The
+    calibration's errors are those of each row predicted from the others, predictions taken as linear.
 
     Args:
-        held_out: rows for the kept errors; without any, each row is left out in turn, predictions taken as linear.
         row_sd: standard deviation of log measured over predicted seconds that weighs rows against priors.
         with_surface: keep residuals as a surface; for rows that differ in their sizes.
-        progress: called with the number of predictions of all rows so far.
 
     Raises:
         InputError: no row is given.
@@ -67,31 +58,36 @@ def fit(
 
     if not rows:
         raise InputError("calibration: no row to fit; valid: rows with split calibrate and iteration_time_s")
-    space = _Space(rows, system, progress)
+    space = _Space(rows, system)
     with_surface = with_surface and len(rows) >= SURFACE_ROWS
     found, options = np.zeros(len(space.free)), {"diff_step": 1e-3, "ftol": 3e-3, "xtol": 3e-3, "max_nfev": 10}
     if len(found):
         cost = lambda steps: np.concatenate([space.logs(steps) / row_sd, steps])
         found = least_squares(cost, found, loss="soft_l1", f_scale=ROBUST, **options).x
-    if with_surface and len(found):
-        # residuals that neighbours share belong to the surface, not to the constants
-        whiten = np.linalg.inv(np.linalg.cholesky(_surface(rows, space.logs(found)).covariance))
-        found = least_squares(lambda steps: np.append(whiten @ space.logs(steps), steps), found, **options).x
+        if with_surface:  # residuals that neighbours share belong to the surface, not to the constants
+            whiten = np.linalg.inv(np.linalg.cholesky(_surface(rows, space.logs(found)).covariance))
+            found = least_squares(lambda steps: np.append(whiten @ space.logs(steps), steps), found, **options).x
     logs = space.logs(found)
     slopes = space.slopes(found, logs)
     surface = _surface(rows, logs) if with_surface else None
-    runs, names = [row.run for row in rows], [row.name for row in rows]
-    spread = dict(zip(space.free, _factor(slopes, row_sd), strict=True))
-    more = {"spread": spread, "residuals": surface, **reach(runs, system)}
-    known = Calibration(system.stack, names, [row.name for row in held_out], 0.0, 0.0, **more)
-    fitted = space.at(found).with_calibration(known)
-    if held_out:
-        off = np.log([row.seconds for row in held_out]) - np.log(seconds_of(held_out, fitted))
-        sd = np.array([surface.log_sd(row.run) if surface else row_sd for row in held_out])
-    else:
-        off, sd = _left_out(logs - slopes @ found if len(found) else logs, slopes, surface, row_sd)
-    constant = percent_off(_baseline(rows, held_out), np.array([row.seconds for row in held_out or rows]))
-    return fitted.with_calibration(_judged(known, off, sd, constant))
+    off, sd = _left_out(logs - slopes @ found, slopes, surface, row_sd)
+    percent, wide = abs(100 * np.expm1(-off)), _reach(off)
+    baseline = [constant_mfu([*rows[:i], *rows[i + 1 :]] or rows, [row])[0] for i, row in enumerate(rows)]
+    ranges, features = reach([row.run for row in rows], system)
+    known = Calibration(
+        stack=system.stack,
+        rows=[row.name for row in rows],
+        held_out=[],
+        mape=percent.mean(),
+        worst=percent.max(),
+        constant_mfu_mape=abs(percent_off(np.array(baseline), np.array([row.seconds for row in rows]))).mean(),
+        interval=(math.exp(-wide), math.exp(wide)),
+        spread=dict(zip(space.free, _factor(slopes, row_sd), strict=True)),
+        ranges=ranges,
+        features=features,
+        residuals=surface and dataclasses.replace(surface, width=_reach(off / sd)),
+    )
+    return space.at(found).with_calibration(known)
 
 
 def _factor(slopes: np.ndarray, row_sd: float) -> list[list[float]]:
@@ -127,20 +123,22 @@ def percent_off(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
     return 100 * (predicted / measured - 1)
 
 
+def error_sizes(off: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean, median and largest size of errors."""
+    return float(abs(off).mean()), float(np.median(abs(off))), float(abs(off).max())
+
+
 class _Space:
     """Search space of a fit: deviations of the free constants from their priors, in standard deviations."""
 
-    def __init__(
-        self, rows: Sequence[Measured], system: System, progress: Callable[[int], object] = lambda _: None
-    ) -> None:
-        self.rows, self.system, self.progress = rows, dataclasses.replace(system, calibration=None), progress
+    def __init__(self, rows: Sequence[Measured], system: System) -> None:
+        self.rows, self.system = rows, dataclasses.replace(system, calibration=None)
         self.measured = np.log([row.seconds for row in rows])
         self.free = {
             name: (prior, one.log_sd)
             for name, one in system.all_constants.items()
             if one.log_sd > 0 and (prior := one.prior or one.value)
         }
-        self.tried = 0
 
     def at(self, steps: np.ndarray) -> System:
         moved = {
@@ -151,14 +149,12 @@ class _Space:
 
     def logs(self, steps: np.ndarray) -> np.ndarray:
         """Return log measured over predicted seconds of every row."""
-        self.tried += 1
-        self.progress(self.tried)
         return self.measured - np.log(seconds_of(self.rows, self.at(steps)))
 
     def slopes(self, steps: np.ndarray, logs: np.ndarray) -> np.ndarray:
         """Return how `logs`, those at `steps`, change with each constant: [rows, constants]."""
         columns = [(self.logs(steps + 0.05 * one) - logs) / 0.05 for one in np.eye(len(steps))]
-        return np.stack(columns or [0 * logs], axis=1)
+        return np.column_stack([np.empty((len(logs), 0)), *columns])
 
 
 def _surface(rows: Sequence[Measured], logs: np.ndarray) -> Residuals:
@@ -184,26 +180,6 @@ def _left_out(
     variance = 1 / np.diag(inverse)
     usual = row_sd if surface is None else NOISE * surface.sd
     return inverse @ logs * variance, np.sqrt(variance - np.where(noise >= IGNORED, noise**2 - usual**2, 0))
-
-
-def _judged(known: Calibration, off: np.ndarray, sd: np.ndarray, constant: np.ndarray) -> Calibration:
-    """Return a calibration with its errors: log measured over predicted seconds, expected `sd`; and the baseline's."""
-    percent, wide, surface = abs(100 * np.expm1(-off)), _reach(off), known.residuals
-    return dataclasses.replace(
-        known,
-        mape=percent.mean(),
-        worst=percent.max(),
-        constant_mfu_mape=abs(constant).mean(),
-        interval=(math.exp(-wide), math.exp(wide)),
-        residuals=surface and dataclasses.replace(surface, width=_reach(off / sd)),
-    )
-
-
-def _baseline(rows: Sequence[Measured], held_out: Sequence[Measured]) -> np.ndarray:
-    """Return seconds at constant utilization, of held-out rows, or of each row from the others."""
-    if held_out or len(rows) == 1:
-        return constant_mfu(rows, held_out or rows)
-    return np.concatenate([constant_mfu([*rows[:i], *rows[i + 1 :]], [row]) for i, row in enumerate(rows)])
 
 
 def _reach(off: np.ndarray) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.predict.simulation import as_simulated
 from harness.records.statistics import NINE_TENTHS
@@ -54,17 +54,16 @@ def interval(system: System, run: Run, seconds: float, stack: str | None = None)
     if stack is not None and stack != system.stack:
         doubts.append(f"constants are those of {system.stack}, not of {stack}")
         extra += OTHER_STACK**2
+    seen = known.features if known is not None else {}
     for name, octaves in octaves_beyond(run, known).items():
         extra += (OCTAVE * octaves) ** 2
         if known is not None and octaves >= 1:
             least, most = known.ranges[name]
             doubts.append(f"{EXTRAPOLATES} {name} {sizes(run)[name]:g}, calibrated on {least:g} to {most:g}")
     for name, value in features(run, system).items():
-        seen = known.features.get(name, [value]) if known is not None else [value]
-        if value not in seen:
-            doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen)}")
-    low, high = log_bounds(known, run)
-    below, above = (math.hypot(side, NINE_TENTHS * math.sqrt(extra)) for side in (low, high))
+        if value not in (values := seen.get(name, [value])):
+            doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(values)}")
+    below, above = (math.hypot(side, NINE_TENTHS * math.sqrt(extra)) for side in log_bounds(known, run))
     return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *_differences(run, system)])
 
 
@@ -121,25 +120,21 @@ def features(run: Run, system: System) -> dict[str, str]:
 
     fp16 and bf16 are one precision: they are predicted to take the same time.
     """
-    run = as_simulated(run, system).run
+    run = as_simulated(run, system)
     plan = run.plan
     found = {name: str(getattr(plan, name)).lower() for name in BASELINE if hasattr(plan, name)}
-    found |= {
-        "precision": "16-bit" if run.precision in ("fp16", "bf16") else run.precision,
-        "tp_over_nodes": str(plan.tp > system.node.size.value).lower(),
+    found["precision"] = "16-bit" if run.precision in ("fp16", "bf16") else run.precision
+    found["tp_over_nodes"] = str(plan.tp > system.node.size.value).lower()
+    of_axes = {
+        **dict.fromkeys(("sequence_parallel", "tp_over_nodes", "partition_activations"), plan.tp),
+        **{"zero_stage": plan.dp, "schedule": plan.pp},
     }
-    without_effect = {
-        **dict.fromkeys(("sequence_parallel", "tp_over_nodes", "partition_activations"), plan.tp == 1),
-        **{"zero_stage": plan.dp == 1, "schedule": plan.pp == 1},
-    }
-    return {name: value for name, value in found.items() if not without_effect.get(name)}
+    return {name: value for name, value in found.items() if of_axes.get(name) != 1}
 
 
-def reach(runs: Sequence[Run], system: System) -> dict[str, Any]:
-    """Return what fitted runs cover, as a calibration keeps it: ranges of their sizes, and values of their features."""
+def reach(runs: Sequence[Run], system: System) -> tuple[dict[str, tuple[float, float]], dict[str, list[str]]]:
+    """Return what fitted runs cover: the ranges of their sizes, and the values of their features."""
     every = [sizes(run) for run in runs]
     own = [BASELINE | features(run, system) for run in runs]
-    return {
-        "ranges": {name: (min(one[name] for one in every), max(one[name] for one in every)) for name in every[0]},
-        "features": {name: sorted({one[name] for one in own}) for name in BASELINE},
-    }
+    ranges = {name: (min(one[name] for one in every), max(one[name] for one in every)) for name in every[0]}
+    return ranges, {name: sorted({one[name] for one in own}) for name in BASELINE}

@@ -47,13 +47,14 @@ def memory_from(default: Run) -> Callable[..., int]:
             raise InputError(reason)
         if config.engine != "native":
             raise InputError(f"the memory of the {config.engine} engine is not known; valid: --engine native")
-        ranks = predicted(config, tokenizer_size(config), device)
+        tokens = tokenizer_size(config)
+        ranks = predicted(config, tokens, device)
         fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
         most = ranks[fullest].total
         fits = lambda size: None if limit is None else size <= limit
         if json:
             rows = [{"pipeline_rank": i, "bytes": m.as_dict(), "fits": fits(m.total)} for i, m in enumerate(ranks)]
-            parameters = count_parameters(config.model, config.model.vocabulary(tokenizer_size(config))).total
+            parameters = count_parameters(config.model, config.model.vocabulary(tokens)).total
             document = {"parameters": parameters, "ranks": rows, "fullest": fullest}
             return print_json({**document, "device_memory_bytes": limit, "fits": fits(most)})
         table = memory_table(ranks)

@@ -46,7 +46,6 @@ FITTED: tuple[Kind, ...] = ("strong, fitted",)
 class Scaling(NamedTuple):
     """An efficiency in percent, predicted and published."""
 
-    what: str
     published: float
     predicted: float
 
@@ -61,29 +60,22 @@ def frontier(kinds: Iterable[Kind] = ("weak", "strong")) -> list[Scaling]:
 
 def published_efficiency(model: str, kind: Kind) -> float:
     """Return the efficiency that the abstract prints, in percent."""
-    rows = published("frontier2023", f"{_regime(kind)}_scaling_efficiency")
+    rows = published("frontier2023", f"{kind.partition(',')[0]}_scaling_efficiency")
     (value,) = rows.loc[rows["model"] == model, "value"]
     return float(value)
-
-
-def _regime(kind: Kind) -> str:
-    """Return `weak` or `strong`."""
-    return kind.partition(",")[0]
 
 
 @cache
 def _scaling(study: Study, kind: Kind) -> Scaling:
     system = load_system("frontier")
-    runs = {dp: run_of(study, kind, dp) for dp in (study.few, study.many)}
-    rates = {dp: run.train.global_batch / dp / predicted_seconds(run, system) for dp, run in runs.items()}
-    devices = [study.tp * study.pp * dp for dp in (study.few, study.many)]
-    what = f"{study.model} {kind} scaling, {devices[0]} to {devices[1]} devices, microbatch {MICROBATCH[kind]}"
-    return Scaling(what, published_efficiency(study.model, kind), 100 * rates[study.many] / rates[study.few])
+    runs = [run_of(study, kind, dp) for dp in (study.few, study.many)]
+    few, many = (run.train.global_batch / run.plan.dp / predicted_seconds(run, system) for run in runs)
+    return Scaling(published_efficiency(study.model, kind), 100 * many / few)
 
 
 def run_of(study: Study, kind: Kind, dp: int) -> Run:
     """Return the run of the study's model on `dp` of its pipelines."""
-    batch = study.weak_batch * dp if _regime(kind) == "weak" else study.strong_batch
+    batch = study.weak_batch * dp if kind == "weak" else study.strong_batch
     run = on_frontier(study.model, study.tp, study.pp, dp, batch, MICROBATCH[kind])
     return replace(run, plan=replace(run.plan, partition_activations=MICROBATCH[kind] > 1))
 
@@ -93,15 +85,9 @@ def on_frontier(
 ) -> Run:
     """Return a run as in the authors' launch scripts: fp16 in both directions, every layer recomputed."""
     plan = Plan(
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        zero_stage=zero_stage,
-        recompute="full",
-        bucket_bytes=ONE_BUCKET,
-        overlap_grad_reduce=False,
-        overlap_input_grad_reduce=False,
-    )
+        tp=tp, pp=pp, dp=dp, zero_stage=zero_stage, recompute="full", bucket_bytes=ONE_BUCKET,
+        overlap_grad_reduce=False, overlap_input_grad_reduce=False,
+    )  # fmt: skip
     return Run(
         model=named(model),
         plan=plan,

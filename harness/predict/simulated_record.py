@@ -20,8 +20,6 @@ from impl.run import Run, to_dict
 from impl.simulator.step import Prediction
 from impl.simulator.system import System
 
-BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
-
 
 def document_of(run: Run, store: Store, system: System) -> Document:
     """Return a point's record, in the form of a measured one, or with the reason why there is no prediction."""
@@ -38,13 +36,15 @@ def document_of(run: Run, store: Store, system: System) -> Document:
         "stack": system.stack,
         "device": system.device.kind,
         "device_name": system.hardware,
-        "backend": BACKENDS[system.device.kind],
+        "backend": "nccl" if system.device.kind == "cuda" else "gloo",
     }
     try:
         found = predicted(run, system)
     except InputError as error:
         return document | {"status": "invalid", "reason": str(error), "cause": "", "environment": environment}
     reason, vocab_size = why_no_room(found, system), vocabulary_of(run)
+    rows = Place(run, run.model.vocab_size or 2).schedule.rows
+    in_flight = [peak_in_flight(row) / len({action.stage for action in row}) for row in rows]
     document |= {
         "status": "oom" if reason else "ok",
         "reason": reason,
@@ -56,7 +56,13 @@ def document_of(run: Run, store: Store, system: System) -> Document:
             "head_positions": head_positions(run.model),
         },
         "environment": environment,
-        "prediction": _prediction(run, found, system),
+        "prediction": {
+            "seconds": found.seconds,
+            **interval(system, run, found.seconds)._asdict(),
+            **{name: getattr(found, name) for name in ("bubble", "exposed", "mfu", "hfu")},
+            "microbatches_in_flight": max(in_flight),
+            **doubt(run, system)._asdict(),
+        },
         "ranks": _ranks(run, vocab_size, found),
     }
     return document if reason else document | {"steps": [{"step": 0, "seconds": [found.seconds]}]}
@@ -69,19 +75,6 @@ def why_no_room(found: Prediction, system: System) -> str | None:
     rank, memory = max(enumerate(found.memory), key=lambda numbered: numbered[1].total)
     there = shown(system.device.memory_bytes.value)
     return f"pipeline rank {rank} ({in_one_line(memory)}) needs {shown(memory.total)}, a device has {there}"
-
-
-def _prediction(run: Run, found: Prediction, system: System) -> dict[str, Any]:
-    """Return the predicted values other than memory."""
-    rows = Place(run, run.model.vocab_size or 2).schedule.rows
-    in_flight = [peak_in_flight(row) / len({action.stage for action in row}) for row in rows]
-    return {
-        "seconds": found.seconds,
-        **interval(system, run, found.seconds)._asdict(),
-        **{name: getattr(found, name) for name in ("bubble", "exposed", "mfu", "hfu")},
-        "microbatches_in_flight": max(in_flight),
-        **doubt(run, system)._asdict(),
-    }
 
 
 def _ranks(run: Run, vocab_size: int, found: Prediction) -> list[dict[str, Any]]:

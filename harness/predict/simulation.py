@@ -3,23 +3,15 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.predict.memory import tokenizer_size
 from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.run import Run, with_fields
 from impl.simulator.habits import Habits
-from impl.simulator.step import Prediction, Stages, predict, step_seconds
+from impl.simulator.step import Prediction, predict, step_seconds
 from impl.simulator.system import System
-
-
-class Simulated(NamedTuple):
-    """A run as a system's software carries it out."""
-
-    run: Run
-    stages: Stages
-    head_positions: int
 
 
 def completed(run: Run, given: Collection[str], system: System) -> tuple[Run, dict[str, Any]]:
@@ -36,14 +28,13 @@ def completed(run: Run, given: Collection[str], system: System) -> tuple[Run, di
     return with_fields(run, assumed) if assumed else run, assumed
 
 
-def as_simulated(run: Run, system: System) -> Simulated:
-    """Return what is simulated for a run: in a precision that the device has, with the habits of the system's software.
+def as_simulated(run: Run, system: System) -> Run:
+    """Return the run that is simulated: in a precision that the device has, with the habits of the system's software.
 
     Raises:
         InputError: the engine or the precision is not simulated there.
     """
-    done = _with_habits(run, system.name, system.habits, tuple(system.device.peak_flops))
-    return Simulated(done, system.habits.stages_of(done), head_positions(done.model))
+    return _with_habits(run, system.name, system.habits, tuple(system.device.peak_flops))
 
 
 @lru_cache(maxsize=4096)
@@ -71,12 +62,14 @@ def predicted(run: Run, system: System, slowdown: Mapping[int, float] | None = N
     Raises:
         InputError: the run is impossible, or is not simulated.
     """
-    done, stages, positions = as_simulated(run, system)
-    asked: dict[str, Any] = {"head_positions": positions, "slowdown": slowdown, "with_timeline": False}
-    return predict(done, vocabulary_of(run), system, stages=stages, **asked)
+    done = as_simulated(run, system)
+    how: dict[str, Any] = {"slowdown": slowdown, "with_timeline": False}
+    stages, positions = system.habits.stages_of(done), head_positions(done.model)
+    return predict(done, vocabulary_of(run), system, stages=stages, head_positions=positions, **how)
 
 
 def predicted_seconds(run: Run, system: System) -> float:
     """Return the seconds of one step of a valid run: those of `predicted`, without its memory."""
-    done, stages, positions = as_simulated(run, system)
+    done = as_simulated(run, system)
+    stages, positions = system.habits.stages_of(done), head_positions(done.model)
     return step_seconds(done, vocabulary_of(run), system, stages=stages, head_positions=positions)

@@ -77,17 +77,8 @@ def load_system(name: str) -> System:
         InputError: one line with the file, the field, its value and what would be valid.
     """
     path = path_of(name)
-    document = _read(path)
-    document.setdefault("name", path.stem)
     try:
-        return System.from_dict(document)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = yaml.load(read_text(path, MOST_BYTES), _Loader)
+        document = yaml.load(read_text(path, MOST_BYTES), _Loader)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; valid: {', '.join(names())}, or a YAML file") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -95,6 +86,9 @@ def _read(path: Path) -> dict[str, Any]:
         line = f", line {mark.line + 1}" if mark is not None else ""
         why = getattr(error, "problem", None) or " ".join(str(error).split())[:200]
         raise InputError(f"{path}{line}: no YAML: {why}") from None
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise InputError(f"{path}: describes no system; valid: the fields of {FOLDER / 'selene.yaml'}")
-    return found
+    try:
+        return System.from_dict({"name": path.stem, **document})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None

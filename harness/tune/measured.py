@@ -1,9 +1,9 @@
 """Plans that are run on this machine, and the agreement of their predicted order with the measured one."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from harness.experiment.experiment import Point
@@ -12,54 +12,49 @@ from harness.launch.preflight import Datasets
 from harness.launch.progress import LiveDisplay
 from harness.launch.slurm import Site
 from harness.launch.sweep import Sweep
+from harness.rank.devices import Device
 from harness.records.store import Store
 from harness.terminal import console
 from harness.tune.search import Judged
 from impl.run import Run
 from impl.simulator.plans import run_of
-from impl.simulator.system import System
+
+Machine = Callable[[Sequence[Run]], list[Judged]]
+"""Function that runs plans and returns what each took."""
 
 
-class Real:
-    """Judge that runs plans on this machine; records are kept, and a run with a finished record is not repeated."""
+def run_here(runs: Sequence[Run], store: Store, device: Device) -> list[Judged]:
+    """Run plans on this machine, unless they have a finished record, and return the median of the timed steps of each.
 
-    def __init__(self, system: System, out: Path) -> None:
-        self.store = Store(out, "tune", "small")
-        self.store.require_writable()
-        self.datasets = Datasets(out / ".synthetic")
-        self.options = Options(Site(device=system.device.kind))
-
-    def run(self, points: Sequence[Point]) -> None:
-        with LiveDisplay(len(points)) as display:
-            Sweep(self.store, self.datasets, self.options, display).run(list(points))
-
-    def judged(self, run: Run) -> Judged:
-        """Return the median of the timed steps from a run's record, or the reason why there is none."""
-        record = self.store.read(run.id)
+    A run that fails has the reason instead.
+    """
+    options = Options(Site(device=device))
+    with LiveDisplay(len(runs)) as display:
+        Sweep(store, Datasets(store.out / ".synthetic"), options, display).run(
+            [Point(run, _label(run)) for run in runs]
+        )
+    found: list[Judged] = []
+    for record in (store.read(run.id) for run in runs):
         if record is None or record.status != "ok":
-            return {"reason": "no record" if record is None else f"{record.status}: {record.reason}"}
-        return {"seconds": record.step_seconds}
-
-    def __call__(self, run: Run) -> Judged:
-        self.run([Point(run, _label(run))])
-        return self.judged(run)
+            found.append({"reason": "no record" if record is None else f"{record.status}: {record.reason}"})
+        else:
+            found.append({"seconds": record.step_seconds})
+    return found
 
 
-def compared(rows: Sequence[Judged], base: Run, real: Real) -> dict[str, Any]:
+def compared(rows: Sequence[Judged], base: Run, real: Machine) -> dict[str, Any]:
     """Return predicted and measured seconds of plans that are run here, and Kendall's tau of their order."""
     from scipy.stats import kendalltau
 
     runs = [run_of(row, base) for row in rows]
-    real.run([Point(run, _label(run)) for run in runs])
     found = []
-    for row, run in zip(rows, runs, strict=True):
-        judgement = real.judged(run)
+    for row, run, judgement in zip(rows, runs, real(runs), strict=True):
         line = {"id": run.id, "point": _label(run), "predicted_seconds": row["seconds"]}
         found.append(line | {f"measured_{name}" if name == "seconds" else name: of for name, of in judgement.items()})
-    pairs = [(one["predicted_seconds"], one["measured_seconds"]) for one in found if "reason" not in one]
-    tau = float(kendalltau(*zip(*pairs, strict=True))[0]) if len(pairs) > 1 else None  # type: ignore[arg-type]
-    off = [abs(predicted / measured - 1) for predicted, measured in pairs]
-    return {"runs": found, "kendall_tau": tau, "mape": sum(off) / len(off) if off else None}
+    pairs = np.array([(one["predicted_seconds"], one["measured_seconds"]) for one in found if "reason" not in one])
+    tau = float(kendalltau(*pairs.T)[0]) if len(pairs) > 1 else None  # type: ignore[arg-type]
+    mape = float(np.mean(abs(pairs[:, 0] / pairs[:, 1] - 1))) if len(pairs) else None
+    return {"runs": found, "kendall_tau": tau, "mape": mape}
 
 
 def print_compared(document: dict[str, Any]) -> None:

@@ -3,21 +3,22 @@
 Judgements are kept in a journal, failures with their reasons, and are not repeated.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.terminal import shown_progress
 from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.closed_form import ClosedForm, Estimate
-from impl.simulator.plans import KNOBS, Plans, run_of
+from impl.simulator.plans import KNOBS, Plans, run_of, value_of
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -41,22 +42,18 @@ Judged = dict[str, Any]
 Judge = Callable[[Run], Judged]
 
 
-def estimates(form: ClosedForm, plans: Plans, progress: Callable[[int], None]) -> Estimate:
+def estimates(form: ClosedForm, plans: Plans) -> Estimate:
     """Return estimates of all plans by the closed form, computed in parts."""
-    found = []
-    for first in range(0, len(plans), CHUNK):
-        found.append(form.estimate(plans.take(slice(first, first + CHUNK))))
-        progress(min(first + CHUNK, len(plans)))
-    return Estimate(*(np.concatenate(part) for part in zip(*found, strict=True)))
+    firsts = shown_progress(range(0, len(plans), CHUNK), "plans")
+    parts = [form.estimate(plans.take(slice(first, first + CHUNK))) for first in firsts]
+    return Estimate(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def ranked(plans: Plans, seconds: np.ndarray, top: int) -> list[int]:
     """Return places of the fastest plans that differ in SHAPE; the plainest of equals."""
-    order = np.lexsort((plans.oddity, seconds))
-    shapes = np.stack([plans[knob] for knob in SHAPE], axis=-1)
     chosen: dict[tuple[int, ...], int] = {}
-    for i in order.tolist():
-        chosen.setdefault(tuple(shapes[i].tolist()), i)
+    for i in np.lexsort((plans.oddity, seconds)).tolist():
+        chosen.setdefault(tuple(int(plans[knob][i]) for knob in SHAPE), i)
         if len(chosen) == top:
             break
     return list(chosen.values())
@@ -88,12 +85,11 @@ def best_by_value(plans: Plans, seconds: np.ndarray) -> dict[str, dict[str, floa
     """Return the fastest plan's seconds for each value of each knob that has several."""
     found: dict[str, dict[str, float]] = {}
     for knob in KNOBS:
-        column = plans[knob]
-        least = np.full(int(column.max()) + 1, np.inf)
-        np.minimum.at(least, column, seconds)
-        values, places = plans.values(knob), np.unique(column, return_index=True)[1]
-        if len(places) > 1:
-            found[knob] = {str(values[i]): float(least[column[i]]) for i in places.tolist()}
+        numbers, places = np.unique(plans[knob], return_inverse=True)
+        if len(numbers) > 1:
+            least = np.full(len(numbers), np.inf)
+            np.minimum.at(least, places, seconds)
+            found[knob] = {str(value_of(knob, n)): s for n, s in zip(numbers.tolist(), least.tolist(), strict=True)}
     return found
 
 
@@ -115,34 +111,29 @@ def importance(plans: Plans, seconds: np.ndarray) -> dict[str, float]:
     kind = optuna.distributions.CategoricalDistribution
     choices: dict[str, optuna.distributions.BaseDistribution] = {k: kind(sorted(set(of))) for k, of in values.items()}
     study = optuna.create_study()
-    study.add_trials(
-        [
-            optuna.create_trial(params=dict(zip(knobs, row, strict=True)), distributions=choices, value=value)
-            for *row, value in zip(*values.values(), seconds[some].tolist(), strict=True)
-        ]
-    )
+    for *row, value in zip(*values.values(), seconds[some].tolist(), strict=True):
+        params = dict(zip(knobs, row, strict=True))
+        study.add_trial(optuna.create_trial(params=params, distributions=choices, value=value))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     return optuna.importance.get_param_importances(study, evaluator=evaluator)
 
 
 def shapley(values: np.ndarray) -> np.ndarray:
-    """Return the mean size of every axis's Shapley value over a grid of equally likely points: exact, by all sets.
+    """Return the mean size of every axis's Shapley value over a grid of equally likely points: exact, by all orders.
 
     A point's values add up to its difference from the grid's mean.
 
     Source: Lundberg and Lee 2017 (1705.07874), equation 8, with means over the grid as expectations.
     """
-    axes = frozenset(range(values.ndim))
-    sets = [frozenset(known) for n in range(len(axes) + 1) for known in itertools.combinations(sorted(axes), n)]
-    means = {known: values.mean(axis=tuple(axes - known), keepdims=True) for known in sets}
-    found = []
-    for i in sorted(axes):
-        own = np.zeros_like(values)
-        for known in sets:
-            if i not in known:
-                own += (means[known | {i}] - means[known]) / (len(axes) * math.comb(len(axes) - 1, len(known)))
-        found.append(abs(own).mean())
-    return np.array(found)
+    orders = list(itertools.permutations(range(values.ndim)))
+    found = np.zeros((values.ndim, *values.shape))
+    for order in orders:
+        known = values
+        for axis in order:
+            rest = known.mean(axis=axis, keepdims=True)
+            found[axis] += (known - rest) / len(orders)
+            known = rest
+    return abs(found).reshape(values.ndim, -1).mean(axis=1)
 
 
 @dataclass(frozen=True)
@@ -156,98 +147,90 @@ class Journal:
     @classmethod
     def of(cls, path: Path | None, *judge: object) -> "Journal":
         """Return the journal of the judge that these values define."""
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
         return cls(path, hashlib.sha256(repr(judge).encode()).hexdigest()[:12])
 
     def read(self) -> dict[str, Judged]:
         """Return judgements by the runs' ids; truncated lines are skipped."""
-        if self.path is None or not self.path.exists():
-            return {}
         found: dict[str, Judged] = {}
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                told = json.loads(line)
-                if told["judge"] == self.judge:
-                    found[told["id"]] = told["judged"]
-            except (ValueError, TypeError, KeyError):
-                continue
+        if self.path is not None and self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    entry = json.loads(line)
+                    if entry["judge"] == self.judge:
+                        found[entry["id"]] = entry["judged"]
         return found
 
     def write(self, run_id: str, judged: Judged) -> None:
-        if self.path is None:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"judge": self.judge, "id": run_id, "judged": judged}) + "\n")
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"judge": self.judge, "id": run_id, "judged": judged}) + "\n")
 
 
-def judged(rows: Iterable[Mapping[str, Any]], base: Run, judge: Judge, journal: Journal) -> Iterator[Judged]:
-    """Yield each plan with its judgement, new or from the journal; an impossible plan is a failure with its reason."""
-    known = journal.read()
+def judged(rows: Iterable[Mapping[str, Any]], base: Run, judge: Judge, journal: Journal) -> list[Judged]:
+    """Return each plan with its judgement, new or from the journal; an impossible plan is a failure with its reason."""
+    known, found = journal.read(), []
     for row in rows:
         run = run_of(row, base)
         if run.id not in known:
-            try:
-                known[run.id] = judge(run)
-            except InputError as error:
-                known[run.id] = {"reason": str(error)}
+            known[run.id] = _judgement(judge, run)
             journal.write(run.id, known[run.id])
-        yield {"id": run.id, **row, **known[run.id]}
+        found.append({"id": run.id, **row, **known[run.id]})
+    return found
 
 
-def study_of(journal: Journal) -> "Study":
-    """Return Optuna's study for a journal's judge; it resumes from the file next to the journal, if any."""
+def _judgement(judge: Judge, run: Run) -> Judged:
+    try:
+        return judge(run)
+    except InputError as error:
+        return {"reason": str(error)}
+
+
+def study_of(name: str, path: Path | None = None) -> "Study":
+    """Return the Optuna study of this name; it resumes from its file, if there is one, and is kept there."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = None
-    if journal.path is not None:
-        journal.path.parent.mkdir(parents=True, exist_ok=True)
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal.path.with_suffix(".optuna"))))
+    storage = path and optuna.storages.JournalStorage(JournalFileBackend(str(path)))
     sampler = optuna.samplers.TPESampler(seed=0, multivariate=True)
-    return optuna.create_study(storage=storage, sampler=sampler, study_name=journal.judge, load_if_exists=True)
+    return optuna.create_study(storage=storage, sampler=sampler, study_name=name, load_if_exists=True)
 
 
 def searched(
-    study: "Study", plans: Plans, first: Iterable[Judged], base: Run, judge: Judge, trials: int
-) -> Iterator[Judged]:
-    """Yield plans that Optuna proposes until `trials` are judged, those of `first` before; a failure is a failed trial.
+    journal: Journal, plans: Plans, first: Iterable[Judged], base: Run, judge: Judge, trials: int
+) -> list[Judged]:
+    """Return plans that Optuna proposes until `trials` are judged; a failure is a failed trial.
 
     Args:
+        journal: journal next to whose file the trials are kept, and from which the search resumes.
         plans: all valid plans; knobs take their values, and combinations that are no valid plan fail at once.
         first: plans to begin with.
     """
     from optuna.trial import TrialState
 
+    study = study_of(journal.judge, journal.path and journal.path.with_suffix(".optuna"))
     world = int(plans["tp"][0] * plans["pp"][0] * plans["dp"][0])
     choices = {knob: list(dict.fromkeys(plans.values(knob))) for knob in KNOBS if knob != "dp"}
     if not study.trials:
         for row in first:
             study.enqueue_trial({knob: row[knob] for knob in choices})
-    before = [{**trial.params, **trial.user_attrs} for trial in study.trials if trial.state.is_finished()]
-    yield from before
-    done = sum("id" in told for told in before)
+    ended = [trial for trial in study.trials if trial.state.is_finished() and "id" in trial.user_attrs]
+    found = [{**trial.params, **trial.user_attrs} for trial in ended]
     for _ in range(TRIES * trials):
-        if done >= trials:
-            return
+        if len(found) >= trials:
+            break
         trial = study.ask()
-        row = {knob: trial.suggest_categorical(knob, values) for knob, values in choices.items()}
-        told = _try(row, base, judge, world)
-        for name, value in told.items():
+        row: Judged = {knob: trial.suggest_categorical(knob, values) for knob, values in choices.items()}
+        dp, rest = divmod(world, row["tp"] * row["pp"])
+        if rest or (run := run_of({**row, "dp": dp}, base)).why_invalid():
+            study.tell(trial, state=TrialState.FAIL)
+            continue
+        judgement = {"id": run.id, "dp": dp} | _judgement(judge, run)
+        for name, value in judgement.items():
             trial.set_user_attr(name, value)
-        study.tell(trial, told.get("seconds"), TrialState.FAIL if "reason" in told else TrialState.COMPLETE)
-        done += "id" in told
-        yield row | told
-
-
-def _try(row: Mapping[str, Any], base: Run, judge: Judge, world: int) -> Judged:
-    degrees = row["tp"] * row["pp"]
-    if world % degrees:
-        return {"reason": f"tp {row['tp']} x pp {row['pp']} does not divide {world} devices"}
-    run = run_of({**row, "dp": world // degrees}, base)
-    if reason := run.why_invalid():
-        return {"reason": reason}
-    try:
-        return {"id": run.id, "dp": run.plan.dp} | judge(run)
-    except InputError as error:
-        return {"id": run.id, "dp": run.plan.dp, "reason": str(error)}
+        state = TrialState.FAIL if "reason" in judgement else TrialState.COMPLETE
+        study.tell(trial, judgement.get("seconds"), state)
+        found.append(row | judgement)
+    return found

@@ -21,7 +21,7 @@ from harness.experiment.listing import listed
 from harness.figures.style import COLOURS, panels
 from harness.records.measures import about, to_draw
 from harness.records.record import Record
-from harness.tune.search import Journal, shapley, study_of
+from harness.tune.search import shapley, study_of
 
 KNOBS = ("tp", "pp", "microbatch", "microbatches", "zero_stage")
 LEAST = 6
@@ -67,23 +67,12 @@ class Space:
         """Values of the fastest plan."""
         return max(self.rates, key=lambda values: self.rates[values])
 
-    @property
-    def failures(self) -> int:
-        """Number of plans that failed."""
-        return sum(rate == 0 for rate in self.rates.values())
-
     @cached_property
     def importance(self) -> dict[str, float]:
         """Mean size of each varying knob's effect on the rate (Shapley value), largest first."""
         moved = zip(KNOBS, shapley(self.grid).tolist(), self.axes, strict=True)
         known = {knob: one for knob, one, axis in moved if len(axis) > 1}
         return dict(sorted(known.items(), key=lambda item: -item[1]))
-
-    def best_with(self, knob: str) -> dict[int, float]:
-        """Return the highest rate with each value of a knob."""
-        i = KNOBS.index(knob)
-        highest = np.moveaxis(self.grid, i, 0).reshape(len(self.axes[i]), -1).max(axis=1)
-        return dict(zip(self.axes[i], highest.tolist(), strict=True))
 
     def steps(self, knob: str) -> list[tuple[Point, Point]]:
         """Return plans and those with the next larger value of a knob, all else equal and neither failed."""
@@ -95,7 +84,7 @@ class Space:
     @cached_property
     def searched(self) -> tuple[int, Values]:
         """Number of plans that the sampler attempted, about a third of the space, and the fastest among them."""
-        study, tried = study_of(Journal(None, "space")), dict[Values, float]()
+        study, tried = study_of("space"), dict[Values, float]()
         for _ in range(PROPOSALS * len(self.rates)):
             if len(tried) >= TRIED * len(self.rates):
                 break
@@ -131,15 +120,19 @@ def rate_text(rate: float) -> str:
 def summary(space: Space) -> str:
     best = ", ".join(f"{knob} {value}" for knob, value in zip(KNOBS, space.best, strict=True))
     (tried, at), highest = space.searched, space.rates[space.best]
+    failures = sum(rate == 0 for rate in space.rates.values())
     return (
-        f"{space.model} on {space.device}: {len(space.rates)} plans, {space.failures} fail; fastest: {best}, "
+        f"{space.model} on {space.device}: {len(space.rates)} plans, {failures} fail; fastest: {best}, "
         f"{rate_text(highest)} TFLOP/s; the best of {tried} that Optuna's sampler tried reaches "
         f"{space.rates[at] / highest:.1%} of that."
     )
 
 
 def best_rates(space: Space, knob: str) -> str:
-    return ", ".join(f"{value}: {rate_text(rate)}" for value, rate in space.best_with(knob).items())
+    """Return the highest rate with each value of a knob, as text."""
+    i = KNOBS.index(knob)
+    highest = {value: max(rate for at, rate in space.rates.items() if at[i] == value) for value in space.axes[i]}
+    return ", ".join(f"{value}: {rate_text(rate)}" for value, rate in highest.items())
 
 
 SHOWN = (

@@ -1,17 +1,14 @@
 """The verb `tune`: the best parallel plans for a model on a described system, and what matters most in them."""
 
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from harness.launch.flags import require_positive
@@ -19,21 +16,12 @@ from harness.predict.interval import EXTRAPOLATES, interval, is_beyond
 from harness.predict.simulation import as_simulated, completed, predicted, vocabulary_of
 from harness.predict.systems import load_system
 from harness.records.measures import size_name
-from harness.terminal import Flag, console, parse_bytes, print_json, shown
-from harness.tune.measured import Real, compared, print_compared
-from harness.tune.search import (
-    Journal,
-    Judged,
-    best_by_value,
-    estimates,
-    front,
-    importance,
-    judged,
-    ranked,
-    searched,
-    study_of,
-)
+from harness.records.store import Store
+from harness.terminal import Flag, console, parse_bytes, print_json, shown, shown_progress
+from harness.tune.measured import Machine, compared, print_compared, run_here
+from harness.tune.search import Journal, Judged, best_by_value, estimates, front, importance, judged, ranked, searched
 from impl.cost.parameters import count_parameters
+from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -50,8 +38,7 @@ TOP = 20
 """Plans of different shape that are compared by events."""
 SLOWEST = 2.0
 """Largest ratio of a plan's time to the fastest one's at which its lower memory counts."""
-PLAIN_SECONDS = 5.0
-"""Seconds between progress lines where standard error is no terminal."""
+GIB = 2**30
 STEPS = 12
 """Training steps of a measured run."""
 
@@ -92,7 +79,7 @@ class _Task:
         names = ("bubble", "mfu", "hfu", "model_flops_per_gpu_s")
         row = {"seconds": found.seconds, "bytes": size, **{name: getattr(found, name) for name in names}}
         if size > self.limit:
-            row["reason"] = f"needs {size / 2**30:.1f} GiB of {self.limit / 2**30:.1f}"
+            row["reason"] = f"needs {size / GIB:.1f} GiB of {self.limit / GIB:.1f}"
         return row
 
     def with_warnings(self, row: Judged) -> Judged:
@@ -156,12 +143,16 @@ def tune_from(default: Run) -> Callable[..., int]:
         base = replace(default, plan=Plan(), train=recipe, precision=_precision(found, precision))
         base, _ = completed(base, _searched(base), found)
         task = _Task(base, found, gpus, limit)
+        real = None
+        if measure and out is not None:
+            store = Store(out, "tune", "small")
+            store.require_writable()
+            real = partial(run_here, store=store, device=found.device.kind)
         document, inside = _search(task, task.plans(fix), top, out)
-        real = Real(found, out) if measure and out else None
         if trials:
             document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
         if real is not None:
-            chosen = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ()) if "dp" in row]
+            chosen = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ())]
             document["measured"] = compared(chosen or document["best"][:measure], base, real)
         return print_json(document) if json else _print(document, task)
 
@@ -201,12 +192,10 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
 
 def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
     """Return the document of the search, and the plans that fit."""
-    known = as_simulated(task.base, task.system)
-    vocab_size = vocabulary_of(task.base)
-    form = ClosedForm(known.run, vocab_size, task.system, task.gpus, head_positions=known.head_positions)
+    known, vocab_size = as_simulated(task.base, task.system), vocabulary_of(task.base)
+    form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=head_positions(known.model))
     begin = time.perf_counter()
-    with _progress("plans", len(plans)) as at:
-        found = estimates(form, plans, at)
+    found = estimates(form, plans)
     seconds = time.perf_counter() - begin
     fit = np.flatnonzero(found.bytes <= task.limit)
     if not len(fit):
@@ -216,11 +205,7 @@ def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict
     smaller = front(times, found.bytes[fit], inside.oddity, SLOWEST)
     chosen = dict.fromkeys([*ranked(inside, times, top), *smaller])
     rows = [inside.row(i) | {"closed_form_seconds": float(times[i])} for i in chosen]
-    by_row: list[Judged] = []
-    with _progress("events", len(rows)) as at:
-        for row in judged(rows, task.base, task.events, task.journal(out, "events")):
-            by_row.append(row)
-            at(len(by_row))
+    by_row = judged(shown_progress(rows, "events"), task.base, task.events, task.journal(out, "events"))
     good = [task.with_warnings(row) for row in by_row if "reason" not in row]
     best = sorted(good, key=lambda row: row["seconds"])[:top]
     took, needed = (np.array([row[name] for row in good]) for name in ("seconds", "bytes"))
@@ -245,35 +230,15 @@ def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict
 
 
 def _trials(
-    task: _Task, plans: Plans, first: Sequence[Judged], trials: int, real: Real | None, out: Path | None
+    task: _Task, plans: Plans, first: Sequence[Judged], trials: int, real: Machine | None, out: Path | None
 ) -> list[Judged]:
     """Return Optuna's proposals as judged by events or real runs, the fastest first, then those that failed."""
-    judge = "events" if real is None else "runs"
-    found = searched(study_of(task.journal(out, judge)), plans, first, task.base, real or task.events, trials)
-    rows = [row for row in found if "id" in row]
+    judge = task.events if real is None else lambda run: real([run])[0]
+    rows = searched(task.journal(out, "runs" if real else "events"), plans, first, task.base, judge, trials)
     if real is not None:
         rows = [row | {"predicted_seconds": task.events(run_of(row, task.base))["seconds"]} for row in rows]
     rows = [task.with_warnings(row) if "reason" not in row else row for row in rows]
     return sorted(rows, key=lambda row: row["seconds"] if "reason" not in row else math.inf)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that shows progress on standard error: a bar on a terminal, else a line every few seconds."""
-    screen = Console(stderr=True)
-    begin = last = time.perf_counter()
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-
-        def at(done: int) -> None:
-            nonlocal last
-            bar.update(task, completed=done)
-            now = time.perf_counter()
-            if not screen.is_terminal and now - last > PLAIN_SECONDS:
-                last = now
-                print(f"{what}: {done:,} of {total:,}, {done / max(now - begin, 1e-9):,.0f} a second", file=sys.stderr)
-
-        yield at
 
 
 def _print(document: Mapping[str, Any], task: _Task) -> int:
@@ -302,7 +267,8 @@ def _print(document: Mapping[str, Any], task: _Task) -> int:
     _print_knobs(document["importance"], document["best_by_value"])
     if tried := document.get("trials"):
         failed = sum("reason" in row for row in tried)
-        print(f"Optuna: {len(tried)} plans, {failed} failed; the fastest takes {tried[0]['seconds']:.4g} s")
+        fastest = f"; the fastest takes {tried[0]['seconds']:.4g} s" if failed < len(tried) else ""
+        print(f"Optuna: {len(tried)} plans, {failed} failed{fastest}")
     if "measured" in document:
         print_compared(document["measured"])
     return 0
@@ -328,21 +294,16 @@ def _print_plans(title: str, rows: Sequence[Judged]) -> None:
         mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
         odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
         besides = ", ".join(knob if row[knob] is True else f"no {knob}" for knob in odd)
-        numbers = (
-            f"{number}{'*' * any(map(is_beyond, row['warnings']))}",
-            f"{row['seconds']:.3f}",
-            f"{row['model_flops_per_gpu_s'] / 1e12:.1f}",
-            mfu,
-            f"{row['bytes'] / 2**30:.1f}",
-        )
-        table.add_row(*numbers, *(str(row[name]) for name in names), besides)
+        rate = row["model_flops_per_gpu_s"] / 1e12
+        numbers = (f"{row['seconds']:.3f}", f"{rate:.1f}", mfu, f"{row['bytes'] / GIB:.1f}")
+        star = "*" * any(map(is_beyond, row["warnings"]))
+        table.add_row(f"{number}{star}", *numbers, *(str(row[name]) for name in names), besides)
     console(table).print(table)
 
 
 def _print_knobs(shares: Mapping[str, float], by_value: Mapping[str, Mapping[str, float]]) -> None:
-    table = Table(
-        "knob", "importance", "fastest step (s) with each value", title="what matters most", title_justify="left"
-    )
+    heads = ("knob", "importance", "fastest step (s) with each value")
+    table = Table(*heads, title="what matters most", title_justify="left")
     for knob in sorted(by_value, key=lambda knob: -shares.get(knob, 0.0)):
         values = sorted(by_value[knob].items(), key=lambda item: item[1])
         told = ", ".join(f"{value} {seconds:.4g}" for value, seconds in values[:8])

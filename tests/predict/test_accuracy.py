@@ -1,9 +1,6 @@
 """What `make accuracy` compares: rows that are there, none of them fitted and asked for at once."""
 
-import math
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from harness.predict.accuracy import (
@@ -54,8 +51,8 @@ def test_derived_seconds_are_the_printed_rates():
         c = {key: row.cells[key] for key in ("global_batch", "seq_len", "layers", "hidden", "gpus")}
         h, s = c["hidden"], c["seq_len"]
         flops = 96 * c["global_batch"] * s * c["layers"] * h**2 * (1 + s / (6 * h) + 51200 / (16 * c["layers"] * h))
-        assert row.seconds is not None
-        assert flops / c["gpus"] / row.seconds == pytest.approx(rate * 1e12, rel=1e-3)
+        assert row.measured is not None
+        assert flops / c["gpus"] / row.measured.seconds == pytest.approx(rate * 1e12, rel=1e-3)
 
 
 def test_table_1_is_predicted_from_three_of_its_rows():
@@ -66,25 +63,22 @@ def test_table_1_is_predicted_from_three_of_its_rows():
     assert splits().mean() <= 2.8
 
 
+def measured(*seconds: float) -> list[Measured]:
+    """Steps of plans that share four devices in different ways."""
+    return [Measured(str(i), run_of(dp=2**i, tp=4 // 2**i), one) for i, one in enumerate(seconds)]
+
+
 def test_the_best_plan_of_a_group():
-    rows = [
-        Measured(str(i), run_of(dp=dp, tp=4 // dp), seconds)
-        for i, (dp, seconds) in enumerate([(1, 2.0), (2, 1.0), (4, 1.5)])
-    ]
+    rows = measured(2.0, 1.0, 1.5)
     assert choices(rows, [3.0, 1.0, 2.0]) == (1, 1.0, 0.0)
     assert choices(rows, [3.0, 2.0, 1.0]) == (1, 0.0, 0.5)
     assert choices(rows, [1.0, 1.0, 1.0]) == (1, pytest.approx(1 / 3), pytest.approx(0.5))
 
 
 def test_tables_and_figure_are_made_of_results():
-    rows = [
-        Measured(str(i), run_of(dp=dp, tp=4 // dp), seconds) for i, (dp, seconds) in enumerate([(1, 2.0), (2, 1.0)])
-    ]
     case = next(case for case in CASES if case.id == "H5")
-    result = Result(case, rows, np.array([2.1, 1.0]), np.array([1.0, 1.1]))
+    result = Result(case, measured(2.0, 1.0), np.array([2.1, 1.0]), np.array([1.0, 1.1]))
     frame = plans_table([result]).frame
-    assert isinstance(frame, pd.DataFrame)
-    assert frame["best"].tolist() == [100.0, 0.0]
-    assert frame["regret"].tolist() == [0.0, 100.0]
+    assert (frame["best"].tolist(), frame["regret"].tolist()) == ([100.0, 0.0], [0.0, 100.0])
     assert len(figure([result]).axes) == 2
-    assert math.isclose(result.measured.sum(), 3.0)
+    assert result.measured.sum() == pytest.approx(3.0)

@@ -49,9 +49,9 @@ def test_rows_come_back_in_order_with_predictions(table: Path):
 
 
 def test_the_table_is_printed_as_csv_and_left_out_and_unknown_columns_are_named(table: Path):
-    table.write_text(table.read_text().replace("iteration_time_s\n", "iteration_time_s,compile,recompute\n"))
-    text = table.read_text().splitlines()
-    table.write_text("\n".join([text[0], *(f"{line},true,none" for line in text[1:])]) + "\n")
+    head, *lines = table.read_text().splitlines()
+    head += ",compile,recompute"
+    table.write_text("\n".join([head, *(f"{line},true,none" for line in lines)]) + "\n")
     found = document(call(*predict(table, "--json")).output)
     assert found["ignored"] == ["compile"]
     assert "recompute" not in found["left_out"]
@@ -59,7 +59,7 @@ def test_the_table_is_printed_as_csv_and_left_out_and_unknown_columns_are_named(
     answer = call(*predict(table))
     rows = list(csv.DictReader(io.StringIO(answer.output)))
     assert len(rows) == 5
-    assert list(rows[0])[:14] == text[0].split(",")
+    assert list(rows[0])[:14] == head.split(",")
     assert "fitted on 3 rows" in answer.errors
     assert "check: 1 rows" in answer.errors
     assert "columns that predictions ignore: compile\n" in answer.errors
@@ -68,31 +68,23 @@ def test_the_table_is_printed_as_csv_and_left_out_and_unknown_columns_are_named(
 
 def test_an_impossible_plan_is_told_in_its_row(tmp_path: Path):
     path = tmp_path / "rows.csv"
-    path.write_text(
-        HEAD + ",8,8,1,1024,16,16,1024,2,2,2,\n,8,8,3,1024,16,16,1024,2,2,2,\n,9,8,1,1024,16,16,1024,2,2,2,\n"
-    )
+    plans = ("8,8,1", "8,8,3", "9,8,1")
+    path.write_text(HEAD + "".join(f",{plan},1024,16,16,1024,2,2,2,\n" for plan in plans))
     rows = document(call(*predict(path, "--json")).output)["rows"]
     assert rows[0]["predicted_s"] > 0
     assert "is not divisible by train.microbatch 3" in rows[1]["problem"]
-    assert rows[2]["problem"] == "gpus 9 is not tp x dp x pp, 8"
-    assert rows[2]["predicted_s"] is None
+    assert (rows[2]["problem"], rows[2]["predicted_s"]) == ("gpus 9 is not tp x dp x pp, 8", None)
 
 
 def test_optional_columns_change_the_run(tmp_path: Path):
     path = tmp_path / "rows.csv"
-    head = ",".join(
-        [*COUNTS, "chunks", "zero_stage", "recompute", "vocab", "sequence_parallel", "precision", "dropout"]
-    )
-    path.write_text(head + "\n8,32,1,1024,16,16,1024,2,1,4,2,1,selective,32000,true,bf16,0\n")
-    row = read_rows(path, load_system("a100_cluster"))[0]
-    plan = row.run.plan
+    more = {"chunks": 2, "zero_stage": 1, "recompute": "selective", "vocab": 32000}
+    more |= {"sequence_parallel": "true", "precision": "bf16", "dropout": 0}
+    path.write_text(",".join([*COUNTS, *more]) + "\n8,32,1,1024,16,16,1024,2,1,4," + ",".join(map(str, more.values())))
+    [row] = read_rows(path, load_system("a100_cluster"))
+    plan, model = row.run.plan, row.run.model
     assert (plan.chunks, plan.schedule, plan.zero_stage, plan.recompute) == (2, "interleaved", 1, "selective")
-    assert (row.run.model.vocab_size, plan.sequence_parallel, row.run.precision, row.run.model.dropout) == (
-        32000,
-        True,
-        "bf16",
-        0,
-    )
+    assert (model.vocab_size, plan.sequence_parallel, row.run.precision, model.dropout) == (32000, True, "bf16", 0)
     assert row.problem is None
 
 
@@ -123,19 +115,17 @@ def test_bytes_are_no_table(tmp_path: Path):
     assert "is not text" in refused(*predict(tmp_path / "bytes.csv"))
 
 
-def test_every_optional_column_has_a_default_that_is_valid(table: Path):
-    with_empty = table.with_name("empty.csv")
-    lines = table.read_text().splitlines()
-    lines = [lines[0] + "," + ",".join(OPTIONAL), *(line + "," * len(OPTIONAL) for line in lines[1:])]
-    with_empty.write_text("\n".join(lines) + "\n")
-    system = load_system("a100_cluster")
-    assert [row.run for row in read_rows(with_empty, system)] == [row.run for row in read_rows(table, system)]
-
-
-def test_numbers_as_other_programs_write_them(table: Path):
+@pytest.mark.parametrize(
+    ("columns", "cells", "encoding"),
+    [
+        (",".join(OPTIONAL), "," * (len(OPTIONAL) - 1), "utf-8"),
+        ("zero_stage,sequence_parallel", "nan,0.0", "utf-8-sig"),  # as other programs write numbers
+    ],
+)
+def test_empty_cells_and_numbers_of_any_form_are_valid(table: Path, columns: str, cells: str, encoding: str):
     other = table.with_name("other.csv")
-    lines = table.read_text().splitlines()
-    head = [lines[0] + ",zero_stage,sequence_parallel", *(line + ",nan,0.0" for line in lines[1:])]
-    other.write_text("\n".join(head).replace(",1024,", ",1024.0,") + "\n", encoding="utf-8-sig")
+    head, *lines = table.read_text().splitlines()
+    text = "\n".join([f"{head},{columns}", *(f"{line},{cells}" for line in lines)])
+    other.write_text(text.replace(",1024,", ",1024.0,") + "\n", encoding=encoding)
     system = load_system("a100_cluster")
     assert [row.run for row in read_rows(other, system)] == [row.run for row in read_rows(table, system)]

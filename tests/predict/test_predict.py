@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
@@ -15,7 +14,6 @@ from harness.analysis.simulated_columns import twin
 from harness.analysis.tables import denominators
 from harness.experiment.claims import Claim, Evidence, claims_table
 from harness.experiment.experiment import load
-from harness.predict.accuracy import rows_of
 from harness.predict.simulated_record import document_of
 from harness.predict.systems import FOLDER, load_system, names
 from harness.records.measures import frame
@@ -135,6 +133,7 @@ def test_a_run_is_predicted_with_its_parts_its_memory_and_an_interval() -> None:
     for rank in found["parts"]:
         assert sum(rank["seconds"].values()) == pytest.approx(found["seconds"])
     assert found["fits"] is True
+    assert any("as Megatron-LM 2021 does it: dropout 0.1" in text for text in found["warnings"])
     text = call("predict", *WITH_PIPELINE, "--system", "selene").output
     for word in ("step", "tokens/s", "MFU", "HFU", "bubble", "exposed communication", "activations", "fits: "):
         assert word in text
@@ -155,23 +154,17 @@ def test_a_run_is_predicted_as_the_systems_software_does_it() -> None:
     run = small(dp=2, tp=2)
     done = habits.of(run)
     assert (done.model.dropout, done.fp32_gradients, done.plan.overlap_grad_reduce) == (0.1, False, False)
-    assert habits.changes(run) == [
-        "dropout 0.1",
-        "no fp32 gradients",
-        "no overlapped input gradients",
-        "no overlapped gradients",
-    ]
+    no = ("fp32 gradients", "overlapped input gradients", "overlapped gradients")
+    assert habits.changes(run) == ["dropout 0.1", *(f"no {name}" for name in no)]
     assert habits.changes(done) == []
     assert habits.of(replace(run, precision="fp32")).why_invalid() is None
     assert [habits.stages_of(small(pp=pp)) for pp in (1, 2, 3, 4)] == ["even", "even", None, "even"]
-    said = told(*WITH_PIPELINE, "--system", "selene")["warnings"]
-    assert any("as Megatron-LM 2021 does it: dropout 0.1" in text for text in said)
 
 
 def test_bf16_is_predicted_as_fp16_where_there_is_no_bf16() -> None:
-    found = told("--model", "gpt-355m", "--precision", "bf16", "--system", "dgx2h")
-    assert any("predicted as fp16" in text for text in found["warnings"])
-    assert found["seconds"] == told("--model", "gpt-355m", "--precision", "fp16", "--system", "dgx2h")["seconds"]
+    bf16, fp16 = (told("--model", "gpt-355m", "--precision", name, "--system", "dgx2h") for name in ("bf16", "fp16"))
+    assert any("predicted as fp16" in text for text in bf16["warnings"])
+    assert bf16["seconds"] == fp16["seconds"]
 
 
 def test_what_does_not_fit_says_so() -> None:
@@ -179,18 +172,6 @@ def test_what_does_not_fit_says_so() -> None:
     assert found.status == 0
     assert "does not fit" in found.output
     assert "warning: pipeline rank 0 (parameters" in found.output
-
-
-def test_no_row_of_ptdp_table_1_is_out_of_memory_on_the_machine_that_trained_it() -> None:
-    rows = rows_of("ptdp2021_table1", "selene")
-    assert len(rows) == 10
-    for run in (row.run for row in rows):
-        # as many microbatches as keep every rank's pipeline full: more keep no more memory
-        recipe = replace(run.train, global_batch=2 * run.plan.pp * run.plan.dp * run.train.microbatch)
-        store = Store(Path("out"), "made_up", "paper", "selene")
-        made = document_of(replace(run, train=recipe), store, load_system("selene"))
-        assert made["status"] == "ok", made["reason"]
-        assert 25 < max(rank["peak_memory_bytes"] for rank in made["ranks"]) / 2**30 < 60
 
 
 @pytest.fixture(scope="module")
@@ -214,18 +195,19 @@ def test_an_experiment_becomes_simulated_records_apart_from_measured_ones(predic
 
 
 def test_simulated_and_published_rates_stand_side_by_side_with_verdicts(predicted: tuple[Path, Any]) -> None:
-    _, said = predicted
+    out, said = predicted
     made = {table["name"]: table for table in said["tables"]}
     rows = made["interleaving"]["rows"]
     assert len(rows) == 10
-    for row in rows:
-        assert abs(row[twin("counted_rate")] / row["published_rate"] - 1) < 0.15
-    keys = [column["key"] for column in made["interleaving"]["columns"]]
-    assert "counted_rate" not in keys  # nothing was measured
+    assert all(abs(row[twin("counted_rate")] / row["published_rate"] - 1) < 0.15 for row in rows)
+    assert "counted_rate" not in [column["key"] for column in made["interleaving"]["columns"]]  # nothing was measured
     assert any(file.endswith("figures/interleaving.png") for file in said["files"])
     verdicts = [row["verdict, simulated on selene"] for row in made["claims"]["rows"]]
-    assert verdicts[0] == "reproduced"
-    assert verdicts[-1] == "not run here"
+    assert (verdicts[0], verdicts[-1]) == ("reproduced", "not run here")
+    text = page(next(one for one in read(out) if one.experiment.id == NAME), out)
+    assert "No records yet." not in text
+    assert "Tier `paper`, simulated for selene (Megatron-LM 2021). 10 points: 10 ok." in text
+    assert "| paper, simulated for selene | reproduced |" in text
 
 
 def test_a_simulated_record_is_never_taken_for_a_measured_one(predicted: tuple[Path, Any], tmp_path: Path) -> None:
@@ -243,26 +225,16 @@ def test_a_simulated_record_is_never_taken_for_a_measured_one(predicted: tuple[P
     assert document(call("status", NAME, "--tier", "paper", "--out", tmp_path, "--json").output)
 
 
-def test_the_registry_shows_simulated_results_below_measured_ones(predicted: tuple[Path, Any]) -> None:
-    out, _ = predicted
-    text = page(next(one for one in read(out) if one.experiment.id == NAME), out)
-    assert "No records yet." not in text
-    assert "Tier `paper`, simulated for selene (Megatron-LM 2021). 10 points: 10 ok." in text
-    assert "| paper, simulated for selene | reproduced |" in text
-
-
 def simulated_of(run: Run, system: str = "selene") -> Record:
     return of_document(document_of(run, Store(Path("out"), "made_up", "smoke", system), load_system(system)))
 
 
-def both(run: Run, seconds: float = 0.1) -> list[Any]:
-    """A run's measured record, and its simulated ones for two systems."""
-    ran = measured_record_of(run, seconds=seconds, device="cuda", device_name="NVIDIA A100-SXM4-80GB", tier="smoke")
-    return [ran, simulated_of(run), simulated_of(run, "h100")]
+def measured_of(run: Run) -> Record:
+    return measured_record_of(run, seconds=0.1, device="cuda", device_name="NVIDIA A100-SXM4-80GB", tier="smoke")
 
 
 def test_measured_and_simulated_steps_of_a_point_share_a_row() -> None:
-    ran, selene, h100 = both(small())
+    ran, selene, h100 = measured_of(small()), simulated_of(small()), simulated_of(small(), "h100")
     table = tables.throughput_table([ran, selene])
     (row,) = table.frame.to_dict("records")
     assert row["step_seconds"] == pytest.approx(0.1)
@@ -272,38 +244,39 @@ def test_measured_and_simulated_steps_of_a_point_share_a_row() -> None:
     assert "simulated on" not in [column.header for column in table.columns]
     two = tables.throughput_table([ran, selene, h100])
     assert sorted(two.frame["simulated_on"]) == ["h100", "selene"]
-    assert [value > 0 for value in two.frame["step_seconds"].tolist()].count(True) == 1
-    plain = tables.throughput_table([ran])
-    assert not any(str(key).startswith("simulated") for key in plain.frame)
+    assert sum(value > 0 for value in two.frame["step_seconds"]) == 1
+    assert not any(str(key).startswith("simulated") for key in tables.throughput_table([ran]).frame)
+
+
+def noted(seen: list[list[Record]], **fields: Any) -> Claim:
+    """A claim that holds for any records, which it adds to `seen`."""
+
+    def check(records: Sequence[Record]) -> Evidence:
+        seen.append(list(records))
+        return Evidence(True, "")
+
+    return Claim(text="alike", source="ours", check=check, **fields)
 
 
 def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_point_has_both() -> None:
-    runs, systems = [small(batch=8), small(batch=16)], ("selene", "selene_2022")
+    runs, systems, seen = [small(batch=8), small(batch=16)], ("selene", "selene_2022"), []
     one, two = (simulated_of(run, system) for run, system in zip(runs, systems, strict=True))
-    seen: list[int] = []
-
-    def check(rows: Any) -> Evidence:
-        seen.append(len(rows))
-        return Evidence(True, "")
-
-    claim = Claim(text="alike", source="ours", check=check)
-    together = claims_table((claim,), [one, two])
+    together = claims_table((noted(seen),), [one, two])
     assert list(together.frame) == ["claim", "source", *(f"{n}, simulated on selene, selene_2022" for n in ENDS)]
     assert set(frame([one, two])["device_name"]) == {"NVIDIA A100-SXM4-80GB, simulated"}
     both_on_one = simulated_of(runs[0], "selene_2022")
-    apart = claims_table((claim,), [one, both_on_one])
+    apart = claims_table((noted(seen),), [one, both_on_one])
     assert [f"verdict, simulated on {name}" in apart.frame for name in systems] == [True, True]
     assert set(frame([one, both_on_one])["device_name"]) == {"selene, simulated", "selene_2022, simulated"}
-    assert seen == [2, 1, 1]
+    assert list(map(len, seen)) == [2, 1, 1]
 
 
 def test_simulated_points_scale_like_measured_ones_and_are_counted_apart() -> None:
-    runs = [small(batch=8 * dp, dp=dp) for dp in (1, 2, 4)]
-    records = [simulated_of(run) for run in runs]
+    records = [simulated_of(small(batch=8 * dp, dp=dp)) for dp in (1, 2, 4)]
     rows = tables.scaling_table(records).frame
     assert list(rows["ranks"]) == [1, 2, 4]
     assert all(0.3 < value <= 1 for value in rows[twin("efficiency")].tolist())
-    assert denominators([*records, both(small())[0]]) == "1 point: 1 ok; simulated: 3 points: 3 ok"
+    assert denominators([*records, measured_of(small())]) == "1 point: 1 ok; simulated: 3 points: 3 ok"
 
 
 def test_what_cannot_be_predicted_is_a_record_with_the_reason() -> None:
@@ -311,33 +284,20 @@ def test_what_cannot_be_predicted_is_a_record_with_the_reason() -> None:
     large = simulated_of(replace(small(), model=named("gpt-175b")))
     assert (invalid.status, large.status) == ("invalid", "oom")
     assert "a device has 80 GiB" in str(large.reason)
-    shown = tables.failures_table([invalid, large])
-    assert list(shown.frame["system"]) == ["selene"] * 2
+    assert list(tables.failures_table([invalid, large]).frame["system"]) == ["selene"] * 2
     assert math.isnan(frame([large])["tokens_per_second"].iloc[0])
 
 
 def test_claims_about_bytes_are_not_judged_by_the_formula_that_made_them() -> None:
-    sent = Claim(
-        text="it sends",
-        source="ours",
-        check=lambda records: Evidence(True, "it does") if any(r.tp_bytes_sent > 0 for r in records) else None,
-    )
-    ran, selene, _ = both(small(tp=2))
+    check = lambda records: Evidence(True, "it does") if any(r.tp_bytes_sent > 0 for r in records) else None
+    ran, selene = measured_of(small(tp=2)), simulated_of(small(tp=2))
     assert frame([selene])["tp_bytes_sent"].iloc[0] > 0
-    shown = claims_table((sent,), [ran, selene]).frame.to_dict("records")[0]
-    assert shown["verdict"] == "reproduced"
-    assert shown["verdict, simulated on selene"] == "not run here"
+    shown = claims_table((Claim(text="it sends", source="ours", check=check),), [ran, selene]).frame
+    assert shown.loc[0, ["verdict", "verdict, simulated on selene"]].tolist() == ["reproduced", "not run here"]
 
 
 def test_a_claim_that_compares_has_both_kinds_of_rows() -> None:
-    seen: list[set[str]] = []
-
-    def check(records: Sequence[Record]) -> Evidence:
-        seen.append({record.source for record in records})
-        return Evidence(True, "")
-
-    claim = Claim(text="alike", source="ours", check=check, compares=True)
-    ran, selene, _ = both(small())
-    table = claims_table((claim,), [ran, selene])
-    assert seen == [{"measured", SIMULATED}]
-    assert pd.DataFrame(table.frame)["verdict"].tolist() == ["not run here"]
+    seen: list[list[Record]] = []
+    table = claims_table((noted(seen, compares=True),), [measured_of(small()), simulated_of(small())])
+    assert [{record.source for record in records} for records in seen] == [{"measured", SIMULATED}]
+    assert table.frame["verdict"].tolist() == ["not run here"]

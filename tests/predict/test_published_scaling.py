@@ -23,6 +23,8 @@ def test_a_microbatch_picked_to_match_is_within_3_points_and_called_fitted(tmp_p
     assert len(fitted) == 2
     assert all(abs(one.predicted - one.published) <= 3 for one in fitted)
     table = errors_table([], tmp_path)
+    fits = "memory: 0 of PTD-P table 1's rows said not to fit"  # the machine trained them
+    assert table.frame.set_index("what").loc[fits, "met"] == "yes"
     [row] = [row for row in table.frame.to_dict("records") if "strong scaling" in row["what"]]
     predicted = [abs(one.predicted - one.published) for one in frontier()]
     assert row["mape"] == pytest.approx(sum(predicted) / len(predicted))

@@ -2,7 +2,7 @@
 
 import csv
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,8 @@ WITHOUT_EFFECT = {
 """Fields that cannot change how long a training step takes, nor its memory."""
 
 
-def sampled(system: System, chance: random.Random) -> list[Run]:
+def sampled(system: System, chance: random.Random) -> Iterator[Run]:
     """Runs that differ in all that a row can have."""
-    runs = []
     for _ in range(PLANS):
         gpus, batch = chance.choice((4, 16, 32)), chance.choice((16, 64))
         plans = every(MODEL, gpus, batch)
@@ -95,8 +94,7 @@ def sampled(system: System, chance: random.Random) -> list[Run]:
             "plan.bucket_bytes": chance.choice((4 * 2**20, 2**30)),
             "fp32_gradients": precision == "fp32" or chance.random() < 0.5,
         }
-        runs.append(with_fields(plans.run(chance.randrange(len(plans)), base), changes))
-    return runs
+        yield with_fields(plans.run(chance.randrange(len(plans)), base), changes)
 
 
 def flags(given: Mapping[str, Any]) -> list[str]:
@@ -104,10 +102,8 @@ def flags(given: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in given.items():
         group, dot, field = name.replace("_", "-").rpartition(".")
-        if isinstance(value, bool):
-            words.append(f"--{group}{dot}{'' if value else 'no-'}{field}")
-        else:
-            words += [f"--{group}{dot}{field}", str(value)]
+        no = "no-" if value is False else ""
+        words += [f"--{group}{dot}{no}{field}", *([] if isinstance(value, bool) else [str(value)])]
     return words
 
 
@@ -125,7 +121,7 @@ def by_rows(given: list[dict[str, Any]], system: str, path: Path) -> list[dict[s
 @pytest.mark.parametrize("system", names())
 def test_a_run_is_predicted_the_same_by_fields_by_rows_and_as_a_record(system: str, tmp_path: Path):
     chance, known = random.Random(f"7 {system}"), load_system(system)
-    runs = sampled(known, chance)
+    runs = list(sampled(known, chance))
     given = [{field: attrgetter(field)(run) for field in COLUMNS.values()} for run in runs]
     for run, row in zip(runs, by_rows(given, system, tmp_path / "all.csv"), strict=True):
         record = document_of(run, Store(tmp_path, "made_up", "smoke", system), known)
@@ -180,17 +176,16 @@ def test_a_systems_defaults_hold_for_what_is_not_given(tmp_path: Path):
     """vTrain's table has only the columns that every table has."""
     counts = {"global_batch": 8, "micro_batch": 1, "hidden": 1024, "heads": 16, "layers": 16, "seq_len": 1024}
     given = {field: counts.get(name, 2) for name, field in REQUIRED.items()}
-    found = document(call("predict", *flags(given), "--system", "a100_cluster", "--json").output)
+    predict = lambda given, *more: call("predict", *flags(given), "--system", "a100_cluster", *more).output
+    found = document(predict(given, "--json"))
     assert found["assumed"] == load_system("a100_cluster").defaults
     assert (found["config"]["plan"]["recompute"], found["config"]["precision"]) == ("full", "fp16")
     (row,) = by_rows([given], "a100_cluster", tmp_path / "rows.csv")
     assert row["predicted_s"] == found["seconds"]
-    named = document(
-        call("predict", *flags(given | {"plan.recompute": "none"}), "--system", "a100_cluster", "--json").output
-    )
+    named = document(predict(given | {"plan.recompute": "none"}, "--json"))
     assert "plan.recompute" not in named["assumed"]
     assert named["config"]["plan"]["recompute"] == "none"
-    assert "plan.recompute full" in call("predict", *flags(given), "--system", "a100_cluster").output
+    assert "plan.recompute full" in predict(given)
 
 
 @pytest.mark.parametrize("defaults", [{"plan.luck": 1}, {"luck": 1}, {"seed.x": 1}, {"plan.recompute": "most"}])
@@ -204,11 +199,9 @@ def test_packaged_calibrations_cover_what_their_rows_do(system: str):
     case = next(case for case in CASES if case.system == system)
     known = load_system(system)
     runs = [row.run for row in rows_of(case.fitted.file, system) if row.split == CALIBRATE]
-    covered = reach(runs, known)
     assert known.calibration is not None
     assert len(known.calibration.rows) == len(runs)
-    assert known.calibration.ranges == covered["ranges"]
-    assert known.calibration.features == covered["features"]
+    assert (known.calibration.ranges, known.calibration.features) == reach(runs, known)
 
 
 @pytest.mark.parametrize(

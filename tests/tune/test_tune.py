@@ -1,8 +1,7 @@
 """The verb `tune`: all plans of a small model on a few devices, and what it says about them."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 
 from harness.tune import measured, search
-from harness.tune.search import Journal, best_by_value, front, importance, judged, ranked, searched, study_of
+from harness.tune.search import Journal, best_by_value, front, importance, judged, ranked, searched
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.recipe import Recipe
 from impl.run import Run
-from impl.simulator.closed_form import Estimate
 from impl.simulator.plans import KNOBS, Plans, every
 from tests.harness.calls import call, document, refused
 
@@ -61,38 +59,38 @@ def test_the_best_plans_what_they_trade_and_what_matters() -> None:
 
 
 def test_plans_beyond_the_calibration_are_marked_with_what_it_lacks() -> None:
-    found = told(*SMALL, "--top", "4", "--fix", "tp=2", "dp=2", "zero_stage=0,3", "recompute=full")
-    for plan in found["best"]:
+    fixed = (*SMALL, "--top", "4", "--fix", "tp=2", "dp=2", "zero_stage=0,3", "recompute=full")
+    best = told(*fixed)["best"]
+    for plan in best:
         doubts = {text.removeprefix("extrapolates: ").partition(",")[0] for text in plan["warnings"]}
         assert ("zero_stage 3" in doubts) == (plan["zero_stage"] == 3)
         assert ("sequence_parallel true" in doubts) == plan["sequence_parallel"]
         assert not any(text.startswith(("recompute", "precision", "tp_over_nodes")) for text in doubts)
-    threes = [i for i, plan in enumerate(found["best"], 1) if plan["zero_stage"] == 3]
+    threes = [str(i) for i, plan in enumerate(best, 1) if plan["zero_stage"] == 3]
     assert 0 < len(threes) < 4
-    text = call("tune", *SMALL, "--top", "4", "--fix", "tp=2", "dp=2", "zero_stage=0,3", "recompute=full").output
+    text = call("tune", *fixed).output
     assert "4 x NVIDIA A100-SXM4-80GB (selene" in text
     assert all(title in text for title in ("fastest", "faster or smaller than all others", "what matters most"))
-    numbers = ", ".join(map(str, threes))
-    assert f"zero_stage 3 (plan{'s' * (len(threes) > 1)} {numbers})" in text.partition("faster or smaller")[0]
+    assert f"zero_stage 3 (plan{'s' * (len(threes) > 1)} {', '.join(threes)})" in text.partition("faster or")[0]
     assert "warning: * selene was not calibrated on " in text
     assert "extrapolates:" not in text
 
 
-def test_every_plan_is_marked_where_nothing_was_calibrated() -> None:
-    few = (*FEW[:-2], "--top", "2", "--system", "h100")
-    assert [len(plan["warnings"]) for plan in told(*few)["best"]] == [1, 1]
-    text = call("tune", *few).output
-    assert text.count("warning: * system h100 is not calibrated: its constants are priors (all plans)\n") == 2
-    assert "│ 1* │" in text
+WITHIN = (
+    *("--model", "ptdp-1.7b", "--gpus", "32", "--global-batch", "512", "--system", "selene", "--top", "1", "--fix"),
+    *("recompute=full", "zero_stage=0", "tp=1", "pp=1", "sequence_parallel=false", "microbatch=16"),
+    *("offload_optimizer=false", "offload_activations=false"),
+)
+UNCALIBRATED = "warning: * system h100 is not calibrated: its constants are priors (all plans)\n"
 
 
-def test_a_plan_within_the_calibration_has_no_mark() -> None:
-    model = ("--model", "ptdp-1.7b", "--gpus", "32", "--global-batch", "512", "--system", "selene", "--top", "1")
-    fixed = ("--fix", "recompute=full", "zero_stage=0", "tp=1", "pp=1", "sequence_parallel=false", "microbatch=16")
-    only = ("offload_optimizer=false", "offload_activations=false")
-    text = call("tune", *model, *fixed, *only).output
-    assert "│ 1 │" in text
-    assert "warning: *" not in text
+@pytest.mark.parametrize(
+    ("arguments", "mark", "warnings"), [((*FEW[:-2], "--top", "2", "--system", "h100"), "1*", 2), (WITHIN, "1", 0)]
+)
+def test_only_plans_beyond_a_calibration_have_a_mark(arguments: tuple[str, ...], mark: str, warnings: int) -> None:
+    text = call("tune", *arguments).output
+    assert f"│ {mark} │" in text
+    assert text.count(UNCALIBRATED) == text.count("warning: *") == warnings
 
 
 def test_a_plan_that_is_found_is_predicted_to_take_as_long_by_predict() -> None:
@@ -137,20 +135,19 @@ def test_what_is_off_is_one_line(arguments: tuple[str, ...], message: str) -> No
 
 
 def test_ranked_plans_differ_in_shape_and_the_plainest_is_meant(plans: Plans) -> None:
-    chosen = ranked(plans, seconds_of(plans), 6)
-    shapes = [tuple(plans.row(i)[knob] for knob in search.SHAPE) for i in chosen]
-    assert len(set(shapes)) == 6
-    assert seconds_of(plans)[chosen].tolist() == sorted(seconds_of(plans)[chosen])
-    assert plans.oddity[chosen[0]] == min(plans.oddity[seconds_of(plans) == seconds_of(plans).min()])
+    seconds = seconds_of(plans)
+    chosen = ranked(plans, seconds, 6)
+    assert len({tuple(plans.row(i)[knob] for knob in search.SHAPE) for i in chosen}) == 6
+    assert seconds[chosen].tolist() == sorted(seconds[chosen])
+    assert plans.oddity[chosen[0]] == min(plans.oddity[seconds == seconds.min()])
 
 
 def test_no_plan_is_faster_and_smaller_than_one_on_the_front(plans: Plans) -> None:
     generator = np.random.default_rng(0)
-    found = Estimate(1 + generator.random(len(plans)), 1 + 9 * generator.random(len(plans)))
-    chosen = front(found.seconds, found.bytes, plans.oddity)
-    assert chosen[0] == np.argmin(found.seconds)
-    for i in chosen:
-        assert not ((found.seconds < found.seconds[i]) & (found.bytes < found.bytes[i])).any()
+    seconds, sizes = 1 + generator.random(len(plans)), 1 + 9 * generator.random(len(plans))
+    chosen = front(seconds, sizes, plans.oddity)
+    assert chosen[0] == np.argmin(seconds)
+    assert not any(((seconds < seconds[i]) & (sizes < sizes[i])).any() for i in chosen)
 
 
 def test_what_matters_is_what_seconds_depend_on(plans: Plans) -> None:
@@ -160,6 +157,11 @@ def test_what_matters_is_what_seconds_depend_on(plans: Plans) -> None:
     by_value = best_by_value(plans, seconds_of(plans))
     assert by_value["tp"] == {"1": 1.25, "2": 2.25, "4": 4.25}
     assert by_value["sequence_parallel"] == {"False": 1.25, "True": 2.25}
+
+
+def with_tp(plans: Plans, *degrees: int) -> list[dict[str, Any]]:
+    """Return a plan of each tensor-parallel degree."""
+    return [plans.row(int(np.flatnonzero(plans["tp"] == tp)[0])) for tp in degrees]
 
 
 def test_failures_are_kept_with_their_reason(tmp_path: Path, plans: Plans) -> None:
@@ -172,14 +174,14 @@ def test_failures_are_kept_with_their_reason(tmp_path: Path, plans: Plans) -> No
         return {"seconds": float(run.plan.tp)}
 
     journal = Journal.of(tmp_path / "journal.jsonl", "test")
-    rows = [plans.row(int(np.flatnonzero(plans["tp"] == tp)[0])) for tp in (1, 4)]
-    first = list(judged(rows, BASE, judge, journal))
+    rows = with_tp(plans, 1, 4)
+    first = judged(rows, BASE, judge, journal)
     assert [one.get("reason") for one in first] == [None, "too many"]
     with (tmp_path / "journal.jsonl").open("a") as file:
         file.write('{"judge": "cut o')
-    assert list(judged(rows, BASE, judge, journal)) == first
+    assert judged(rows, BASE, judge, journal) == first
     assert len(asked) == 2
-    list(judged(rows, BASE, judge, Journal.of(tmp_path / "journal.jsonl", "another")))
+    judged(rows, BASE, judge, Journal.of(tmp_path / "journal.jsonl", "another"))
     assert len(asked) == 4
 
 
@@ -187,11 +189,8 @@ def test_optuna_searches_goes_on_and_keeps_failures(tmp_path: Path, plans: Plans
     def judge(run: Run) -> dict[str, Any]:
         return {"reason": "oom: too large"} if run.plan.tp == 4 else {"seconds": float(run.plan.tp)}
 
-    first = [plans.row(int(np.flatnonzero(plans["tp"] == tp)[0])) for tp in (4, 2)]
     journal = Journal.of(tmp_path / "journal.jsonl", "test")
-    search_on = lambda trials: [
-        one for one in searched(study_of(journal), plans, first, BASE, judge, trials) if "id" in one
-    ]
+    search_on = lambda trials: searched(journal, plans, with_tp(plans, 4, 2), BASE, judge, trials)
     found = search_on(4)
     assert [one.get("reason") for one in found][:2] == ["oom: too large", None]
     again = search_on(6)
@@ -200,40 +199,26 @@ def test_optuna_searches_goes_on_and_keeps_failures(tmp_path: Path, plans: Plans
     assert all(one["tp"] * one["pp"] * one["dp"] == 4 for one in again)
 
 
-class FakeMachine:
-    """Says of a run what it took, as `Real` does, without running it."""
-
-    def __init__(self, *_: object) -> None:
-        self.points: list[str] = []
-
-    def __call__(self, run: Run) -> dict[str, Any]:
-        return self.judged(run)
-
-    def run(self, points: list[Any]) -> None:
-        self.points += [point.label for point in points]
-
-    def judged(self, run: Run) -> dict[str, Any]:
-        return {"reason": "oom: no room"} if run.plan.tp == 4 else {"seconds": 3.0 * run.plan.tp}
+def fake_machine(runs: Sequence[Run], **_: object) -> list[dict[str, Any]]:
+    """Says of runs what they took, as `run_here` does, without running them."""
+    return [{"reason": "oom: no room"} if run.plan.tp == 4 else {"seconds": 3.0 * run.plan.tp} for run in runs]
 
 
 def test_predicted_order_against_measured(plans: Plans, capsys: pytest.CaptureFixture[str]) -> None:
-    def rows(*seconds: float) -> Iterator[dict[str, Any]]:
-        for tp, predicted in zip((1, 2, 4), seconds, strict=True):
-            row = plans.row(int(np.flatnonzero(plans["tp"] == tp)[0]))
-            yield {"id": "", "seconds": predicted} | {knob: row[knob] for knob in KNOBS}
+    def rows(*seconds: float) -> list[dict[str, Any]]:
+        return [row | {"seconds": one} for row, one in zip(with_tp(plans, 1, 2, 4), seconds, strict=True)]
 
-    machine = FakeMachine()
-    found = measured.compared(list(rows(3.0, 5.0, 1.0)), replace(BASE), machine)  # type: ignore[arg-type]
-    assert len(machine.points) == len(set(machine.points)) == 3
+    found = measured.compared(rows(3.0, 5.0, 1.0), BASE, fake_machine)
+    assert len({one["point"] for one in found["runs"]}) == 3
     assert (found["kendall_tau"], found["mape"]) == (1.0, pytest.approx(1 / 12))
     assert [one.get("reason") for one in found["runs"]] == [None, None, "oom: no room"]
     measured.print_compared(found)
     assert "Kendall's tau 1.00" in capsys.readouterr().out
-    assert measured.compared(list(rows(5.0, 3.0, 1.0)), BASE, machine)["kendall_tau"] == -1.0  # type: ignore[arg-type]
+    assert measured.compared(rows(5.0, 3.0, 1.0), BASE, fake_machine)["kendall_tau"] == -1.0
 
 
 def test_the_best_plans_and_optunas_are_run_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.tune.tune.Real", FakeMachine)
+    monkeypatch.setattr("harness.tune.tune.run_here", fake_machine)
     best = told(*FEW, "--out", tmp_path, "--measure", "3")
     assert [one["id"] for one in best["measured"]["runs"]] == [plan["id"] for plan in best["best"][:3]]
     assert "trials" not in best
