@@ -1,10 +1,11 @@
 """Perplexity and accuracy of a checkpoint, in one process, next to the results of lm-evaluation-harness."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
@@ -33,6 +34,21 @@ COLUMNS = (
     Column(key="lm_eval", header="lm-eval", digits=6),
     Column(key="difference", header="difference", digits=2),
 )
+
+
+class Score(NamedTuple):
+    """Score on one text, by our own path and by lm-evaluation-harness."""
+
+    name: str
+    measure: str
+    ours: float | None
+    lm_eval: float = math.nan
+
+    @property
+    def difference(self) -> float:
+        """Difference of accuracies, or relative difference of perplexities."""
+        ours = math.nan if self.ours is None else self.ours
+        return self.lm_eval - ours if self.measure == "accuracy" else self.lm_eval / ours - 1
 
 
 def evaluate(
@@ -79,8 +95,11 @@ def evaluate(
     run = _run_of(saved, data, evaluation, batch)
     if reason := run.why_invalid() or missing_inputs(run):
         raise InputError(reason)
-    rows = _scored(saved, run, "cuda" if device == "auto" and gpu_count() else device.replace("auto", "cpu"), lm_eval)
-    table = _table(rows, saved.step, lm_eval)
+    found = _scored(saved, run, "cuda" if device == "auto" and gpu_count() else device.replace("auto", "cpu"), lm_eval)
+    columns = COLUMNS if lm_eval else COLUMNS[:3]
+    frame = pd.DataFrame([{column.key: getattr(one, column.key) for column in columns} for one in found])
+    notes = ("Difference: of perplexities relative to ours, of accuracies as it is.",) if lm_eval else ()
+    table = Table("evaluation", f"Checkpoint after {saved.step:,} steps", columns, frame, notes)
     if json:
         return print_json({"checkpoint": str(saved.path), "step": saved.step, **as_json(table)})
     shown = for_console(table)
@@ -102,8 +121,8 @@ def _run_of(saved: "Saved", data: Path, evaluation: EvaluationConfig, batch: int
     )
 
 
-def _scored(saved: "Saved", run: Run, device: str, with_lm_eval: bool) -> list[dict[str, Any]]:
-    """Return a row for each evaluation, by our own path and, on request, by lm-evaluation-harness."""
+def _scored(saved: "Saved", run: Run, device: str, with_lm_eval: bool) -> list[Score]:
+    """Return the scores of each evaluation, by our own path and, on request, by lm-evaluation-harness."""
     import torch
     import torch.distributed as dist
 
@@ -116,12 +135,13 @@ def _scored(saved: "Saved", run: Run, device: str, with_lm_eval: bool) -> list[d
         trainer, group = Trainer(run, data, mesh, torch.device(device)), dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
         start_from(saved.path.parent, trainer, group)
-        rows = [row for evaluation in trainer.evaluate(final=True) for row in _rows(evaluation)]
+        found = [score for evaluation in trainer.evaluate(final=True) for score in _scores(evaluation)]
         if with_lm_eval:
             from harness.cli.lm_eval import scores
 
-            return list(map(_beside, rows, scores(run, data.tokenizer, trainer)))
-    return rows
+            theirs = scores(run, data.tokenizer, trainer)
+            return [one._replace(lm_eval=value) for one, value in zip(found, theirs, strict=True)]
+    return found
 
 
 @contextmanager
@@ -140,21 +160,9 @@ def _alone(device: str) -> Iterator["DeviceMesh"]:
         dist.destroy_process_group()
 
 
-def _rows(evaluation: "Evaluation") -> list[dict[str, Any]]:
-    """Return an evaluation's measures; words of LAMBADA are the last ones."""
+def _scores(evaluation: "Evaluation") -> list[Score]:
+    """Return an evaluation's scores; words of LAMBADA are the last ones."""
     found = {"word perplexity": evaluation.word_perplexity}
     if evaluation.kind == "last_word":
         found = {"accuracy": evaluation.accuracy, **found}
-    return [{"name": evaluation.name, "measure": measure, "ours": value} for measure, value in found.items()]
-
-
-def _beside(row: Mapping[str, Any], theirs: float) -> dict[str, Any]:
-    difference = theirs - row["ours"] if row["measure"] == "accuracy" else theirs / row["ours"] - 1
-    return {**row, "lm_eval": theirs, "difference": difference}
-
-
-def _table(rows: Sequence[Mapping[str, Any]], step: int, with_lm_eval: bool) -> Table:
-    frame = pd.DataFrame(rows)
-    columns = tuple(column for column in COLUMNS if column.key in frame)
-    notes = ("Difference: of perplexities relative to ours, of accuracies as it is.",) if with_lm_eval else ()
-    return Table("evaluation", f"Checkpoint after {step:,} steps", columns, frame, notes)
+    return [Score(evaluation.name, measure, value) for measure, value in found.items()]

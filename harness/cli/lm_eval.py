@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from lm_eval import evaluator  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
-from lm_eval.api.task import ConfigurableTask  # pyright: ignore[reportMissingImports]
+from lm_eval.api.task import ConfigurableTask, Task  # pyright: ignore[reportMissingImports]
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
 from impl.data.text import TextFile
@@ -42,7 +42,7 @@ LAST_WORD = {
     ],
 }
 """Settings of its task `lambada_openai`; a last word may be on a line of its own."""
-METRICS = {"words": ("word_perplexity,none",), "last_word": ("acc,none", "perplexity,none")}
+METRICS = {"words": ("word_perplexity,none",), "lambada": ("acc,none", "perplexity,none")}
 
 
 class OurModel(TemplateLM):
@@ -111,34 +111,24 @@ def scores(run: Run, tokenizer: Tokenizer, scorer: Scorer) -> list[float]:
     These are the word perplexity of each of the run's texts, then accuracy and perplexity of LAMBADA's last words.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    model = OurModel(
-        scorer,
-        tokenizer,
-        seq_len=run.model.seq_len,
-        overlap=run.evaluation.overlap,
-        batch=run.train.microbatch,
-    )
-    tasks = {name: (kind, task) for name, kind, task in _tasks(run)}
-    found = evaluator.evaluate(
-        model, {name: task for name, (_, task) in tasks.items()}, bootstrap_iters=0, log_samples=False
-    )
+    overlap, batch = run.evaluation.overlap, run.train.microbatch
+    model = OurModel(scorer, tokenizer, seq_len=run.model.seq_len, overlap=overlap, batch=batch)
+    tasks = dict(_tasks(run))
+    found = evaluator.evaluate(model, tasks, bootstrap_iters=0, log_samples=False)
     results: dict[str, Any] = (found or {}).get("results", {})
-    return [results[name][metric] for name, (kind, _) in tasks.items() for metric in METRICS[kind]]
+    return [results[name][metric] for name in tasks for metric in METRICS[name.partition("_")[0]]]
 
 
-def _tasks(run: Run) -> Iterator[tuple[str, str, ConfigurableTask]]:
-    """Yield name, kind and task of every evaluation, with documents from local files."""
+def _tasks(run: Run) -> Iterator[tuple[str, Task]]:
+    """Yield name and task of every evaluation, with documents from local files; names begin with a key of METRICS."""
     for number, path in enumerate(run.evaluation.texts):
         [text] = TextFile(path, Path(path)).documents()
         natural = detokenize(text) if is_word_tokenised(text) else text
-        yield _task(f"words_{number}", "words", WORDS, [{"text": natural, "words": original_tokens(text)}])
+        yield _task(f"words_{number}", WORDS, [{"text": natural, "words": original_tokens(text)}])
     if (path := run.evaluation.lambada) is not None:
-        passages = [{"text": text} for text in TextFile(path, Path(path)).documents()]
-        yield _task("lambada", "last_word", LAST_WORD, passages)
+        yield _task("lambada", LAST_WORD, [{"text": text} for text in TextFile(path, Path(path)).documents()])
 
 
-def _task(
-    name: str, kind: str, config: Mapping[str, Any], documents: list[dict[str, Any]]
-) -> tuple[str, str, ConfigurableTask]:
+def _task(name: str, config: Mapping[str, Any], documents: list[dict[str, Any]]) -> tuple[str, Task]:
     made = {"task": name, "custom_dataset": lambda **_: {"test": Dataset.from_list(documents)}, "test_split": "test"}
-    return name, kind, ConfigurableTask(config={**made, **config})
+    return name, ConfigurableTask(config={**made, **config})

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import difflib
 import functools
 import gc
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 
 from harness.cli import verb_table
 from harness.cli.verb_table import SIZED, VERBS
+from harness.cli.which import Which
 from harness.launch.interruption import LeftRunning
 from harness.records.labels import FIELDS
 from harness.records.printable import printable
@@ -35,8 +37,6 @@ OBJECTS = 1_000_000
 """Objects made between two searches for dead cycles: a record is a thousand small objects without cycles."""
 READERS = ("table", "claims", "report", "export")
 """Verbs that read all records and end: they search for cycles a tenth as often."""
-PLANNED = ("run", "status", "watch", "cancel")
-"""Verbs that get the given fields of the plan passed."""
 RUN_FIELDS = frozenset(FIELDS)
 
 
@@ -51,12 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
-        call = _parse(argv, Run(model=named(size)) if size is not None else Run())
-        given = _given(argv, is_sized=size is not None)
-        if argv[0] == "predict":
-            return call(given=given)
-        plan_fields = frozenset(name.removeprefix("plan.") for name in given if name.startswith("plan."))
-        return call(plan_fields=plan_fields) if argv[0] in PLANNED and plan_fields else call()
+        default = Run(model=named(size)) if size is not None else Run()
+        return _parse(argv, default, _given(argv, is_sized=size is not None))()
     except InputError as error:
         return _complain(_in_own_words(error))
     except ValidationError as error:
@@ -88,7 +84,7 @@ def _find_modules_here() -> None:
         sys.path.append(here)
 
 
-def _parse(argv: list[str], default: Run) -> Callable[..., int]:
+def _parse(argv: list[str], default: Run, given: frozenset[str]) -> Callable[[], int]:
     """Return the verb with its typed arguments, ready to be called; only named verbs are imported.
 
     Raises:
@@ -100,7 +96,7 @@ def _parse(argv: list[str], default: Run) -> Callable[..., int]:
     if argv[0] not in VERBS and (near := difflib.get_close_matches(argv[0], VERBS, n=1)):
         raise InputError(f"{argv[0]!r:.80} is no verb; did you mean {near[0]}? valid: {', '.join(VERBS)}")
     problem = io.StringIO()
-    app = {name: _deferred(name, default) if name in argv else _described(name) for name in VERBS}
+    app = {name: _deferred(name, default, given) if name in argv else _described(name) for name in VERBS}
     try:
         with contextlib.redirect_stderr(problem):
             return tyro.extras.subcommand_cli_from_dict(app, prog="lmscale", args=argv)
@@ -123,10 +119,11 @@ def _described(name: str) -> Callable[[], None]:
     return nothing
 
 
-def _deferred(name: str, default: Run) -> Callable[..., Callable[[], int]]:
-    """Return a function with the verb's signature that only trusts the schedule that the command line names.
+def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., Callable[[], int]]:
+    """Return a function with the verb's signature that trusts the schedule that the command line names.
 
-    It does not call the verb, so that the verb's errors are not mistaken for the parser's.
+    It passes the given fields on and does not call the verb, so that the verb's errors are not mistaken for the
+    parser's.
     """
     verb = verb_table.function_of(name, default)
 
@@ -135,6 +132,11 @@ def _deferred(name: str, default: Run) -> Callable[..., Callable[[], int]]:
         for value in (*args, *kwargs.values()):
             if isinstance(plan := value.plan if isinstance(value, Run) else value, Plan):
                 trust(plan.schedule)
+        for option, value in kwargs.items():
+            if option == "given":
+                kwargs[option] = given
+            elif isinstance(value, Which):
+                kwargs[option] = dataclasses.replace(value, given=given)
         return functools.partial(verb, *args, **kwargs)
 
     return hold

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from harness.cli.which import Given, plan_fields
 from harness.experiment.experiment import Experiment, Point, changed, load, points
 from harness.experiment.folders import OWN
 from harness.experiment.tiers import Tier
@@ -19,7 +20,7 @@ from harness.records.measures import size_name
 from harness.records.parse import of_document
 from harness.records.record import Record
 from harness.records.store import Store
-from harness.report.results import as_json, described, made_of, print_tables, write_results
+from harness.report.results import all_tables, as_json, described, print_tables, print_written, write_results
 from harness.terminal import Flag, console, counted, print_json, shown, shown_progress, tell_ignored
 from impl.cost.parameters import count_parameters
 from impl.errors import InputError
@@ -46,7 +47,7 @@ def predict_from(default: Run) -> Callable[..., int]:
         slowdown: tuple[float, ...] = (),
         stack: str | None = None,
         out: Path = OWN,
-        given: tyro.conf.Suppress[frozenset[str]] = frozenset(),
+        given: Given = frozenset(),
         json: Flag = False,
     ) -> int:
         """Predict the time and the memory of a training step on a described system; nothing is run.
@@ -73,33 +74,24 @@ def predict_from(default: Run) -> Callable[..., int]:
         found = load_system(system)
         if (slowdown or stack) and (rows is not None or experiment is not None):
             raise InputError("--slowdown and --stack are for one run; valid: without --rows and an experiment")
+        of_plan = plan_fields(given)
+        is_run = bool(given) if rows is not None else len(given) > len(of_plan)
+        inputs = {"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run}
+        if sum(inputs.values()) > 1:
+            asked = " and ".join(text for text, is_given in inputs.items() if is_given)
+            raise InputError(f"predict is given {asked}; valid: one of them")
         if rows is not None:
             from harness.predict.csv_rows import predict_rows  # csv_rows fits, which imports SciPy
 
-            _only_one(rows=True, experiment=experiment is not None, config=bool(given))
             return predict_rows(rows, found, json)
         if experiment is not None:
-            _only_one(experiment=True, config=any(not name.startswith("plan.") for name in given))
-            named, store = load(experiment), Store(out, load(experiment).id, tier, found.name)
-            of_plan = [name.removeprefix("plan.") for name in given if name.startswith("plan.")]
+            named = load(experiment)
             runs = changed(named.runs[tier], None, None, config.plan, of_plan)
-            return predict_experiment(named, points(runs, only), store, found, json)
+            return predict_experiment(named, points(runs, only), Store(out, named.id, tier, found.name), found, json)
         run, assumed = completed(config, given, found)
         return predict_run(run, found, assumed, slowdown, stack, json)
 
     return predict
-
-
-def _only_one(**given: bool) -> None:
-    """Check that at most one of several exclusive inputs is given.
-
-    Raises:
-        InputError: several are.
-    """
-    flags = {"rows": "--rows", "experiment": "an experiment", "config": "fields of a run"}
-    if sum(given.values()) > 1:
-        asked = " and ".join(text for name, text in flags.items() if given.get(name))
-        raise InputError(f"predict is given {asked}; valid: one of them")
 
 
 def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store, system: System, json: bool) -> int:
@@ -114,7 +106,7 @@ def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store,
     tell_ignored(everything)
     ids = {record.id for record in records}
     measured = [record for record in everything.records() if record.id in ids]
-    made = made_of([*measured, *records], found)
+    made = all_tables([*measured, *records], found.claims, table=found.table)
     if json:
         head = {**described(found), "tier": store.tier, "system": system.name, "stack": system.stack}
         return print_json({**head, "records": documents, **as_json(made), "files": files})
@@ -122,9 +114,7 @@ def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store,
     print(f"\n{counted([record.status for record in records])}, predicted for {system.name} ({system.stack})")
     for warning in _warnings(records, system):
         print(f"warning: {warning}")
-    print(f"\nwritten:\n  {store.recorded} ({len(store.records())} records)")
-    for file in files:
-        print(f"  {file}")
+    print_written(store, len(store.records()), files)
     return 0
 
 

@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.which import Chosen, OfWhich, PlanFields
+from harness.cli.which import Chosen, OfWhich
 from harness.experiment.experiment import Point
 from harness.experiment.folders import of_archive
 from harness.launch.decide import attempt_state, state_word
@@ -23,51 +23,62 @@ from harness.report.results import tell_results
 from harness.terminal import TABLE_ROWS, Flag, columns, console, counted, print_json, tell_ignored
 
 
-def status(which: OfWhich, plan_fields: PlanFields = frozenset(), json: Flag = False) -> int:
+class State(NamedTuple):
+    """State of a point, from its record or its job."""
+
+    id: str
+    point: str
+    status: str
+    reason: str | None
+    cause: str | None
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Texts of its row of a table."""
+        return self.id, self.point, printable(self.status), printable(self.reason or "")
+
+
+def status(which: OfWhich, json: Flag = False) -> int:
     """Show the state of an experiment's points: done, failed, running, pending or missing, and why.
 
     Args:
         which: Which points.
-        plan_fields: Fields of the plan that are given.
         json: Print one JSON document.
     """
-    chosen = which.chosen(plan_fields)
-    found, tier, store, points = chosen
-    rows = rows_of(store, points)
-    tell_ignored(store)
-    if which.out is None and not json and (note := of_archive(found.id, tier)):
+    chosen = which.chosen()
+    states = states_of(chosen.store, chosen.points)
+    tell_ignored(chosen.store)
+    if which.out is None and not json and (note := of_archive(chosen.experiment.id, chosen.tier)):
         print(note)
-    return tell_rows(chosen, rows, json)
+    return tell_states(chosen, states, json)
 
 
-def watch(which: OfWhich, plan_fields: PlanFields = frozenset(), json: Flag = False) -> int:
+def watch(which: OfWhich, json: Flag = False) -> int:
     """Show the progress of an experiment's points that run elsewhere, until all have ended; nothing is started.
 
     Records of ended points are written, then tables and figures.
 
     Args:
         which: Which points.
-        plan_fields: Fields of the plan that are given.
         json: Print one JSON document on standard output, at the end.
     """
-    chosen = which.chosen(plan_fields)
+    chosen = which.chosen()
     found, _, store, points = chosen
     _wait_for(store, points)
     if not store.records():
         tell_ignored(store)
-        return tell_rows(chosen, rows_of(store, points), json)
+        return tell_states(chosen, states_of(store, points), json)
     return tell_results(found, store, points, json)
 
 
-def cancel(which: OfWhich, plan_fields: PlanFields = frozenset(), json: Flag = False) -> int:
+def cancel(which: OfWhich, json: Flag = False) -> int:
     """End the jobs of an experiment's points, running and pending; the next `run` starts them again.
 
     Args:
         which: Which points.
-        plan_fields: Fields of the plan that are given.
         json: Print one JSON document.
     """
-    chosen = which.chosen(plan_fields)
+    chosen = which.chosen()
     found, tier, store, points = chosen
     attempts = store.attempts()
     live = [point for point in points if point.id in attempts]
@@ -80,47 +91,47 @@ def cancel(which: OfWhich, plan_fields: PlanFields = frozenset(), json: Flag = F
             print(f"{attempt}: {state.reason}; job {job.job} is given up: if it starts, it ends", file=sys.stderr)
     if live:
         _wait_for(store, live)
-    rows = rows_of(store, live)
+    states = states_of(store, live)
     tell_ignored(store)
     if json:
-        return tell_rows(chosen, rows, json)
-    if rows:
-        print(columns([(row["id"], row["status"], row["point"], printable(row["reason"] or "")) for row in rows]))
-    count = sum(row["cause"] == "cancelled" for row in rows)
+        return tell_states(chosen, states, json)
+    if states:
+        print(columns([(one.id, one.status, one.point, printable(one.reason or "")) for one in states]))
+    count = sum(one.cause == "cancelled" for one in states)
     print(f"{found.id}, tier {tier}: {'1 point' if count == 1 else f'{count} points'} cancelled")
     return 0
 
 
-def rows_of(store: Store, chosen: list[Point]) -> list[dict[str, Any]]:
+def states_of(store: Store, chosen: Sequence[Point]) -> list[State]:
     """Return the state of each point, from its record or its job."""
     attempts = store.attempts()
     states = jobs.states([attempt for point in chosen for attempt in attempts.get(point.id, [])])
-    rows = []
+    found = []
     for point in chosen:
         head, tries = store.head(point.id), attempts.get(point.id, [])
         word = state_word(head, tries, states)
-        is_record = head is not None and word == head.status
-        waits_for = next((states[a].reason for a in tries if a in states and states[a].reason), None)
-        reason = head.reason if head and is_record else waits_for
-        cause = head.cause if head and is_record else None
-        rows.append({"id": point.id, "point": point.label, "status": word, "reason": reason, "cause": cause})
-    return rows
+        if head is not None and word == head.status:
+            reason, cause = head.reason, head.cause
+        else:
+            reason, cause = next((states[a].reason for a in tries if a in states and states[a].reason), None), None
+        found.append(State(point.id, point.label, word, reason, cause))
+    return found
 
 
-def tell_rows(chosen: Chosen, rows: list[dict[str, Any]], json: bool) -> int:
+def tell_states(chosen: Chosen, states: Sequence[State], json: bool) -> int:
     """Print the state of points, and their counts."""
     found, tier, store, _ = chosen
-    words = [row["status"] for row in rows]
+    words = [one.status for one in states]
     if json:
         counts = {word: words.count(word) for word in sorted(set(words))}
+        rows = [one._asdict() for one in states]
         return print_json({"experiment": found.id, "tier": tier, "points": rows, "counts": counts})
-    cells = [(row["id"], row["point"], printable(row["status"]), printable(row["reason"] or "")) for row in rows]
-    if len(rows) > TABLE_ROWS:
-        print(columns(cells))
+    if len(states) > TABLE_ROWS:
+        print(columns([one.cells for one in states]))
     else:
         table = Table("id", "point", "status", "reason")
-        for row in cells:
-            table.add_row(*map(Text, row))  # a reason is no markup
+        for one in states:
+            table.add_row(*map(Text, one.cells))  # a reason is no markup
         console(table).print(table)
     print(f"{found.id}, tier {tier}, {store.out}: {counted(words)}")
     return 0
@@ -136,7 +147,7 @@ def tell_submitted(chosen: Chosen, words: Sequence[str], json: bool) -> int:
     if not json:
         follow = " ".join(["lmscale watch", found.id, "--tier", tier, *words])
         print(f"submitted; `{follow}` follows the jobs and keeps their records, as the same command would")
-    return tell_rows(chosen, rows_of(store, points), json)
+    return tell_states(chosen, states_of(store, points), json)
 
 
 def _wait_for(store: Store, points: list[Point]) -> None:

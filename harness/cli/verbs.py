@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from harness.cli.which import OfWhich, PlanFields
+from harness.cli.which import OfWhich
 from harness.experiment import folders
 from harness.experiment.tiers import TIERS, Tier
 from harness.launch.flags import Place, Saving, Trying, require_positive
@@ -59,7 +59,6 @@ def run(
     trying: Annotated[Trying, tyro.conf.arg(name="")] = Trying(),  # noqa: B008 - frozen
     profile: Flag = False,
     saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
-    plan_fields: PlanFields = frozenset(),
     detach: Flag = False,
     dry_run: Flag = False,
     json: Flag = False,
@@ -74,7 +73,6 @@ def run(
         trying: How long a try may take, and when there is another one.
         profile: Also measure where a step's time goes, and the time of its parts alone, after the timed steps.
         saving: Checkpoints, if any.
-        plan_fields: Fields of the plan that are given.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
         dry_run: Print what would be run, with the scripts for Slurm; nothing is written. The exit status is that of
             `run` where no point can run.
@@ -91,7 +89,7 @@ def run(
     saving.require(folders.sweep_folder(which.out))
     if detach and place.on == "local":
         raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
-    chosen = which.chosen(plan_fields, TIERS[0])
+    chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
     site = site_of(place.on, place.device, runs, place.cluster(), allow_oom=place.allow_oom, is_there=not dry_run)
@@ -102,11 +100,11 @@ def run(
             print_plan(found, Sweep(store, datasets, options, Display()), points, json)
             return 1 if refused else 0
         if refused:
-            return print_refused(found, store, refused, which.words(plan_fields), json)
+            return print_refused(found, store, refused, which.words(), json)
     carry_out(points, store, datasets, options)
     if not detach:
         return tell_results(found, store, points, json)
-    return tell_submitted(chosen, which.words(plan_fields, data=True), json)
+    return tell_submitted(chosen, which.words(data=True), json)
 
 
 def table(
@@ -132,10 +130,10 @@ def table(
     from harness.analysis import render
     from harness.experiment.experiment import load
     from harness.report.results import (
+        all_tables,
         as_json,
         described,
         in_words_of_others,
-        made_of,
         other_points,
         print_tables,
         write_results,
@@ -152,7 +150,7 @@ def table(
     is_own = any(each.out == store.out for each in stores)
     files, made = write_results(store, found, own) if is_own else ([], [])
     if len(own) < len(records):
-        made = made_of(records, found)
+        made = all_tables(records, found.claims, table=found.table)
     for each in stores:
         tell_ignored(each)
     if json or format == "json":
@@ -195,7 +193,7 @@ def train_from(default: Run) -> Callable[..., int]:
         from harness.cli.sweeps import carry_out, nothing_written, options_of, site_of
         from harness.experiment.experiment import Point
         from harness.launch.attempt import why_refused
-        from harness.report.results import made_of, print_tables, write_results
+        from harness.report.results import all_tables, print_tables, write_results
 
         trying.require()
         saving.require(out)
@@ -219,7 +217,7 @@ def train_from(default: Run) -> Callable[..., int]:
         if json:
             print_json(document)
         else:
-            print_tables(made_of([record]))
+            print_tables(all_tables([record]))
             if config.keep_end:
                 print(f"\ncheckpoint: {store.checkpoints(config.id)}")
         return 0 if record.status in FINISHED else 1

@@ -1,7 +1,6 @@
 """Options that choose the points of an experiment for a verb."""
 
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -27,6 +26,15 @@ class Chosen(NamedTuple):
     points: "list[Point]"
 
 
+Given = tyro.conf.Suppress[frozenset[str]]
+"""Fields of a run, by dotted name, that a command line gives, defaults too; `harness.cli.main` fills them in."""
+
+
+def plan_fields(given: frozenset[str]) -> list[str]:
+    """Return the fields of the plan among the given ones of a run."""
+    return sorted(name.removeprefix("plan.") for name in given if name.startswith("plan."))
+
+
 @dataclass(frozen=True)
 class Which:
     """Choice of an experiment's points, and the folder of their records."""
@@ -46,9 +54,10 @@ class Which:
     """Engine that trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own."""
     plan: Plan = Plan()  # noqa: RUF009 - frozen
     """Fields of the parallel plan that are given replace those of every point."""
+    given: Given = frozenset()
 
-    def chosen(self, plan_fields: Iterable[str], default: Tier | None = None) -> Chosen:
-        """Return the points, with these fields of the plan in place of each one's own.
+    def chosen(self, default: Tier | None = None) -> Chosen:
+        """Return the points, with the given fields of the plan in place of each one's own.
 
         Args:
             default: tier if none is given; None for that of a sweep that has been started before.
@@ -60,10 +69,10 @@ class Which:
 
         found, folder = load(self.experiment), sweep_folder(self.out)
         tier = self.tier or default or sweep_tier(folder, found.id)
-        runs = changed(found.runs[tier], self.data, self.engine, self.plan, plan_fields)
+        runs = changed(found.runs[tier], self.data, self.engine, self.plan, plan_fields(self.given))
         return Chosen(found, tier, Store(folder, found.id, tier), points(runs, self.only))
 
-    def words(self, plan_fields: Iterable[str], *, data: bool = False) -> list[str]:
+    def words(self, *, data: bool = False) -> list[str]:
         """Return the options that choose the same points and folder in another command.
 
         Args:
@@ -72,7 +81,7 @@ class Which:
         given = {"--only": self.only, "--out": self.out}
         given |= {"--data": self.data, "--engine": self.engine} if data else {}
         words = [word for name, value in given.items() if value is not None for word in (name, shlex.quote(str(value)))]
-        for field in sorted(plan_fields):
+        for field in plan_fields(self.given):
             name, value = field.replace("_", "-"), getattr(self.plan, field)
             is_flag = isinstance(value, bool)
             words += [f"--plan.{'no-' * (value is False)}{name}"] if is_flag else [f"--plan.{name}", str(value)]
@@ -80,5 +89,3 @@ class Which:
 
 
 OfWhich = Annotated[Which, tyro.conf.arg(name="")]
-PlanFields = tyro.conf.Suppress[frozenset[str]]
-"""Fields of the plan that a command line gives."""

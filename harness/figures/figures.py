@@ -14,7 +14,7 @@ from harness.analysis.tables import MakesTable, scaled
 from harness.figures import style as drawing
 from harness.figures import timeline
 from harness.figures.of_table import against_ranks, efficiency, lines, of_ideal, with_intervals
-from harness.figures.style import COLOURS, few, legend, line, mark, panels
+from harness.figures.style import COLOURS, HOLLOW, few, legend, line, mark, panels
 from harness.records.labels import SHAPE, labels
 from harness.records.measures import about, model_names, shape, size_name
 from harness.records.parts import Evaluation
@@ -102,22 +102,18 @@ def curves(records: Sequence[Record]) -> "Figure | None":
         _curve(axes[shown.index(model)], record, COLOURS[points.index(text) % len(COLOURS)])
     for ax, name in zip(axes, shown, strict=True):
         ax.set(title=name, xlabel="tokens", ylabel="loss (nats per token)", xscale="log")
-        own = {_family(record) for record, model in zip(trained, models, strict=True) if model == name}
-        _from_the_first_loss(ax, [record for record in trained if _family(record) in own])
-    handles = [line(COLOURS[i % len(COLOURS)], text) for i, text in enumerate(points) if text]
-    handles += [line("#888888", f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
-    handles += [line("#888888", "validation", marker="o")]
+        own = {record.run.model.family for record, model in zip(trained, models, strict=True) if model == name}
+        _from_the_first_loss(ax, [record for record in trained if record.run.model.family in own])
+    handles = [line(text, COLOURS[i % len(COLOURS)]) for i, text in enumerate(points) if text]
+    handles += [line(f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
+    handles += [line("validation", marker="o")]
     if any(record.has_diverged for record in trained):
-        handles += [line("#888888", "diverged", marker="x", linestyle="")]
+        handles += [line("diverged", marker="x", linestyle="")]
     if any(_floor(record) for record in trained):
-        handles += [line("black", "entropy floor", linestyle="--")]
+        handles += [line("entropy floor", "black", linestyle="--")]
     legend(figure, handles)
     figure.suptitle(f"Training and validation loss{heading}{note}")
     return figure
-
-
-def _family(record: Record) -> str:
-    return record.run.model.family
 
 
 def _from_the_first_loss(ax: "Axes", alike: Sequence[Record]) -> None:
@@ -183,16 +179,15 @@ def scaling(records: Sequence[Record]) -> "Figure | None":
         for ax in right:
             with_intervals(ax, group, "efficiency", 0.01, label=text, **mark(i))
         for r, value, over in zip(ranks, rate, group["oversubscribed"], strict=True):
-            left.plot(r, value, markerfacecolor="white", zorder=3, **mark(i)) if over else None
+            left.plot(r, value, zorder=3, markerfacecolor="white", **mark(i)) if over else None
     against_ranks((left, *right), rows["ranks"])
     _rates(left, list(rows["tokens_per_second"]))
     left.set(ylabel="throughput (tokens/s)", title="Throughput")
     for ax in right:
         of_ideal(ax, title="Scaling efficiency")
-    handles = [*left.get_legend_handles_labels()[0], line("black", "ideal", linestyle=":")]
+    handles = [*left.get_legend_handles_labels()[0], line("ideal", "black", linestyle=":")]
     if any(rows["oversubscribed"]):
-        crowded = "oversubscribed: no efficiency"
-        handles.append(line("#888888", crowded, marker="o", markerfacecolor="white", linestyle=""))
+        handles.append(line("oversubscribed: no efficiency", marker="o", **HOLLOW))
     legend(figure, handles)
     simulated = ", simulated" if all(record.is_simulated for record in records) else ""
     figure.suptitle(f"Scaling{heading}{simulated}{note}")
@@ -246,14 +241,14 @@ def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "
     main, (figure, (ax,)) = KINDS[kind][2][0], panels(1)
     for i, name_of_line in enumerate(names):
         _sizes_line(ax, pd.DataFrame(known[known["line"] == name_of_line]), main, i)
-    handles = [line(mark(i)["color"], text, marker=mark(i)["marker"]) for i, text in enumerate(names) if text]
+    handles = [line(text, **mark(i)) for i, text in enumerate(names) if text]
     if any(known["diverged_runs"]):
-        handles.append(line("#888888", "diverged (runs)", marker="x", linestyle=""))
+        handles.append(line("diverged (runs)", marker="x", linestyle=""))
     if any(known["floor"].notna()):
         floor = known["floor"].dropna().iloc[0]
         ax.axhline(floor, color="black", linestyle="--", linewidth=1)
         ax.set_ylim(bottom=floor - 0.05 * (ax.get_ylim()[1] - floor))
-        handles.append(line("black", "entropy floor", linestyle="--"))
+        handles.append(line("entropy floor", "black", linestyle="--"))
     if main.unit == "%":  # accuracy has a floor of 0, and low ones should look low
         ax.set_ylim(0, max(1.0, 1.05 * ax.get_ylim()[1]))
     ax.set(xscale="log", xlabel="parameters", ylabel=main.heading)
@@ -275,12 +270,10 @@ def _sizes_line(ax: "Axes", points: pd.DataFrame, main: Column, i: int) -> None:
     for x, runs in zip(points["parameters"], points["diverged_runs"], strict=True):
         if runs:
             y = 0.97 - 0.06 * i
-            ax.plot(
-                x, y, marker="x", markersize=7, markeredgewidth=2, color=mark(i)["color"], transform=top, clip_on=False
-            )
-            ax.annotate(
-                runs, (x, y), (-8, 0), xycoords=top, textcoords="offset points", ha="right", va="center", size=8
-            )
+            cross = {**mark(i), "marker": "x", "markersize": 7, "markeredgewidth": 2}
+            ax.plot(x, y, transform=top, clip_on=False, **cross)
+            where = {"xycoords": top, "textcoords": "offset points", "ha": "right", "va": "center"}
+            ax.annotate(runs, (x, y), (-8, 0), size=8, **where)
 
 
 def _size_and_placement(record: Record) -> tuple[float, int]:

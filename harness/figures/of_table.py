@@ -9,7 +9,7 @@ import pandas as pd
 from harness.analysis.render import Table
 from harness.analysis.simulated_columns import twin
 from harness.figures import style as drawing
-from harness.figures.style import DASHED, few, legend, line, mark, panels
+from harness.figures.style import DASHED, HOLLOW, few, legend, line, mark, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def efficiency(table: Table) -> "Figure | None":
             ax.plot(list(printed["ranks"]), [100 * value for value in printed["published"]], **mark(i), **DASHED)
     against_ranks((ax,), rows["ranks"])
     of_ideal(ax)
-    drawn = [line("#888888", "published", marker="o", **DASHED)] if len(rows["published"].dropna()) else []
+    drawn = [line("published", marker="o", **DASHED)] if len(rows["published"].dropna()) else []
     legend(figure, [*ax.get_legend_handles_labels()[0], *drawn])
     figure.suptitle(f"{table.title}{suffix}{note}")
     return figure
@@ -77,9 +77,9 @@ def lines(table: Table) -> "Figure | None":
     for ax in axes:
         ax.set_ylim(0, highest)
     there = [name for name in names if name and any(name in set(rows["line"]) for rows in known.values())]
-    handles = [line(mark(names.index(name))["color"], name, marker=mark(names.index(name))["marker"]) for name in there]
+    handles = [line(name, **mark(names.index(name))) for name in there]
     if any(rows["oversubscribed"].eq(True).any() for rows in known.values()):
-        handles.append(line("#888888", "oversubscribed", marker="o", markerfacecolor="white", linestyle=""))
+        handles.append(line("oversubscribed", marker="o", **HOLLOW))
     legend(figure, handles)
     figure.suptitle(f"{table.title}{note}")
     return figure
@@ -94,7 +94,7 @@ def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Seq
         own = mark(names.index(str(name)))
         ax.plot(at, rates, linestyle=style, label=name, **own)
         crowded = [(x, y) for x, y, over in zip(at, rates, of_line["oversubscribed"], strict=True) if over]
-        ax.plot(*zip(*crowded, strict=True), linestyle="", markerfacecolor="white", **own) if crowded else None
+        ax.plot(*zip(*crowded, strict=True), **HOLLOW, **own) if crowded else None
     named = [re.fullmatch(r"([^\d,]+) (\d+)", tick) for tick in ticks]
     shared = {found[1] for found in named if found}
     if all(named) and len(shared) == 1:

@@ -36,6 +36,8 @@ MOST_LINES, OF_MORE, MOST_POINTS = 32, 12, 5000
 MOST_TICKS = 10
 DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
 """Style of published values."""
+HOLLOW: dict[str, Any] = {"linestyle": "", "markerfacecolor": "white"}
+"""Style of points whose ranks share cores."""
 LETTERS_PER_INCH, HANDLE_LETTERS = 14, 8
 """Letters per inch of a legend, and letters that a line's sample and the gap behind a name take."""
 LEGEND_LINES, LINE_INCHES = 3, 0.2
@@ -79,11 +81,11 @@ def panels(count: int) -> tuple["Figure", list["Axes"]]:
     return figure, axes[:count]
 
 
-def line(colour: str, text: str, **style: Any) -> "Line2D":
+def line(text: str, color: str = "#888888", **style: Any) -> "Line2D":
     """Return a line for a legend only."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=colour, label=text, **style)
+    return Line2D([], [], color=color, label=text, **style)
 
 
 def legend(figure: "Figure", handles: Sequence[Any]) -> None:
@@ -125,8 +127,8 @@ def beside_published(
     ax.minorticks_off()
     ax.set(xlabel=x, ylabel=y)
     with_room_above(ax, bottom=min(0.0, *(at for points in ours.values() for _, at in points)))
-    handles = [line(mark(i)["color"], name, marker=mark(i)["marker"]) for i, name in enumerate(names)]
-    legend(figure, [*handles, *([line("#888888", "published", marker="o", **DASHED)] if published else [])])
+    handles = [line(name, **mark(i)) for i, name in enumerate(names)]
+    legend(figure, [*handles, *([line("published", marker="o", **DASHED)] if published else [])])
     figure.suptitle(title)
     return figure
 

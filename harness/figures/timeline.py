@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.figures.style import COLOURS, save, style
 from harness.records.labels import SHAPE, labels
 from harness.records.record import Record
-from impl.pipeline.schedule import Action, Op, Schedule
+from impl.pipeline.schedule import Op, Schedule
 from impl.pipeline.simulate import Number, Timeline
 
 if TYPE_CHECKING:
@@ -91,18 +91,12 @@ def text(name: str, timeline: Timeline, unit: str = "s", width: int = 120) -> st
         for span in row:
             first, last = (round((time - timeline.start) / column) * each for time in (span.start, span.end))
             last = max(last, first + 1)
-            mark = _mark(span.action, chunks.index(span.action.stage)) if whole else _code(span.action) * (last - first)
+            op, stage, microbatch = span.action
+            name = op.lower() if chunks.index(stage) % 2 else op
+            mark = f"{name}{microbatch}" if whole else CODES[op][microbatch % 10] * (last - first)
             cells[first:last] = mark.ljust(last - first - gap, "-") + " " * gap
         lines.append(f"{f'r{rank}':<{label}}|{''.join(cells)[:room]}{'|' if len(cells) <= room else '>'}")
     return "\n".join([*lines, *_notes(timeline, whole, float(column) / each, unit, units * each, room)])
-
-
-def _mark(action: Action, chunk: int) -> str:
-    return f"{action.op.lower() if chunk % 2 else action.op}{action.microbatch}"
-
-
-def _code(action: Action) -> str:
-    return CODES[action.op][action.microbatch % 10]
 
 
 def _notes(timeline: Timeline, whole: bool, column: float, unit: str, columns: int, room: int) -> list[str]:

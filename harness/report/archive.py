@@ -19,15 +19,13 @@ from harness.experiment import folders, published, references
 from harness.experiment.experiment import Experiment, load, points
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import verdicts_table
-from harness.figures import figures
 from harness.predict.systems import FOLDER as SYSTEMS
 from harness.records.environment import CODE, git_state
 from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import Document, Store, write_atomically
-from harness.report import results
 from harness.report.experiments_md import Found, as_markdown, content
-from harness.report.results import described, verdicts_of
+from harness.report.results import described, verdicts_of, write_results
 from harness.terminal import Flag, print_json, shown, shown_progress
 from impl.errors import InputError
 from impl.run import to_dict
@@ -134,13 +132,11 @@ def _packed(store: Store, path: Path) -> dict[str, bytes]:
     return {f"results/{path.relative_to(store.out).as_posix()}": path.read_bytes()}
 
 
-def _made(found: Experiment, tier: Tier, records: Sequence[Record]) -> Iterator[tuple[str, bytes]]:
+def _made(found: Experiment, tier: Tier, records: list[Record]) -> Iterator[tuple[str, bytes]]:
     """Yield a tier's tables and figures, made from the records: stored ones may be out of date."""
     with tempfile.TemporaryDirectory() as scratch:
-        store = Store(Path(scratch), found.id, tier)
-        written = results.write(records, store.tables, found.claims, table=found.table)
-        written += figures.write(records, store.figures, table=found.table, figure=found.figure)
-        for path in written:
+        written, _ = write_results(Store(Path(scratch), found.id, tier), found, records)
+        for path in map(Path, written):
             yield path.relative_to(scratch).as_posix(), path.read_bytes()
 
 

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
 from markdown_it import MarkdownIt
@@ -38,19 +37,12 @@ LINE = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "auto
 def templates() -> jinja2.Environment:
     """Return the pages' templates; a name that is not given is an error."""
     found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     found.filters |= {"line": line, "slug": slug, "kind": kind_of}
-    found.globals |= {
-        "title_of": references.title,
-        "page_of": page_of,
-        "page_of_paper": page_of_paper,
-        "verdicts": VERDICTS,
-    }
+    found.globals |= {"page_of": page_of, "page_of_paper": page_of_paper}
+    found.globals |= {"title_of": references.title, "verdicts": VERDICTS}
     return found
 
 
@@ -125,17 +117,15 @@ def kind_of(column: Column) -> str:
     return next((kind for kind in KINDS if kind in words), "")
 
 
-@dataclass(frozen=True)
-class ShownTable:
-    """Table for its template, with the file of its unrounded values."""
+class ShownTable(NamedTuple):
+    """Table for its template, with its anchor and the file of its unrounded values, if any."""
 
-    id: str
     table: Table
-    csv: str
+    id: str = ""
+    csv: str = ""
 
 
-@dataclass(frozen=True)
-class ShownFigure:
+class ShownFigure(NamedTuple):
     """Figure for its template."""
 
     file: str

@@ -3,9 +3,8 @@
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from markupsafe import Markup
@@ -18,7 +17,7 @@ from harness.experiment.folders import findings_of
 from harness.experiment.published import FOLDER, papers, published
 from harness.experiment.references import Place
 from harness.experiment.tiers import TIERS, Tier
-from harness.experiment.verdicts import Judged, counts, headline_table, in_words, verdicts_table
+from harness.experiment.verdicts import counts, headline_table, in_words, verdicts_table
 from harness.figures import figures, style
 from harness.records.parts import Environment
 from harness.records.printable import printable
@@ -73,8 +72,7 @@ HEADLINES = _texts(
 )
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Results from the records of one tier."""
 
     tier: Tier
@@ -123,7 +121,7 @@ class Report:
             elif part.name == "verdicts":
                 yield self._table(part, found.experiment.id, part.name)
             else:
-                yield ShownTable("", part, "")
+                yield ShownTable(part)
 
     def _part(self, e: Experiment, tier: Tier, records: Sequence[Record]) -> Part:
         made, there = results.all_tables(records, table=e.table), f"{e.id}/{tier}"
@@ -137,7 +135,7 @@ class Report:
         """Write a table's file of unrounded values, and return the table for its template."""
         file = Path("tables", *map(slug, place.split("/")), f"{slug(name)}.csv")
         self._write(file, render.csv(table))
-        return ShownTable(slug(f"{place.rpartition('/')[2]} {name}"), table, file.as_posix())
+        return ShownTable(table, slug(f"{place.rpartition('/')[2]} {name}"), file.as_posix())
 
     def _figure(self, figure: Any, place: str, name: str) -> ShownFigure:
         file = Path("figures", *map(slug, place.split("/")), f"{slug(name)}.svg")
@@ -153,7 +151,7 @@ class Report:
         records = [record for found in self.found for record in found.records]
         verdicts = [one for found in self.found for one in found.judged]
         of_each = [
-            (e.id, ShownTable(slug(e.id), verdicts_table(e.id, of_one), ""), page_of(e.id))
+            (e.id, ShownTable(verdicts_table(e.id, of_one), slug(e.id)), page_of(e.id))
             for e, _, of_one in self.found
             if of_one
         ]
@@ -168,11 +166,21 @@ class Report:
             body=markdown(index_sections(self.found, PageLinks()), link=str),
             counted=_counted(records),
             where=_where(records),
-            headlines=ShownTable("", self._headlines(), ""),
+            headlines=ShownTable(self._headlines()),
             documents=self._documents(),
         )
         shutil.copyfile(TEMPLATES / "style.css", self.folder / "style.css")
-        return self._manifest(records, verdicts)
+        files = sorted(path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
+        manifest = {
+            KIND: 1,
+            "pages": self.pages,
+            "experiments": len(self.found),
+            "records": _counted(records),
+            "claims": counts(verdicts),
+            "files": [*files, MANIFEST],
+        }
+        self._write(Path(MANIFEST), json.dumps(manifest, indent=1) + "\n")
+        return manifest
 
     def _headlines(self) -> Table:
         """Return the table of each experiment's first claim with published numbers, else its first claim."""
@@ -192,14 +200,17 @@ class Report:
         rows = _printed(paper)
         sections = []
         for place, ids in by_place.items():
-            own = [found for found in self.found if found.experiment.id in ids]
-            claims = [(e, ShownTable("", verdicts_table(e.id, _naming(place, e, found)), "")) for e, _, found in own]
+            claims = []
+            for e, _, verdicts in (found for found in self.found if found.experiment.id in ids):
+                own = e.id.partition("/")[0]
+                of_place = [one for one in verdicts if place in references.places(one.claim.source, own)]
+                claims.append((e, ShownTable(verdicts_table(e.id, of_place))))
             printed = _printed_table(str(place), rows.get(str(place), []))
-            sections.append((place, ShownTable(slug(f"{place} printed"), printed, csv), claims))
+            sections.append((place, ShownTable(printed, slug(f"{place} printed"), csv), claims))
         others = [row for where, of_place in rows.items() if not references.PLACE.match(where) for row in of_place]
-        text = ShownTable("in-the-text", _printed_table("In the text", others, with_place=True), csv)
-        title = references.title(paper)
-        self._page(page_of_paper(paper), "paper.html", heading=title, sections=sections, text=text)
+        text = ShownTable(_printed_table("In the text", others, with_place=True), "in-the-text", csv)
+        heading = references.title(paper)
+        self._page(page_of_paper(paper), "paper.html", heading=heading, sections=sections, text=text)
 
     def _documents(self) -> list[tuple[str, str]]:
         """Write a page for each document in the folder of records; return their titles and files."""
@@ -227,31 +238,6 @@ class Report:
         path = self.folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-
-    def _manifest(self, records: Sequence[Record], found: Sequence[Judged]) -> dict[str, Any]:
-        files = sorted(path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
-        manifest = {
-            KIND: 1,
-            "pages": self.pages,
-            "experiments": len(self.found),
-            "records": _counted(records),
-            "claims": counts(found),
-            "files": [*files, MANIFEST],
-        }
-        self._write(Path(MANIFEST), json.dumps(manifest, indent=1) + "\n")
-        return manifest
-
-
-def _naming(place: Place, e: Experiment, found: Iterable[Judged]) -> list[Judged]:
-    """Return the verdicts on an experiment's claims whose source names this table or figure."""
-    paper = e.id.partition("/")[0]
-    return [one for one in found if place in references.places(one.claim.source, paper)]
-
-
-def summary(manifest: Mapping[str, Any]) -> str:
-    """Return a summary of a report in a few lines."""
-    counted = ", ".join(f"{count} {kind}" for kind, count in manifest["records"].items())
-    return f"{manifest['experiments']} experiments, records: {counted}\n{in_words(manifest['claims'])}"
 
 
 def _counted(records: Iterable[Record]) -> dict[str, int]:

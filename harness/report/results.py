@@ -71,20 +71,11 @@ def in_words_of_others(others: Sequence[Record]) -> str:
     return f"{what} that the experiment does not have (run with options, or before a change)" if others else ""
 
 
-def write(
-    records: Sequence[Record], folder: Path, claims: Sequence[Claim] = (), *, table: MakesTable | None = None
-) -> list[Path]:
-    """Write all tables that have rows as Markdown, CSV and LaTeX, in place of those of an earlier call.
+def write(tables: Sequence[Table], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
+    """Write these tables as Markdown, CSV and LaTeX, in place of those of an earlier call.
 
-    Raises:
-        InputError: the records are of several tiers.
-        OSError: the folder cannot be written.
-    """
-    return write_made(all_tables(records, claims, table=table), folder, table=table)
-
-
-def write_made(tables: Sequence[Table], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
-    """Write these tables as `write` does.
+    Args:
+        table: the experiment's own, whose files are removed if it has no rows any more.
 
     Raises:
         OSError: the folder cannot be written.
@@ -111,7 +102,7 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
     shown = records + [record for record in everything if record.is_simulated and record.id in ids]
     files, made = write_results(store, found, everything)
     if len(shown) < len(everything):
-        made = made_of(shown, found)
+        made = all_tables(shown, found.claims, table=found.table)
     tell_ignored(store)
     if json:
         documents = [store.document(record.id) for record in records]
@@ -119,10 +110,7 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
     else:
         print_tables(made)
         print(f"\n{counted([measured[id].status if id in measured else 'missing' for id in ids])}")
-        print("\nwritten:")
-        print(f"  {store.folder}/records ({len(measured)} records)")
-        for file in files:
-            print(f"  {file}")
+        print_written(store, len(measured), files)
     return 1 if any(r.status not in (*FINISHED, "invalid") for r in records) else 0
 
 
@@ -135,17 +123,16 @@ def write_results(
         records: all records of the store; None if they have not been read.
     """
     records = store.with_simulated() if records is None else records
-    own, figure = (experiment.table, experiment.figure) if experiment else (None, None)
-    made = made_of(records, experiment)
-    written = write_made(made, store.tables, table=own)
-    written += figures.write(records, store.figures, table=own, figure=figure)
+    claims, table, figure = (experiment.claims, experiment.table, experiment.figure) if experiment else ((), None, None)
+    made = all_tables(records, claims, table=table)
+    written = write(made, store.tables, table=table)
+    written += figures.write(records, store.figures, table=table, figure=figure)
     return [str(path) for path in written], made
 
 
-def made_of(records: list[Record], experiment: Experiment | None = None) -> list[Table]:
-    """Return all tables of records, with the experiment's own and its claims."""
-    claims, own = (experiment.claims, experiment.table) if experiment else ((), None)
-    return all_tables(records, claims, table=own)
+def print_written(store: Store, count: int, files: Iterable[str]) -> None:
+    """Print the folder of the records, their number, and the files that are made of them."""
+    print("\nwritten:", f"{store.recorded} ({count} records)", *files, sep="\n  ")
 
 
 def as_json(made: list[Table]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from harness.experiment import folders
 from harness.experiment.experiment import experiment_ids, load
-from harness.experiment.verdicts import records_of
+from harness.experiment.verdicts import in_words, records_of
 from harness.records.record import Record
 from harness.records.store import read_json
-from harness.report.pages import KIND, MANIFEST, Report, summary
+from harness.report.pages import KIND, MANIFEST, Report
 from harness.terminal import Flag, print_json, shown_progress
 from impl.errors import InputError
 
@@ -41,7 +41,10 @@ def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag 
         manifest = made.finish()
     if json:
         return print_json({"out": str(out), **manifest})
-    print(*filter(None, [summary(manifest), folders.read_from(results, list(records))]), sep="\n")
+    counted = ", ".join(f"{count} {kind}" for kind, count in manifest["records"].items())
+    print(f"{manifest['experiments']} experiments, records: {counted}", in_words(manifest["claims"]), sep="\n")
+    if note := folders.read_from(results, list(records)):
+        print(note)
     print(f"\nwritten: {len(manifest['files'])} files; open {out / 'index.html'}")
     return 0
 

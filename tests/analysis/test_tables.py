@@ -231,7 +231,8 @@ def test_every_table_refuses_mixed_tiers() -> None:
 
 @pytest.mark.parametrize("status", ["nan", "invalid", "oom", "failed", "timeout"])
 def test_only_bad_runs_still_give_a_table(status: str, tmp_path: Path) -> None:
-    written = results.write([record(status="invalid", reason="no"), without_numbers(record(seed=1), status)], tmp_path)
+    bad = [record(status="invalid", reason="no"), without_numbers(record(seed=1), status)]
+    written = results.write(results.all_tables(bad), tmp_path)
     assert {path.stem for path in written} == {"failures"}
     assert results.all_tables([]) == []
 
@@ -244,7 +245,7 @@ def own_table(records: Sequence[Record]) -> Table:
 def test_an_experiments_own_table_is_one_of_them_and_goes_with_its_rows(tmp_path: Path) -> None:
     names = [table.name for table in results.all_tables([record()], table=own_table)]
     assert names == ["throughput", "perplexity_valid", "mine"]
-    written = results.write([record()], tmp_path, table=own_table)
+    written = results.write(results.all_tables([record()], table=own_table), tmp_path, table=own_table)
     assert {"mine.md", "mine.csv", "mine.tex"} <= {path.name for path in written}
     assert (tmp_path / "mine.csv").read_text() == "runs\n1\n"
     assert results.write([], tmp_path, table=own_table) == []
@@ -252,9 +253,9 @@ def test_an_experiments_own_table_is_one_of_them_and_goes_with_its_rows(tmp_path
 
 
 def test_write_replaces_what_an_earlier_call_left(tmp_path: Path) -> None:
-    results.write([*weak_and_strong(), record(status="failed", reason="x")], tmp_path)
+    results.write(results.all_tables([*weak_and_strong(), record(status="failed", reason="x")]), tmp_path)
     (tmp_path / "kept.md").write_text("a reader's own notes")
-    written = results.write([record()], tmp_path)
+    written = results.write(results.all_tables([record()]), tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in written} | {"kept.md"}
     header, row = csv.reader((tmp_path / "throughput.csv").read_text().splitlines())
     assert float(row[header.index("step, median (s)")]) == pytest.approx(0.1)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from harness.cli import main
 from impl.checkpoint import Checkpoints
 from impl.data.prepare import prepare
 from impl.data.synthetic import SyntheticConfig, write_synthetic
@@ -24,6 +23,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
+from tests.harness.calls import call, document, refused
 from tests.ranks import run_ranks
 
 SEQ_LEN, STEPS = 32, 60
@@ -73,14 +73,13 @@ Evaluated = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def evaluated(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evaluated:
+def evaluated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
     """The rows that the verb prints as JSON."""
     monkeypatch.chdir(folder)
 
     def rows(*options: str) -> list[dict[str, Any]]:
         words = ["evaluate", "--checkpoint", "checkpoints", "--data", "tokens", "--lambada", "lambada.jsonl"]
-        assert main.main([*words, "--texts", "natural.txt", "odd.txt", "marked.txt", *options, "--json"]) == 0
-        said = json.loads(capsys.readouterr().out)
+        said = document(call(*words, "--texts", "natural.txt", "odd.txt", "marked.txt", *options, "--json").output)
         assert said["step"] == STEPS
         return said["rows"]
 
@@ -111,6 +110,7 @@ def test_lm_evaluation_harness_agrees(evaluated: Evaluated, overlap: int) -> Non
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        ("--checkpoint checkpoints --data tokens --lambada lambada.jsonl --lm-eval", "pip install 'lmscale[eval]'"),
         ("--checkpoint nowhere --data tokens --lambada lambada.jsonl", "--checkpoint: no step-* in nowhere"),
         ("--checkpoint checkpoints --data tokens", "nothing to evaluate on; valid: --texts"),
         ("--checkpoint checkpoints --data nowhere --lambada lambada.jsonl", "no token folder nowhere"),
@@ -120,23 +120,9 @@ def test_lm_evaluation_harness_agrees(evaluated: Evaluated, overlap: int) -> Non
         ("--checkpoint checkpoints --data others --lambada lambada.jsonl", "is a checkpoint of another model: data"),
     ],
 )
-def test_bad_input_is_one_line(
-    folder: Path, words: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line(folder: Path, words: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("harness.cli.evaluate.find_spec", lambda _: None)  # as where the extra is not installed
     if "others" in words:
         write_synthetic(folder / "others", SyntheticConfig(train_tokens=2000, valid_tokens=1000))
-    assert main.main(["evaluate", *words.split()]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
-
-
-def test_without_the_extra_it_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("harness.cli.evaluate.find_spec", lambda _: None)
-    words = "evaluate --checkpoint checkpoints --data tokens --lambada lambada.jsonl --lm-eval"
-    assert main.main(words.split()) == 2
-    assert "install the extra: pip install 'lmscale[eval]'" in capsys.readouterr().err
+    assert says in refused("evaluate", *words.split())

@@ -1,18 +1,15 @@
 """The command line as a script sees it: one JSON document on standard output, all else on standard error."""
 
 import json
-import signal
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from harness.cli import sweeps
-from harness.experiment.experiment import TIERS, Experiment, experiment_ids, load
+from harness.experiment.experiment import TIERS, experiment_ids, load
 from impl.cost.place import Place
 from impl.cost.traffic import step_traffic
 from impl.pipeline.schedule import Action, Schedule
@@ -24,41 +21,12 @@ from tests.harness.calls import (
     answer_every_name,
     call,
     document,
+    made_up,
     put_record,
-    refused,
-    stop_before_training,
 )
-from tests.harness.small_runs import small, write_tokens
+from tests.harness.small_runs import small
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test writes into the project's own results."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_before_training(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 def test_list_tells_every_experiment_with_its_tiers():
@@ -103,29 +71,6 @@ def test_fields_of_the_plan_replace_those_of_every_point(out: Path):
     assert {point["id"] for point in default["points"]} == {replace(r, plan=replace(r.plan, dp=1)).id for r in runs}
 
 
-nonsense = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=10,
-)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    content=st.binary(max_size=80) | nonsense.map(lambda value: json.dumps(value).encode()), cut=st.integers(0, 3000)
-)
-def test_whatever_lies_where_a_record_should_be_is_none(content: bytes, cut: int, out: Path):
-    first, second, *_ = runs = load("quickstart").runs["smoke"]
-    put_record(out, "quickstart", first).write_bytes(content)
-    path = put_record(out, "quickstart", second)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: min(cut, len(whole) - 1)])
-    (path.parent / "notes.json").write_bytes(content)
-    found = document(call("status", "quickstart", "--json", "--out", out).output)
-    assert found["counts"] == {"missing": len(runs)}
-    assert "no records" in refused("table", "quickstart", "--out", out)
-
-
 def test_prepare_tells_the_manifest_and_the_folder_can_be_trained_on(tmp_path: Path, no_start: None):
     (tmp_path / "text.txt").write_text("some words to be read " * 200)
     command = ["prepare", "--text", "text.txt", "--tokenizer", "byte", "--out", "tokens"]
@@ -155,17 +100,9 @@ def runs(tokens: Path) -> list[Run]:
 @pytest.fixture(scope="module")
 def ran(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Answer]]:
     """`run --json` of a point that is well, one whose loss is not a number, and one that cannot be."""
-    made_up = Experiment(
-        id="made_up",
-        question="Does it run?",
-        source="none",
-        expectation="none",
-        cost=dict.fromkeys(TIERS, "a moment"),
-        runs=dict.fromkeys(TIERS, runs),
-    )
     out = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        answer_every_name(patch, made_up)
+        answer_every_name(patch, made_up(runs))
         patch.setattr(sweeps, "gpu_count", lambda: 0)
         patch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
         yield out, call("run", "made_up", "--jobs", "3", "--json", "--out", out)
@@ -247,12 +184,6 @@ def trained(tokens: Path, plan: str, out: Path) -> dict[str, Any]:
     answer = call("train", *SHAPE.split(), "--data.dataset", tokens, *plan.split(), "--out", out, "--json")
     assert answer.status == 0, answer.errors
     return document(answer.output)
-
-
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """A sweep that is left and come back to, by the command line: `--detach`, `status`, `watch`, `cancel`, `--dry-run`."""
 
 import json
-import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +9,17 @@ import pytest
 
 from harness.experiment import experiment
 from harness.experiment.claims import Claim, Evidence
-from harness.experiment.experiment import TIERS, Experiment
 from harness.launch.slurm import Site
 from harness.rank import jobs, slurm_queue
 from harness.rank.job import ABSENT, SILENT, STOP, JobState
 from harness.records.store import Store
 from impl.errors import InputError
 from impl.run import Run, to_dict
-from tests.harness.calls import answer_every_name, call, document, refused
+from tests.harness.calls import answer_every_name, call, document, made_up
 from tests.harness.fake_site import CODE, FakeSite
-from tests.harness.small_runs import small, write_tokens
+from tests.harness.small_runs import small
 
 REAL_CANCEL = jobs.cancel
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
 
 
 @pytest.fixture
@@ -36,27 +28,19 @@ def runs(tokens: Path) -> list[Run]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(tmp_path)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.cli.sweeps.gpu_count", lambda: 0)
     monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _: dict(CODE))
     monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.001)
     monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
     monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
 def cluster(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> FakeSite:
     """A cluster whose jobs run until they are told otherwise, and an experiment, `made_up`, of four points."""
-    tiers = dict.fromkeys(TIERS, "a moment")
-    one = Experiment(
-        id="made_up", question="?", source="none", expectation="", cost=tiers, runs=dict.fromkeys(TIERS, runs)
-    )
     site = FakeSite(looks=10**9, on="slurm")
-    answer_every_name(monkeypatch, one)
+    answer_every_name(monkeypatch, made_up(runs))
     monkeypatch.setattr("harness.cli.sweeps.site_of", lambda *_, **__: site)
     for name in ("states", "cancel", "forget"):
         monkeypatch.setattr(jobs, name, getattr(site, name))
@@ -255,30 +239,6 @@ def test_files_that_are_no_records_are_named_and_run_again(runs: list[Run]):
     answer = call("status", "made_up", "--out", "out")
     assert answer.errors.splitlines() == [f"ignored: {store.path(runs[0].id)}: not a whole JSON document of a record"]
     assert counts() == {"missing": 4}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ("run quickstart --detach", "--detach: only jobs of a scheduler"),
-        ("run quickstart --retries -1", "--retries -1: must be 0 or more"),
-        ("run quickstart --retries one", "'one'"),
-        ("run quickstart --retry some", "'some'"),
-        ("run quickstart --hang-seconds 0", "--hang-seconds 0"),
-        ("run quickstart --hang-seconds nan", "--hang-seconds nan"),
-        ("run quickstart --site no.toml", "no.toml"),
-        ("run quickstart --on slurm --partition a;b", "--partition"),
-        ("train --retries -1", "--retries -1"),
-        ("train --site no.toml", "no.toml"),
-        ("watch nosuch", "'nosuch'"),
-        ("cancel nosuch", "'nosuch'"),
-        ("cancel quickstart --only nothing-like-it", "nothing-like-it"),
-        ("cancel quickstart --tier huge", "huge"),
-    ],
-)
-def test_bad_input_is_one_line(arguments: str, told: str, tmp_path: Path):
-    assert told in refused(*arguments.split())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_watching_nothing_says_so(tmp_path: Path):

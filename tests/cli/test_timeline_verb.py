@@ -2,10 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,6 @@ RUN = Run(
     train=Recipe(global_batch=4, microbatch=1),
 )
 SECONDS = {Op.F: 0.25, Op.I: 0.5, Op.W: 0.125}
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def record(run: Run = RUN, late: float = 0.0) -> dict[str, Any]:
@@ -155,18 +142,14 @@ def with_rank(**rank: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 NO_RECORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "torn": lambda found: json.dumps(found)[:-20],
-    "empty": lambda _: "",
     "a list": lambda found: [found],
-    "a number": lambda _: 7,
     "serial": with_rank(timeline=None),
     "failed": lambda found: found | {"status": "failed", "ranks": []},
     "without ranks": lambda found: {"config": found["config"]},
     "ranks of another kind": lambda found: found | {"ranks": [3]},
     "no actions": with_rank(timeline=[["0X0", 0.0, 1.0]]),
     "no times": with_rank(timeline=[["0F0", None, 1.0]]),
-    "no rows": with_rank(timeline=["0F0"]),
     "half a step": with_rank(timeline=[["0F0", 0.0, 1.0]]),
-    "no configuration": lambda found: {"ranks": found["ranks"]},
     "another configuration": lambda found: found | {"config": {"plan": {"pp": "many"}}},
     "a schedule that is lost": lambda found: found | {"config": {"plan": {"pp": 2, "schedule": "no.where:rows"}}},
 }

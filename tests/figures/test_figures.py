@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 
 from harness.analysis.render import Table
@@ -21,6 +22,11 @@ def sweep() -> list[Record]:
     ]
     runs[-1] = changed(runs[-1], status="nan", evaluations=[])
     return [*runs, record(plan__dp=2, train__steps=20, cores=1), record(status="invalid", plan__dp=3)]
+
+
+def points_of(ax: Axes) -> list[tuple[list[float], list[float]]]:
+    """The points of every line."""
+    return [(np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()) for line in ax.lines]
 
 
 def test_only_figures_with_data_are_written_and_stale_ones_go(tmp_path: Path) -> None:
@@ -63,12 +69,9 @@ def test_a_tables_efficiencies_are_drawn_beside_the_published_ones(tmp_path: Pat
     assert {path.stem for path in figures.write([record(train__steps=20)], tmp_path, table=table)} == {"curves", "own"}
     figure = figures.efficiency(table([record()]))
     assert figure is not None
-    drawn = [
-        (np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()) for line in figure.axes[0].lines
-    ]
-    assert ([1, 2], [100, 90]) in drawn
-    assert ([1, 2, 4], [100, 95, 82]) in drawn
-    assert ([1, 2], [100, 50]) in drawn
+    drawn = points_of(figure.axes[0])
+    for line in (([1, 2], [100, 90]), ([1, 2, 4], [100, 95, 82]), ([1, 2], [100, 50])):
+        assert line in drawn
     figures.write([], tmp_path, table=table)
     assert list(tmp_path.iterdir()) == []
 
@@ -137,13 +140,7 @@ def test_rates_are_drawn_beside_the_published_in_a_panel_of_their_own() -> None:
 
     def drawn(rows: list[tuple]) -> dict[str, list[tuple[list[float], list[float]]]]:
         figure = figures.lines(Table("own", "Of my own", (), pd.DataFrame(rows, columns=pd.Index(columns))))
-        axes = figure.axes if figure else []
-        return {
-            ax.get_title(): [
-                (np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()) for line in ax.lines
-            ]
-            for ax in axes
-        }
+        return {ax.get_title(): points_of(ax) for ax in (figure.axes if figure else [])}
 
     measured, published = "measured, model FLOPs", "published, recomputation counted"
     assert drawn([*ours, *papers]) == {

@@ -15,10 +15,6 @@ def simulated(name: str, p: int, m: int, v: int = 1) -> Timeline:
     return simulate(build(name, p, m, v), uniform(chunks=v))
 
 
-def test_rows_of_actions():
-    assert timeline.actions(build("one_f_one_b", 2, 2)) == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
-
-
 def test_document_is_json():
     found = json.loads(json.dumps(timeline.document(simulated("interleaved", 2, 4, 2))))
     assert found["bubble"] == 0.125
@@ -29,38 +25,37 @@ def test_document_is_json():
     assert found["spans"][1][0] == ["1F0", 0.5, 1.0]
 
 
-def test_text_is_the_schedule_drawn():
-    assert timeline.text("1F1B", simulated("one_f_one_b", 2, 3), "forward passes") == (
-        "1F1B: step 12 forward passes, bubble 0.3333, microbatches in flight 2 1\n"
-        "r0 |F0 F1 ......B0--- F2 B1--- ...B2--- |\n"
-        "r1 |...F0 B0--- F1 B1--- F2 B2--- ......|\n"
-        "F forward, B backward, . idle; a column is 0.3333 forward passes"
-    )
+DRAWN = [
+    ("one_f_one_b", 2, 3, 1, 120, {
+        0: "drawn: step 12 s, bubble 0.3333, microbatches in flight 2 1",
+        1: "r0 |F0 F1 ......B0--- F2 B1--- ...B2--- |",
+        2: "r1 |...F0 B0--- F1 B1--- F2 B2--- ......|",
+        3: "F forward, B backward, . idle; a column is 0.3333 s",
+    }),
+    ("zb_h1", 2, 2, 1, 120, {
+        1: "r0 |F0 F1 ...I0 W0 I1 W1 |",
+        2: "r1 |...F0 I0 F1 I1 W0 W1 |",
+        3: "F forward, I input gradient, W weight gradient, . idle; a column is 0.3333 s",
+    }),
+    ("interleaved", 2, 2, 2, 120, {
+        1: "r0 |F0 F1 f0 f1 ......b0--- ...b1--- B0--- B1--- |",
+        3: "F forward, B backward (lower case: chunks 1, 3, ...), . idle; a column is 0.1667 s",
+    }),
+    ("one_f_one_b", 2, 12, 1, 50, {
+        1: "r0 |01..aa2bb3cc4dd5ee6ff7gg8hh9ii0jj1aa.bb|",
+        3: "0-9 forward, a-j backward (last digit of the microbatch), . idle; a column is 1 s",
+    }),
+    ("gpipe", 4, 100, 1, 120, {6: "cut: 115 of 309 columns are shown, the figure shows all"}),
+]  # fmt: skip
 
 
-def test_zero_bubble_text_has_both_gradients():
-    lines = timeline.text("zb", simulated("zb_h1", 2, 2)).splitlines()
-    assert lines[1:3] == ["r0 |F0 F1 ...I0 W0 I1 W1 |", "r1 |...F0 I0 F1 I1 W0 W1 |"]
-    assert "I input gradient, W weight gradient" in lines[3]
-
-
-def test_second_chunks_are_in_lower_case():
-    lines = timeline.text("i", simulated("interleaved", 2, 2, 2)).splitlines()
-    assert lines[1] == "r0 |F0 F1 f0 f1 ......b0--- ...b1--- B0--- B1--- |"
-    assert "(lower case: chunks 1, 3, ...)" in lines[-1]
-
-
-def test_without_room_a_character_stands_for_an_action():
-    lines = timeline.text("1F1B", simulated("one_f_one_b", 2, 12), width=50).splitlines()
-    assert lines[1] == "r0 |01..aa2bb3cc4dd5ee6ff7gg8hh9ii0jj1aa.bb|"
-    assert lines[-1] == "0-9 forward, a-j backward (last digit of the microbatch), . idle; a column is 1 s"
-
-
-def test_what_is_too_long_is_cut_and_says_so():
-    lines = timeline.text("gpipe", simulated("gpipe", 4, 100)).splitlines()
-    assert max(map(len, lines)) == 120
-    assert {line[-1] for line in lines[1:5]} == {">"}
-    assert lines[-1] == "cut: 115 of 309 columns are shown, the figure shows all"
+@pytest.mark.parametrize(("name", "p", "m", "v", "width", "expected"), DRAWN)
+def test_text_is_the_schedule_drawn(name: str, p: int, m: int, v: int, width: int, expected: dict[int, str]):
+    lines = timeline.text("drawn", simulated(name, p, m, v), width=width).splitlines()
+    assert {i: lines[i] for i in expected} == expected
+    rows = lines[1 : p + 1]
+    assert max(map(len, rows)) <= width
+    assert {row[-1] for row in rows} == {">" if lines[-1].startswith("cut") else "|"}
 
 
 @pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved", "zb_h1"])
@@ -100,9 +95,3 @@ def test_panels_share_the_axis_and_boxes_are_numbered():
     assert len(below.texts) == 2  # the other two have no room for a number
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["forward", "forward, chunk 1", "backward", "backward, chunk 1", "idle"]
-
-
-def test_colours_are_readable():
-    assert timeline._shade("#0072B2", 0.0) == ("#0072B2", "white")
-    assert timeline._shade("#0072B2", 0.5)[1] == "black"
-    assert timeline._shade("#E69F00", 0.0)[1] == "black"

@@ -5,6 +5,8 @@ import dataclasses
 import importlib
 import io
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +15,10 @@ import pytest
 from harness.cli import sweeps
 from harness.cli.main import main
 from harness.experiment import experiment
-from harness.experiment.experiment import Experiment
+from harness.experiment.experiment import TIERS, Experiment
 from harness.records.store import SCHEMA, with_digest
 from impl.run import Run
+from tests.harness.small_runs import write_tokens
 
 
 class Answer(NamedTuple):
@@ -36,6 +39,43 @@ def stop_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sweeps, "sweep", start)
     monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder, so that no test writes into the project's own results; signals are handled as before."""
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_training(monkeypatch)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("harness.cli.sweeps", "harness.launch.slurm"):
+        monkeypatch.setattr(f"{name}.gpu_count", lambda: 0)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def made_up(runs: list[Run]) -> Experiment:
+    """An experiment of these runs at every tier."""
+    cost = dict.fromkeys(TIERS, "a moment")
+    tiers = dict.fromkeys(TIERS, runs)
+    return Experiment(id="made_up", question="Does it run?", source="none", expectation="", cost=cost, runs=tiers)
 
 
 def answer_every_name(monkeypatch: pytest.MonkeyPatch, found: Experiment) -> None:

@@ -1,8 +1,6 @@
 """Other engines through the command line: chosen, refused with a reason, recorded with their settings, kept apart."""
 
 import math
-import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,33 +25,23 @@ from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.run import EngineName, Run
 from impl.train import Trainer
-from tests.harness import made_up_records
-from tests.harness.calls import answer_every_name, call, document, put_record, refused, stop_before_training
+from tests.harness import calls, made_up_records
+from tests.harness.calls import (
+    answer_every_name,
+    call,
+    document,
+    elsewhere,  # noqa: F401 - a fixture of every test
+    put_record,
+    refused,
+    stop_before_training,
+)
 from tests.harness.made_up_records import changed, made_of, record, record_of
-from tests.harness.small_runs import small, sweep, write_tokens
+from tests.harness.small_runs import small, sweep
 from tests.launch.test_sweep import FakeSite
 
 INSIDE = ("state_bytes", "activation_bytes", "memory", "traffic", "timeline")
 """What only our own trainer shows."""
 PEERS = ["torch", *(["deepspeed"] if find_spec("deepspeed") else [])]
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test writes into the project's own results."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
 
 
 # Whole runs, with processes ------------------------------------------------------------------------------------------
@@ -69,12 +57,9 @@ def points(tokens: Path) -> list[Run]:
 
 
 @pytest.fixture
-def made_up(points: list[Run], monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    runs, cost = dict.fromkeys(TIERS, points), dict.fromkeys(TIERS, "a moment")
-    one = Experiment(id="made_up", question="Do they agree?", source="none", expectation="none", cost=cost, runs=runs)
+def made_up(points: list[Run], no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    one = calls.made_up(points)
     answer_every_name(monkeypatch, one)
-    monkeypatch.setattr("harness.cli.sweeps.gpu_count", lambda: 0)
-    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
     return one
 
 

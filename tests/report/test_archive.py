@@ -19,11 +19,6 @@ NAME = "megatron2019/layernorm_placement"
 TOP = "megatron2019-layernorm_placement"
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Two measured records at `smoke`, and a simulated one at `paper`."""
