@@ -1,5 +1,6 @@
 """Checks that need no ranks: packages, machine, files and scheduler, each a line that is ok, a warning or failed."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,7 +17,9 @@ from typing import Literal, NamedTuple
 import psutil
 
 from harness.launch.preflight import RANK_BYTES
+from harness.launch.slurm import minutes
 from harness.rank.devices import gpu_count
+from harness.rank.slurm_queue import ASK_SECONDS
 from harness.records.environment import CODE, git_state
 from harness.terminal import shown
 
@@ -30,13 +34,10 @@ LITTLE_SHARED = 2**28
 LITTLE_DISK, NO_DISK = 10 * 2**30, 2**30
 SKEW_SECONDS = 2.0
 """Difference of clocks above which times of records and files mislead."""
-POINT_SECONDS = 24 * 3600.0 + 300.0
+POINT_MINUTES = 24 * 60 + 5
 """Time that `run` requests from the scheduler without --time-limit."""
-ASK_SECONDS = 20.0
-"""Timeout of the scheduler's commands."""
 USABLE = ("idle", "mix", "mixed", "alloc", "allocated", "comp", "completing", "resv", "reserved")
 """Slurm's states of nodes that run jobs, or can soon."""
-NO_FOLDER = "--out: a folder that can be written and that all nodes see"
 
 
 class Check(NamedTuple):
@@ -55,10 +56,9 @@ def check(what: str, found: str, *faults: tuple[bool, Grade, str]) -> Check:
     Args:
         faults: whether it applies, its grade, and what to do about it.
     """
-    for applies, grade, mend in faults:
-        if applies:
-            return Check(what, grade, found, mend)
-    return Check(what, "ok", found)
+    return next(
+        (Check(what, grade, found, mend) for applies, grade, mend in faults if applies), Check(what, "ok", found)
+    )
 
 
 # Code and packages --------------------------------------------------------------------------------------------------
@@ -69,8 +69,8 @@ def code() -> Iterator[Check]:
     yield check("python", f"{sys.version.split()[0]}, {sys.executable}")
     lock = CODE / "requirements.lock"
     if lock.exists():
-        installed = {_normal(d.name): d.version for d in metadata.distributions() if d.name}
-        yield packages(locked(lock.read_text()), installed)
+        versions = locked(lock.read_text())
+        yield packages(versions, {name: _installed(name) for name in {*REQUIRED, *versions}})
     else:
         mend = "run from a checkout, whose lock has the versions to compare with"
         yield Check("packages", "warning", f"{lock} is missing", mend)
@@ -84,27 +84,30 @@ def code() -> Iterator[Check]:
 
 def locked(text: str) -> dict[str, str]:
     """Return the versions in a lock file, by package."""
-    pairs = re.findall(r"^\s*([\w.-]+)==([^\s;#]+)", text, re.MULTILINE)
-    return {_normal(name): version for name, version in pairs}
+    return dict(re.findall(r"^\s*([\w.-]+)==([^\s;#]+)", text, re.MULTILINE))
 
 
-def packages(lock: Mapping[str, str], installed: Mapping[str, str]) -> Check:
+def packages(lock: Mapping[str, str], installed: Mapping[str, str | None]) -> Check:
     """Compare the installed versions with those of the lock, without the names of builds (`+cpu`)."""
-    missing = [name for name in REQUIRED if name not in installed]
+    missing = [name for name in REQUIRED if not installed.get(name)]
     if missing:
         return Check("packages", "failed", f"{', '.join(missing)}: not installed", INSTALL)
+    present = {name: version for name in lock if (version := installed.get(name))}
     others = [
-        f"{name} {installed[name]} (lock: {version})"
-        for name, version in lock.items()
-        if name in installed and installed[name].partition("+")[0] != version.partition("+")[0]
+        f"{name} {version} (lock: {lock[name]})"
+        for name, version in present.items()
+        if version.partition("+")[0] != lock[name].partition("+")[0]
     ]
     if others:
         return Check("packages", "warning", f"not the lock's: {', '.join(others)}", INSTALL)
-    return check("packages", f"{sum(name in installed for name in lock)} installed, at the lock's versions")
+    return check("packages", f"{len(present)} installed, at the lock's versions")
 
 
-def _normal(name: str) -> str:
-    return re.sub("[-_.]+", "-", name).lower()
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 # This machine -------------------------------------------------------------------------------------------------------
@@ -148,15 +151,37 @@ def shared_memory(folder: Path, device: str) -> Check:
 # Files --------------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def existing(folder: Path) -> Iterator[None]:
+    """Make a folder if it is missing; remove what was made afterwards, if it is empty.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for one in missing:
+            with contextlib.suppress(OSError):  # it is not empty
+                one.rmdir()
+
+
 def files(out: Path) -> Iterator[Check]:
     """Yield checks of a folder's space, and of the file operations that records and locks rely on."""
     try:
-        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=out) as scratch:
+        with existing(out), tempfile.TemporaryDirectory(prefix=".doctor-", dir=out) as scratch:
             yield room(shutil.disk_usage(out).free, out)
             yield renames(Path(scratch))
             yield clock_of_files(Path(scratch))
     except OSError as error:
-        yield Check("files", "failed", f"{out}: {error.strerror or error}", NO_FOLDER)
+        yield Check(
+            "files",
+            "failed",
+            f"{out}: {error.strerror or error}",
+            "--out: a folder that can be written and that all nodes see",
+        )
 
 
 def room(free: int, out: Path) -> Check:
@@ -205,15 +230,16 @@ def clock_of_files(scratch: Path) -> Check:
 # The scheduler ------------------------------------------------------------------------------------------------------
 
 
-class Partition(NamedTuple):
+@dataclass
+class Partition:
     """Partition as reported by sinfo."""
 
     is_default: bool
     is_up: bool
-    seconds: float
-    """Time limit of jobs; infinity without one."""
-    nodes: int
-    usable: int
+    minutes: int | None
+    """Time limit of jobs; None if there is none."""
+    nodes: int = 0
+    usable: int = 0
 
 
 def scheduler(partition: str | None, nodes: int) -> Iterator[Check]:
@@ -253,25 +279,12 @@ def partitions(text: str) -> dict[str, Partition]:
         if len(words) != 5 or not words[3].isdigit():
             continue
         name, up, limit, count, state = words
-        is_usable = state.rstrip("~#!%$@^-+").lower() in USABLE  # `*` marks nodes that do not respond
-        _, _, _, nodes, usable = found.get(name.rstrip("*"), (False, False, 0.0, 0, 0))
-        found[name.rstrip("*")] = Partition(
-            is_default=name.endswith("*"),
-            is_up=up == "up",
-            seconds=duration(limit),
-            nodes=nodes + int(count),
-            usable=usable + int(count) * is_usable,
-        )
+        one = Partition(is_default=name.endswith("*"), is_up=up == "up", minutes=minutes(limit))
+        one = found.setdefault(name.rstrip("*"), one)
+        one.nodes += int(count)
+        if state.rstrip("~#!%$@^-+").lower() in USABLE:  # `*` marks nodes that do not respond
+            one.usable += int(count)
     return found
-
-
-def duration(text: str) -> float:
-    """Return the seconds of Slurm's `[[days-]hours:]minutes:seconds`; infinity without a limit."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text.strip())
-    if match is None:
-        return float("inf")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return 86400.0 * days + 3600.0 * hours + 60.0 * minutes + seconds
 
 
 def of_partition(found: Mapping[str, Partition], names: str | None, nodes: int) -> Iterator[Check]:
@@ -293,10 +306,10 @@ def of_partition(found: Mapping[str, Partition], names: str | None, nodes: int) 
             (one.nodes < nodes, "failed", more),
             (one.usable < nodes, "warning", more),
         )
-        if one.seconds < POINT_SECONDS:
-            limit = f"--time-limit {max(60, int(one.seconds) - 300)} or less"
+        if one.minutes is not None and one.minutes < POINT_MINUTES:
+            limit = f"--time-limit {max(60, one.minutes * 60 - 300)} or less"
             shorter = f"{limit}; with --checkpoint-every longer points are continued"
-            yield Check("time limit", "warning", f"{name}: {one.seconds / 60:g} min, a point may take 24 h", shorter)
+            yield Check("time limit", "warning", f"{name}: {one.minutes} min, a point may take 24 h", shorter)
 
 
 def requeue(config: str) -> Check:

@@ -11,6 +11,8 @@ from harness.doctor import checks
 from harness.doctor.checks import Check, Partition, locked, packages, partitions, requeue
 from harness.doctor.doctor import layout
 from harness.doctor.ranks import of_ranks, one_way, rank_table, ring, time_table
+from harness.doctor.report import HostReport, Timing, Transfer
+from harness.rank.failure import Failure
 from impl.plan import Plan
 from tests.harness.calls import call, document, refused
 
@@ -37,8 +39,8 @@ def test_a_mesh_has_as_many_axes_above_one_as_its_ranks_allow() -> None:
 
 def test_packages_are_held_against_the_lock() -> None:
     lock = locked("# comment\ntorch==2.13.0\nNumPy==2.4.1 # why\nruff==0.17.0 ; python_version > '3'\n\njupyter==1.1\n")
-    assert lock == {"torch": "2.13.0", "numpy": "2.4.1", "ruff": "0.17.0", "jupyter": "1.1"}
-    there = dict.fromkeys(checks.REQUIRED, "1") | {"torch": "2.13.0+cpu", "numpy": "2.4.1"}
+    assert lock == {"torch": "2.13.0", "NumPy": "2.4.1", "ruff": "0.17.0", "jupyter": "1.1"}
+    there = dict.fromkeys(checks.REQUIRED, "1") | {"torch": "2.13.0+cpu", "NumPy": "2.4.1"}
     assert packages(lock, there).grade == "ok"
     older = packages(lock, there | {"torch": "2.12.0", "ruff": "0.16"})
     assert older.grade == "warning"
@@ -73,7 +75,8 @@ def test_a_folder_is_checked_and_left_as_it_was(tmp_path: Path) -> None:
     assert set(grades(checks.files(tmp_path))) == {"disk", "renames", "file times"}
     assert grades(checks.files(tmp_path))["renames"] == "ok"
     assert list(tmp_path.iterdir()) == []
-    [lost] = checks.files(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    [lost] = checks.files(tmp_path / "file" / "nowhere")
     assert lost.grade == "failed"
     assert "--out" in lost.mend
 
@@ -100,17 +103,12 @@ garbage
 
 def test_what_sinfo_says_of_partitions() -> None:
     found = partitions(SINFO)
-    assert found["main"] == Partition(True, True, float("inf"), 4, 3)
-    assert found["short"] == Partition(False, True, 60.0, 2, 2)
-    assert found["long"].seconds == 2 * 86400
+    assert found["main"] == Partition(True, True, None, 4, 3)
+    assert found["short"] == Partition(False, True, 1, 2, 2)
+    assert found["long"].minutes == 2 * 24 * 60
     assert not found["off"].is_up
     assert found["drained"].usable == 0
     assert partitions("") == {}
-
-
-def test_slurms_times() -> None:
-    times = {"1:00": 60, "30:00": 1800, "2:00:00": 7200, "1-00:00:00": 86400, "infinite": float("inf"), "59": 59}
-    assert {text: checks.duration(text) for text in times} == times
 
 
 @pytest.mark.parametrize(
@@ -161,31 +159,33 @@ def test_a_scheduler_that_is_not_there_or_does_not_answer(tmp_path: Path, monkey
         raise subprocess.TimeoutExpired("sinfo", 20)
 
     monkeypatch.setattr("harness.doctor.checks.subprocess.run", slow)
-    assert "no answer within 20 s" in checks.ask("sinfo")[1]
+    assert "no answer within 30 s" in checks.ask("sinfo")[1]
 
 
 # The ranks ----------------------------------------------------------------------------------------------------------
 
 
-def rank(number: int, **changed: Any) -> dict[str, Any]:
-    """What a rank writes that has found nothing wrong."""
-    timed = [{"bytes": 2**20, "seconds": 1e-3}, {"bytes": 2**24, "seconds": 1e-2}]
-    return {
+def rank(number: int, **changed: Any) -> HostReport:
+    """What a rank reports that has found nothing wrong."""
+    timed = (Timing(2**20, 1e-3), Timing(2**24, 1e-2))
+    return HostReport(**{
         "rank": number, "local_rank": number % 2, "host": f"node{number // 2}", "process": 100 + number,
         "device": "cpu", "python": "3.12.1", "torch": "2.13.0", "backend": "gloo", "has_backend": True, "cores": 2,
         "core_set": [0, 1], "threads": 1, "memory_bytes": 2**33, "met_seconds": 3.0,
         "place": {"pp": 0, "dp": number // 2, "tp": number % 2}, "axes": {"dp": 1e-3, "tp": 1e-3},
         "clock_seconds": 0.001 * number, "all_reduce": timed,
-        "transfers": [{"peer": 1, "sizes": timed}, {"peer": 2, "sizes": timed}], "at": "",
-    } | changed  # fmt: skip
+        "transfers": (Transfer(1, timed), Transfer(2, timed)), "at": "",
+    } | changed)  # fmt: skip
 
 
-def judged(ranks: list[dict[str, Any]], failures: Any = (), state: str = "ended", log: Any = ()) -> dict[str, Check]:
-    return {line.what: line for line in of_ranks(Plan(dp=2, tp=2), ranks, failures, state, log)}
+def judged(
+    ranks: list[HostReport], failure: Failure | None = None, state: str = "ended", log: Any = ()
+) -> dict[str, Check]:
+    return {line.what: line for line in of_ranks(Plan(dp=2, tp=2), ranks, failure, state, log)}
 
 
 FOUR = [rank(number) for number in range(4)]
-FAILURE = {"rank": 3, "reason": "rank 3, all-reduce over tp: RuntimeError: Timed out", "time": 1.0, "log": ["end"]}
+FAILURE = Failure(3, "error", "rank 3, all-reduce over tp: RuntimeError: Timed out", 1.0, ("end",))
 
 
 def test_ranks_that_have_found_nothing_wrong() -> None:
@@ -206,20 +206,19 @@ def test_a_rank_without_a_word_is_told_with_what_is_known() -> None:
     assert "--wait" in found["ranks"].mend
     found = judged(FOUR[:3], log=["slurmstepd: exceeded memory limit"])
     assert "exceeded memory limit" in found["ranks"].found
-    assert "rank 3, all-reduce over tp" in judged(FOUR[:3], [FAILURE])["ranks"].found
+    assert "rank 3, all-reduce over tp" in judged(FOUR[:3], FAILURE)["ranks"].found
 
 
 def test_ranks_that_do_not_meet_or_do_not_come_back() -> None:
-    alone = [{k: v for k, v in one.items() if k != "met_seconds"} | {"at": "meeting"} for one in FOUR]
-    found = judged([*FOUR[:3], alone[3]], [FAILURE])
+    found = judged([*FOUR[:3], rank(3, met_seconds=None, at="meeting")], FAILURE)
     assert found["meeting"].grade == "failed"
     assert "interface" in found["meeting"].mend
-    stuck = [one | {"axes": {"dp": 1e-3}, "at": "all-reduce over tp"} for one in FOUR[2:]]
-    found = judged([*FOUR[:2], *stuck], [FAILURE])
+    stuck = [rank(number, axes={"dp": 1e-3}, at="all-reduce over tp") for number in (2, 3)]
+    found = judged([*FOUR[:2], *stuck], FAILURE)
     assert found["all-reduce dp"].grade == "ok"
     assert "rank 2, 3 did not return from it" in found["all-reduce tp"].found
     assert "p2p" not in found
-    late = judged([*FOUR[:3], rank(3, at="timing transfers")], [FAILURE])
+    late = judged([*FOUR[:3], rank(3, at="timing transfers")], FAILURE)
     assert "rank 3 timing transfers" in late["end"].found
 
 
@@ -236,15 +235,15 @@ def test_ranks_that_differ_are_warned_about() -> None:
 
 
 def test_a_slow_way_between_hosts_is_warned_about() -> None:
-    slow = [{"bytes": 2**24, "seconds": 10.0}]
-    found = judged([rank(0, transfers=[{"peer": 1, "sizes": slow}, {"peer": 2, "sizes": slow}]), *FOUR[1:]])
+    slow = (Timing(2**24, 10.0),)
+    found = judged([rank(0, transfers=(Transfer(1, slow), Transfer(2, slow))), *FOUR[1:]])
     assert found["p2p hosts"].grade == "warning"
     assert found["p2p"].grade == "ok"  # within a host it tells about the machine, not about a network
 
 
 def test_rates() -> None:
-    assert one_way({"bytes": 10**6, "seconds": 0.002}) == 1e9  # a megabyte there and one back
-    assert ring({"bytes": 10**6, "seconds": 0.001}, ranks=4) == pytest.approx(1.5e9)
+    assert one_way(Timing(10**6, 0.002)) == 1e9  # a megabyte there and one back
+    assert ring(Timing(10**6, 0.001), ranks=4) == pytest.approx(1.5e9)
 
 
 # The verb -----------------------------------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ def test_what_has_failed_before_keeps_the_ranks_from_being_started(
 
 def test_two_ranks_meet_measure_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.doctor.doctor.COLLECTIVE_SECONDS", 120.0)  # machines that run tests are shared
+    monkeypatch.setattr("harness.doctor.measuring.COLLECTIVE_SECONDS", 120.0)  # machines that run tests are shared
     answer = call("doctor", "--out", "results/new", "--json", "--device", "cpu", "--ranks", "2")
     found = document(answer.output)
     lines = {line["what"]: line for line in found["checks"]}
