@@ -21,6 +21,8 @@ MODELS = {
 }
 """A wide model and a long one; their heads follow from the ranks that share them."""
 HEAD_SIZE = {"cpu": 64, "cuda": 128}
+MEASURED = "measured.json"
+"""File in the folder of an attempt with the measurements of its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
