@@ -32,6 +32,7 @@ INSTALL = "pip install --constraint requirements.lock --editable ."
 LITTLE_SHARED = 2**28
 """Bytes of /dev/shm that NCCL may exceed; docker's default is 64 MiB."""
 LITTLE_DISK, NO_DISK = 10 * 2**30, 2**30
+CHECKPOINTS = "checkpoints take 12 bytes per parameter; two are kept of each running point"
 SKEW_SECONDS = 2.0
 """Difference of clocks above which times of records and files mislead."""
 POINT_MINUTES = 24 * 60 + 5
@@ -67,36 +68,28 @@ def check(what: str, found: str, *faults: tuple[bool, Grade, str]) -> Check:
 def code() -> Iterator[Check]:
     """Yield checks of the interpreter, the packages against the lock, and the commit that records name."""
     yield check("python", f"{sys.version.split()[0]}, {sys.executable}")
-    lock = CODE / "requirements.lock"
-    if lock.exists():
-        versions = locked(lock.read_text())
-        yield packages(versions, {name: _installed(name) for name in {*REQUIRED, *versions}})
-    else:
-        mend = "run from a checkout, whose lock has the versions to compare with"
-        yield Check("packages", "warning", f"{lock} is missing", mend)
+    yield packages(CODE / "requirements.lock")
     state = git_state(CODE)
-    if state is None:
-        mend = "run from a git checkout: records name its commit, and points that failed with other code are run again"
-        yield Check("code", "warning", "no git repository", mend)
-    else:
-        yield check("code", f"commit {state['commit'][:12]}{', with changes' if state['dirty'] else ''}")
+    found = (
+        f"commit {state['commit'][:12]}{', with changes' if state['dirty'] else ''}" if state else "no git repository"
+    )
+    mend = "run from a git checkout: records name its commit, and points that failed with other code are run again"
+    yield check("code", found, (state is None, "warning", mend))
 
 
-def locked(text: str) -> dict[str, str]:
-    """Return the versions in a lock file, by package."""
-    return dict(re.findall(r"^\s*([\w.-]+)==([^\s;#]+)", text, re.MULTILINE))
-
-
-def packages(lock: Mapping[str, str], installed: Mapping[str, str | None]) -> Check:
-    """Compare the installed versions with those of the lock, without the names of builds (`+cpu`)."""
-    missing = [name for name in REQUIRED if not installed.get(name)]
-    if missing:
+def packages(lock: Path) -> Check:
+    """Compare the installed versions with those of a lock file, without the names of builds (`+cpu`)."""
+    if not lock.exists():
+        mend = "run from a checkout, whose lock has the versions to compare with"
+        return Check("packages", "warning", f"{lock} is missing", mend)
+    locked = dict(re.findall(r"^\s*([\w.-]+)==([^\s;#]+)", lock.read_text(), re.MULTILINE))
+    if missing := [name for name in REQUIRED if _installed(name) is None]:
         return Check("packages", "failed", f"{', '.join(missing)}: not installed", INSTALL)
-    present = {name: version for name in lock if (version := installed.get(name))}
+    present = {name: version for name in locked if (version := _installed(name)) is not None}
     others = [
-        f"{name} {version} (lock: {lock[name]})"
+        f"{name} {version} (lock: {locked[name]})"
         for name, version in present.items()
-        if version.partition("+")[0] != lock[name].partition("+")[0]
+        if version.partition("+")[0] != locked[name].partition("+")[0]
     ]
     if others:
         return Check("packages", "warning", f"not the lock's: {', '.join(others)}", INSTALL)
@@ -116,36 +109,27 @@ def _installed(name: str) -> str | None:
 def machine(ranks: int, device: str) -> Iterator[Check]:
     """Yield checks of this machine's devices, cores and memory for a number of ranks."""
     gpus, cores = gpu_count(), len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    found = f"{gpus} GPUs for {ranks} ranks" if gpus or device == "cuda" else "no GPU: ranks use the CPU"
-    yield check(
-        "devices", found, (device == "cuda" and gpus < ranks, "failed", f"--ranks {gpus or 1}, or --device cpu")
-    )
+    cuda = device == "cuda"
+    found = f"{gpus} GPUs for {ranks} ranks" if gpus or cuda else "no GPU: ranks use the CPU"
+    yield check("devices", found, (cuda and gpus < ranks, "failed", f"--ranks {gpus or 1}, or --device cpu"))
     mend = f"at most {cores} ranks here: times of ranks that share cores show no scaling"
-    yield check("cores", f"{cores} for {ranks} ranks", (device == "cpu" and ranks > cores, "warning", mend))
-    yield memory(psutil.virtual_memory().available, ranks)
-    yield shared_memory(Path("/dev/shm"), device)
-
-
-def memory(free: int, ranks: int) -> Check:
-    """Check that the ranks' processes fit, without any model."""
-    needed = ranks * RANK_BYTES
-    return check(
+    yield check("cores", f"{cores} for {ranks} ranks", (not cuda and ranks > cores, "warning", mend))
+    free, needed = psutil.virtual_memory().available, ranks * RANK_BYTES
+    yield check(
         "memory",
         f"{shown(free)} free, {ranks} ranks without a model need {shown(needed)}",
         (free < needed, "failed", "fewer ranks, or end other programs"),
         (free < 2 * needed, "warning", "little is left for the model: fewer ranks, or end other programs"),
     )
-
-
-def shared_memory(folder: Path, device: str) -> Check:
-    """Check the space in /dev/shm, through which NCCL connects the ranks of a host."""
-    if not folder.is_dir():
-        mend = "communication between ranks of a host is slower; mount a tmpfs there"
-        return Check("shared memory", "warning", f"no {folder}", mend)
-    free = shutil.disk_usage(folder).free
-    too_little = device == "cuda" and free < LITTLE_SHARED
-    mend = "in a container: --shm-size 1g, or --ipc host"
-    return check("shared memory", f"{folder} has {shown(free)}", (too_little, "warning", mend))
+    # NCCL connects the ranks of a host through shared memory
+    folder = Path("/dev/shm")
+    free = shutil.disk_usage(folder).free if folder.is_dir() else None
+    yield check(
+        "shared memory",
+        f"no {folder}" if free is None else f"{folder} has {shown(free)}",
+        (free is None, "warning", "communication between ranks of a host is slower; mount a tmpfs there"),
+        (cuda and (free or 0) < LITTLE_SHARED, "warning", "in a container: --shm-size 1g, or --ipc host"),
+    )
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -172,7 +156,13 @@ def files(out: Path) -> Iterator[Check]:
     """Yield checks of a folder's space, and of the file operations that records and locks rely on."""
     try:
         with existing(out), tempfile.TemporaryDirectory(prefix=".doctor-", dir=out) as scratch:
-            yield room(shutil.disk_usage(out).free, out)
+            free = shutil.disk_usage(out).free
+            yield check(
+                "disk",
+                f"{out}: {shown(free)} free",
+                (free < NO_DISK, "failed", "free some space: records need it, and checkpoints even more"),
+                (free < LITTLE_DISK, "warning", CHECKPOINTS),
+            )
             yield renames(Path(scratch))
             yield clock_of_files(Path(scratch))
     except OSError as error:
@@ -182,16 +172,6 @@ def files(out: Path) -> Iterator[Check]:
             f"{out}: {error.strerror or error}",
             "--out: a folder that can be written and that all nodes see",
         )
-
-
-def room(free: int, out: Path) -> Check:
-    """Check the free space of a disk."""
-    return check(
-        "disk",
-        f"{out}: {shown(free)} free",
-        (free < NO_DISK, "failed", "free some space: records need it, and checkpoints even more"),
-        (free < LITTLE_DISK, "warning", "checkpoints take 12 bytes per parameter; two are kept of each running point"),
-    )
 
 
 def renames(scratch: Path) -> Check:
@@ -208,12 +188,10 @@ def renames(scratch: Path) -> Check:
         is_kept = False
     except OSError:
         is_kept = (theirs / "owner").read_text() == "theirs"
-    if old.read_text() == "new" and is_kept:
-        return check("renames", "atomic")
-    found = f"{scratch.parent}: a rename replaces a folder that is not empty, or does not replace a file"
-    return Check(
-        "renames", "failed", found, "--out: on another file system; on this one two sweeps may run a point twice"
-    )
+    is_atomic = old.read_text() == "new" and is_kept
+    wrong = f"{scratch.parent}: a rename replaces a folder that is not empty, or does not replace a file"
+    mend = "--out: on another file system; on this one two sweeps may run a point twice"
+    return check("renames", "atomic" if is_atomic else wrong, (not is_atomic, "failed", mend))
 
 
 def clock_of_files(scratch: Path) -> Check:
@@ -275,10 +253,7 @@ def ask(*command: str) -> tuple[int, str]:
 def partitions(text: str) -> dict[str, Partition]:
     """Return partitions by name, from lines `NAME|up|LIMIT|NODES|STATE`, one for each state of a partition's nodes."""
     found: dict[str, Partition] = {}
-    for words in (line.strip().split("|") for line in text.splitlines()):
-        if len(words) != 5 or not words[3].isdigit():
-            continue
-        name, up, limit, count, state = words
+    for name, up, limit, count, state in re.findall(r"^(.+)\|(.+)\|(.+)\|(\d+)\|(\S+)", text, re.MULTILINE):
         one = Partition(is_default=name.endswith("*"), is_up=up == "up", minutes=minutes(limit))
         one = found.setdefault(name.rstrip("*"), one)
         one.nodes += int(count)
@@ -315,7 +290,7 @@ def of_partition(found: Mapping[str, Partition], names: str | None, nodes: int) 
 def requeue(config: str) -> Check:
     """Check whether Slurm requeues preempted jobs, from the output of `scontrol show config`."""
     values = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", config, re.MULTILINE))
+    found = f"preempted jobs are requeued; arrays of up to {values.get('MaxArraySize', 'unknown')}"
+    is_off = values.get("JobRequeue") == "0"
     mend = "jobs ask for it by --requeue; if the site forbids it, the next `run` starts preempted points again"
-    if values.get("JobRequeue") == "0":
-        return Check("requeue", "warning", "not the cluster's default", mend)
-    return check("requeue", f"preempted jobs are requeued; arrays of up to {values.get('MaxArraySize', 'unknown')}")
+    return check("requeue", "not the cluster's default" if is_off else found, (is_off, "warning", mend))

@@ -124,21 +124,21 @@ def _speeds(found: Sequence[HostReport]) -> Iterator[Check]:
     first = found[0]
     for transfer in first.transfers:
         is_across = found[transfer.peer].host != first.host
-        best = max(map(one_way, transfer.sizes))
+        best = max(map(_one_way, transfer.sizes))
         is_slow = is_across and best < SLOW_BYTES_PER_SECOND
         rate = f"rank 0 to {transfer.peer}: {best / 1e9:.2f} GB/s"
         yield check("p2p hosts" if is_across else "p2p", rate, (is_slow, "warning", f"slow for a cluster; {NETWORK}"))
     if first.all_reduce:
-        best = max(ring(timing, len(found)) for timing in first.all_reduce)
+        best = max(_ring(timing, len(found)) for timing in first.all_reduce)
         yield check("all-reduce", f"{len(found)} ranks: {best / 1e9:.2f} GB/s sent by each")
 
 
-def one_way(there_and_back: Timing) -> float:
+def _one_way(there_and_back: Timing) -> float:
     """Return the bytes per second of one direction, from the time of both."""
     return 2 * there_and_back.bytes / there_and_back.seconds
 
 
-def ring(reduced: Timing, ranks: int) -> float:
+def _ring(reduced: Timing, ranks: int) -> float:
     """Return the bytes per second that a rank sends in a ring all-reduce: 2 (n - 1) / n of the message.
 
     It is NCCL's bus bandwidth.
@@ -162,13 +162,13 @@ def time_table(ranks: Sequence[HostReport]) -> Table:
     if len(done) < 2:
         return table
     rows = [
-        (f"rank 0 to {transfer.peer} and back", timing, one_way(timing))
+        (f"rank 0 to {transfer.peer} and back", timing, _one_way(timing))
         for transfer in done[0].transfers
         for timing in transfer.sizes
     ]
     for timings in zip(*(report.all_reduce for report in done), strict=True):
         median = Timing(timings[0].bytes, statistics.median(timing.seconds for timing in timings))
-        rows.append((f"all-reduce, {len(done)} ranks", median, ring(median, len(done))))
+        rows.append((f"all-reduce, {len(done)} ranks", median, _ring(median, len(done))))
     for what, timing, rate in rows:
         table.add_row(what, f"{timing.bytes:,}", f"{timing.seconds * 1e6:,.0f}", f"{rate / 1e9:.3f}")
     return table
