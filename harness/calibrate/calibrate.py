@@ -47,16 +47,16 @@ def calibrate(
 ) -> int:
     """Measure this machine, in a minute or two, and write it down as a system for `predict` and `tune`.
 
-    Products, attention, elementwise work, the update and collectives are timed on all ranks at once, and a few small
-    runs are trained, whose steps decide what the software takes besides.
+    Products, attention, elementwise work, the update and collectives are timed on all ranks at once. A few small runs
+    are trained, and the software's other costs are fitted to their step times.
 
     Args:
         out: The YAML file to write.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has GPUs.
         ranks: Ranks that measure together; by default one per GPU, or two.
-        precision: What the runs to be predicted compute in, one or several.
+        precision: Precisions of the runs to be predicted, one or several.
         threads: CPU threads of a rank.
-        wait: Seconds that it may take.
+        wait: Longest duration in seconds.
         json: Print the system as one JSON document on standard output.
     """
     chosen: Device = ("cuda" if gpu_count() else "cpu") if device == "auto" else device
@@ -66,7 +66,7 @@ def calibrate(
     run = Run(plan=Plan(dp=count), train=Recipe(global_batch=count, microbatch=1), threads=threads)
     if (busy := psutil.cpu_percent(LOOK_SECONDS)) > BUSY_PERCENT:
         print(
-            f"warning: {busy:.0f}% of the processors' time is others': what they take is measured too", file=sys.stderr
+            f"warning: other programs use {busy:.0f}% of the processors, which slows what is measured", file=sys.stderr
         )
     spec = CalibrationOrders(**vars(orders(run, site, wait, "harness.calibrate.rank")), precisions=precision)
     found = _measured(spec, site, quiet=json)
@@ -115,13 +115,10 @@ def _measured(orders: CalibrationOrders, site: Site, *, quiet: bool) -> Measurem
         late = next((one for one in reports if one.at), None)
         if late is None:
             return TypeAdapter(Measurements).validate_json((attempt / MEASURED).read_bytes())
-        failure, wait = failure_of(attempt, orders.ranks), orders.time_limit_seconds
-        print(f"error: {failure.reason if failure else _not_ready(late, wait)}", file=sys.stderr)
+        failure = failure_of(attempt, orders.ranks)
+        not_ready = f"rank {late.rank} was not ready in time (--wait {orders.time_limit_seconds:g}): {late.at}"
+        print(f"error: {failure.reason if failure else not_ready}", file=sys.stderr)
         return None
-
-
-def _not_ready(late: Report, wait: float) -> str:
-    return f"rank {late.rank} was not ready in time (--wait {wait:g}): {late.at}"
 
 
 def _follow(attempt: Path, orders: CalibrationOrders, *, quiet: bool) -> None:

@@ -42,7 +42,7 @@ def doctor(
     wait: float = 300.0,
     json: Flag = False,
 ) -> int:
-    """Check this environment before a sweep: versions, devices, disk, clocks, scheduler, and how ranks talk.
+    """Check this environment before a sweep: versions, devices, disk, clocks, scheduler, communication of ranks.
 
     Args:
         on: Local processes, or a Slurm cluster.
@@ -52,8 +52,8 @@ def doctor(
         account: Slurm account.
         ranks_per_node: Ranks on one node of the cluster.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has GPUs.
-        out: Folder of records, as given to `run`: it is checked, and has the ranks' files.
-        wait: Seconds to wait for the ranks, in the cluster's queue too.
+        out: Folder of records, as given to `run`: it is checked, and temporarily holds the ranks' files.
+        wait: Seconds to wait for the ranks, including the cluster's queue.
         json: Print one JSON document on standard output.
     """
     if not 0 < wait < float("inf"):
@@ -134,7 +134,7 @@ def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Findings
                 report.add(line)
             return found
     except InputError as error:
-        mend = "options that the scheduler requires belong into the site file"
+        mend = "options that the scheduler requires belong in the site file"
         report.add(Check("ranks", "failed", str(error), mend))
         return []
 

@@ -205,52 +205,44 @@ def test_ranks_that_have_found_nothing_wrong() -> None:
     assert time_table(FOUR).row_count == 6
 
 
-def test_a_rank_without_a_word_is_told_with_what_is_known() -> None:
-    found = judged(FOUR[:3], state="pending (Resources)")
-    assert "no report from rank 3: the job is pending (Resources)" in found["ranks"].found
-    assert "--wait" in found["ranks"].mend
-    found = judged(FOUR[:3], log=["slurmstepd: exceeded memory limit"])
-    assert "exceeded memory limit" in found["ranks"].found
-    assert "rank 3, all-reduce over tp" in judged(FOUR[:3], FAILURE)["ranks"].found
+SLOW = (Timing(2**24, 10.0),)
+STUCK = [rank(number, axes={"dp": 1e-3}, at="all-reduce over tp") for number in (2, 3)]
 
 
-def test_ranks_that_do_not_meet_or_do_not_come_back() -> None:
-    found = judged([*FOUR[:3], rank(3, met_seconds=None, at="meeting")], FAILURE)
-    assert found["meeting"].grade == "failed"
-    assert "interface" in found["meeting"].mend
-    stuck = [rank(number, axes={"dp": 1e-3}, at="all-reduce over tp") for number in (2, 3)]
-    found = judged([*FOUR[:2], *stuck], FAILURE)
-    assert found["all-reduce dp"].grade == "ok"
-    assert "rank 2, 3 did not return from it" in found["all-reduce tp"].found
-    assert "p2p" not in found
-    late = judged([*FOUR[:3], rank(3, at="timing transfers")], FAILURE)
-    assert "rank 3 timing transfers" in late["end"].found
-
-
-def test_ranks_that_differ_are_warned_about() -> None:
-    found = judged([*FOUR[:3], rank(3, torch="2.12.0", clock_seconds=-40.0, core_set=[0], host="node2")])
-    assert found["torch"].grade == "warning"
-    assert "2.13.0 (3), 2.12.0 (1)" in found["torch"].found
-    assert found["clocks"].grade == "warning"
-    assert "40.0 s apart, node2 most" in found["clocks"].found
-    crowded = judged([rank(number, core_set=[0]) for number in range(4)])
-    assert crowded["cores of ranks"].found == "node0 gives 1 to 2 ranks"
-    assert judged([rank(n, device="none") for n in range(4)])["device of ranks"].grade == "failed"
-    assert judged([rank(n, has_backend=False) for n in range(4)])["backend"].grade == "failed"
-
-
-def test_a_slow_way_between_hosts_is_warned_about() -> None:
-    slow = (Timing(2**24, 10.0),)
-    found = judged([rank(0, transfers=(Transfer(1, slow), Transfer(2, slow))), *FOUR[1:]])
-    assert found["p2p hosts"].grade == "warning"
-    assert found["p2p"].grade == "ok"  # within a host it tells about the machine, not about a network
+@pytest.mark.parametrize(
+    ("ranks", "others", "what", "grade", "words"),
+    [
+        (FOUR[:3], (None, "pending (Resources)"), "ranks", "failed", "from rank 3: the job is pending (Resources)"),
+        (FOUR[:3], (None, "pending"), "ranks", "failed", "a longer --wait"),
+        (FOUR[:3], (None, "ended", ["exceeded memory limit"]), "ranks", "failed", "ended: exceeded memory limit"),
+        (FOUR[:3], (FAILURE,), "ranks", "failed", "rank 3, all-reduce over tp: RuntimeError: Timed out (end)"),
+        ([*FOUR[:3], rank(3, met_seconds=None)], (FAILURE,), "meeting", "failed", "`interface` in the site file"),
+        ([*FOUR[:2], *STUCK], (FAILURE,), "all-reduce dp", "ok", "groups of 2"),
+        ([*FOUR[:2], *STUCK], (FAILURE,), "all-reduce tp", "failed", "rank 2, 3 did not return from it"),
+        ([*FOUR[:3], rank(3, at="timing transfers")], (FAILURE,), "end", "failed", "rank 3 timing transfers"),
+        ([*FOUR[:3], rank(3, torch="2.12.0")], (), "torch", "warning", "2.13.0 (3), 2.12.0 (1)"),
+        ([rank(n, device="none") for n in range(4)], (), "device of ranks", "failed", "none (4)"),
+        ([rank(n, has_backend=False) for n in range(4)], (), "backend", "failed", "no gloo"),
+        ([rank(n, core_set=[0]) for n in range(4)], (), "cores of ranks", "warning", "node0 gives 1 to 2 ranks"),
+        ([*FOUR[:3], rank(3, clock_seconds=-40.0)], (), "clocks", "warning", "40.0 s apart, node1 most"),
+        ([rank(0, transfers=(Transfer(2, SLOW),)), *FOUR[1:]], (), "p2p hosts", "warning", "slow for a cluster"),
+        # within a host it shows the machine, not a network
+        ([rank(0, transfers=(Transfer(1, SLOW),)), *FOUR[1:]], (), "p2p", "ok", "rank 0 to 1: 0.00 GB/s"),
+    ],
+)
+def test_what_is_wrong_with_ranks_is_named(
+    ranks: list[HostReport], others: tuple[Any, ...], what: str, grade: str, words: str
+) -> None:
+    line = judged(ranks, *others)[what]
+    assert line.grade == grade
+    assert words in f"{line.found}; {line.mend}"
 
 
 # The verb -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         ("--ranks 0", "--ranks 0"),
         ("--ranks many", "'many'"),
@@ -261,9 +253,9 @@ def test_a_slow_way_between_hosts_is_warned_about() -> None:
         ("--on moon", "moon"),
     ],
 )
-def test_bad_input_is_a_line(arguments: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_is_a_line(arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert told in refused("doctor", *arguments.split())
+    assert words in refused("doctor", *arguments.split())
     assert list(tmp_path.iterdir()) == []
 
 
