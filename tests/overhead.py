@@ -9,36 +9,29 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tyro
 
 from harness.experiment.experiment import Point
-from harness.launch.preflight import Datasets
-from harness.launch.slurm import Site
-from harness.launch.sweep import Options, Sweep
-from harness.rank import jobs
 from harness.records.environment import host_environment
 from harness.records.record import Record
 from harness.records.store import Store, write_atomically
 from impl.run import Run
 from tests.harness.fake_site import FakeSite
-from tests.harness.small_runs import ENDLESS, Told, point, small, write_tokens
+from tests.harness.small_runs import ENDLESS, Told, small, sweep, write_tokens
 
 
-@dataclass
 class Clocked(Told):
     """A display that notes when each point began and ended."""
 
-    began: dict[str, float] = field(default_factory=dict)
-    took: dict[str, float] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.began: dict[str, float] = {}
+        self.took: dict[str, float] = {}
+        self.records: list[Record] = []
 
     def started(self, point: Point) -> None:
         self.began[point.id] = time.perf_counter()
@@ -65,7 +58,7 @@ def main(points: int = 200, steps: int = 400, seconds: float = 60.0, keep: Path 
         store = Store(Path(folder) / "out", "overhead", "smoke")
         told, begin = Clocked(), time.perf_counter()
         try:
-            sweep(store, [small(tokens, steps=steps, seed=seed) for seed in range(points)], told, Site()).run_all()
+            sweep(store, [small(tokens, steps=steps, seed=seed) for seed in range(points)], told=told)
         except KeyboardInterrupt:
             print(f"interrupted after {len(told.records)} points")
         wall = time.perf_counter() - begin
@@ -79,24 +72,7 @@ def main(points: int = 200, steps: int = 400, seconds: float = 60.0, keep: Path 
         write_atomically(keep, text)
 
 
-@dataclass
-class Started:
-    """A sweep and its points."""
-
-    sweep: Sweep
-    points: list[Point]
-
-    def run_all(self) -> None:
-        self.sweep.run(self.points)
-
-
-def sweep(store: Store, runs: Sequence[Run], told: Told, site: Any) -> Started:
-    keeper: Any = jobs if isinstance(site, Site) else site
-    made = Sweep(store, Datasets(store.folder), Options(site=site), told, keeper)
-    return Started(made, [point(run) for run in runs])
-
-
-def waiting(store: Store, runs: Sequence[Run], seconds: float, site: Any = None) -> float:
+def waiting(store: Store, runs: list[Run], seconds: float, site: Any = None) -> float:
     """The share of a core that a driver takes while nothing ends."""
     begun: list[float] = []
 
@@ -108,7 +84,7 @@ def waiting(store: Store, runs: Sequence[Run], seconds: float, site: Any = None)
             raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
-        sweep(store, runs, Told(on_look=look), site or Site()).run_all()
+        sweep(store, runs, told=Told(on_look=look), site=site)
     return (time.process_time() - begun[0]) / (time.perf_counter() - begun[1])
 
 

@@ -9,18 +9,18 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import AliasPath, BaseModel, Field, FiniteFloat, JsonValue, ValidationError
 
 from harness.analysis import render
 from harness.analysis.render import Column, Table
 from harness.records.environment import CODE
-from harness.records.store import read_json, write_atomically
+from harness.records.store import write_atomically
 from harness.terminal import Flag, console, print_json
 from impl.errors import InputError
 
@@ -34,21 +34,46 @@ NONE_FAILED, SOME_FAILED = 0, 1
 """pytest's exit statuses when all chosen tests have run."""
 
 
-@dataclass(frozen=True)
-class Timing:
+class Stats(BaseModel):
     """Seconds of one benchmark's rounds."""
 
-    median: float
-    iqr: float
+    median: Annotated[FiniteFloat, Field(gt=0)]
+    iqr: Annotated[FiniteFloat, Field(ge=0)]
     rounds: int
 
 
-@dataclass(frozen=True)
-class Report:
-    """Timings by name, and the machine they were measured on: processor, cores and torch, None where not known."""
+class Benchmark(BaseModel):
+    """One benchmark of a report."""
 
-    machine: dict[str, Any]
-    timings: dict[str, Timing]
+    fullname: str
+    commit: str | None = None
+    stats: Stats
+
+
+def _at(*path: str) -> Any:
+    """Return a field whose value is at this place of a report's environment; None where not known."""
+    return Field(default=None, validation_alias=AliasPath("machine_info", "environment", *path))
+
+
+class Report(BaseModel):
+    """Parts that are read of a report by pytest-benchmark."""
+
+    environment: dict[str, JsonValue] | None = _at()
+    commit: str | None = _at("git", "commit")
+    processor: JsonValue = _at("processor")
+    cores: JsonValue = _at("cores")
+    torch: JsonValue = _at("packages", "torch")
+    benchmarks: list[Benchmark]
+
+    @property
+    def machine(self) -> dict[str, JsonValue]:
+        """What times depend on."""
+        return {"processor": self.processor, "cores": self.cores, "torch": self.torch}
+
+    @property
+    def timings(self) -> dict[str, Stats]:
+        """Benchmarks of more than one round, by name."""
+        return {_name(one.fullname): one.stats for one in self.benchmarks if one.stats.rounds > 1}
 
 
 def bench(
@@ -75,20 +100,19 @@ def bench(
     keep = keep and keep.resolve()
     try:
         names = _chosen(only)
-        status, document = _measured(names, keep, quiet=json)
+        status, now = _measured(names, keep, quiet=json)
     except KeyboardInterrupt:
         print("interrupted; all ranks stopped, no baseline written", file=sys.stderr)
         return INTERRUPTED
-    now = _report(document)
     if now is None or status not in (NONE_FAILED, SOME_FAILED):
         print("error: no benchmark was measured; pytest's output above has the reason", file=sys.stderr)
         return 1
     table = compared(now, before, tolerance, all_of_them=only is None) if before else None
     written = [str(keep / BASELINE)] if keep else []
     if keep:
-        write_atomically(keep / BASELINE, _smaller(document, read_json(keep / BASELINE)))
+        write_atomically(keep / BASELINE, _merged(now, _report(keep / BASELINE)))
     if json:
-        timings = [{"name": name, **asdict(timing)} for name, timing in now.timings.items()]
+        timings = [{"name": name, **stats.model_dump()} for name, stats in now.timings.items()]
         shown = render.as_json(table) if table is not None else None
         print_json({"machine": now.machine, "benchmarks": timings, "compared": shown, "files": written})
     else:
@@ -109,24 +133,25 @@ def compared(now: Report, before: Report, tolerance: float, *, all_of_them: bool
         all_of_them: all benchmarks were to run: those of the baseline that are missing now are listed.
     """
     others = [
-        f"{what} {before.machine[what] or 'unknown'} before, {now.machine[what] or 'unknown'} now"
-        for what in now.machine
-        if before.machine[what] is None or before.machine[what] != now.machine[what]
+        f"{what} {then or 'unknown'} before, {now.machine[what] or 'unknown'} now"
+        for what, then in before.machine.items()
+        if then is None or then != now.machine[what]
     ]
+    earlier, later = before.timings, now.timings
     rows = []
-    for name in dict.fromkeys([*before.timings, *now.timings]):
-        then, here = before.timings.get(name), now.timings.get(name)
-        if here is None and not all_of_them:
-            continue
-        ratio = here.median / then.median if here and then else None
-        verdict = "new" if then is None else "not measured" if here is None else ""
-        is_far = ratio is not None and not others and not 1 / (1 + tolerance) <= ratio <= 1 + tolerance
-        if is_far and ratio is not None:
-            verdict = "slower" if ratio > 1 else "faster"
-        row = {"name": name, "ratio": ratio, "verdict": verdict, "asks for a look": is_far}
-        for when, timing in (("before", then), ("now", here)):
-            row[when] = timing.median if timing else None
-            row[f"{when} iqr"] = timing.iqr if timing else None
+    for name in dict.fromkeys([*earlier, *later] if all_of_them else later):
+        then, here = earlier.get(name), later.get(name)
+        row: dict[str, Any] = {"name": name, "verdict": "", "asks for a look": False}
+        if then is not None:
+            row |= {"before": then.median, "before iqr": then.iqr}
+        if here is not None:
+            row |= {"now": here.median, "now iqr": here.iqr}
+        if then is None or here is None:
+            row["verdict"] = "new" if then is None else "not measured"
+        else:
+            ratio = row["ratio"] = here.median / then.median
+            if not others and not 1 / (1 + tolerance) <= ratio <= 1 + tolerance:
+                row |= {"verdict": "slower" if ratio > 1 else "faster", "asks for a look": True}
         rows.append(row)
     frame = pd.DataFrame(rows, columns=[*(column.key for column in COLUMNS), "asks for a look"])
     return Table("bench", "Benchmarks against the baseline", COLUMNS, frame, tuple(_notes(frame, others, tolerance)))
@@ -153,45 +178,31 @@ def _notes(frame: pd.DataFrame, others: Sequence[str], tolerance: float) -> list
 
 
 def _baseline(path: Path) -> Report:
-    found = _report(read_json(path))
+    found = _report(path)
     if found is None or not found.timings:
         what = "is no whole report of benchmarks" if path.is_file() else "there is no such file"
         raise InputError(f"--compare {path}: {what}; `lmscale bench --keep DIR` writes DIR/{BASELINE}")
     return found
 
 
-def _report(document: Any) -> Report | None:
-    """Return the contents of a pytest-benchmark report, without benchmarks of one round; None: it is no such report."""
+def _report(path: Path) -> Report | None:
+    """Return the report in a file; None if there is none."""
     try:
-        environment = document["machine_info"].get("environment", {})
-        timings = {
-            _name(found["fullname"]): Timing(float(found["stats"]["median"]), float(found["stats"]["iqr"]), rounds)
-            for found in document["benchmarks"]
-            if (rounds := int(found["stats"]["rounds"])) > 1
-        }
-        machine = {key: environment.get(key) for key in ("processor", "cores")}
-        machine["torch"] = environment.get("packages", {}).get("torch")
-    except (TypeError, KeyError, ValueError, AttributeError):
+        return Report.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         return None
-    are_times = all(0 < timing.median < math.inf and 0 <= timing.iqr < math.inf for timing in timings.values())
-    return Report(machine, timings) if are_times else None
 
 
-def _smaller(document: dict[str, Any], earlier: Any) -> str:
-    """Return the report as it is committed: no rounds, one line per benchmark, with the commit it was measured at.
+def _merged(now: Report, earlier: Report | None) -> str:
+    """Return the report as it is committed: one line per benchmark, with the commit it was measured at.
 
     Benchmarks that only an earlier report of the same machine has are kept.
     """
-    environment = document["machine_info"]["environment"]
-    commit = (environment.get("git") or {}).get("commit")
-    now, then = _report(document), _report(earlier)
-    is_same = now is not None and then is not None and now.machine == then.machine
-    kept = {_name(found["fullname"]): found for found in earlier["benchmarks"]} if is_same else {}
-    for found in document["benchmarks"]:
-        stats = {key: found["stats"][key] for key in ("median", "iqr", "rounds")}
-        kept[_name(found["fullname"])] = {"fullname": found["fullname"], "commit": commit, "stats": stats}
-    lines = ",\n".join(f"  {json_format.dumps(kept[name])}" for name in sorted(kept))
-    machine = json_format.dumps({"environment": environment}, indent=1)
+    is_same = earlier is not None and earlier.machine == now.machine
+    kept = {_name(one.fullname): one for one in earlier.benchmarks} if earlier and is_same else {}
+    kept |= {_name(one.fullname): one.model_copy(update={"commit": now.commit}) for one in now.benchmarks}
+    lines = ",\n".join(f"  {json_format.dumps(kept[name].model_dump())}" for name in sorted(kept))
+    machine = json_format.dumps({"environment": now.environment}, indent=1)
     return f'{{\n"machine_info": {machine},\n"benchmarks": [\n{lines}\n]\n}}\n'
 
 
@@ -221,7 +232,7 @@ def _chosen(only: str | None) -> list[str]:
     return kept
 
 
-def _measured(names: Sequence[str], keep: Path | None, *, quiet: bool) -> tuple[int, Any]:
+def _measured(names: Sequence[str], keep: Path | None, *, quiet: bool) -> tuple[int, Report | None]:
     """Return pytest's exit status and its report; its progress is shown, on standard error only if quiet."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -246,7 +257,7 @@ def _measured(names: Sequence[str], keep: Path | None, *, quiet: bool) -> tuple[
         finally:
             _stop(process, signal.SIGKILL)
             process.wait()
-        return status, read_json(report)
+        return status, _report(report)
 
 
 def _stop(process: subprocess.Popen[bytes], how: signal.Signals) -> None:

@@ -1,30 +1,25 @@
 """The verb `calibrate`: measure this machine, and write it as a system that can be predicted for."""
 
-import datetime
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 import yaml
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness.calibrate.runs import CalibrationOrders
-from harness.calibrate.system import system_of
-from harness.doctor.doctor import orders
+from harness.calibrate.runs import MEASURED, CalibrationOrders
+from harness.calibrate.system import Measurements, system_of
+from harness.doctor.measuring import failure_of, follow, orders, started
+from harness.doctor.report import Report, report_of
 from harness.launch.slurm import Device, Site
-from harness.predict.memory import gpu_memory
 from harness.predict.systems import SUFFIXES
-from harness.rank import jobs
 from harness.rank.devices import gpu_count
-from harness.records.environment import processor
-from harness.records.store import read_json, write_atomically
+from harness.rank.json_files import read_as
+from harness.records.store import write_atomically
 from harness.terminal import Flag, print_json
 from impl.errors import InputError
 from impl.plan import Plan
@@ -32,7 +27,6 @@ from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.simulator.system import System
 
-POLL_SECONDS = 0.5
 LOOK_SECONDS, BUSY_PERCENT = 0.5, 15.0
 """Seconds for which the load is sampled before measuring, and percent of the processors that others may use."""
 HEAD = """# Measured by `{command}`.
@@ -53,16 +47,16 @@ def calibrate(
 ) -> int:
     """Measure this machine, in a minute or two, and write it down as a system for `predict` and `tune`.
 
-    Products, attention, elementwise work, the update and collectives are timed on all ranks at once, and a few small
-    runs are trained, whose steps decide what the software takes besides.
+    Products, attention, elementwise work, the update and collectives are timed on all ranks at once. A few small runs
+    are trained, and the software's other costs are fitted to their step times.
 
     Args:
         out: The YAML file to write.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has GPUs.
         ranks: Ranks that measure together; by default one per GPU, or two.
-        precision: What the runs to be predicted compute in, one or several.
+        precision: Precisions of the runs to be predicted, one or several.
         threads: CPU threads of a rank.
-        wait: Seconds that it may take.
+        wait: Longest duration in seconds.
         json: Print the system as one JSON document on standard output.
     """
     chosen: Device = ("cuda" if gpu_count() else "cpu") if device == "auto" else device
@@ -72,14 +66,13 @@ def calibrate(
     run = Run(plan=Plan(dp=count), train=Recipe(global_batch=count, microbatch=1), threads=threads)
     if (busy := psutil.cpu_percent(LOOK_SECONDS)) > BUSY_PERCENT:
         print(
-            f"warning: {busy:.0f}% of the processors' time is others': what they take is measured too", file=sys.stderr
+            f"warning: other programs use {busy:.0f}% of the processors, which slows what is measured", file=sys.stderr
         )
-    found = _measured(site, run, precision, wait, quiet=json)
-    if not found:
+    spec = CalibrationOrders(**vars(orders(run, site, wait, "harness.calibrate.rank")), precisions=precision)
+    found = _measured(spec, site, quiet=json)
+    if found is None:
         return 1
-    system = system_of(
-        found, _about(out.stem, chosen, count, found[0]), precision, f"measured here on {datetime.date.today()}"
-    )
+    system = system_of(found, out.stem)
     write_atomically(out, text_of(system, f"harness calibrate --device {chosen} --ranks {count}"))
     if json:
         return print_json(system.as_dict())
@@ -114,68 +107,40 @@ def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threa
         raise InputError(f"--ranks {ranks}: {reason}")
 
 
-def _measured(
-    site: Site, run: Run, precisions: tuple[Precision, ...], wait: float, *, quiet: bool
-) -> list[dict[str, Any]]:
-    """Return the facts that every rank measured; none if a rank failed, after its failure is printed."""
-    ranks, folder = run.plan.world_size, Path(tempfile.mkdtemp(prefix="calibrate-")).resolve()
-    attempt = folder / "calibrate"
-    attempt.mkdir()
-    try:
-        common = asdict(orders(run, site, wait, "harness.calibrate.rank"))
-        CalibrationOrders(**common, precisions=precisions).write(attempt)
-        site.submit([attempt], ranks, wait, 1)
-        _follow(attempt, wait, quiet=quiet)
-        found = [read_json(attempt / f"rank-{rank}.json") or {} for rank in range(ranks)]
-        if all(facts.get("at") == "" for facts in found):
-            return found
-        failures = [one for path in sorted(attempt.glob("rank-*.failure.json")) if (one := read_json(path))]
-        if failures:
-            reason = min(failures, key=lambda one: one["time"])["reason"]
-        else:
-            rank = next(rank for rank, facts in enumerate(found) if facts.get("at") != "")
-            reason = f"rank {rank} was not ready in time (--wait {wait:g}): {found[rank].get('at', 'starting')}"
-        print(f"error: {reason}", file=sys.stderr)
-        return []
-    finally:
-        jobs.cancel([attempt])
-        shutil.rmtree(folder, ignore_errors=True)
+def _measured(orders: CalibrationOrders, site: Site, *, quiet: bool) -> Measurements | None:
+    """Return what the ranks measured; None if a rank failed, after its failure is printed."""
+    with started(orders, site) as attempt:
+        _follow(attempt, orders, quiet=quiet)
+        reports = [read_as(Report, report_of(attempt, rank)) or Report(rank=rank) for rank in range(orders.ranks)]
+        late = next((one for one in reports if one.at), None)
+        if late is None:
+            return TypeAdapter(Measurements).validate_json((attempt / MEASURED).read_bytes())
+        failure = failure_of(attempt, orders.ranks)
+        not_ready = f"rank {late.rank} was not ready in time (--wait {orders.time_limit_seconds:g}): {late.at}"
+        print(f"error: {failure.reason if failure else not_ready}", file=sys.stderr)
+        return None
 
 
-def _follow(attempt: Path, wait: float, *, quiet: bool) -> None:
+def _follow(attempt: Path, orders: CalibrationOrders, *, quiet: bool) -> None:
     """Show the progress of the first rank, until the job has ended or has taken too long.
 
     On standard error: a bar on a terminal, else a line for every part.
     """
-    end, shown = time.monotonic() + wait, ""
+    shown = Report(rank=0, at="")
     console = Console(stderr=True, highlight=False, quiet=quiet)
     columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=None)
-        while time.monotonic() < end:
-            facts = read_json(attempt / "rank-0.json") or {}
-            at, done = facts.get("at", ""), facts.get("done", 0)
-            bar.update(task, description=at or "done", completed=done, total=facts.get("of"))
-            if at and at != shown and not console.is_terminal:
-                console.print(f"[{done}/{facts.get('of', '?')}] {at}", markup=False)
-            shown = at
-            state = jobs.states([attempt]).get(attempt)
-            if state is not None and state.name == "ended":
-                return
-            time.sleep(POLL_SECONDS)
 
+        def look() -> None:
+            nonlocal shown
+            report = read_as(Report, report_of(attempt, 0)) or Report(rank=0, at="")
+            bar.update(task, description=report.at or "done", completed=report.done, total=report.of or None)
+            if report.at not in ("", shown.at) and not console.is_terminal:
+                console.print(f"[{report.done}/{report.of or '?'}] {report.at}", markup=False)
+            shown = report
 
-def _about(name: str, device: Device, ranks: int, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return which machine this is, and the share of it that is one rank's."""
-    memory = gpu_memory() if device == "cuda" else None
-    return {
-        "name": name,
-        "stack": f"this suite, PyTorch {facts['torch']}",
-        "hardware": facts["device_name"] if device == "cuda" else processor(),
-        "kind": device,
-        "memory_bytes": memory or psutil.virtual_memory().total // ranks,
-        "processors": facts.get("processors"),
-    }
+        follow(attempt, orders, look)
 
 
 def _print(system: System, out: Path) -> None:

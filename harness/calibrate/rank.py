@@ -4,31 +4,29 @@ Started by the launcher as a worker is. Ranks compute at the same time, as they 
 that they share are measured as they will be used.
 """
 
+import datetime
 import itertools
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from harness.calibrate.runs import CalibrationOrders, runs_to_train
-from harness.doctor.rank import Told
-from harness.rank.rendezvous import join
-from harness.rank.roofline import product, seconds
-from impl.collectives import (
-    all_gather_into_start,
-    all_reduce_start,
-    receive_start,
-    reduce_scatter_into_start,
-    send_start,
-)
+from harness.calibrate.runs import MEASURED, CalibrationOrders, runs_to_train
+from harness.calibrate.system import Measurements
+from harness.doctor.rank import median_seconds
+from harness.doctor.report import Rank, execute
+from harness.predict.fit import Measured
+from harness.rank.roofline import collective, product
+from harness.records.environment import processor
+from harness.records.store import write_atomically
+from impl.collectives import all_gather, all_reduce_start
 from impl.cost.gemms import Pass, Product
 from impl.cost.traffic import Op
 from impl.data.synthetic import SyntheticConfig, write_synthetic
@@ -36,13 +34,13 @@ from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.fused_attention import attend
 from impl.model.gelu import gelu
-from impl.run import Precision, Run, to_dict
+from impl.run import Precision, Run
+from impl.simulator.system import AttentionTable, Elementwise, Four, GemmTable
 from impl.squares import squares
 from impl.train import WEIGHTS, Trainer
 
-REPEATS = 7
-"""Timed repeats of a measurement, after an untimed first one; the median counts."""
 PASSES: tuple[Pass, ...] = ("forward", "input gradient", "weight gradient")
+OPS: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
 EDGES = {"cpu": (64, 256, 1024, 2048), "cuda": (128, 512, 2048, 8192)}
 """Edges of the measured products, in all combinations."""
 CORES = {
@@ -67,33 +65,41 @@ STEPS = {"cpu": (3, 9), "cuda": (5, 15)}
 """Steps of each trained run: warm-up steps, and steps of which the median counts."""
 
 
-def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
-    """Measure with the other ranks; return the exit status, and write a failure file if it fails."""
-    told = Told(attempt, rank)
-    with told.failure():
-        orders = CalibrationOrders.read(attempt)
-        torch.set_num_threads(orders.threads)
-        told.now("meeting the other ranks", torch=str(torch.__version__).partition("+")[0])
-        device = join(orders, rank, local_rank, world_size, rendezvous).device
-        if device.type == "cuda":
-            known = torch.cuda.get_device_properties(device)
-            told.found |= {"device_name": known.name, "processors": known.multi_processor_count}
-        Calibrating(device, told, orders.precisions, orders.threads).run_to_end()
-        dist.destroy_process_group()
-    return told.status
+def measure(rank: Rank) -> None:
+    """Measure with the other ranks; the first one writes the results."""
+    orders = CalibrationOrders.read(rank.attempt)
+    torch.set_num_threads(orders.threads)
+    rank.begin("meeting the other ranks")
+    device = rank.join(orders)
+    found = Calibrating(device, orders.precisions, orders.threads).run_to_end(rank)
+    dist.destroy_process_group()
+    if rank.rank == 0:
+        write_atomically(rank.attempt / MEASURED, TypeAdapter(Measurements).dump_json(found))
+    rank.begin("")
 
 
 class Calibrating:
     """The rank's part of every measurement, in an order that all ranks share."""
 
-    def __init__(self, device: torch.device, told: Told, precisions: Sequence[Precision], threads: int) -> None:
-        self.device, self.told, self.precisions, self.threads = device, told, precisions, threads
+    def __init__(self, device: torch.device, precisions: Sequence[Precision], threads: int) -> None:
+        self.device, self.precisions, self.threads = device, precisions, threads
         assert dist.group.WORLD is not None
         self.world: dist.ProcessGroup = dist.group.WORLD
-        self.rank, self.ranks = self.world.rank(), self.world.size()
+        ranks, gpu = self.world.size(), device.type == "cuda"
+        known = torch.cuda.get_device_properties(device) if gpu else None
+        memory = known.total_memory if known else psutil.virtual_memory().total // ranks
+        self.found = Measurements(
+            source=f"measured here on {datetime.date.today()}",
+            stack=f"this suite, PyTorch {str(torch.__version__).partition('+')[0]}",
+            hardware=known.name if known else processor(),
+            kind="cuda" if gpu else "cpu",
+            memory_bytes=int(min(self._of_ranks(memory))),
+            processors=known.multi_processor_count if known else None,
+            ranks=ranks,
+        )
 
-    def run_to_end(self) -> None:
-        """Carry out every part, reporting its name and the progress as it begins, and its results."""
+    def run_to_end(self, rank: Rank) -> Measurements:
+        """Carry out every part, reporting its name and the progress as it begins; return the results."""
         parts: dict[str, Callable[[], object]] = {}
         for precision in self.precisions:
             parts |= {
@@ -101,47 +107,40 @@ class Calibrating:
                 f"attention, {precision}": lambda p=precision: self._attention(p),
                 f"elementwise, {precision}": lambda p=precision: self._elementwise(p),
             }
-        parts["update"] = self._update
-        if self.ranks > 1:
+        parts |= {"additions": self._additions, "update": self._update}
+        if self.found.ranks > 1:
             parts |= {"collectives": self._collectives, "collectives beside products": self._overlap}
-        runs = runs_to_train(self.ranks, self.device.type, self.precisions, self.threads)
-        parts |= {f"training, {label}": lambda run=run: self._trained(run) for label, run in runs.items()}
-        for done, (name, measure) in enumerate(parts.items()):
-            self.told.now(name, done=done, of=len(parts))
-            self.told.found[name] = measure()
+        runs = runs_to_train(self.found.ranks, self.device.type, self.precisions, self.threads)
+        parts |= {f"training, {label}": lambda args=(label, run): self._train(*args) for label, run in runs.items()}
+        rank.report.of = len(parts)
+        for rank.report.done, (name, part) in enumerate(parts.items()):
+            rank.begin(name)
+            part()
         dist.barrier()
-        self.told.now("", done=len(parts), of=len(parts))
+        rank.report.done = len(parts)
+        return self.found
 
-    # What a rank computes -----------------------------------------------------------------------------------------
+    # Computing ----------------------------------------------------------------------------------------------------
 
-    def _products(self, precision: str) -> dict[str, list[list[float]]]:
-        """Measure products by pass: m, n, k, seconds."""
+    def _products(self, precision: Precision) -> None:
         dtype, shapes = WEIGHTS[precision], list(itertools.product(EDGES[self.device.type], repeat=3))
         timed = lambda pass_, m, n, k: self._seconds(product(Product("", pass_, m, n, k, 1, False), dtype, self.device))
-        rows = lambda pass_: [[m, n, k, timed(pass_, m, n, k)] for m, n, k in shapes]
-        return {pass_: rows(pass_) for pass_ in PASSES}
+        for pass_ in PASSES:
+            rows: list[Four] = [(m, n, k, timed(pass_, m, n, k)) for m, n, k in shapes]
+            self.found.gemm.append(GemmTable(precision, self.found.source, rows, pass_))
 
-    def _attention(self, precision: str) -> list[list[float]]:
-        """Measure attention as a layer calls it: batch, heads, sequence, head size, seconds forward and backward."""
-        found = []
+    def _attention(self, precision: Precision) -> None:
+        """Measure attention as a layer calls it."""
+        rows = []
         for batch, heads, seq_len, head_size in CORES[self.device.type]:
             qkv = self._random(precision, batch * seq_len, 3 * heads * head_size).requires_grad_()
             seconds = self._both(lambda qkv=qkv, s=seq_len, a=heads: attend(qkv, s, a, causal=True), qkv)
-            found.append([batch, heads, seq_len, head_size, *seconds])
-        return found
+            rows.append((batch, heads, seq_len, head_size, *seconds))
+        self.found.attention.append(AttentionTable(precision, self.found.source, rows))
 
-    def _elementwise(self, precision: str) -> dict[str, Any]:
-        """Measure additions, small and large, and the elementwise operations of layers.
-
-        Additions: bytes and seconds. Operations: bytes a second, forward and backward, by their names in
-        `impl.simulator.operations`.
-        """
-        size, kind = WEIGHTS[precision].itemsize, self.device.type
-        added = []
-        for moved in MOVED[kind]:
-            a, b, out = (self._random(precision, moved // (3 * size)) for _ in range(3))
-            added.append([moved, self._seconds(lambda a=a, b=b, out=out: torch.add(a, b, out=out))])
-        n, h = LAYER[kind]
+    def _elementwise(self, precision: Precision) -> None:
+        """Measure the bytes a second of layers' elementwise operations, by their names in the simulator."""
+        (n, h), size = LAYER[self.device.type], WEIGHTS[precision].itemsize
         norm = nn.LayerNorm(h, device=self.device, dtype=WEIGHTS[precision])
         x, y, wide = (self._random(precision, n, width).requires_grad_() for width in (h, h, 4 * h))
         own = n * h * size
@@ -150,82 +149,69 @@ class Calibrating:
         for name, forward, of, units in (("norm", lambda: norm(x), x, 1), ("gelu", lambda: gelu(wide), wide, 4)):
             seconds = self._both(forward, of)
             rates[name] = (2 * units * own / seconds[0], 3 * units * own / seconds[1])
-        return {"added": added, "rates": rates}
+        self.found.elementwise += [
+            Elementwise(precision, name, *rate, self.found.source) for name, rate in rates.items()
+        ]
 
-    def _update(self) -> dict[str, float]:
-        """Measure an update of fp32 parameters: seconds of one large tensor, and of each of many small ones.
+    def _additions(self) -> None:
+        precision = self.precisions[0]
+        for moved in MOVED[self.device.type]:
+            a, b, out = (self._random(precision, moved // (3 * WEIGHTS[precision].itemsize)) for _ in range(3))
+            self.found.added.append((moved, self._seconds(lambda a=a, b=b, out=out: torch.add(a, b, out=out))))
 
-        Zeroing the gradient, its norm and clipping are included.
-        """
-        found = {"count": float(UPDATED[self.device.type])}
-        for name, n, tensors in (("parameters", UPDATED[self.device.type], 1), ("tensor", 16, TENSORS)):
-            weights = [nn.Parameter(torch.zeros(n, device=self.device)) for _ in range(tensors)]
-            gradient = torch.ones(n * tensors, device=self.device)
-            for weight, part in zip(weights, gradient.split(n), strict=True):
-                weight.grad = part
-            adam = torch.optim.AdamW(weights, fused=True)
+    def _update(self) -> None:
+        """Measure updates of fp32 parameters, with zeroing the gradient, its norm and clipping."""
+        self.found.updated = UPDATED[self.device.type]
+        self.found.update_seconds = self._seconds(self._updating(self.found.updated, 1))
+        self.found.tensor_seconds = self._seconds(self._updating(16, TENSORS)) / TENSORS
 
-            def update(gradient: Tensor = gradient, adam: torch.optim.AdamW = adam) -> None:
-                gradient.zero_()
-                squares([gradient])
-                torch._foreach_mul_([gradient], 1.0)
-                adam.step()
+    def _updating(self, n: int, tensors: int) -> Callable[[], object]:
+        """Return an update of some tensors of n parameters each."""
+        weights = [nn.Parameter(torch.zeros(n, device=self.device)) for _ in range(tensors)]
+        gradient = torch.ones(n * tensors, device=self.device)
+        for weight, part in zip(weights, gradient.split(n), strict=True):
+            weight.grad = part
+        adam = torch.optim.AdamW(weights, fused=True)
 
-            found[name] = self._seconds(update) / tensors
-        return found
+        def update() -> None:
+            gradient.zero_()
+            squares([gradient])
+            torch._foreach_mul_([gradient], 1.0)
+            adam.step()
 
-    # What ranks send ----------------------------------------------------------------------------------------------
+        return update
 
-    def _collectives(self) -> dict[str, list[list[float]]]:
-        """Measure every collective over all ranks: bytes of the whole tensor, and seconds."""
-        kinds: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
-        return {
-            op: [[size, self._seconds(self._collective(op, size))] for size in SENT[self.device.type]] for op in kinds
-        }
+    # Sending ------------------------------------------------------------------------------------------------------
 
-    def _collective(self, op: Op, size: int) -> Callable[[], object]:
-        """Return a call of the collective; a send goes to the next rank, on all ranks at once."""
-        group, n = self.world, self.ranks
-        part = torch.zeros(max(1, size // 4 // n), device=self.device)
-        whole = part.repeat(n)
-        buffer, before, behind = torch.empty_like(whole), (self.rank - 1) % n, (self.rank + 1) % n
+    def _collectives(self) -> None:
+        """Measure every collective over all ranks; a send goes to the next rank, on all ranks at once."""
+        timed = lambda op, size: self._seconds(collective(op, size, torch.float32, self.world, self.device))
+        for op in OPS:
+            self.found.collectives[op] = [(size, timed(op, size)) for size in SENT[self.device.type]]
 
-        def send() -> None:
-            pending = [send_start(whole, behind, group), receive_start(buffer, before, group)]
-            for one in pending:
-                one.wait()
-
-        calls: dict[Op, Callable[[], object]] = {
-            "all_reduce": lambda: all_reduce_start(whole, group).wait(),
-            "all_gather": lambda: all_gather_into_start(whole, part, group).wait(),
-            "reduce_scatter": lambda: reduce_scatter_into_start(part, whole, group).wait(),
-            "send": send,
-        }
-        return calls[op]
-
-    def _overlap(self) -> list[dict[str, float]]:
-        """Measure seconds of products alone, of an all-reduce alone, and of the products while it is under way."""
-        n, found = 512 if self.device.type == "cpu" else 4096, []
+    def _overlap(self) -> None:
+        """Compare products alone and the largest all-reduce alone with the products while it is under way."""
+        n = 512 if self.device.type == "cpu" else 4096
         operation = product(Product("", "forward", n, n, n, 1, False), WEIGHTS["fp32"], self.device)
+        tensor = torch.zeros(SENT[self.device.type][-1] // 4, device=self.device)
         one = self._seconds(operation)
-        for size in SENT[self.device.type][-2:]:
-            tensor = torch.zeros(size // 4, device=self.device)
-            sent = self._seconds(lambda tensor=tensor: all_reduce_start(tensor, self.world).wait())
-            count = max(1, round(1.5 * sent / one))
+        sending = self._seconds(lambda: all_reduce_start(tensor, self.world).wait())
+        count = max(1, round(1.5 * sending / one))
 
-            def both(tensor: Tensor = tensor, count: int = count) -> None:
-                pending = all_reduce_start(tensor, self.world)
-                for _ in range(count):
-                    operation()
-                pending.wait()
+        def both() -> None:
+            pending = all_reduce_start(tensor, self.world)
+            for _ in range(count):
+                operation()
+            pending.wait()
 
-            found.append({"computing": count * one, "sending": sent, "both": self._seconds(both)})
-        return found
+        computing = count * one
+        hidden = (computing + sending - self._seconds(both)) / min(computing, sending)
+        self.found.overlap = min(1.0, max(0.0, hidden))
 
     # Whole steps --------------------------------------------------------------------------------------------------
 
-    def _trained(self, run: Run) -> dict[str, Any]:
-        """Train a run for a few steps; return it with the seconds of its timed steps, after the warm-up steps."""
+    def _train(self, label: str, run: Run) -> None:
+        """Train a run for a few steps; of each timed one the slowest rank's time counts."""
         with tempfile.TemporaryDirectory() as folder:
             write_synthetic(Path(folder) / "data", SyntheticConfig(train_tokens=100_000, valid_tokens=1_000))
             data = TokenFolder.open(Path(folder) / "data")
@@ -235,12 +221,12 @@ class Calibrating:
                 dist.barrier()
                 begin = time.perf_counter()
                 trainer.step(i).grad_norm.item()  # wait for the device
-                seconds.append(time.perf_counter() - begin)
-        return {"run": to_dict(run), "seconds": seconds[warm:]}
+                seconds.append(max(self._of_ranks(time.perf_counter() - begin)))
+        self.found.trained.append(Measured(label, run, statistics.median(seconds[warm:])))
 
-    # How it is timed ------------------------------------------------------------------------------------------------
+    # Timing -------------------------------------------------------------------------------------------------------
 
-    def _random(self, precision: str, *shape: int) -> Tensor:
+    def _random(self, precision: Precision, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.device).to(WEIGHTS[precision])
 
     def _both(self, forward: Callable[[], Tensor], of: Tensor) -> tuple[float, float]:
@@ -251,14 +237,13 @@ class Calibrating:
         return once, max(whole - once, 1e-9)
 
     def _seconds(self, operation: Callable[[], object]) -> float:
-        """Return the median time of a call, with all ranks beginning at once and calling equally often."""
-        operation()
-        dist.barrier()
-        return statistics.median(seconds(operation, self.device) for _ in range(REPEATS))
+        """Return the median rank's time of a call."""
+        return statistics.median(self._of_ranks(median_seconds(operation, self.device)))
+
+    def _of_ranks(self, value: float) -> list[float]:
+        """Return every rank's value."""
+        return all_gather(torch.tensor([value], dtype=torch.float64, device=self.device), self.world).tolist()
 
 
 if __name__ == "__main__":
-    status = main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # as a worker does: all files are written
+    execute(measure)

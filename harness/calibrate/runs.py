@@ -21,6 +21,8 @@ MODELS = {
 }
 """A wide model and a long one; their heads follow from the ranks that share them."""
 HEAD_SIZE = {"cpu": 64, "cuda": 128}
+MEASURED = "measured.json"
+"""File in the folder of an attempt with the measurements of its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +46,21 @@ def runs_to_train(ranks: int, device: str, precisions: Sequence[Precision], thre
 
 def _runs(ranks: int, device: str) -> Iterator[tuple[Run, str]]:
     wide, long = (_with_heads(model, ranks, HEAD_SIZE[device]) for model in MODELS[device])
-    yield _run(wide, Plan(dp=ranks), ranks, 4, 2), "wide"
-    yield _run(long, Plan(dp=ranks, recompute="full"), ranks, 2, 1), "long, recomputed"
+    yield _run(wide, Plan(dp=ranks), 4, 2), "wide"
+    yield _run(long, Plan(dp=ranks, recompute="full"), 2, 1), "long, recomputed"
     if ranks == 1:
         return
-    yield _run(wide, Plan(dp=ranks, zero_stage=1), ranks, 2, 1), "wide, stage 1"
-    yield _run(long, Plan(dp=ranks, zero_stage=2), ranks, 2, 2), "long, stage 2"
-    yield _run(long, Plan(dp=ranks, zero_stage=3), ranks, 2, 2), "long, stage 3"
-    yield _run(wide, Plan(dp=ranks, zero_stage=3), ranks, 4, 1), "wide, stage 3"
-    yield _run(wide, Plan(tp=ranks), 1, 4, 2), "wide, tensor-parallel"
-    yield _run(long, Plan(tp=ranks, recompute="full"), 1, 2, 2), "long, tensor-parallel, recomputed"
-    yield _run(long, Plan(tp=ranks, sequence_parallel=True), 1, 2, 2), "long, sequence-parallel"
+    yield _run(wide, Plan(dp=ranks, zero_stage=1), 2, 1), "wide, stage 1"
+    yield _run(long, Plan(dp=ranks, zero_stage=2), 2, 2), "long, stage 2"
+    yield _run(long, Plan(dp=ranks, zero_stage=3), 2, 2), "long, stage 3"
+    yield _run(wide, Plan(dp=ranks, zero_stage=3), 4, 1), "wide, stage 3"
+    yield _run(wide, Plan(tp=ranks), 4, 2), "wide, tensor-parallel"
+    yield _run(long, Plan(tp=ranks, recompute="full"), 2, 2), "long, tensor-parallel, recomputed"
+    yield _run(long, Plan(tp=ranks, sequence_parallel=True), 2, 2), "long, sequence-parallel"
     deep = {model: replace(model, num_layers=max(model.num_layers, ranks)) for model in (wide, long)}
-    yield _run(deep[wide], Plan(pp=ranks), 1, 2, 2 * ranks), "wide, pipeline"
-    yield _run(deep[long], Plan(pp=ranks, schedule="gpipe"), 1, 1, 4 * ranks), "long, GPipe"
-    yield _run(deep[wide], Plan(pp=ranks, schedule="zb_h1"), 1, 2, 3 * ranks), "wide, zero-bubble"
+    yield _run(deep[wide], Plan(pp=ranks), 2, 2 * ranks), "wide, pipeline"
+    yield _run(deep[long], Plan(pp=ranks, schedule="gpipe"), 1, 4 * ranks), "long, GPipe"
+    yield _run(deep[wide], Plan(pp=ranks, schedule="zb_h1"), 2, 3 * ranks), "wide, zero-bubble"
 
 
 def _with_heads(model: ModelConfig, ranks: int, size: int) -> ModelConfig:
@@ -68,6 +70,6 @@ def _with_heads(model: ModelConfig, ranks: int, size: int) -> ModelConfig:
     return replace(model, num_heads=heads)
 
 
-def _run(model: ModelConfig, plan: Plan, dp: int, microbatch: int, microbatches: int) -> Run:
-    recipe = Recipe(global_batch=dp * microbatch * microbatches, microbatch=microbatch)
+def _run(model: ModelConfig, plan: Plan, microbatch: int, microbatches: int) -> Run:
+    recipe = Recipe(global_batch=plan.dp * microbatch * microbatches, microbatch=microbatch)
     return Run(model=model, plan=plan, train=recipe)

@@ -1,20 +1,32 @@
 """Conversion of the measurements of a calibration's ranks into a system to predict for."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from harness.predict.fit import Measured, fit
 from impl.cost.peaks import PEAKS
-from impl.run import Precision, from_dict
-from impl.simulator.constants import CONSTANTS
+from impl.cost.traffic import Op
+from impl.fields import CHECKED
+from impl.run import Precision
+from impl.simulator.constants import CONSTANTS, Constant
 from impl.simulator.seconds import STATE_BYTES, TRAVELS
-from impl.simulator.system import System
+from impl.simulator.system import (
+    AttentionTable,
+    Count,
+    Curve,
+    Device,
+    Elementwise,
+    GemmTable,
+    Node,
+    Number,
+    System,
+    Two,
+)
 
-Facts = dict[str, Any]
-"""Measurements that a rank wrote."""
 FREE = {
     "memory_efficiency": (0.6, 0.5),
     "host_forward": (2e-4, 1.0),
@@ -32,147 +44,118 @@ NOTHING = 1e18
 """Bytes a second that stand for an operation that takes no time of its own."""
 
 
-def system_of(found: Sequence[Facts], about: Mapping[str, Any], precisions: Sequence[Precision], source: str) -> System:
-    """Return the system, with constants fitted to the steps of the trained runs; arguments as of `described`."""
-    system = described(found, about, precisions, source)
-    return fit(trained(found), system, row_sd=ROW_SD, with_surface=False)
+@dataclass(config=CHECKED, kw_only=True)
+class Measurements:
+    """Measurements of all ranks at once, and what they ran on: of times the median rank's."""
+
+    source: str
+    """Source of every number."""
+    stack: str
+    hardware: str
+    kind: Literal["cuda", "cpu"]
+    memory_bytes: int
+    """Memory of a rank."""
+    processors: int | None = None
+    """Processors of a GPU."""
+    ranks: int
+    gemm: list[GemmTable] = Field(default_factory=list)
+    attention: list[AttentionTable] = Field(default_factory=list)
+    elementwise: list[Elementwise] = Field(default_factory=list)
+    added: list[Two] = Field(default_factory=list)
+    """Additions, from small to large: bytes that are read and written, and seconds."""
+    updated: int = 0
+    """Parameters of the timed update."""
+    update_seconds: float = 0.0
+    tensor_seconds: float = 0.0
+    """Seconds of the update of a tensor of few parameters, one of many."""
+    collectives: dict[Op, list[Two]] = Field(default_factory=dict)
+    """Bytes of the whole tensor, and seconds."""
+    overlap: float = 1.0
+    """Share of a collective that hides behind products."""
+    trained: list[Measured] = Field(default_factory=list)
+    """Trained runs: of each step the slowest rank's time, of all steps the median."""
 
 
-def described(found: Sequence[Facts], about: Mapping[str, Any], precisions: Sequence[Precision], source: str) -> System:
-    """Return the system before fitting: tables and curves of the median rank, and constants at their priors.
+def system_of(found: Measurements, name: str) -> System:
+    """Return the system, with constants fitted to the steps of the trained runs."""
+    return fit(found.trained, described(found, name), row_sd=ROW_SD, with_surface=False)
 
-    Args:
-        found: measurements of every rank.
-        about: name, stack, hardware, kind, memory_bytes and, of a GPU, processors.
-        source: source of every number.
-    """
-    ranks, kind = len(found), about["kind"]
-    number = lambda value, says=source: {"value": _short(value), "source": says}
-    tables = {p: _over(found, f"products, {p}") for p in precisions}
-    moved = {p: _over(found, f"elementwise, {p}") for p in precisions}
-    added = moved[precisions[0]]["added"]
-    bandwidth = added[-1][0] / added[-1][1]
-    links = {} if ranks == 1 else curves(_over(found, "collectives"))
-    reduced = links.get("all_reduce")
-    link = TRAVELS["all_reduce"] * (1 - 1 / ranks) * reduced[-1][0] / reduced[-1][1] if reduced else bandwidth / 2
+
+def described(found: Measurements, name: str) -> System:
+    """Return the system before fitting: what was measured, and constants at their priors."""
+    number = lambda value, source=found.source: Number(value, source)
+    bandwidth = found.added[-1][0] / found.added[-1][1]
+    curves: dict[Op, list[Two]] = {op: undisturbed(rows) for op, rows in found.collectives.items()}
+    link, of_link = bandwidth / 2, "one rank: not measured"
+    if curves:
+        size, seconds = curves["all_reduce"][-1]
+        link, of_link = TRAVELS["all_reduce"] * (1 - 1 / found.ranks) * size / seconds, found.source
+    # the layout of heads is part of attention's time
+    peaks: dict[Precision, Number] = {table.precision: _peak(found, table.precision) for table in found.gemm}
+    heads = [Elementwise(precision, "heads", NOTHING, NOTHING, "measured with attention") for precision in peaks]
     alone = "one machine: nothing leaves it"
-    document = {
-        "name": about["name"],
-        "stack": about["stack"],
-        "hardware": about["hardware"],
-        "device": {
-            "kind": kind,
-            "memory_bytes": number(about["memory_bytes"], "the system says so"),
-            "memory_bandwidth": number(bandwidth),
-            "peak_flops": {p: _peak(about["hardware"], p, tables[p], number) for p in precisions},
-            "elementwise": [one for p in precisions for one in _elementwise(p, moved[p]["rates"], source)],
-            "fused_attention": True,
-            **({"processors": {"value": about["processors"], "source": source}} if kind == "cuda" else {}),
-        },
-        "node": {
-            "size": {"value": ranks, "source": source},
-            "nics": {"value": 1, "source": alone},
-            "nic_bandwidth": number(link, alone),
-            "link_bandwidth": number(link, source if reduced else "one rank: not measured"),
-        },
-        "gemm": [
-            {"precision": p, "pass_": pass_, "source": source, "rows": _rounded(rows)}
-            for p in precisions
-            for pass_, rows in tables[p].items()
-        ],
-        "attention": [
-            {"precision": p, "source": source, "rows": _rounded(_over(found, f"attention, {p}"))} for p in precisions
-        ],
-        "collectives": [
-            {"op": op, "span": "intra", "ranks": ranks, "source": source, "rows": _rounded(rows)}
-            for op, rows in links.items()
-        ],
-        "constants": _constants(found, kind, added, bandwidth, source),
-    }
-    return System.from_dict(document)
+    system = System(
+        name=name,
+        stack=found.stack,
+        hardware=found.hardware,
+        device=Device(
+            kind=found.kind,
+            memory_bytes=number(found.memory_bytes, "the system says so"),
+            memory_bandwidth=number(bandwidth),
+            peak_flops=peaks,
+            elementwise=found.elementwise + heads,
+            processors=Count(found.processors, found.source) if found.processors else None,
+        ),
+        node=Node(
+            size=Count(found.ranks, found.source),
+            nics=Count(1, alone),
+            nic_bandwidth=number(link, alone),
+            link_bandwidth=number(link, of_link),
+        ),
+        gemm=found.gemm,
+        attention=found.attention,
+        collectives=[Curve(op, "intra", found.ranks, found.source, rows) for op, rows in curves.items()],
+        constants=_constants(found, bandwidth),
+    )
+    return System.from_dict(_rounded(system.as_dict()))
 
 
-def trained(found: Sequence[Facts]) -> list[Measured]:
-    """Return the trained runs with their step times: of each step the slowest rank's, of all steps the median."""
-    rows = []
-    for name, facts in found[0].items():
-        if name.startswith("training, "):
-            steps = np.array([rank[name]["seconds"] for rank in found]).max(0)
-            label = name.removeprefix("training, ")
-            rows.append(Measured(label, from_dict(facts["run"]), float(np.median(steps))))
-    return rows
-
-
-def _constants(
-    found: Sequence[Facts], kind: str, added: list[list[float]], bandwidth: float, source: str
-) -> dict[str, dict[str, Any]]:
+def _constants(found: Measurements, bandwidth: float) -> dict[str, Constant]:
     """Return all constants: measured, fitted, and the rest at their priors."""
-    update = _over(found, "update")
-    per_tensor = update["tensor"]
-    rate = update["count"] * 4 * STATE_BYTES / max(update["parameters"] - per_tensor, 1e-9)
+    rate = found.updated * 4 * STATE_BYTES / max(found.update_seconds - found.tensor_seconds, 1e-9)
     measured = {
-        "kernel_seconds": added[0][1],
+        "kernel_seconds": found.added[0][1],
         "optimizer_efficiency": rate / bandwidth,
-        "optimizer_tensor": per_tensor,
-        "overlap": _overlap(_over(found, "collectives beside products")) if len(found) > 1 else 1.0,
+        "optimizer_tensor": found.tensor_seconds,
+        "overlap": found.overlap,
     }
-    given = {"gemm_fill": 20.0, "gemm_efficiency": 0.9} if kind == "cpu" else {}
-    constants = {name: {"value": one.value, "source": "not fitted here"} for name, one in CONSTANTS.items()}
-    constants |= {name: {"value": value, "source": "CPUs"} for name, value in given.items()}
-    constants |= {name: {"value": _short(value), "source": source} for name, value in measured.items()}
-    return constants | {name: {"value": v, "log_sd": sd, "source": "prior"} for name, (v, sd) in FREE.items()}
+    of_cpus = {"gemm_fill": 20.0, "gemm_efficiency": 0.9} if found.kind == "cpu" else {}
+    constants = {name: Constant(one.value, source="not fitted here") for name, one in CONSTANTS.items()}
+    constants |= {name: Constant(value, source="CPUs") for name, value in of_cpus.items()}
+    constants |= {name: Constant(value, source=found.source) for name, value in measured.items()}
+    return constants | {name: Constant(value, log_sd) for name, (value, log_sd) in FREE.items()}
 
 
-def _elementwise(precision: str, rates: Mapping[str, list[float]], source: str) -> list[dict[str, Any]]:
-    """Return operations with a rate of their own; the layout of heads is part of attention's time."""
-    known = {name: (_short(forward), _short(backward), source) for name, (forward, backward) in rates.items()}
-    known["heads"] = NOTHING, NOTHING, "measured with attention"
-    return [
-        {"precision": precision, "name": name, "forward": forward, "backward": backward, "source": says}
-        for name, (forward, backward, says) in known.items()
-    ]
-
-
-def _overlap(rows: list[dict[str, float]]) -> float:
-    """Return the share of a collective that hides behind computing, of the largest one measured."""
-    last = rows[-1]
-    hidden = last["computing"] + last["sending"] - last["both"]
-    return min(1.0, max(0.0, hidden / min(last["computing"], last["sending"])))
-
-
-def _peak(hardware: str, precision: str, tables: Mapping[str, list[list[float]]], number: Any) -> dict[str, Any]:
-    known = PEAKS.get(hardware)
+def _peak(found: Measurements, precision: Precision) -> Number:
+    known = PEAKS.get(found.hardware)
     if known is not None and precision in known.flops:
-        return number(known.flops[precision], known.source)
-    best = max(2 * m * n * k / seconds for rows in tables.values() for m, n, k, seconds in rows)
-    return number(best, "the fastest product measured here")
+        return Number(known.flops[precision], known.source)
+    rows = [row for table in found.gemm if table.precision == precision for row in table.rows]
+    return Number(max(2 * m * n * k / seconds for m, n, k, seconds in rows), "the fastest product measured here")
 
 
-def curves(measured: Mapping[str, list[list[float]]]) -> dict[str, list[list[float]]]:
-    """Return curves in which fewer bytes never take longer: a disturbed point is as fast as the next larger one."""
-    found = {}
-    for op, rows in measured.items():
-        seconds = np.minimum.accumulate([row[1] for row in reversed(rows)])[::-1]
-        found[op] = [[row[0], float(second)] for row, second in zip(rows, seconds, strict=True)]
-    return found
+def undisturbed(rows: list[Two]) -> list[Two]:
+    """Return a curve in which fewer bytes never take longer: a disturbed point is as fast as the next larger one."""
+    seconds = np.minimum.accumulate([row[1] for row in reversed(rows)])[::-1]
+    return [(row[0], float(second)) for row, second in zip(rows, seconds, strict=True)]
 
 
-def _over(found: Sequence[Facts], name: str) -> Any:
-    """Return the median over all ranks of every number in their measurements."""
-    return _median([rank[name] for rank in found])
-
-
-def _median(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], dict):
-        return {key: _median([value[key] for value in values]) for key in values[0]}
-    if isinstance(values[0], list):
-        return [_median(each) for each in zip(*values, strict=True)]
-    return float(np.median(values))
-
-
-def _rounded(rows: list[list[float]]) -> list[list[float]]:
-    return [[_short(x) for x in row] for row in rows]
-
-
-def _short(x: float) -> float:
-    return int(x) if x == math.floor(x) and x < 10**9 else float(f"{x:.{DIGITS}g}")
+def _rounded(value: Any) -> Any:
+    """Return a document with numbers of few digits; whole numbers below a billion keep all of theirs."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    if not isinstance(value, int | float):
+        return value
+    return int(value) if value == math.floor(value) and value < 10**9 else float(f"{value:.{DIGITS}g}")

@@ -1,5 +1,6 @@
 """Checks that need no ranks: packages, machine, files and scheduler, each a line that is ok, a warning or failed."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,7 +17,9 @@ from typing import Literal, NamedTuple
 import psutil
 
 from harness.launch.preflight import RANK_BYTES
+from harness.launch.slurm import minutes
 from harness.rank.devices import gpu_count
+from harness.rank.slurm_queue import ASK_SECONDS
 from harness.records.environment import CODE, git_state
 from harness.terminal import shown
 
@@ -28,15 +32,13 @@ INSTALL = "pip install --constraint requirements.lock --editable ."
 LITTLE_SHARED = 2**28
 """Bytes of /dev/shm that NCCL may exceed; docker's default is 64 MiB."""
 LITTLE_DISK, NO_DISK = 10 * 2**30, 2**30
+CHECKPOINTS = "checkpoints take 12 bytes per parameter; two are kept of each running point"
 SKEW_SECONDS = 2.0
 """Difference of clocks above which times of records and files mislead."""
-POINT_SECONDS = 24 * 3600.0 + 300.0
+POINT_MINUTES = 24 * 60 + 5
 """Time that `run` requests from the scheduler without --time-limit."""
-ASK_SECONDS = 20.0
-"""Timeout of the scheduler's commands."""
 USABLE = ("idle", "mix", "mixed", "alloc", "allocated", "comp", "completing", "resv", "reserved")
 """Slurm's states of nodes that run jobs, or can soon."""
-NO_FOLDER = "--out: a folder that can be written and that all nodes see"
 
 
 class Check(NamedTuple):
@@ -55,10 +57,9 @@ def check(what: str, found: str, *faults: tuple[bool, Grade, str]) -> Check:
     Args:
         faults: whether it applies, its grade, and what to do about it.
     """
-    for applies, grade, mend in faults:
-        if applies:
-            return Check(what, grade, found, mend)
-    return Check(what, "ok", found)
+    return next(
+        (Check(what, grade, found, mend) for applies, grade, mend in faults if applies), Check(what, "ok", found)
+    )
 
 
 # Code and packages --------------------------------------------------------------------------------------------------
@@ -67,44 +68,39 @@ def check(what: str, found: str, *faults: tuple[bool, Grade, str]) -> Check:
 def code() -> Iterator[Check]:
     """Yield checks of the interpreter, the packages against the lock, and the commit that records name."""
     yield check("python", f"{sys.version.split()[0]}, {sys.executable}")
-    lock = CODE / "requirements.lock"
-    if lock.exists():
-        installed = {_normal(d.name): d.version for d in metadata.distributions() if d.name}
-        yield packages(locked(lock.read_text()), installed)
-    else:
-        mend = "run from a checkout, whose lock has the versions to compare with"
-        yield Check("packages", "warning", f"{lock} is missing", mend)
+    yield packages(CODE / "requirements.lock")
     state = git_state(CODE)
-    if state is None:
-        mend = "run from a git checkout: records name its commit, and points that failed with other code are run again"
-        yield Check("code", "warning", "no git repository", mend)
-    else:
-        yield check("code", f"commit {state['commit'][:12]}{', with changes' if state['dirty'] else ''}")
+    found = (
+        f"commit {state['commit'][:12]}{', with changes' if state['dirty'] else ''}" if state else "no git repository"
+    )
+    mend = "run from a git checkout: records name its commit, and points that failed with other code are run again"
+    yield check("code", found, (state is None, "warning", mend))
 
 
-def locked(text: str) -> dict[str, str]:
-    """Return the versions in a lock file, by package."""
-    pairs = re.findall(r"^\s*([\w.-]+)==([^\s;#]+)", text, re.MULTILINE)
-    return {_normal(name): version for name, version in pairs}
-
-
-def packages(lock: Mapping[str, str], installed: Mapping[str, str]) -> Check:
-    """Compare the installed versions with those of the lock, without the names of builds (`+cpu`)."""
-    missing = [name for name in REQUIRED if name not in installed]
-    if missing:
+def packages(lock: Path) -> Check:
+    """Compare the installed versions with those of a lock file, without the names of builds (`+cpu`)."""
+    if not lock.exists():
+        mend = "run from a checkout, whose lock has the versions to compare with"
+        return Check("packages", "warning", f"{lock} is missing", mend)
+    locked = dict(re.findall(r"^\s*([\w.-]+)==([^\s;#]+)", lock.read_text(), re.MULTILINE))
+    if missing := [name for name in REQUIRED if _installed(name) is None]:
         return Check("packages", "failed", f"{', '.join(missing)}: not installed", INSTALL)
+    present = {name: version for name in locked if (version := _installed(name)) is not None}
     others = [
-        f"{name} {installed[name]} (lock: {version})"
-        for name, version in lock.items()
-        if name in installed and installed[name].partition("+")[0] != version.partition("+")[0]
+        f"{name} {version} (lock: {locked[name]})"
+        for name, version in present.items()
+        if version.partition("+")[0] != locked[name].partition("+")[0]
     ]
     if others:
         return Check("packages", "warning", f"not the lock's: {', '.join(others)}", INSTALL)
-    return check("packages", f"{sum(name in installed for name in lock)} installed, at the lock's versions")
+    return check("packages", f"{len(present)} installed, at the lock's versions")
 
 
-def _normal(name: str) -> str:
-    return re.sub("[-_.]+", "-", name).lower()
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 # This machine -------------------------------------------------------------------------------------------------------
@@ -113,60 +109,69 @@ def _normal(name: str) -> str:
 def machine(ranks: int, device: str) -> Iterator[Check]:
     """Yield checks of this machine's devices, cores and memory for a number of ranks."""
     gpus, cores = gpu_count(), len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    found = f"{gpus} GPUs for {ranks} ranks" if gpus or device == "cuda" else "no GPU: ranks use the CPU"
-    yield check(
-        "devices", found, (device == "cuda" and gpus < ranks, "failed", f"--ranks {gpus or 1}, or --device cpu")
-    )
+    cuda = device == "cuda"
+    found = f"{gpus} GPUs for {ranks} ranks" if gpus or cuda else "no GPU: ranks use the CPU"
+    yield check("devices", found, (cuda and gpus < ranks, "failed", f"--ranks {gpus or 1}, or --device cpu"))
     mend = f"at most {cores} ranks here: times of ranks that share cores show no scaling"
-    yield check("cores", f"{cores} for {ranks} ranks", (device == "cpu" and ranks > cores, "warning", mend))
-    yield memory(psutil.virtual_memory().available, ranks)
-    yield shared_memory(Path("/dev/shm"), device)
-
-
-def memory(free: int, ranks: int) -> Check:
-    """Check that the ranks' processes fit, without any model."""
-    needed = ranks * RANK_BYTES
-    return check(
+    yield check("cores", f"{cores} for {ranks} ranks", (not cuda and ranks > cores, "warning", mend))
+    free, needed = psutil.virtual_memory().available, ranks * RANK_BYTES
+    yield check(
         "memory",
         f"{shown(free)} free, {ranks} ranks without a model need {shown(needed)}",
         (free < needed, "failed", "fewer ranks, or end other programs"),
         (free < 2 * needed, "warning", "little is left for the model: fewer ranks, or end other programs"),
     )
-
-
-def shared_memory(folder: Path, device: str) -> Check:
-    """Check the space in /dev/shm, through which NCCL connects the ranks of a host."""
-    if not folder.is_dir():
-        mend = "communication between ranks of a host is slower; mount a tmpfs there"
-        return Check("shared memory", "warning", f"no {folder}", mend)
-    free = shutil.disk_usage(folder).free
-    too_little = device == "cuda" and free < LITTLE_SHARED
-    mend = "in a container: --shm-size 1g, or --ipc host"
-    return check("shared memory", f"{folder} has {shown(free)}", (too_little, "warning", mend))
+    # NCCL connects the ranks of a host through shared memory
+    folder = Path("/dev/shm")
+    free = shutil.disk_usage(folder).free if folder.is_dir() else None
+    yield check(
+        "shared memory",
+        f"no {folder}" if free is None else f"{folder} has {shown(free)}",
+        (free is None, "warning", "communication between ranks of a host is slower; mount a tmpfs there"),
+        (cuda and (free or 0) < LITTLE_SHARED, "warning", "in a container: --shm-size 1g, or --ipc host"),
+    )
 
 
 # Files --------------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def existing(folder: Path) -> Iterator[None]:
+    """Make a folder if it is missing; remove what was made afterwards, if it is empty.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for one in missing:
+            with contextlib.suppress(OSError):  # it is not empty
+                one.rmdir()
+
+
 def files(out: Path) -> Iterator[Check]:
     """Yield checks of a folder's space, and of the file operations that records and locks rely on."""
     try:
-        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=out) as scratch:
-            yield room(shutil.disk_usage(out).free, out)
+        with existing(out), tempfile.TemporaryDirectory(prefix=".doctor-", dir=out) as scratch:
+            free = shutil.disk_usage(out).free
+            yield check(
+                "disk",
+                f"{out}: {shown(free)} free",
+                (free < NO_DISK, "failed", "free some space: records need it, and checkpoints even more"),
+                (free < LITTLE_DISK, "warning", CHECKPOINTS),
+            )
             yield renames(Path(scratch))
             yield clock_of_files(Path(scratch))
     except OSError as error:
-        yield Check("files", "failed", f"{out}: {error.strerror or error}", NO_FOLDER)
-
-
-def room(free: int, out: Path) -> Check:
-    """Check the free space of a disk."""
-    return check(
-        "disk",
-        f"{out}: {shown(free)} free",
-        (free < NO_DISK, "failed", "free some space: records need it, and checkpoints even more"),
-        (free < LITTLE_DISK, "warning", "checkpoints take 12 bytes per parameter; two are kept of each running point"),
-    )
+        yield Check(
+            "files",
+            "failed",
+            f"{out}: {error.strerror or error}",
+            "--out: a folder that can be written and that all nodes see",
+        )
 
 
 def renames(scratch: Path) -> Check:
@@ -183,12 +188,10 @@ def renames(scratch: Path) -> Check:
         is_kept = False
     except OSError:
         is_kept = (theirs / "owner").read_text() == "theirs"
-    if old.read_text() == "new" and is_kept:
-        return check("renames", "atomic")
-    found = f"{scratch.parent}: a rename replaces a folder that is not empty, or does not replace a file"
-    return Check(
-        "renames", "failed", found, "--out: on another file system; on this one two sweeps may run a point twice"
-    )
+    is_atomic = old.read_text() == "new" and is_kept
+    wrong = f"{scratch.parent}: a rename replaces a folder that is not empty, or does not replace a file"
+    mend = "--out: on another file system; on this one two sweeps may run a point twice"
+    return check("renames", "atomic" if is_atomic else wrong, (not is_atomic, "failed", mend))
 
 
 def clock_of_files(scratch: Path) -> Check:
@@ -205,15 +208,16 @@ def clock_of_files(scratch: Path) -> Check:
 # The scheduler ------------------------------------------------------------------------------------------------------
 
 
-class Partition(NamedTuple):
+@dataclass
+class Partition:
     """Partition as reported by sinfo."""
 
     is_default: bool
     is_up: bool
-    seconds: float
-    """Time limit of jobs; infinity without one."""
-    nodes: int
-    usable: int
+    minutes: int | None
+    """Time limit of jobs; None if there is none."""
+    nodes: int = 0
+    usable: int = 0
 
 
 def scheduler(partition: str | None, nodes: int) -> Iterator[Check]:
@@ -249,29 +253,13 @@ def ask(*command: str) -> tuple[int, str]:
 def partitions(text: str) -> dict[str, Partition]:
     """Return partitions by name, from lines `NAME|up|LIMIT|NODES|STATE`, one for each state of a partition's nodes."""
     found: dict[str, Partition] = {}
-    for words in (line.strip().split("|") for line in text.splitlines()):
-        if len(words) != 5 or not words[3].isdigit():
-            continue
-        name, up, limit, count, state = words
-        is_usable = state.rstrip("~#!%$@^-+").lower() in USABLE  # `*` marks nodes that do not respond
-        _, _, _, nodes, usable = found.get(name.rstrip("*"), (False, False, 0.0, 0, 0))
-        found[name.rstrip("*")] = Partition(
-            is_default=name.endswith("*"),
-            is_up=up == "up",
-            seconds=duration(limit),
-            nodes=nodes + int(count),
-            usable=usable + int(count) * is_usable,
-        )
+    for name, up, limit, count, state in re.findall(r"^(.+)\|(.+)\|(.+)\|(\d+)\|(\S+)", text, re.MULTILINE):
+        one = Partition(is_default=name.endswith("*"), is_up=up == "up", minutes=minutes(limit))
+        one = found.setdefault(name.rstrip("*"), one)
+        one.nodes += int(count)
+        if state.rstrip("~#!%$@^-+").lower() in USABLE:  # `*` marks nodes that do not respond
+            one.usable += int(count)
     return found
-
-
-def duration(text: str) -> float:
-    """Return the seconds of Slurm's `[[days-]hours:]minutes:seconds`; infinity without a limit."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text.strip())
-    if match is None:
-        return float("inf")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return 86400.0 * days + 3600.0 * hours + 60.0 * minutes + seconds
 
 
 def of_partition(found: Mapping[str, Partition], names: str | None, nodes: int) -> Iterator[Check]:
@@ -293,16 +281,16 @@ def of_partition(found: Mapping[str, Partition], names: str | None, nodes: int) 
             (one.nodes < nodes, "failed", more),
             (one.usable < nodes, "warning", more),
         )
-        if one.seconds < POINT_SECONDS:
-            limit = f"--time-limit {max(60, int(one.seconds) - 300)} or less"
+        if one.minutes is not None and one.minutes < POINT_MINUTES:
+            limit = f"--time-limit {max(60, one.minutes * 60 - 300)} or less"
             shorter = f"{limit}; with --checkpoint-every longer points are continued"
-            yield Check("time limit", "warning", f"{name}: {one.seconds / 60:g} min, a point may take 24 h", shorter)
+            yield Check("time limit", "warning", f"{name}: {one.minutes} min, a point may take 24 h", shorter)
 
 
 def requeue(config: str) -> Check:
     """Check whether Slurm requeues preempted jobs, from the output of `scontrol show config`."""
     values = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", config, re.MULTILINE))
+    found = f"preempted jobs are requeued; arrays of up to {values.get('MaxArraySize', 'unknown')}"
+    is_off = values.get("JobRequeue") == "0"
     mend = "jobs ask for it by --requeue; if the site forbids it, the next `run` starts preempted points again"
-    if values.get("JobRequeue") == "0":
-        return Check("requeue", "warning", "not the cluster's default", mend)
-    return check("requeue", f"preempted jobs are requeued; arrays of up to {values.get('MaxArraySize', 'unknown')}")
+    return check("requeue", "not the cluster's default" if is_off else found, (is_off, "warning", mend))

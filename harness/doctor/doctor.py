@@ -1,14 +1,8 @@
 """The verb `doctor`: checks before a sweep, each a line that is ok, a warning or failed."""
 
-import contextlib
-import json as json_format
-import os
-import secrets
-import shutil
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -16,25 +10,22 @@ from rich.console import Console
 
 from harness.doctor import checks
 from harness.doctor.checks import Check
-from harness.doctor.ranks import Facts, of_ranks, rank_table, time_table
+from harness.doctor.measuring import failure_of, follow, orders, started
+from harness.doctor.ranks import of_ranks, rank_table, time_table
+from harness.doctor.report import HostReport, report_of
 from harness.experiment.folders import OWN
 from harness.launch.site_file import read_cluster
 from harness.launch.slurm import Device, Site, Where
-from harness.rank import jobs, slurm_queue
 from harness.rank.devices import gpu_count
-from harness.rank.orders import Orders
-from harness.records.environment import CODE
-from harness.records.store import read_json
-from harness.terminal import Flag
+from harness.rank.json_files import read_as
+from harness.rank.slurm_queue import log_lines
+from harness.terminal import Flag, print_json
 from impl.errors import InputError
+from impl.fields import divisors
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run, to_dict
+from impl.run import Run
 
-COLLECTIVE_SECONDS = 30.0
-"""Timeout of a collective, which takes milliseconds between hosts that are connected."""
-POLL_SECONDS: dict[Where, float] = {"local": 0.25, "slurm": 2.0}
-"""Time between two queries of the job's state; a scheduler answers many users."""
 MARKS = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
@@ -51,7 +42,7 @@ def doctor(
     wait: float = 300.0,
     json: Flag = False,
 ) -> int:
-    """Check this environment before a sweep: versions, devices, disk, clocks, scheduler, and how ranks talk.
+    """Check this environment before a sweep: versions, devices, disk, clocks, scheduler, communication of ranks.
 
     Args:
         on: Local processes, or a Slurm cluster.
@@ -61,8 +52,8 @@ def doctor(
         account: Slurm account.
         ranks_per_node: Ranks on one node of the cluster.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has GPUs.
-        out: Folder of records, as given to `run`: it is checked, and has the ranks' files.
-        wait: Seconds to wait for the ranks, in the cluster's queue too.
+        out: Folder of records, as given to `run`: it is checked, and temporarily holds the ranks' files.
+        wait: Seconds to wait for the ranks, including the cluster's queue.
         json: Print one JSON document on standard output.
     """
     if not 0 < wait < float("inf"):
@@ -76,18 +67,16 @@ def doctor(
         raise InputError(f"--ranks {count}: must be 1 or more")
     if (on == "slurm" or chosen == "cpu") and (reason := where.why_invalid(count)):
         raise InputError(f"--ranks {count}: {reason}")
-    report = Report(quiet=json)
+    report = Findings(quiet=json)
     for line in _before(where, count, out):
         report.add(line)
-    found: list[Facts] = []
     if report.has_failed:
         report.add(Check("ranks", "warning", "not started", "mend first what has failed above"))
-    else:
-        found = _with_ranks(where, count, out, wait, report)
-    return report.end(found)
+        return report.end([])
+    return report.end(_with_ranks(where, count, out, wait, report))
 
 
-class Report:
+class Findings:
     """Lines, each printed as soon as it is known."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -109,12 +98,12 @@ class Report:
         if line.mend:
             self.console.print(f"{'':<9}{'':<17}{line.mend}", markup=False)
 
-    def end(self, ranks: Sequence[Facts]) -> int:
+    def end(self, ranks: Sequence[HostReport]) -> int:
         """Print tables of ranks and times, and the counts; return the exit status."""
         counts = Counter(line.grade for line in self.lines)
         if self.quiet:
-            document = {"checks": [line._asdict() for line in self.lines], "ranks": ranks, "counts": counts}
-            print(json_format.dumps(document, indent=1, allow_nan=False))
+            lines = [line._asdict() for line in self.lines]
+            print_json({"checks": lines, "ranks": [asdict(rank) for rank in ranks], "counts": counts})
             return int(self.has_failed)
         for table in (rank_table(ranks), time_table(ranks)):
             if table.row_count:
@@ -130,105 +119,28 @@ def _before(site: Site, ranks: int, out: Path) -> Iterator[Check]:
         yield from checks.scheduler(site.cluster.partition, site.nodes(ranks))
     else:
         yield from checks.machine(ranks, site.device)
-    with _there(out) as problem:
-        if problem:
-            yield Check("files", "failed", problem, checks.NO_FOLDER)
-        else:
-            yield from checks.files(out)
+    yield from checks.files(out)
 
 
-@contextlib.contextmanager
-def _there(out: Path) -> Iterator[str]:
-    """Make a folder for as long as it is needed, and yield why it cannot be made; empty if it can.
-
-    Folders that were made are removed afterwards if they are empty.
-    """
-    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        problem = ""
-    except OSError as error:
-        problem = f"{out}: {error.strerror or error}"
-    try:
-        yield problem
-    finally:
-        for folder in missing:
-            with contextlib.suppress(OSError):  # it is not empty
-                folder.rmdir()
-
-
-# The ranks ----------------------------------------------------------------------------------------------------------
-
-
-def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Report) -> list[Facts]:
+def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Findings) -> list[HostReport]:
     """Start the ranks, wait until they have ended, and report on them; return their reports."""
     run = Run(plan=layout(ranks), train=Recipe(global_batch=ranks, microbatch=1))
-    with _there(out):
-        attempt = Path(tempfile.mkdtemp(prefix=".doctor-", dir=out)).resolve() / "doctor"
-        attempt.mkdir()
-        try:
-            orders(run, site, wait, "harness.doctor.rank").write(attempt)
-            try:
-                site.submit([attempt], ranks, wait, 1)
-            except InputError as error:
-                mend = "options that the scheduler requires belong into the site file"
-                report.add(Check("ranks", "failed", str(error), mend))
-                return []
-            state = _wait(attempt, wait, POLL_SECONDS[site.on])
-            found = [facts for rank in range(ranks) if (facts := read_json(attempt / f"rank-{rank}.json"))]
-            failures = [read_json(path) for path in sorted(attempt.glob("rank-*.failure.json"))]
-            for line in of_ranks(run.plan, found, [f for f in failures if f], state, slurm_queue.log_lines(attempt)):
+    spec = orders(run, site, wait, "harness.doctor.rank")
+    try:
+        with checks.existing(out), started(spec, site, out) as attempt:
+            state = follow(attempt, spec)
+            found = [one for rank in range(ranks) if (one := read_as(HostReport, report_of(attempt, rank)))]
+            for line in of_ranks(run.plan, found, failure_of(attempt, ranks), state, log_lines(attempt)):
                 report.add(line)
             return found
-        finally:
-            jobs.cancel([attempt])
-            shutil.rmtree(attempt.parent, ignore_errors=True)
+    except InputError as error:
+        mend = "options that the scheduler requires belong in the site file"
+        report.add(Check("ranks", "failed", str(error), mend))
+        return []
 
 
 def layout(ranks: int) -> Plan:
-    """Return a plan of this many ranks with as many degrees above 1 as its prime factors allow."""
-    degrees, factors, left, factor = {"dp": 1, "tp": 1, "pp": 1}, list[int](), ranks, 2
-    while left > 1:
-        if left % factor:
-            factor += 1
-        else:
-            factors.append(factor)
-            left //= factor
-    for factor in reversed(factors):
-        degrees[min(degrees, key=lambda axis: degrees[axis])] *= factor
-    return Plan(dp=degrees["dp"], tp=degrees["tp"], pp=degrees["pp"])
-
-
-def orders(run: Run, site: Site, wait: float, module: str) -> Orders:
-    """Return orders for ranks that execute this module instead of a training worker."""
-    return Orders(
-        config=to_dict(run),
-        module=module,
-        ranks=run.plan.world_size,
-        on=site.on,
-        device=site.device,
-        interface=site.cluster.interface,
-        container=tuple(site.cluster.container),
-        code=CODE,
-        folder=Path.cwd(),
-        submitted=time.time(),
-        token=secrets.token_hex(16),
-        time_limit_seconds=wait,
-        collective_timeout_seconds=COLLECTIVE_SECONDS,
-        hang_seconds=0,  # these ranks send no heartbeats
-        requeues=0,
-        driver_pid=os.getpid() if site.on == "local" else None,
-    )
-
-
-def _wait(attempt: Path, seconds: float, pause: float) -> str:
-    """Wait until the ranks' job has ended, or takes too long; return its state."""
-    end, state = time.monotonic() + seconds, None
-    while time.monotonic() < end:
-        state = jobs.states([attempt]).get(attempt)
-        if state is not None and state.name == "ended":
-            return "ended"
-        time.sleep(pause)
-    if state is None:
-        return "unknown"
-    return f"{state.name} ({state.reason})" if state.reason else state.name
+    """Return a plan of this many ranks with as many degrees above 1, and as equal ones, as it can have."""
+    pairs = [(dp, tp) for dp in divisors(ranks) for tp in divisors(ranks // dp)]
+    dp, tp, pp = min((sorted((dp, tp, ranks // dp // tp), reverse=True) for dp, tp in pairs), key=sum)
+    return Plan(dp=dp, tp=tp, pp=pp)

@@ -152,7 +152,7 @@ def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) ->
         if group is None or count is None:
             continue
         size = places[0].transferred if op == "send" else count.bytes // count.calls
-        operation = _collective(op, size, _dtype(run, axes, op), group, device)
+        operation = collective(op, size, _dtype(run, axes, op), group, device)
         seconds = median_seconds(operation, device)
         found.append({"axes": axes, "op": op, "bytes": size, "calls": count.calls, "seconds": seconds})
     return found
@@ -172,7 +172,7 @@ def _dtype(run: Run, axes: str, op: Op) -> torch.dtype:
     return (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
 
 
-def _collective(
+def collective(
     op: Op, whole_bytes: int, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device
 ) -> Operation:
     """Return a function that does a collective from its start until its result is there."""

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.bench.side_by_side import Engine, Turn, take_turns
 from harness.records.environment import device_environment
 from impl import engines
 from impl.data.tokens import TokenFolder
@@ -25,6 +24,7 @@ from impl.run import EngineName, Precision, Run
 from impl.train import Step, Trainer
 from tests import ranks
 from tests.bench.screen import Screen
+from tests.bench.side_by_side import Engine, Turn, take_turns
 
 Cell = dict[str, Any]
 Publish = Callable[[str, str, Mapping[str, Any] | None], None]

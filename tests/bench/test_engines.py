@@ -9,7 +9,6 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.analysis import render
-from harness.bench.side_by_side import against_peers, notes, slowest, table
 from harness.records.environment import CODE, git_state
 from harness.records.store import read_json
 from impl.run import Precision, Run, to_dict
@@ -31,6 +30,7 @@ from tests.bench.cells import (
     turns_of_a_rank,
 )
 from tests.bench.screen import Screen
+from tests.bench.side_by_side import against_peers, notes, slowest, table
 
 NOTES = (
     f"With tensor parallelism a step is {FEWER_SEQUENCES} sequences: both ranks are on the same ones. Of pipelines "

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from harness.analysis import render
 from harness.analysis.render import Column, Table
-from harness.bench.side_by_side import Engine, Turn, compared, raw, slowest, take_turns
 from harness.rank.stopwatch import Stopwatch
 from impl.collectives import receive_start, send_start
 from impl.data.tokens import TokenFolder
@@ -31,6 +30,7 @@ from impl.train import Step, Trainer
 from tests import ranks
 from tests.bench.cells import CPU, MODEL, WARMUP, Cell, Publish, take_rounds
 from tests.bench.screen import Screen
+from tests.bench.side_by_side import Engine, Turn, compared, raw, slowest, take_turns
 
 PLANS = {
     "1F1B": Plan(pp=2, schedule="one_f_one_b"),

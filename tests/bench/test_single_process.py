@@ -12,7 +12,6 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.analysis import render
 from harness.analysis.render import Column, Table
-from harness.bench.side_by_side import Turn, against_peers, notes, slowest, table
 from harness.rank.roofline import roofline
 from impl.mesh import build_mesh
 from impl.run import Precision, Run, to_dict
@@ -33,6 +32,7 @@ from tests.bench.cells import (
     turns_of_a_rank,
 )
 from tests.bench.screen import Screen
+from tests.bench.side_by_side import Turn, against_peers, notes, slowest, table
 
 SEQUENCES = 16
 PLAIN = "PyTorch"

@@ -1,4 +1,4 @@
-"""Engines take turns; the ratio of their medians has an interval that knows how sure it is."""
+"""Engines take turns; the ratio of their medians has an interval that covers the true one."""
 
 from statistics import median
 
@@ -7,23 +7,13 @@ import pytest
 import torch
 
 from harness.analysis import render
-from harness.bench import side_by_side
-from harness.bench.side_by_side import (
-    Turn,
-    against_peers,
-    compared,
-    notes,
-    ratio_of_medians,
-    raw,
-    slowest,
-    table,
-    take_turns,
-)
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Step
+from tests.bench import side_by_side
+from tests.bench.side_by_side import Turn, against_peers, compared, notes, ratio_of_medians, raw, table, take_turns
 
 
 class Noting:
@@ -49,13 +39,6 @@ def test_engines_take_turns_and_ranks_start_a_step_together(monkeypatch: pytest.
     assert seen == [(0, ["a", "b", "c"]), (1, ["a", "b", "c"])]
 
 
-def test_ratio_is_of_medians():
-    theirs = [1.0, 2.0, 3.0, 4.0, 100.0]
-    ratio = ratio_of_medians([2 * t for t in theirs], theirs)
-    assert ratio.value == 2.0
-    assert ratio.low <= 2.0 <= ratio.high
-
-
 def test_interval_of_pairs_covers_the_truth():
     random = np.random.default_rng(1)
     covered = 0
@@ -68,16 +51,14 @@ def test_interval_of_pairs_covers_the_truth():
     assert covered >= 34
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [([], []), ([1.0], [1.0, 2.0])])
-def test_what_is_not_paired_is_refused(ours: list[float], theirs: list[float]):
+def test_what_is_not_paired_is_refused():
     with pytest.raises(ValueError, match="come in pairs"):
-        ratio_of_medians(ours, theirs)
+        ratio_of_medians([1.0], [1.0, 2.0])
 
 
 def test_a_step_takes_what_its_slowest_rank_takes():
     rank = lambda ours, theirs: {"a": [Turn(t, 2.0) for t in ours], "b": [Turn(t, 2.5) for t in theirs]}
     ranks = [rank([9, 1, 4], [9, 8, 8]), rank([9, 3, 2], [9, 2, 2])]
-    assert slowest(ranks, "a") == [9, 3, 4]
     result = compared(ranks, "a", "b", warmup=1)
     assert (result["ours"], result["theirs"], result["value"]) == (3.5, 8, 3.5 / 8)
     assert result["loss_difference"] == pytest.approx(0.2)
@@ -89,9 +70,6 @@ def test_the_best_peer_is_the_fastest_one():
     seconds = {"ours": 2.0, "slow": 4.0, "fast": 2.5}
     ranks = [{name: [Turn(each, 1.0)] * 3 for name, each in seconds.items()}] * 2
     cell = against_peers(ranks, "ours", warmup=1)
-    assert list(cell["peers"]) == ["slow", "fast"]
-    assert cell["best"] == "fast"
-    assert cell["peers"]["slow"]["value"] == 0.5
     text = render.markdown(table("x", "Title", [{"precision": "fp32", "plan": "tp", **cell}], ["Said."]))
     first, second = text.splitlines()[4:6]
     assert all(word in first for word in ("fp32", "tp", "slow ", "2,000", "4,000", "0.5"))
@@ -106,9 +84,6 @@ def test_the_best_peer_is_the_fastest_one():
 def test_notes_say_what_was_run():
     model = ModelConfig(num_layers=3, hidden_size=64, num_heads=2, seq_len=16, vocab_size=8192)
     run = Run(model=model, plan=Plan(pp=2), train=Recipe(steps=9, global_batch=12, microbatch=2))
-    device = {"torch_threads": 1, "backend": "gloo", "device_name": "a processor"}
-    what, how, where = notes(run, device, warmup=2)
-    for words in ("3 layers", "hidden size 64", "vocabulary 8,192", "12 sequences in microbatches of 2"):
-        assert words in what
-    assert "median of 7 steps after 2" in how
-    assert "2 ranks of 1 thread, gloo, on a processor" in where
+    text = " ".join(notes(run, {"torch_threads": 1, "backend": "gloo", "device_name": "a processor"}, warmup=2))
+    for words in ("3 layers", "12 sequences in microbatches of 2", "7 steps after 2", "1 thread, gloo, on a processor"):
+        assert words in text

@@ -12,7 +12,8 @@ import torch
 
 from harness.cli.sweeps import site_of
 from harness.doctor import rank as doctor_rank
-from harness.doctor.doctor import orders
+from harness.doctor.measuring import orders
+from harness.doctor.report import Rank
 from harness.launch.slurm import Site
 from harness.predict import memory as memory_verb
 from harness.rank import devices, jobs
@@ -157,7 +158,7 @@ def test_a_rank_takes_the_gpu_of_its_number_among_those_it_sees(
         assert join(made_up(device="cuda"), local_rank, local_rank, 4, place).device == torch.device("cuda", index)
         assert taken[-2:] == [(index, "set"), (index, "met")]
         assert devices.os.environ["LOCAL_RANK"] == str(index), "what DeepSpeed reads"
-        assert doctor_rank._host("cuda", local_rank)["device"] == f"GPU {index}"
+        assert doctor_rank.host_report(Rank(tmp_path, 0, local_rank, 4, place), "cuda").device == f"GPU {index}"
 
 
 def test_a_rank_that_sees_no_gpu_says_so(machine: Callable[..., None]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.calibrate.runs import CalibrationOrders
-from harness.doctor.doctor import orders
+from harness.doctor.measuring import orders
 from harness.launch.slurm import Site
 from harness.rank.orders import Orders, TrainingOrders, UnreadableError
 from impl.plan import Plan

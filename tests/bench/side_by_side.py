@@ -3,7 +3,6 @@
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
@@ -51,8 +50,7 @@ def take_turns(engines: Mapping[str, Engine], steps: int, progress: Progress | N
     return turns
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(NamedTuple):
     """Ratio of the medians of paired measurements, with its 95% interval."""
 
     value: float
@@ -104,7 +102,7 @@ def compared(ranks: Ranks, ours: str, theirs: str, *, warmup: int) -> dict[str, 
     return {
         "ours": median(a),
         "theirs": median(b),
-        **asdict(ratio_of_medians(a, b)),
+        **ratio_of_medians(a, b)._asdict(),
         "loss_difference": max(abs(x.loss - y.loss) / abs(y.loss) for x, y in pairs),
     }
 
