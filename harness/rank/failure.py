@@ -19,12 +19,10 @@ Cause = Literal[
 ]  # fmt: skip
 """Why a run ended; "": by itself; error: a rank raised; killed: by a signal from outside; vanished: a rank or its
 supervisor left no exit status; launch: the ranks never found each other; disk: a file could not be written."""
-
 RETRIED: frozenset[Cause] = frozenset({"killed", "vanished", "node_failure", "preempted", "launch"})
 """Faults of machines, which another attempt may not meet: the harness tries again by itself."""
 AGAIN = RETRIED | frozenset[Cause]({"hang", "cancelled", "time_limit", "disk"})
 """Causes after which the next command runs the point again; after the others it would end in the same way."""
-
 STATUSES = {"": "ok", "oom": "oom", "time_limit": "timeout", "hang": "timeout"}
 """Statuses of a record by cause; "failed" for all others."""
 
@@ -173,13 +171,11 @@ class Facts:
     stopped: Collection[int] = ()
     """Ranks that were stopped in good order, since another had failed or their result was not needed any more."""
     has_begun: bool = True
-    """True if any rank left a sign of life."""
+    """True if any rank has left a file."""
     scheduler: str = ""
     """State of the job in Slurm's words."""
     slurm_log: Sequence[str] = ()
-    """Slurm's last lines in the job's log."""
     is_cancelled: bool = False
-    """True if the attempt was to be stopped."""
 
 
 class Outcome(NamedTuple):
@@ -204,14 +200,14 @@ def decide(facts: Facts) -> Outcome:
         status, reason = facts.results[0]
         return Outcome(status, reason, "" if status in ("ok", "nan") else "error")
     if first is not None and first.cause != "killed" and not first.is_consequence:
-        return _of(first)
+        return _failed(first.cause, first.reason, first)
     if (outside := _by_scheduler(facts)) is not None:
         return outside
     if facts.is_cancelled:
         return _failed("cancelled", "cancelled")
     silent = [rank for rank in missing if rank not in facts.stopped and all(rank != f.rank for f in facts.failures)]
     if first is not None and not (first.is_consequence and silent):
-        return _of(first)
+        return _failed(first.cause, first.reason, first)
     if not facts.has_begun:
         return _failed("launch", "no rank was started" + (f": {facts.slurm_log[-1]}" if facts.slurm_log else ""))
     if silent:
@@ -219,12 +215,8 @@ def decide(facts: Facts) -> Outcome:
     return _failed("vanished", "its ranks were stopped, since the process that started them was gone")
 
 
-def _failed(cause: Cause, reason: str) -> Outcome:
-    return Outcome(STATUSES.get(cause, "failed"), reason, cause)
-
-
-def _of(failure: Failure) -> Outcome:
-    return _failed(failure.cause, failure.reason)._replace(failure=failure)
+def _failed(cause: Cause, reason: str, failure: Failure | None = None) -> Outcome:
+    return Outcome(STATUSES.get(cause, "failed"), reason, cause, failure)
 
 
 def _by_scheduler(facts: Facts) -> Outcome | None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.rank.heartbeat import SIZE, Alive, Heartbeat, Pulse, SharedMemory, places, read_alive, write_alive
-from harness.rank.stopwatch import Stopwatch
+from harness.rank.instruments import Stopwatch
 from impl.collectives import all_reduce_sum, broadcast, observed
 from impl.pipeline.schedule import Action, Op
 from tests.ranks import run_ranks
@@ -100,7 +100,7 @@ def test_over_one_rank_a_broadcast_counts_as_progress_and_is_no_action(one_rank:
         broadcast(torch.ones(1), 0, one_rank)
         assert watched.pulse() == Pulse(2, "", 0, "0F0")
     broadcast(torch.ones(1), 0, one_rank)
-    assert heart._notes[0] == 2
+    assert heart.shared.notes == 2
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -139,7 +139,8 @@ def test_ranks_at_the_same_place_are_told_together(tmp_path: Path) -> None:
         write_alive(tmp_path, rank, Alive(pulse=pulse))
     write_alive(tmp_path, 5, Alive(pulse=Pulse(1, "training", 12, "all_reduce(dp)")))
     own = Pulse(4, "evaluation", 12, "after 0F0")
-    assert places(tmp_path, 8, (7, own)) == (
+    write_alive(tmp_path, 7, Alive(pulse=own))
+    assert places(tmp_path, 8) == (
         "ranks 0-2, 5 in step 12 at all_reduce(dp), rank 3 in step 11 at 1F3, ranks 4, 6 not heard of, "
         "rank 7 evaluating after 12 steps after 0F0"
     )

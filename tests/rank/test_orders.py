@@ -68,7 +68,7 @@ def test_another_version_may_tell_more_or_less(tmp_path: Path) -> None:
 def test_what_is_missing_or_wrong_is_named(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     made_up(RUN).write(tmp_path)
     changed(tmp_path, fields)
-    with pytest.raises(UnreadableError, match=rf"spec\.json does not say what was run: .*{named}"):
+    with pytest.raises(UnreadableError, match=rf"spec\.json is not a file of orders: .*{named}"):
         Orders.read(tmp_path)
     assert Orders.found(tmp_path) is None
 
@@ -77,7 +77,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path: Path, fields: dict[str, Any
 def test_a_file_that_is_missing_or_torn_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "spec.json").write_text(content)
-    with pytest.raises(UnreadableError, match=r"spec\.json does not say what was run: it is no JSON object"):
+    with pytest.raises(UnreadableError, match=r"spec\.json is not a file of orders: missing, or not a JSON object"):
         Orders.read(tmp_path)
 
 

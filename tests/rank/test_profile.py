@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank.profile import PARTS, STEP, Event, Span, attribute, part_of, parts_of, profiled
+from harness.rank.profile import PARTS, STEP, Event, attribute, part_of, parts_of, profiled
 from harness.rank.roofline import roofline
 from impl.cost.place import Place
 from impl.cost.traffic import step_traffic
@@ -159,13 +159,13 @@ def test_operators_are_known_by_their_names(name: str, part: str | None) -> None
 
 
 spans = st.builds(
-    lambda part, start, length: Span(part, "", start, start + length),
+    lambda part, start, length: Event("", start, start + length, part=part),
     *(st.sampled_from(PARTS[:-1]), st.integers(0, 50), st.integers(0, 50)),
 )
 
 
 @given(st.lists(spans))
-def test_every_moment_is_the_first_part_that_goes_on(found: list[Span]) -> None:
+def test_every_moment_is_the_first_part_that_goes_on(found: list[Event]) -> None:
     expected = dict.fromkeys(PARTS, 0)
     for moment in range(100):
         now = {span.part for span in found if span.start <= moment < span.end}

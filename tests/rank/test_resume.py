@@ -12,9 +12,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank.agreed_end import AGREE_AFTER, AgreedEnd
 from harness.rank.instruments import DamagedError, Measured
-from harness.rank.resume import Continuation
+from harness.rank.resume import AGREE_AFTER, AgreedEnd, Continuation
 from impl.errors import InputError
 from impl.train import Trainer
 from tests.crafted import as_tensor, in_metadata, system

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.rank.stopwatch import Stopwatch
+from harness.rank.instruments import Stopwatch
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.simulate import Timeline
 from tests.ranks import run_ranks

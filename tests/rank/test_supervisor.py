@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.rank import rendezvous, slurm_task
+from harness.rank import addresses, slurm_task
 from harness.rank import supervisor as supervision
 from harness.rank.failure import Failure, fail
 from harness.rank.heartbeat import EXIT_SAVED, Alive, Pulse, read_alive, write_alive
@@ -340,7 +340,7 @@ def test_the_ranks_environment_has_the_network_of_the_job(attempt: Path, monkeyp
     task = Task(0, 2, 0, "1")
     orders = supervisor(attempt).orders
     found = supervision._environment(orders, task, ())
-    assert found.get("GLOO_SOCKET_IFNAME") == rendezvous.interface(["localhost"], 0)
+    assert found.get("GLOO_SOCKET_IFNAME") == addresses.interface(["localhost"], 0)
     assert "NCCL_SOCKET_IFNAME" not in found
     assert found["OMP_NUM_THREADS"] == str(Run().threads)
     found = supervision._environment(replace(orders, interface="ib0"), task, ())
