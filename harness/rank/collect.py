@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.rank.failure import Facts, Failure, Outcome, decide, last_lines
+from harness.rank.failure import Failure, Outcome, decide, last_lines
 from harness.rank.heartbeat import Alive, read_alive
 from harness.rank.job import STOP
 from harness.rank.orders import ORDERS, TrainingOrders, UnreadableError
@@ -40,16 +40,14 @@ def document_of(
         raise UnreadableError(f"{damaged[0]} is not the whole result of a rank")
     lives, failures = _last_start(attempt, ranks)
     outcome = decide(
-        Facts(
-            ranks=orders.ranks,
-            results={rank: (result.status, result.reason) for rank, result in results.items()},
-            failures=failures,
-            stopped=[rank for rank, life in lives.items() if life.ended],
-            has_begun=any(any(attempt.glob(f"rank-*.{end}")) for end in ("log", "json", "jsonl")),
-            scheduler=scheduler,
-            slurm_log=slurm_log if missing else (),
-            is_cancelled=(attempt / STOP).exists(),
-        )
+        ranks=orders.ranks,
+        results={rank: (result.status, result.reason) for rank, result in results.items()},
+        failures=failures,
+        stopped=[rank for rank, life in lives.items() if life.ended],
+        has_begun=any(any(attempt.glob(f"rank-*.{end}")) for end in ("log", "json", "jsonl")),
+        scheduler=scheduler,
+        slurm_log=slurm_log if missing else (),
+        is_cancelled=(attempt / STOP).exists(),
     )
     first = results[min(results)] if results else Result("", {}, [], {})
     record = {

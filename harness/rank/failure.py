@@ -160,24 +160,6 @@ def first_failure(failures: Collection[Failure]) -> Failure | None:
     return min(failures, key=order, default=None)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts about an attempt that has ended, from its last start."""
-
-    ranks: int
-    results: Mapping[int, tuple[str, str | None]]
-    """Status and reason of each rank that came to its end."""
-    failures: Collection[Failure] = ()
-    stopped: Collection[int] = ()
-    """Ranks that were stopped in good order, since another had failed or their result was not needed any more."""
-    has_begun: bool = True
-    """True if any rank has left a file."""
-    scheduler: str = ""
-    """State of the job in Slurm's words."""
-    slurm_log: Sequence[str] = ()
-    is_cancelled: bool = False
-
-
 class Outcome(NamedTuple):
     """Outcome of a run for its record."""
 
@@ -188,28 +170,49 @@ class Outcome(NamedTuple):
     """Failure whose log goes into the record."""
 
 
-def decide(facts: Facts) -> Outcome:
-    """Return the outcome of an attempt.
+def decide(
+    *,
+    ranks: int,
+    results: Mapping[int, tuple[str, str | None]],
+    failures: Collection[Failure] = (),
+    stopped: Collection[int] = (),
+    has_begun: bool = True,
+    scheduler: str = "",
+    slurm_log: Sequence[str] = (),
+    is_cancelled: bool = False,
+) -> Outcome:
+    """Return the outcome of an attempt from facts about its last start.
 
     A rank's own failure counts first, unless it only shows that the rank was ended from outside; then Slurm's state of
     the job; then what is missing.
+
+    Args:
+        results: status and reason of each rank that came to its end.
+        stopped: ranks that were stopped in good order, as another had failed or their result was not needed any more.
+        has_begun: True if any rank has left a file.
+        scheduler: state of the job in Slurm's words.
+        slurm_log: Slurm's last lines in the job's log.
     """
-    first = first_failure(facts.failures)
-    missing = [rank for rank in range(facts.ranks) if rank not in facts.results]
+    first = first_failure(failures)
+    missing = [rank for rank in range(ranks) if rank not in results]
     if first is None and not missing:
-        status, reason = facts.results[0]
+        status, reason = results[0]
         return Outcome(status, reason, "" if status in ("ok", "nan") else "error")
     if first is not None and first.cause != "killed" and not first.is_consequence:
         return _failed(first.cause, first.reason, first)
-    if (outside := _by_scheduler(facts)) is not None:
-        return outside
-    if facts.is_cancelled:
+    word = (scheduler.split() or [""])[0].rstrip("+")
+    if word in SCHEDULER:
+        cause, reason = SCHEDULER[word]
+        return _failed(cause, f"{reason} ({scheduler})")
+    if (line := next(filter(KILLED_FOR_MEMORY.search, slurm_log), None)) is not None:
+        return _failed("oom", f"killed for the memory that it took: {line}")
+    if is_cancelled:
         return _failed("cancelled", "cancelled")
-    silent = [rank for rank in missing if rank not in facts.stopped and all(rank != f.rank for f in facts.failures)]
+    silent = [rank for rank in missing if rank not in stopped and all(rank != f.rank for f in failures)]
     if first is not None and not (first.is_consequence and silent):
         return _failed(first.cause, first.reason, first)
-    if not facts.has_begun:
-        return _failed("launch", "no rank was started" + (f": {facts.slurm_log[-1]}" if facts.slurm_log else ""))
+    if not has_begun:
+        return _failed("launch", "no rank was started" + (f": {slurm_log[-1]}" if slurm_log else ""))
     if silent:
         return _failed("vanished", f"rank {silent[0]} vanished without an exit status: it or its supervisor was killed")
     return _failed("vanished", "its ranks were stopped, since the process that started them was gone")
@@ -217,13 +220,3 @@ def decide(facts: Facts) -> Outcome:
 
 def _failed(cause: Cause, reason: str, failure: Failure | None = None) -> Outcome:
     return Outcome(STATUSES.get(cause, "failed"), reason, cause, failure)
-
-
-def _by_scheduler(facts: Facts) -> Outcome | None:
-    """Return the outcome if Slurm has ended the job, else None."""
-    word = (facts.scheduler.split() or [""])[0].rstrip("+")
-    if word in SCHEDULER:
-        cause, reason = SCHEDULER[word]
-        return _failed(cause, f"{reason} ({facts.scheduler})")
-    line = next((line for line in facts.slurm_log if KILLED_FOR_MEMORY.search(line)), None)
-    return None if line is None else _failed("oom", f"killed for the memory that it took: {line}")

@@ -120,7 +120,7 @@ class Heartbeat:
 
 
 class SharedMemory:
-    """Supervisor's side of the shared memory, a context; `file` becomes the rank's standard input."""
+    """Supervisor's side of the shared memory; its open `file` becomes the rank's standard input."""
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):  # in memory, where the system has that
@@ -129,12 +129,6 @@ class SharedMemory:
             self.file = tempfile.TemporaryFile()  # noqa: SIM115
         self.file.truncate(SIZE)
         self.shared = Shared.from_buffer(mmap.mmap(self.file.fileno(), SIZE))
-
-    def __enter__(self) -> "SharedMemory":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
 
     def pulse(self) -> Pulse:
         """Return the rank's place."""

@@ -48,5 +48,5 @@ def from_document(kind: Any, found: Any) -> Any:
         return Path(found)
     plain: Any = (int, float) if kind is float else origin or kind
     if found not in inner if origin is Literal else not isinstance(found, plain):
-        raise TypeError(f"{found!r:.60} is no {kind}")
+        raise TypeError(f"{found!r:.60} is not {kind}")
     return found

@@ -21,7 +21,7 @@ T = TypeVar("T")
 LOOK_SECONDS = 1.0
 """Approximate time between two looks for a request to end."""
 AGREE_AFTER = 2
-"""Steps of an attempt after which its ranks know how long one takes, as the first may compile."""
+"""Steps of an attempt after which the duration of a step is known, as the first may compile."""
 MOST_STEPS = 1000
 """Largest number of steps between two looks."""
 
@@ -123,7 +123,7 @@ class Continuation:
                 return []  # loading reports what is wrong with newer ones
             if saved is not None:
                 lost = ", ".join(str(rank) for rank, steps in enumerate(of_ranks) if steps < saved.step)
-                damaged.append(f"{saved.path} is of no use: what rank {lost} measured before it is lost")
+                damaged.append(f"{saved.path} cannot be used: measurements of rank {lost} are missing")
             if damaged:
                 _put_aside(self.folder, newest_only=False)
             return damaged

@@ -32,11 +32,11 @@ NO_CLUSTER = "Could not establish a configuration source"
 """Message of Slurm's commands on a machine that belongs to no cluster."""
 
 _behind: dict[str, float] = {}
-"""Times at which jobs were first missing from the queue while the accounting did not know their end."""
+"""Times at which jobs were first missing from the queue while the accounting had no end of them."""
 
 
 def states(numbers: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of these jobs; the queue is believed before the accounting, which is behind it."""
+    """Return the states of these jobs; the queue has precedence over the accounting, which lags behind it."""
     if not numbers:
         return {}
     arrays = ",".join(sorted({number.partition("_")[0] for number in numbers}))
@@ -72,7 +72,7 @@ def in_queue(text: str) -> dict[str, JobState]:
 def in_accounts(text: str, gone: Sequence[str]) -> dict[str, JobState]:
     """Return the states of jobs that have left the queue, from the output of sacct: `123_4|CANCELLED by 0` a job.
 
-    They are over, known to the accounting or not; if it shows another state, it is behind, and the state is unknown.
+    They are over, also without a row; with a row of another state, the accounting lags behind: the state is unknown.
     A task that is cancelled before it starts is listed only as one of `123_[4-6,8%2]`.
     """
     rows: dict[str, str] = {}

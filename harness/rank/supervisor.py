@@ -76,7 +76,7 @@ class Supervisor:
     def run(self) -> Ended:
         """Start the rank, wait for its end, and write how it ended."""
         self._write_alive()
-        with self.memory, open(self.attempt / f"rank-{self.task.rank}.log", "ab") as log:
+        with self.memory.file, open(self.attempt / f"rank-{self.task.rank}.log", "ab") as log:
             self.child = child = subprocess.Popen(
                 self._command(),
                 stdin=self.memory.file,

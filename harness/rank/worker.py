@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from harness.rank.failure import cause_of, fail
 from harness.rank.heartbeat import EXIT_SAVED, Heartbeat, places
@@ -33,15 +32,14 @@ from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
 from impl.data.tokens import TokenFolder
 from impl.dimensions import dimensions
+from impl.engines import Engine, make
 from impl.mesh import build_mesh
 from impl.pipeline.schedules import trust
 from impl.plan import AXES
-from impl.run import Run
 from impl.train import Trainer
 
 if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs have none
     from harness.rank.resume import Continuation
-    from impl.engines import Engine
 
 FLUSH_SECONDS = 0.5
 
@@ -61,15 +59,6 @@ def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous:
         where = f" ({places(attempt, world_size)})" if cause == "hang" else ""
         fail(attempt, rank, cause, f"rank {rank}: {text}{where}")
         return 1
-
-
-def make(run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> "Engine":
-    """Return the trainer of the run's engine; other engines than this project's are imported only for their runs."""
-    if run.engine == "native":
-        return Trainer(run, data, mesh, device)
-    from impl.engines import make as make_other
-
-    return make_other(run, data, mesh, device)
 
 
 class Worker:
@@ -128,7 +117,7 @@ class Worker:
         dist.destroy_process_group()
         return True
 
-    def _write(self, trainer: "Engine", measured: Document, status: str, reason: str | None) -> None:
+    def _write(self, trainer: Engine, measured: Document, status: str, reason: str | None) -> None:
         """Write the result for the record."""
         result = Result(
             status=status,
@@ -147,7 +136,7 @@ class Worker:
         )
         write_as(self.attempt / f"rank-{self.rank}.json", result)
 
-    def _load_start(self, trainer: "Engine") -> None:
+    def _load_start(self, trainer: Engine) -> None:
         """Load the weights of another run if training starts from them."""
         if self.orders.start is None:
             return
@@ -158,7 +147,7 @@ class Worker:
         assert isinstance(group, dist.ProcessGroup)
         start_from(self.orders.start, trainer, group)
 
-    def _resume(self, trainer: "Engine") -> "Continuation | None":
+    def _resume(self, trainer: Engine) -> "Continuation | None":
         """Return the checkpoints if there are to be any, and resume from the last one if there is one."""
         every = self.orders.checkpoint_every or (self.run.train.steps if self.run.keep_end else 0)
         if not every:
@@ -179,7 +168,7 @@ class Worker:
         return continuation
 
     def _train(
-        self, trainer: "Engine", inspection: Inspection | None, continuation: "Continuation | None"
+        self, trainer: Engine, inspection: Inspection | None, continuation: "Continuation | None"
     ) -> tuple[str, str | None]:
         """Do all remaining steps, each timed until the device has finished it, to the end, a NaN loss or a request."""
         every, begun = self.run.evaluation.every, len(self.measured.steps)
@@ -214,7 +203,7 @@ class Worker:
                     self.heart.enter("training", i + 1)
         return "ok", None
 
-    def _evaluate(self, trainer: "Engine", step: int, *, final: bool) -> None:
+    def _evaluate(self, trainer: Engine, step: int, *, final: bool) -> None:
         begin = time.perf_counter()
         self.heart.enter("evaluation", step)
         found = [{"step": step, **dataclasses.asdict(evaluation)} for evaluation in trainer.evaluate(final=final)]
@@ -233,7 +222,7 @@ class Worker:
 
         engine.next_token = noted
 
-    def _profile(self, trainer: "Engine") -> Document:
+    def _profile(self, trainer: Engine) -> Document:
         """Repeat the last step under a profiler, and measure its operations alone."""
         begin, last = time.perf_counter(), self.run.train.steps - 1
         self.heart.enter("profiling")
@@ -255,4 +244,4 @@ if __name__ == "__main__":
     status = main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # all is written, and how the libraries' threads take an interpreter's end is no fact of the run
+    os._exit(status)  # everything is written, and threads of libraries may fail when an interpreter ends

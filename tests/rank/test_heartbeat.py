@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.rank.heartbeat import SIZE, Alive, Heartbeat, Pulse, SharedMemory, places, read_alive, write_alive
-from harness.rank.instruments import Stopwatch
 from impl.collectives import all_reduce_sum, broadcast, observed
-from impl.pipeline.schedule import Action, Op
 from tests.ranks import run_ranks
 
 
@@ -23,7 +21,7 @@ def shared() -> tuple[SharedMemory, Heartbeat]:
 
 def test_a_supervisor_reads_what_a_rank_notes() -> None:
     watched, heart = shared()
-    with watched:
+    with watched.file:
         assert watched.pulse() == Pulse()
         heart.enter("start-up", action="rendezvous")
         assert watched.pulse() == Pulse(1, "start-up", 0, "rendezvous")
@@ -45,17 +43,12 @@ def test_a_process_notes_into_its_standard_input() -> None:
         "h = Heartbeat.of_this_rank(); h.enter('training', 7); h.begin('0B1');"
         "print(h.is_end_requested())"
     )
-    with SharedMemory() as watched:
+    watched = SharedMemory()
+    with watched.file:
         watched.request_end()
         done = subprocess.run([sys.executable, "-c", code], stdin=watched.file, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
         assert watched.pulse() == Pulse(2, "training", 7, "0B1")
-
-
-def test_a_rank_that_nobody_watches_notes_all_the_same(tmp_path: Path) -> None:
-    heart = Heartbeat.of_this_rank()
-    heart.enter("training", 1)
-    assert not heart.is_end_requested()
 
 
 def reduced(axis: str) -> list[str]:
@@ -65,7 +58,7 @@ def reduced(axis: str) -> list[str]:
     assert group is not None
     heart.name_groups({str(group.group_name): axis})
     seen = []
-    with watched, observed(heart.began):
+    with watched.file, observed(heart.began):
         heart.enter("training", 3)
         for action in (
             lambda: all_reduce_sum(torch.ones(1), group),
@@ -93,7 +86,7 @@ def test_collectives_are_told_with_the_axis_of_their_group() -> None:
 def test_over_one_rank_a_broadcast_counts_as_progress_and_is_no_action(one_rank: dist.ProcessGroup) -> None:
     watched, heart = shared()
     heart.name_groups({str(one_rank.group_name): None})
-    with watched, observed(heart.began):
+    with watched.file, observed(heart.began):
         heart.begin("0F0")
         all_reduce_sum(torch.ones(1), one_rank)
         assert watched.pulse() == Pulse(1, "", 0, "0F0")
@@ -101,16 +94,6 @@ def test_over_one_rank_a_broadcast_counts_as_progress_and_is_no_action(one_rank:
         assert watched.pulse() == Pulse(2, "", 0, "0F0")
     broadcast(torch.ones(1), 0, one_rank)
     assert heart.shared.notes == 2
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_the_stopwatch_tells_of_every_action() -> None:
-    seen: list[str] = []
-    watch = Stopwatch(torch.device("cpu"), lambda a: seen.append(f"begin {a}"), lambda a: seen.append(f"end {a}"))
-    with watch(Action(Op.F, 1, 3)):
-        seen.append("computing")
-    assert seen == ["begin 1F3", "computing", "end 1F3"]
-    assert len(watch.row()) == 1
 
 
 # The file -----------------------------------------------------------------------------------------------------------
