@@ -32,13 +32,6 @@ def taken() -> Iterator[list[int]]:
     del stranger
 
 
-def test_the_ports_follow_from_the_job_and_differ_between_jobs() -> None:
-    assert ports("7_3") == ports("7_3")
-    assert len(set(ports("7_3"))) == addresses.PORTS_OF_JOB
-    assert all(port in addresses.PORTS for port in ports("7_3"))
-    assert not set(ports("7_3")) & set(ports("7_4"))
-
-
 def test_one_host_listens_to_itself_and_several_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address(["node1"], 0) == "127.0.0.1"
     assert address(["node1", "node2"], 1) == "node1"
@@ -59,10 +52,13 @@ def test_the_way_to_a_host_has_an_address_and_an_interface(monkeypatch: pytest.M
     assert interface(["node1", "nowhere"], 0) is None
 
 
-def test_on_one_machine_it_is_a_file_and_on_a_cluster_a_few_ports(tmp_path: Path) -> None:
+def test_on_one_machine_it_is_a_file_and_on_a_cluster_ports_of_the_job(tmp_path: Path) -> None:
     assert place(tmp_path, ["here"], 0, None) == f"file://{tmp_path}/rendezvous"
-    kind, _, where = place(tmp_path, ["node1", "node2"], 1, "12").partition("://")
-    assert (kind, where) == ("tcp", f"node1:{','.join(map(str, ports('12')))}")
+    found = ports("7_3")
+    assert place(tmp_path, ["node1", "node2"], 1, "7_3") == f"tcp://node1:{','.join(map(str, found))}"
+    assert len(set(found)) == addresses.PORTS_OF_JOB
+    assert all(port in addresses.PORTS for port in found)
+    assert not set(found) & set(ports("7_4"))
 
 
 def test_the_first_rank_listens_at_its_address_only_and_takes_the_next_port(taken: list[int]) -> None:
