@@ -146,7 +146,7 @@ def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) ->
         # gradients are reduced in the type of their sums, all else has the weights' type
         is_gradient = op in ("all_reduce", "reduce_scatter") and axes != "tp"
         dtype = (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
-        operation = _collective(op, size, dtype, group, device)
+        operation = collective(op, size, dtype, group, device)
         found.append({"axes": axes, "op": op, "bytes": size} | _timed(count.calls, operation, device))
     return found
 
@@ -159,7 +159,7 @@ def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | Non
     return joint_group(mesh, *axes.split("_"))
 
 
-def _collective(
+def collective(
     op: Op, whole_bytes: int, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device
 ) -> Operation:
     """Return a function that does a collective from its start until its result is there."""

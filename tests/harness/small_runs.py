@@ -100,10 +100,10 @@ def sweep(store: Store, runs: list[Run], *, site: Any = None, told: Told | None 
 
 
 def kept(store: Store, run: Run) -> Record:
-    """The record of a run, which must be there."""
-    found = store.read(run.id)
-    assert found is not None
-    return found
+    """Return the record of a run that has one."""
+    record = store.read(run.id)
+    assert record is not None
+    return record
 
 
 def processes(folder: Path, program: str = "") -> list[psutil.Process]:

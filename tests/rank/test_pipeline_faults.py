@@ -109,7 +109,7 @@ def test_a_pipeline_that_cannot_run_is_told_why_and_not_launched(store: Store, t
     assert sweep(store, runs).starts == []
     for run, (_, reason) in zip(runs, REFUSED.values(), strict=True):
         record = kept(store, run)
-        assert (record.status, record.reason) == ("invalid", run.why_invalid())
+        assert record.status == "invalid"
         assert reason in str(record.reason)
         assert "\n" not in str(record.reason)
 
