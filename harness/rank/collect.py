@@ -4,9 +4,8 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from harness.rank.failure import Facts, Failure, Outcome, decide
+from harness.rank.failure import Failure, Outcome, decide, last_lines
 from harness.rank.heartbeat import Alive, read_alive
 from harness.rank.job import STOP
 from harness.rank.orders import ORDERS, TrainingOrders, UnreadableError
@@ -33,24 +32,23 @@ def document_of(
     """
     orders = TrainingOrders.read(attempt)
     if run_id not in (None, orders.id):
-        raise UnreadableError(f"{attempt / ORDERS} is about another run: {orders.id}")
+        raise UnreadableError(f"{attempt / ORDERS} has the orders of another run, {orders.id}")
     ranks = range(orders.ranks)
     results = {rank: found for rank in ranks if (found := result_of(attempt, rank)) is not None}
-    for path in (attempt / f"rank-{rank}.json" for rank in ranks if rank not in results):
-        if path.exists():
-            raise UnreadableError(f"{path} is no whole result of a rank")
+    missing = [rank for rank in ranks if rank not in results]
+    if damaged := [path for rank in missing if (path := attempt / f"rank-{rank}.json").exists()]:
+        raise UnreadableError(f"{damaged[0]} is not the whole result of a rank")
     lives, failures = _last_start(attempt, ranks)
-    facts = Facts(
+    outcome = decide(
         ranks=orders.ranks,
         results={rank: (result.status, result.reason) for rank, result in results.items()},
         failures=failures,
         stopped=[rank for rank, life in lives.items() if life.ended],
         has_begun=any(any(attempt.glob(f"rank-*.{end}")) for end in ("log", "json", "jsonl")),
         scheduler=scheduler,
-        slurm_log=slurm_log if len(results) < len(ranks) else (),
+        slurm_log=slurm_log if missing else (),
         is_cancelled=(attempt / STOP).exists(),
     )
-    outcome = decide(facts)
     first = results[min(results)] if results else Result("", {}, [], {})
     record = {
         **base_record(orders.id, orders.experiment, orders.tier, orders.config),
@@ -62,11 +60,11 @@ def document_of(
         "engine": first.engine or {"name": orders.engine},
         "resolved": {**first.resolved, "data": orders.data_summary},
         "environment": {**orders.environment, **first.device},
-        "times": _times(orders.submitted, lives, failures, results),
+        "times": _times(orders.submitted, [*lives.values(), *failures], [*results.values()]),
         "ranks": [result.rank for result in results.values()],
-        "steps": _steps(attempt, orders.ranks),
+        "steps": _steps(attempt, ranks),
         "evaluations": first.evaluations,
-        "log": [] if outcome.status in ("ok", "nan") else _log(attempt, ranks, outcome, slurm_log),
+        "log": _log(attempt, outcome, missing, slurm_log),
     }
     try:
         of_document(record)
@@ -78,7 +76,7 @@ def document_of(
     return record
 
 
-def base_record(run_id: str, experiment: str, tier: str, config: dict[str, Any]) -> Document:
+def base_record(run_id: str, experiment: str, tier: str, config: Document) -> Document:
     """Return the fields of every record, whatever its outcome."""
     return {
         "schema": SCHEMA,
@@ -98,36 +96,32 @@ def _last_start(attempt: Path, ranks: range) -> tuple[dict[int, Alive], list[Fai
     return {r: life for r, life in lives.items() if life.restart == last}, [f for f in failures if f.restart == last]
 
 
-def _times(
-    submitted: float, lives: dict[int, Alive], failures: list[Failure], results: dict[int, Result]
-) -> dict[str, Any]:
+def _times(submitted: float, last: Sequence[Alive | Failure], results: Sequence[Result]) -> Document:
     """Return start and end, and the durations of the run's parts, slowest rank.
 
-    It ended when a rank was last heard of, which may be long before its record is made; hosts' clocks differ.
+    It ended when a rank last wrote its state, which may be long before its record is made; hosts' clocks differ.
     """
-    heard = [*(life.time for life in lives.values()), *(failure.time for failure in failures)]
-    ended = min(max(max(heard, default=time.time()), submitted, 0), LATEST)
-    times: dict[str, Any] = {
-        name: datetime.fromtimestamp(min(max(moment, 0), LATEST), UTC).isoformat(timespec="seconds")
-        for name, moment in (("started", submitted), ("ended", ended))
-    }
-    if results:
-        first = results[min(results)]
-        times |= {f"{k}_seconds": max(r.seconds.get(k, 0.0) for r in results.values()) for k in first.seconds}
-        times |= {"resumed_at": first.resumed} if first.resumed else {}
+    ended = max((found.time for found in last), default=time.time())
+    ended = min(max(ended, submitted, 0), LATEST)
+    iso = lambda moment: datetime.fromtimestamp(min(max(moment, 0), LATEST), UTC).isoformat(timespec="seconds")
+    times: Document = {"started": iso(submitted), "ended": iso(ended)}
+    for name in results[0].seconds if results else ():
+        times[f"{name}_seconds"] = max(result.seconds.get(name, 0.0) for result in results)
+    if results and results[0].resumed:
+        times["resumed_at"] = results[0].resumed
     return {**times, "total_seconds": ended - submitted}
 
 
-def _steps(attempt: Path, ranks: int) -> list[dict[str, Any]]:
+def _steps(attempt: Path, ranks: range) -> list[Document]:
     """Return the steps that every rank finished; loss and norm are equal on all, seconds are each rank's."""
-    logs = [steps_so_far(attempt, rank) for rank in range(ranks)]
+    logs = [steps_so_far(attempt, rank) for rank in ranks]
     return [{**lines[0], "seconds": [line["seconds"] for line in lines]} for lines in zip(*logs, strict=False)]
 
 
-def _log(attempt: Path, ranks: range, outcome: Outcome, slurm_log: Sequence[str]) -> list[str]:
+def _log(attempt: Path, outcome: Outcome, missing: Sequence[int], slurm_log: Sequence[str]) -> list[str]:
     """Return the last lines of the rank that failed first, else of Slurm and of the ranks that left no result."""
+    if outcome.status in ("ok", "nan"):
+        return []
     if outcome.failure is not None:
-        return list(outcome.failure.log)
-    logs = [attempt / f"rank-{r}.log" for r in ranks if not (attempt / f"rank-{r}.json").exists()]
-    last = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()[-5:]]
-    return [*slurm_log, *last]
+        return [*outcome.failure.log]
+    return [*slurm_log, *(line for rank in missing for line in last_lines(attempt, rank)[-5:])]

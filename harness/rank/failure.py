@@ -19,12 +19,10 @@ Cause = Literal[
 ]  # fmt: skip
 """Why a run ended; "": by itself; error: a rank raised; killed: by a signal from outside; vanished: a rank or its
 supervisor left no exit status; launch: the ranks never found each other; disk: a file could not be written."""
-
 RETRIED: frozenset[Cause] = frozenset({"killed", "vanished", "node_failure", "preempted", "launch"})
 """Faults of machines, which another attempt may not meet: the harness tries again by itself."""
 AGAIN = RETRIED | frozenset[Cause]({"hang", "cancelled", "time_limit", "disk"})
 """Causes after which the next command runs the point again; after the others it would end in the same way."""
-
 STATUSES = {"": "ok", "oom": "oom", "time_limit": "timeout", "hang": "timeout"}
 """Statuses of a record by cause; "failed" for all others."""
 
@@ -162,26 +160,6 @@ def first_failure(failures: Collection[Failure]) -> Failure | None:
     return min(failures, key=order, default=None)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts about an attempt that has ended, from its last start."""
-
-    ranks: int
-    results: Mapping[int, tuple[str, str | None]]
-    """Status and reason of each rank that came to its end."""
-    failures: Collection[Failure] = ()
-    stopped: Collection[int] = ()
-    """Ranks that were stopped in good order, since another had failed or their result was not needed any more."""
-    has_begun: bool = True
-    """True if any rank left a sign of life."""
-    scheduler: str = ""
-    """State of the job in Slurm's words."""
-    slurm_log: Sequence[str] = ()
-    """Slurm's last lines in the job's log."""
-    is_cancelled: bool = False
-    """True if the attempt was to be stopped."""
-
-
 class Outcome(NamedTuple):
     """Outcome of a run for its record."""
 
@@ -192,46 +170,53 @@ class Outcome(NamedTuple):
     """Failure whose log goes into the record."""
 
 
-def decide(facts: Facts) -> Outcome:
-    """Return the outcome of an attempt.
+def decide(
+    *,
+    ranks: int,
+    results: Mapping[int, tuple[str, str | None]],
+    failures: Collection[Failure] = (),
+    stopped: Collection[int] = (),
+    has_begun: bool = True,
+    scheduler: str = "",
+    slurm_log: Sequence[str] = (),
+    is_cancelled: bool = False,
+) -> Outcome:
+    """Return the outcome of an attempt from facts about its last start.
 
     A rank's own failure counts first, unless it only shows that the rank was ended from outside; then Slurm's state of
     the job; then what is missing.
+
+    Args:
+        results: status and reason of each rank that came to its end.
+        stopped: ranks that were stopped in good order, as another had failed or their result was not needed any more.
+        has_begun: True if any rank has left a file.
+        scheduler: state of the job in Slurm's words.
+        slurm_log: Slurm's last lines in the job's log.
     """
-    first = first_failure(facts.failures)
-    missing = [rank for rank in range(facts.ranks) if rank not in facts.results]
+    first = first_failure(failures)
+    missing = [rank for rank in range(ranks) if rank not in results]
     if first is None and not missing:
-        status, reason = facts.results[0]
+        status, reason = results[0]
         return Outcome(status, reason, "" if status in ("ok", "nan") else "error")
     if first is not None and first.cause != "killed" and not first.is_consequence:
-        return _of(first)
-    if (outside := _by_scheduler(facts)) is not None:
-        return outside
-    if facts.is_cancelled:
+        return _failed(first.cause, first.reason, first)
+    word = (scheduler.split() or [""])[0].rstrip("+")
+    if word in SCHEDULER:
+        cause, reason = SCHEDULER[word]
+        return _failed(cause, f"{reason} ({scheduler})")
+    if (line := next(filter(KILLED_FOR_MEMORY.search, slurm_log), None)) is not None:
+        return _failed("oom", f"killed for the memory that it took: {line}")
+    if is_cancelled:
         return _failed("cancelled", "cancelled")
-    silent = [rank for rank in missing if rank not in facts.stopped and all(rank != f.rank for f in facts.failures)]
+    silent = [rank for rank in missing if rank not in stopped and all(rank != f.rank for f in failures)]
     if first is not None and not (first.is_consequence and silent):
-        return _of(first)
-    if not facts.has_begun:
-        return _failed("launch", "no rank was started" + (f": {facts.slurm_log[-1]}" if facts.slurm_log else ""))
+        return _failed(first.cause, first.reason, first)
+    if not has_begun:
+        return _failed("launch", "no rank was started" + (f": {slurm_log[-1]}" if slurm_log else ""))
     if silent:
         return _failed("vanished", f"rank {silent[0]} vanished without an exit status: it or its supervisor was killed")
     return _failed("vanished", "its ranks were stopped, since the process that started them was gone")
 
 
-def _failed(cause: Cause, reason: str) -> Outcome:
-    return Outcome(STATUSES.get(cause, "failed"), reason, cause)
-
-
-def _of(failure: Failure) -> Outcome:
-    return _failed(failure.cause, failure.reason)._replace(failure=failure)
-
-
-def _by_scheduler(facts: Facts) -> Outcome | None:
-    """Return the outcome if Slurm has ended the job, else None."""
-    word = (facts.scheduler.split() or [""])[0].rstrip("+")
-    if word in SCHEDULER:
-        cause, reason = SCHEDULER[word]
-        return _failed(cause, f"{reason} ({facts.scheduler})")
-    line = next((line for line in facts.slurm_log if KILLED_FOR_MEMORY.search(line)), None)
-    return None if line is None else _failed("oom", f"killed for the memory that it took: {line}")
+def _failed(cause: Cause, reason: str, failure: Failure | None = None) -> Outcome:
+    return Outcome(STATUSES.get(cause, "failed"), reason, cause, failure)

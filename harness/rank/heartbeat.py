@@ -1,17 +1,17 @@
-"""Where a rank is: in memory shared with its supervisor, and in a file for all other processes.
+"""Place of a rank: in memory shared with its supervisor, and in a file for all other processes.
 
 Noting a place costs the rank a microsecond: no file, no system call, no lock. The memory is the rank's standard input,
 so it needs no name, reaches into a container, and is freed with both processes.
 """
 
+import ctypes
 import json
 import mmap
 import os
-import struct
 import tempfile
 import time
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -30,11 +30,8 @@ EXIT_SAVED = 75
 """Exit status of a rank that saved a checkpoint and ended on request (sysexits.h: try again)."""
 
 SIZE = 4096
-PROGRESS, PLACE, COLLECTIVE = struct.Struct("=Q"), struct.Struct("=q16s"), struct.Struct("=48s")
-ACTION = struct.Struct("=48s48s")
-END_REQUESTED_AT, PLACE_AT, COLLECTIVE_AT = 8, 16, 64
-END = COLLECTIVE_AT + ACTION.size
-"""Layout of the memory: the number of notes, the request to save and end (written by the supervisor), the place."""
+WIDTH = 48
+"""Bytes of a collective's or action's name."""
 WORDS = {
     "": "not yet started",
     "start-up": "starting up",
@@ -44,6 +41,19 @@ WORDS = {
     "profiling": "profiling",
 }
 MOST_PLACES = 8
+
+
+class Shared(ctypes.Structure):
+    """Layout of the memory."""
+
+    _fields_ = (
+        ("notes", ctypes.c_uint64),
+        ("is_end_requested", ctypes.c_bool),  # written by the supervisor: the rank has to save a checkpoint and end
+        ("step", ctypes.c_int64),
+        ("phase", ctypes.c_char * 16),
+        ("collective", ctypes.c_char * WIDTH),
+        ("action", ctypes.c_char * WIDTH),
+    )
 
 
 @dataclass(frozen=True)
@@ -69,10 +79,8 @@ class Heartbeat:
     """Rank's side of the shared memory: notes the rank's place, and reads the request to end."""
 
     def __init__(self, memory: mmap.mmap) -> None:
-        self._memory, self._notes = memory, memoryview(memory).cast("Q")  # their count is its first number
+        self.shared = Shared.from_buffer(memory)
         self._axes: Mapping[str, str | None] = {}
-        self._collectives: dict[tuple[str, int], bytes] = {}
-        self._actions: dict[tuple[Hashable, bool], bytes] = {}
 
     @classmethod
     def of_this_rank(cls) -> "Heartbeat":
@@ -84,80 +92,56 @@ class Heartbeat:
 
     def name_groups(self, axes: Mapping[str, str | None]) -> None:
         """Set the names of groups' axes; None for groups whose collectives only count as progress."""
-        self._axes, self._collectives = axes, {}
+        self._axes = axes
 
     def enter(self, phase: Phase, step: int = 0, action: str = "") -> None:
         """Note that a part of the run begins."""
-        PLACE.pack_into(self._memory, PLACE_AT, step, phase.encode())
+        self.shared.step, self.shared.phase = step, phase.encode()
         self.begin(action)
 
-    def begin(self, action: Hashable) -> None:
+    def begin(self, action: object) -> None:
         """Note that an action of the pipeline begins."""
-        self._note_action(action, False)
+        self.shared.collective, self.shared.action = b"", str(action).encode()[:WIDTH]
+        self.shared.notes += 1
 
-    def end(self, action: Hashable) -> None:
+    def end(self, action: object) -> None:
         """Note that an action of the pipeline is over."""
-        self._note_action(action, True)
-
-    def _note_action(self, action: Hashable, is_over: bool) -> None:
-        text = self._actions.get((action, is_over))
-        if text is None:
-            words = f"after {action}" if is_over else str(action)
-            text = self._actions[action, is_over] = ACTION.pack(b"", words.encode())
-        self._memory[COLLECTIVE_AT:END] = text
-        self._notes[0] += 1
+        self.begin(f"after {action}")
 
     def began(self, op: str, group: "dist.ProcessGroup") -> None:
         """Note that a collective begins; `impl.collectives` calls it."""
-        text = self._collectives.get((op, id(group)))  # groups live as long as the rank
-        if text is None:
-            axis = self._axes.get(str(group.group_name), "joint")
-            text = self._collectives[op, id(group)] = COLLECTIVE.pack(f"{op}({axis})".encode()) if axis else b""
-        if text:
-            self._memory[COLLECTIVE_AT : COLLECTIVE_AT + COLLECTIVE.size] = text
-        self._notes[0] += 1
+        if axis := self._axes.get(str(group.group_name), "joint"):
+            self.shared.collective = f"{op}({axis})".encode()[:WIDTH]
+        self.shared.notes += 1
 
     def is_end_requested(self) -> bool:
         """Return True if the rank has to save a checkpoint and end."""
-        return self._memory[END_REQUESTED_AT] != 0
+        return self.shared.is_end_requested
 
 
 class SharedMemory:
-    """Supervisor's side of the shared memory, a context; `file` becomes the rank's standard input."""
+    """Supervisor's side of the shared memory; its open `file` becomes the rank's standard input."""
 
     def __init__(self) -> None:
-        self.file = _unnamed_file()
+        if hasattr(os, "memfd_create"):  # in memory, where the system has that
+            self.file: IO[bytes] = os.fdopen(os.memfd_create("heartbeat"), "w+b")
+        else:
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115
         self.file.truncate(SIZE)
-        self._memory = mmap.mmap(self.file.fileno(), SIZE)
-
-    def __enter__(self) -> "SharedMemory":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._memory.close()
-        self.file.close()
+        self.shared = Shared.from_buffer(mmap.mmap(self.file.fileno(), SIZE))
 
     def pulse(self) -> Pulse:
         """Return the rank's place."""
-        (progress,) = PROGRESS.unpack_from(self._memory, 0)
-        step, phase = PLACE.unpack_from(self._memory, PLACE_AT)
-        collective, action = map(_text, ACTION.unpack_from(self._memory, COLLECTIVE_AT))
+        shared = self.shared
+        phase, collective, action = (
+            text.decode(errors="replace") for text in (shared.phase, shared.collective, shared.action)
+        )
         both = f"{collective} ({action})" if collective and action else collective or action
-        return Pulse(progress, _text(phase), step, both)
+        return Pulse(shared.notes, phase, shared.step, both)
 
     def request_end(self) -> None:
         """Ask the rank to save a checkpoint and end."""
-        self._memory[END_REQUESTED_AT] = 1
-
-
-def _unnamed_file() -> IO[bytes]:
-    if hasattr(os, "memfd_create"):  # in memory, where the system has that
-        return os.fdopen(os.memfd_create("heartbeat"), "w+b")
-    return tempfile.TemporaryFile()
-
-
-def _text(packed: bytes) -> str:
-    return packed.rstrip(b"\0").decode(errors="replace")
+        self.shared.is_end_requested = True
 
 
 # The file -----------------------------------------------------------------------------------------------------------
@@ -202,29 +186,18 @@ def is_alive(attempt: Path, seconds: float) -> bool:
     return False
 
 
-def places(attempt: Path, ranks: int, own: tuple[int, Pulse] | None = None) -> str:
-    """Return the last places of all ranks in one line: `rank 0 in step 12 at all_reduce(dp), rank 1 in step 11`.
-
-    Args:
-        own: a rank whose place is known better than from its file.
-    """
-    known = {rank: found.pulse for rank in range(ranks) if (found := read_alive(attempt, rank)) is not None}
-    known |= {own[0]: own[1]} if own else {}
-    named = {rank: str(known[rank]) if rank in known else "not heard of" for rank in range(ranks)}
-    found = [(text, [rank for rank in named if named[rank] == text]) for text in dict.fromkeys(named.values())]
-    parts = [f"{_numbers(those)} {text}" for text, those in found]
-    return ", ".join(parts[:MOST_PLACES] + [f"{len(parts) - MOST_PLACES} more places"] * (len(parts) > MOST_PLACES))
+def places(attempt: Path, ranks: int) -> str:
+    """Return the last places of all ranks in one line: `rank 0 in step 12 at all_reduce(dp), rank 1 in step 11`."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank in range(ranks):
+        found = read_alive(attempt, rank)
+        ranks_at.setdefault("not heard of" if found is None else str(found.pulse), []).append(rank)
+    parts = [f"{_numbers(those)} {place}" for place, those in ranks_at.items()]
+    more = len(parts) - MOST_PLACES
+    return ", ".join(parts[:MOST_PLACES] + [f"{more} more places"] * (more > 0))
 
 
 def _numbers(ranks: list[int]) -> str:
     spans = [[rank for _, rank in span] for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     texts = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
-
-
-@contextmanager
-def entered(heart: Heartbeat, phase: Phase, step: int, back: Phase = "training") -> Iterator[None]:
-    """Note a part of the run, and the return to another one at its end."""
-    heart.enter(phase, step)
-    yield
-    heart.enter(back, step)

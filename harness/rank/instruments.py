@@ -1,17 +1,23 @@
-"""Measurements of a rank: what every engine shows, and what only this project's trainer shows of itself."""
+"""Measurements of a rank: times of its actions, and what only this project's trainer shows of itself."""
 
 import dataclasses
-from contextlib import nullcontext
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.rank.json_files import from_document
-from harness.rank.stopwatch import Stopwatch
+from harness.records.store import Document
 from impl.collectives import counted
 from impl.cost.traffic import Count
 from impl.instruments import activation_bytes, state_bytes, tracked
+from impl.pipeline.schedule import Action
 from impl.plan import AXES
 from impl.train import Step, Trainer
 
@@ -20,8 +26,8 @@ from impl.train import Step, Trainer
 class Measured:
     """Measurements of one rank so far, over all attempts at the run; saved along with each checkpoint."""
 
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[Document] = field(default_factory=list)
+    evaluations: list[Document] = field(default_factory=list)
     traffic: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     resumed: list[int] = field(default_factory=list)
@@ -30,16 +36,12 @@ class Measured:
     @classmethod
     def read(cls, document: Any) -> "Measured | None":
         """Return the measurements in a JSON object; None if training cannot be resumed with them."""
-        if not isinstance(document, dict) or set(document) != {one.name for one in dataclasses.fields(cls)}:
-            return None
         try:
             found: Measured = from_document(cls, document)
         except TypeError:
             return None
-        lines = [*found.steps, *found.evaluations]
-        if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
-            return None
-        return found if [line["step"] for line in found.steps] == list(range(len(found.steps))) else None
+        has_steps = [line.get("step") for line in found.steps] == list(range(len(found.steps)))
+        return found if has_steps and all(isinstance(line.get("step"), int) for line in found.evaluations) else None
 
     def until(self, step: int) -> "Measured":
         """Return the measurements before a step."""
@@ -49,7 +51,65 @@ class Measured:
 
 
 class DamagedError(RuntimeError):
-    """The only checkpoint is damaged, and is out of the way now: another attempt begins at step 0."""
+    """The only checkpoint is damaged, and was put aside: another attempt begins at step 0."""
+
+
+class Stopwatch:
+    """Start and end of every action of the latest step, in seconds, on one scale for all ranks.
+
+    On a GPU they are CUDA events, so nothing waits for the device. All ranks have to construct theirs together. Ranks
+    of one machine share its clock; other machines' clocks are set by a barrier, to within the barrier's own time.
+
+    Args:
+        begun, ended: functions called with every action, for reports of the rank's place.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        begun: Callable[[Action], None] = lambda _: None,
+        ended: Callable[[Action], None] = lambda _: None,
+    ) -> None:
+        self._begun, self._ended = begun, ended
+        self._is_cuda = device.type == "cuda"
+        self._marks: list[tuple[Action, Any, Any]] = []
+        dist.barrier()
+        if self._is_cuda:
+            self._first = self._now()
+            torch.cuda.synchronize(device)
+        clocks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(clocks, (socket.gethostname(), time.perf_counter()))
+        host, self._started = clocks[dist.get_rank()]
+        self._zero = next(clock for name, clock in clocks if name == host)
+
+    def reset(self) -> None:
+        """Forget the previous step."""
+        self._marks = []
+
+    @contextmanager
+    def __call__(self, action: Action) -> Iterator[None]:
+        self._begun(action)
+        start = self._now()
+        yield
+        self._marks.append((action, start, self._now()))
+        self._ended(action)
+
+    def row(self) -> list[list[Any]]:
+        """Return [action, start, end] of the latest step, as `impl.pipeline.simulate.Timeline` reads them."""
+        return [[str(action), self._seconds(start), self._seconds(end)] for action, start, end in self._marks]
+
+    def _now(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, mark: Any) -> float:
+        if self._is_cuda:
+            mark.synchronize()
+            mark = self._started + self._first.elapsed_time(mark) / 1e3
+        return mark - self._zero
 
 
 class Inspection:
@@ -76,17 +136,14 @@ class Inspection:
             ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))
         return step
 
-    def of_rank(self, measured: Measured) -> dict[str, Any]:
-        """Return this rank's part of the record."""
+    def of_rank(self, measured: Measured) -> Document:
+        """Return this rank's part of the record; one rank of each pipeline rank has the timeline."""
+        dp_rank, tp_rank = self.mesh.get_local_rank("dp"), self.mesh.get_local_rank("tp")
+        shows_timeline = self.trainer.run.plan.pp > 1 and dp_rank == tp_rank == 0
         return {
             "state_bytes": state_bytes(self.trainer)._asdict(),
             "activation_bytes": self.activations,
             "memory": self.memory,
             "traffic": measured.traffic,
-            "timeline": self.watch.row() if self._shows_timeline() else None,
+            "timeline": self.watch.row() if shows_timeline else None,
         }
-
-    def _shows_timeline(self) -> bool:
-        """Return True for one rank of each pipeline rank; the others do the same at the same time."""
-        pp = self.trainer.run.plan.pp
-        return pp > 1 and self.mesh.get_local_rank("dp") == self.mesh.get_local_rank("tp") == 0

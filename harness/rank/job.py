@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from harness.rank.json_files import read_as, write_as
+from harness.records.store import JOB as JOB
 
 Where = Literal["local", "slurm"]
-JOB = "job.json"
+"""Where ranks run: processes of this machine, or a Slurm job."""
 STOP = "stop"
 """Name of a file in an attempt's folder that ends its ranks, also where signals are ignored."""
 SUBMIT_SECONDS = 60.0
@@ -52,7 +53,7 @@ class JobState:
 
 SILENT = JobState("unknown", reason="Slurm does not answer")
 ABSENT = JobState("unknown", reason="this machine has no Slurm")
-BEHIND = JobState("unknown", reason="it has left Slurm's queue, and its accounts do not say how it ended")
+BEHIND = JobState("unknown", reason="it has left Slurm's queue, and its end is not in the accounting yet")
 ELSEWHERE = JobState("unknown", reason="its processes are another machine's")
 
 
@@ -69,11 +70,10 @@ def job_of(attempt: Path) -> Job | None:
 
 def is_unreadable(attempt: Path) -> bool:
     """Return True if an attempt has a file of its job that stays unreadable for longer than a submission takes."""
-    try:
+    with contextlib.suppress(OSError):
         age = time.time() - (attempt / JOB).stat().st_mtime
-    except OSError:
-        return False
-    return age > SUBMIT_SECONDS and job_of(attempt) is None
+        return age > SUBMIT_SECONDS and job_of(attempt) is None
+    return False
 
 
 def adopt(attempt: Path, on: Where, job: str, gpus: Sequence[str] = ()) -> bool:

@@ -1,10 +1,11 @@
 """State of the jobs of attempts, and how they are ended: processes of this machine and Slurm jobs alike."""
 
+import contextlib
 import functools
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,7 @@ def states(attempts: Sequence[Path]) -> dict[Path, JobState]:
 
     However many there are, Slurm is asked once, and its accounting once for those that have left the queue.
     """
-    found = {attempt: job for attempt in attempts if (job := job_of(attempt)) is not None}
+    found = _jobs(attempts)
     slurm = slurm_queue.states(sorted({job.job for job in found.values() if job.on == "slurm"}))
     commands = functools.cache(_commands)  # listed once, if at all
     return {a: slurm[job.job] if job.on == "slurm" else _local(a, job, commands) for a, job in found.items()}
@@ -30,60 +31,55 @@ def states(attempts: Sequence[Path]) -> dict[Path, JobState]:
 
 def gpus_in_use(folder: Path) -> list[str]:
     """Return the GPUs used by live local jobs of the attempts in a folder, each as often as it is used."""
-    found = {path: job for path in folder.iterdir() if (job := job_of(path)) is not None and job.gpus}
-    live = {path for path, state in states(list(found)).items() if state.name == "running"}
-    return [gpu for path in live for gpu in found[path].gpus]
-
-
-def _local(attempt: Path, job: Job, commands: Callable[[], list[list[str]]]) -> JobState:
-    """Return the state of a process of this machine, and of ranks that run on without it.
-
-    A process is recognised by its arguments, as its number may belong to another one by now.
-    """
-    if job.host != socket.gethostname():
-        return ELSEWHERE
-    folder = attempt.resolve()
-    try:
-        process = psutil.Process(int(job.job))
-        if process.status() == psutil.STATUS_ZOMBIE:
-            process.wait(timeout=0)  # no other code reads its exit status
-        elif _works_on(process.cmdline(), folder):
-            return JobState("running")
-    except psutil.Error:
-        pass
-    return JobState("running" if any(_works_on(words, folder) for words in commands()) else "ended")
-
-
-def _commands() -> list[list[str]]:
-    """Return the arguments of all processes of this machine that execute a Python module."""
-    found = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
-    return [words for words in found if "-m" in words]
-
-
-def _works_on(words: list[str], attempt: Path) -> bool:
-    """Return True if arguments are those of a Python module on an attempt's folder, not of an editor or `tail`."""
-    return "-m" in words and any(word == str(attempt) or word.startswith(f"{attempt}/") for word in words)
+    found = {path: job for path, job in _jobs(folder.iterdir()).items() if job.gpus}
+    return [gpu for path, state in states([*found]).items() if state.name == "running" for gpu in found[path].gpus]
 
 
 def cancel(attempts: Sequence[Path], wait_seconds: float = 10.0) -> None:
     """End the jobs of these attempts, and wait until they are gone, a few seconds at most."""
     for attempt in attempts:
         stop(attempt)
-    jobs = {attempt: job for attempt in attempts if (job := job_of(attempt)) is not None}
+    jobs = _jobs(attempts)
     numbers = [job.job for job in jobs.values() if job.on == "slurm"]
     slurm_queue.cancel(numbers)
     for attempt, job in jobs.items():
-        if job.on == "local" and job.host == socket.gethostname():
-            _interrupt(attempt.resolve(), int(job.job))
+        if job.on == "local" and job.host == socket.gethostname() and (launcher := _launcher(attempt.resolve(), job)):
+            with contextlib.suppress(psutil.Error):
+                launcher.send_signal(signal.SIGINT)
     end, pause = time.monotonic() + wait_seconds, ASK_AGAIN_SECONDS if numbers else POLL_SECONDS
-    while time.monotonic() < end and any(s.name in ("pending", "running") for s in states(list(jobs)).values()):
+    while time.monotonic() < end and any(s.name in ("pending", "running") for s in states([*jobs]).values()):
         time.sleep(pause)
 
 
-def _interrupt(attempt: Path, number: int) -> None:
-    try:
-        process = psutil.Process(number)
-        if _works_on(process.cmdline(), attempt):
-            process.send_signal(signal.SIGINT)
-    except psutil.Error:
-        pass
+def _jobs(attempts: Iterable[Path]) -> dict[Path, Job]:
+    return {attempt: job for attempt in attempts if (job := job_of(attempt)) is not None}
+
+
+def _local(attempt: Path, job: Job, commands: Callable[[], list[list[str]]]) -> JobState:
+    """Return the state of a process of this machine, and of ranks that run on without it."""
+    if job.host != socket.gethostname():
+        return ELSEWHERE
+    folder = attempt.resolve()
+    is_running = _launcher(folder, job) is not None or any(_works_on(words, folder) for words in commands())
+    return JobState("running" if is_running else "ended")
+
+
+def _launcher(attempt: Path, job: Job) -> psutil.Process | None:
+    """Return the process that started the ranks, recognised by its arguments, as its number may be another's by now."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(int(job.job))
+        if process.status() == psutil.STATUS_ZOMBIE:
+            process.wait(timeout=0)  # no other code reads its exit status
+        elif _works_on(process.cmdline(), attempt):
+            return process
+    return None
+
+
+def _commands() -> list[list[str]]:
+    """Return the arguments of all processes of this machine."""
+    return [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+
+
+def _works_on(words: list[str], attempt: Path) -> bool:
+    """Return True if arguments are those of a Python module on an attempt's folder, not of an editor or `tail`."""
+    return "-m" in words and any(word == str(attempt) or word.startswith(f"{attempt}/") for word in words)

@@ -40,11 +40,13 @@ def from_document(kind: Any, found: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(found, dict):
         hints = get_type_hints(kind)
         return kind(**{name: from_document(hints[name], found[name]) for name in hints if name in found})
-    if origin is tuple and isinstance(found, list):
-        return tuple(from_document(inner[0], one) for one in found)
+    if origin in (tuple, list) and isinstance(found, list):
+        return origin(from_document(inner[0], one) for one in found)
+    if origin is dict and isinstance(found, dict) and inner[1] is not Any:
+        return {name: from_document(inner[1], one) for name, one in found.items()}
     if kind is Path and isinstance(found, str):
         return Path(found)
     plain: Any = (int, float) if kind is float else origin or kind
     if found not in inner if origin is Literal else not isinstance(found, plain):
-        raise TypeError(f"{found!r:.60} is no {kind}")
+        raise TypeError(f"{found!r:.60} is not {kind}")
     return found

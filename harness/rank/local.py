@@ -23,8 +23,6 @@ from harness.rank.supervisor import GRACE_SECONDS, Supervisor, Task, python_path
 
 SPARE_SECONDS = 300.0
 """Time beyond the attempt's limit, which supervisors keep, before supervisors themselves are killed."""
-_started: list["subprocess.Popen[bytes]"] = []
-"""Launchers started by this process, so that their exit status can be read."""
 
 
 def start(attempt: Path, gpus: Sequence[str] = ()) -> str:
@@ -38,7 +36,6 @@ def start(attempt: Path, gpus: Sequence[str] = ()) -> str:
     command = [sys.executable, "-m", "harness.rank.local", str(attempt), *gpus]
     with (attempt / "launcher.log").open("ab") as log:  # what a Ctrl-C makes processes print is not for the user
         launcher = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-    _started[:] = [*(one for one in _started if one.poll() is None), launcher]
     keep(attempt, "local", str(launcher.pid), orders.time_limit_seconds + SPARE_SECONDS, gpus=gpus)
     return str(launcher.pid)
 

@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from harness.rank.devices import Device
 from harness.rank.job import Where
 from harness.rank.json_files import from_document
-from harness.records.store import read_json, write_atomically
+from harness.records.store import Document, read_json, write_atomically
 
 if TYPE_CHECKING:  # supervisors read orders, and start faster without the class of runs
     from impl.run import Run
@@ -31,16 +31,13 @@ class Orders:
     A field that is added needs a default: attempts of an earlier version are still read.
     """
 
-    config: dict[str, Any]
+    config: Document
     """Fields of `run` as a JSON object, equal to the record's; named "run" in the file."""
     module: str = WORKER
     """Python module that each rank executes."""
     ranks: int
-    """Number of ranks."""
     on: Where
-    """Where ranks run: processes of this machine, or a Slurm job."""
     device: Device
-    """Device of a rank; cuda: one GPU for each."""
     code: Path
     """Folder in which Python finds this project."""
     folder: Path
@@ -100,12 +97,12 @@ class Orders:
         """
         path = attempt / ORDERS
         document = read_json(path)
-        if not isinstance(document, dict):
-            raise UnreadableError(f"{path} does not say what was run: it is no JSON object, or not there")
         try:
+            if not isinstance(document, dict):
+                raise TypeError("missing, or not a JSON object")
             return from_document(cls, document | {"config": document.get("run")})
         except TypeError as error:
-            raise UnreadableError(f"{path} does not say what was run: {error}") from None
+            raise UnreadableError(f"{path} is not a file of orders: {error}") from None
 
     @classmethod
     def found(cls, attempt: Path) -> Self | None:
@@ -122,22 +119,18 @@ class Orders:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOrders(Orders):
-    """Orders of the worker, with fields that are copied into the record."""
+    """Orders of the worker, with JSON objects that are copied into the record."""
 
     id: str
-    """Id of the run."""
     experiment: str
-    """Experiment that the record belongs to."""
     tier: str
-    """Tier that the record belongs to."""
     data: Path
     """Folder of tokens."""
-    data_summary: dict[str, Any]
-    """Summary of the data for the record; a JSON object, as nothing in between reads it."""
-    environment: dict[str, Any]
-    """Submitting host for the record; a JSON object for the same reason."""
-    tries: list[dict[str, Any]] = field(default_factory=list)
-    """Outcomes of earlier attempts, from their records; JSON objects for the same reason."""
+    data_summary: Document
+    environment: Document
+    """Submitting host."""
+    tries: list[Document] = field(default_factory=list)
+    """Outcomes of earlier attempts, from their records."""
     start: Path | None = None
     """Folder of the checkpoint whose weights training starts from; None for initial weights."""
     checkpoints: Path

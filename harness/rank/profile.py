@@ -2,14 +2,15 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as profiler
+
+from harness.records.store import Document
 
 STEP = "one step"
 PARTS: tuple[str, ...] = ("products", "attention", "optimizer", "operators", "communication", "rest")
@@ -39,19 +40,11 @@ class Event(NamedTuple):
     """True for a kernel or a copy, whose `id` is that of the operator that launched it."""
     is_async: bool = False
     """True for a collective under way, from its start to its end, concurrent with the thread's operators."""
+    part: str = ""
+    """Kind of work that its time counts for, once that is known."""
 
 
-@dataclass(frozen=True)
-class Span:
-    """Time in which work of one kind went on."""
-
-    part: str
-    name: str
-    start: float
-    end: float
-
-
-def profiled(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+def profiled(step: Callable[[], object], device: torch.device) -> Document:
     """Return seconds of this rank's step and of its parts, which add up to it; another step before it warms up.
 
     Args:
@@ -66,7 +59,7 @@ def profiled(step: Callable[[], object], device: torch.device) -> dict[str, Any]
     return parts_of(_events(trace))
 
 
-def parts_of(events: Sequence[Event]) -> dict[str, Any]:
+def parts_of(events: Sequence[Event]) -> Document:
     """Return seconds of the step among the events, of its parts, and of the largest operators in them.
 
     Of nested operators the outermost counts, with all that it calls. On a CPU the thread of the step counts. It
@@ -77,19 +70,18 @@ def parts_of(events: Sequence[Event]) -> dict[str, Any]:
     """
     step = next(event for event in events if event.name == STEP and not event.on_device)
     inside = [event for event in events if event.start < step.end and event.end > step.start]
-    spans = list(_on_device(inside)) if any(event.on_device for event in inside) else _on_thread(inside, step)
-    clipped = [replace(span, start=max(span.start, step.start), end=min(span.end, step.end)) for span in spans]
-    sums: dict[tuple[str, str], tuple[float, int]] = {}
+    spans = _on_device(inside) if any(event.on_device for event in inside) else _on_thread(inside, step)
+    clipped = [span._replace(start=max(span.start, step.start), end=min(span.end, step.end)) for span in spans]
+    by_name: dict[tuple[str, str], list[float]] = {}
     for span in clipped:
-        seconds, calls = sums.get((span.part, span.name), (0.0, 0))
-        sums[span.part, span.name] = seconds + span.end - span.start, calls + 1
-    largest = sorted(sums.items(), key=lambda item: -item[1][0])[:LARGEST]
+        by_name.setdefault((span.part, span.name), []).append(span.end - span.start)
+    largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:LARGEST]
     return {
         "seconds": step.end - step.start,
         "parts": attribute(clipped, step.start, step.end),
         "largest": [
-            {"part": part, "name": name, "seconds": seconds, "calls": calls}
-            for (part, name), (seconds, calls) in largest
+            {"part": part, "name": name, "seconds": sum(seconds), "calls": len(seconds)}
+            for (part, name), seconds in largest
         ],
     }
 
@@ -109,16 +101,21 @@ def part_of(name: str) -> str | None:
     return "operators" if name.startswith("aten::") else None
 
 
-def outermost(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
-    """Yield the operators of one thread that have a part and are in no other that has one, in order."""
-    end = float("-inf")
+def covered(events: Iterable[Event]) -> Iterator[tuple[Event, bool]]:
+    """Yield the operators of one thread that have a part, or are in one that has, in order, with that part.
+
+    The second value is True for operators that are in no other that has a part.
+    """
+    part, end = "", float("-inf")
     for event in sorted(events, key=lambda event: (event.start, -event.end)):
-        if event.start >= end and (part := part_of(event.name)) is not None:
-            end = event.end
-            yield part, event
+        own = part_of(event.name)
+        if is_outermost := event.start >= end and own is not None:
+            part, end = own, event.end
+        if event.end <= end:
+            yield event._replace(part=part), is_outermost
 
 
-def attribute(spans: Iterable[Span], begin: float, end: float) -> dict[str, float]:
+def attribute(spans: Iterable[Event], begin: float, end: float) -> dict[str, float]:
     """Return seconds of each part between two moments."""
     edges = sorted(edge for s in spans if s.end > s.start for edge in ((s.start, 1, s.part), (s.end, -1, s.part)))
     seconds, running, now = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0), begin
@@ -129,36 +126,30 @@ def attribute(spans: Iterable[Span], begin: float, end: float) -> dict[str, floa
     return seconds
 
 
-def _on_thread(events: Sequence[Event], step: Event) -> list[Span]:
+def _on_thread(events: Sequence[Event], step: Event) -> Sequence[Event]:
     """Return the operators of the step's thread, and the waits for collectives between them."""
     own = [event for event in events if event.thread == step.thread and not event.is_async]
-    spans = [Span(part, event.name, event.start, event.end) for part, event in outermost(own)]
+    spans = [event for event, is_outermost in covered(own) if is_outermost]
     ended = sorted((e.end, e.name) for e in events if e.is_async and part_of(e.name) == "communication")
-    ends = [end for end, _ in ended]
     idle, busy = [step.start, *(s.end for s in spans)], [*(s.start for s in spans), step.end]
     for start, stop in zip(idle, busy, strict=True):
-        last = bisect_right(ends, stop) - 1
-        if last >= 0 and ends[last] > start:
-            spans.append(Span("communication", f"wait for {ended[last][1]}", start, ends[last]))
+        last = bisect_right(ended, stop, key=lambda end: end[0]) - 1
+        if last >= 0 and ended[last][0] > start:
+            end, name = ended[last]
+            spans.append(Event(f"wait for {name}", start, end, part="communication"))
     compiled = [event for event in own if event.name.startswith(COMPILED)]
-    return spans + [Span("operators", "compiled", event.start, event.end) for event in compiled]
+    return spans + [event._replace(name="compiled", part="operators") for event in compiled]
 
 
-def _on_device(events: Sequence[Event]) -> Iterator[Span]:
-    """Yield the kernels, each with the part of the operator that launched it."""
+def _on_device(events: Sequence[Event]) -> Sequence[Event]:
+    """Return the kernels, each with the part of the operator that launched it."""
     launched: dict[int, str] = {}
     for thread in {event.thread for event in events if not event.on_device}:
-        own = [e for e in events if e.thread == thread and not e.on_device and not e.is_async]
-        known = list(outermost(own))
-        starts = [event.start for _, event in known]
-        for event in own:
-            at = bisect_right(starts, event.start) - 1
-            if at >= 0 and event.end <= known[at][1].end:
-                launched[event.id] = known[at][0]
-    for kernel in (event for event in events if event.on_device):
-        is_nccl = kernel.name.lower().startswith("nccl")
-        part = "communication" if is_nccl else launched.get(kernel.id, "operators")
-        yield Span(part, kernel.name, kernel.start, kernel.end)
+        own = [event for event in events if event.thread == thread and not event.on_device and not event.is_async]
+        launched |= {event.id: event.part for event, _ in covered(own)}
+    is_nccl = lambda kernel: kernel.name.lower().startswith("nccl")
+    part = lambda kernel: "communication" if is_nccl(kernel) else launched.get(kernel.id, "operators")
+    return [event._replace(part=part(event)) for event in events if event.on_device]
 
 
 def _events(trace: profiler) -> list[Event]:

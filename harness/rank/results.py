@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from harness.rank.json_files import read_as
 from harness.rank.orders import Orders, UnreadableError
-from harness.records.store import loads
+from harness.records.store import Document, loads
 
 
 @dataclass(frozen=True)
@@ -14,33 +13,31 @@ class Result:
     """Result of a rank that came to its end; JSON objects are copied into the record."""
 
     status: str
-    seconds: dict[str, Any]
+    seconds: dict[str, float]
     """Durations of the run's parts."""
-    evaluations: list[dict[str, Any]]
-    rank: dict[str, Any]
+    evaluations: list[Document]
+    rank: Document
     """Rank's own measurements."""
     reason: str | None = None
-    engine: dict[str, Any] = field(default_factory=dict)
-    device: dict[str, Any] = field(default_factory=dict)
-    resolved: dict[str, Any] = field(default_factory=dict)
+    engine: Document = field(default_factory=dict)
+    device: Document = field(default_factory=dict)
+    resolved: Document = field(default_factory=dict)
     resumed: list[int] = field(default_factory=list)
     """Steps at which training was resumed from a checkpoint."""
 
 
 def result_of(attempt: Path, rank: int) -> Result | None:
     """Return the result of a rank; None if there is none, or it is damaged."""
-    result = read_as(Result, attempt / f"rank-{rank}.json")
-    return result if result is not None and all(map(_is_number, result.seconds.values())) else None
+    return read_as(Result, attempt / f"rank-{rank}.json")
 
 
 def has_results(attempt: Path) -> bool:
     """Return True if every rank has left its result."""
     orders = Orders.found(attempt)
-    ranks = range(orders.ranks) if orders is not None else ()
-    return len(ranks) > 0 and all(result_of(attempt, rank) is not None for rank in ranks)
+    return orders is not None and all(result_of(attempt, rank) is not None for rank in range(orders.ranks))
 
 
-def steps_so_far(attempt: Path, rank: int = 0) -> list[dict[str, Any]]:
+def steps_so_far(attempt: Path, rank: int = 0) -> list[Document]:
     """Return the steps in a rank's log, without a torn last line; a loss that is not finite is None.
 
     Raises:
@@ -61,17 +58,13 @@ def steps_so_far(attempt: Path, rank: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def step_of(line: str) -> dict[str, Any] | None:
+def step_of(line: str) -> Document | None:
     """Return the step in a line of a log; None if there is none."""
     try:
         step = loads(line)
-    except (ValueError, RecursionError):
+        numbers = [step["step"], step["seconds"]]
+        measured = [step["loss"], step.get("grad_norm"), step.get("lr")]
+    except (ValueError, RecursionError, KeyError, TypeError):
         return None
-    if not isinstance(step, dict) or not {"step", "loss", "seconds"} <= step.keys():
-        return None
-    measured = (step[name] for name in ("loss", "grad_norm", "lr") if step.get(name) is not None)  # None: not finite
-    return step if all(map(_is_number, (step["step"], step["seconds"], *measured))) else None
-
-
-def _is_number(found: Any) -> bool:
-    return type(found) in (int, float)
+    numbers += [found for found in measured if found is not None]  # None: not finite
+    return step if all(type(number) in (int, float) for number in numbers) else None

@@ -18,20 +18,66 @@ from impl.files import rename
 from impl.train import Trainer
 
 T = TypeVar("T")
+LOOK_SECONDS = 1.0
+"""Approximate time between two looks for a request to end."""
+AGREE_AFTER = 2
+"""Steps of an attempt after which the duration of a step is known, as the first may compile."""
+MOST_STEPS = 1000
+"""Largest number of steps between two looks."""
+
+
+class AgreedEnd:
+    """Step after which all ranks end, chosen by rank 0, whose supervisor receives the scheduler's signal.
+
+    On a request rank 0 chooses a later step at which all ranks look, and writes it into the run's store before it goes
+    on; since every step ends with a sum over all ranks, no rank can have passed that step by then. Between two looks
+    about a second passes, however short a step is, so that the other ranks rarely query the host of rank 0.
+
+    Args:
+        is_requested: returns True if this rank is to end; called on rank 0 only.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, is_requested: Callable[[], bool]) -> None:
+        self.store, self.rank, self.is_requested = store, rank, is_requested
+        self._calls, self._every = 0, 1
+        self._end: int | None = None
+
+    def ends(self, steps: int, seconds: float) -> bool:
+        """Return True if training ends after this many steps; every rank has to call this after each step.
+
+        Args:
+            seconds: duration of the last step.
+        """
+        self._calls += 1
+        if self._calls == AGREE_AFTER:
+            if self.rank == 0:
+                self.store.set("look", str(min(MOST_STEPS, max(1, int(LOOK_SECONDS / max(seconds, 1e-6))))))
+            self._every = int(self.store.get("look"))
+        if self._end is None:
+            if self.rank == 0:
+                if self.is_requested():
+                    self._end = steps + self._every - steps % self._every
+                    self.store.set("end", str(self._end))
+            elif (self._calls <= AGREE_AFTER or steps % self._every == 0) and self.store.check(["end"]):
+                self._end = int(self.store.get("end"))
+        return self._end is not None and steps >= self._end
 
 
 class Continuation:
-    """Checkpoints saved after every `every` steps and after the last one.
+    """Checkpoints saved after every `every` steps, after the last one, and before an agreed end.
 
     Args:
         folder: folder of this run alone, visible to all ranks.
         timeout: longest time that ranks wait for the slowest one's writing.
+        end: agreement on an earlier end; None if none can be requested.
     """
 
-    def __init__(self, folder: Path, every: int, trainer: Trainer, timeout: timedelta) -> None:
+    def __init__(
+        self, folder: Path, every: int, trainer: Trainer, timeout: timedelta, end: AgreedEnd | None = None
+    ) -> None:
         group = dist.new_group(backend="gloo", timeout=timeout)
         assert isinstance(group, dist.ProcessGroup)
-        self.folder, self.group = folder, group
+        self.folder, self.group, self.end = folder, group, end
         self.checkpoints = Checkpoints(folder, trainer, group)
         self.every, self.last = every, trainer.run.train.steps
         self.measurements = folder / f"rank-{dist.get_rank()}.json"
@@ -45,7 +91,10 @@ class Continuation:
             InputError: the checkpoint is of another run.
             DamagedError: the checkpoint was partly loaded when it was found to be damaged, and there is no older one.
         """
-        before = _measured(self.measurements)
+        try:
+            before = Measured.read(read_checked(self.measurements))
+        except ValueError:
+            before = None
         warnings = self._put_aside_unusable(len(before.steps) if before else -1)
         while True:
             try:
@@ -74,7 +123,7 @@ class Continuation:
                 return []  # loading reports what is wrong with newer ones
             if saved is not None:
                 lost = ", ".join(str(rank) for rank, steps in enumerate(of_ranks) if steps < saved.step)
-                damaged.append(f"{saved.path} is of no use: what rank {lost} measured before it is lost")
+                damaged.append(f"{saved.path} cannot be used: measurements of rank {lost} are missing")
             if damaged:
                 _put_aside(self.folder, newest_only=False)
             return damaged
@@ -87,23 +136,22 @@ class Continuation:
         dist.broadcast_object_list(results, group=self.group, group_src=0)
         return results[0]
 
-    def after(self, steps: int, measured: Measured, *, now: bool = False) -> None:
-        """Save a checkpoint if one is due after this many steps, or has to be saved now."""
-        if not now and steps % self.every and steps != self.last:
-            return
-        begin = time.perf_counter()
-        write_atomically(self.measurements, with_digest(json.dumps(dataclasses.asdict(measured))))
-        self.checkpoints.save(steps)
-        seconds = measured.seconds
-        seconds["checkpoint"] = seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
+    def after(self, steps: int, measured: Measured, seconds: float = 0.0) -> bool:
+        """Save a checkpoint if one is due after this many steps; return True if training ends here, with all saved.
 
-
-def _measured(path: Path) -> Measured | None:
-    """Return the measurements in a file; None if it is missing or damaged."""
-    try:
-        return Measured.read(read_checked(path))
-    except ValueError:
-        return None
+        Args:
+            seconds: duration of the last step.
+        """
+        ends = self.end is not None and self.end.ends(steps, seconds)
+        if ends or steps % self.every == 0 or steps == self.last:
+            begin = time.perf_counter()
+            write_atomically(self.measurements, with_digest(json.dumps(dataclasses.asdict(measured))))
+            self.checkpoints.save(steps)
+            spent = measured.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
+            measured.seconds["checkpoint"] = spent
+        if ends:
+            self.checkpoints.wait()
+        return ends
 
 
 def _put_aside(folder: Path, *, newest_only: bool) -> bool:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from harness.records.store import Document
 from impl.collectives import all_gather_into_start, all_reduce_start, reduce_scatter_into_start
 from impl.cost.gemms import Core, Product, core, products
 from impl.cost.place import Place
@@ -27,7 +27,7 @@ LAUNCHES = 10
 Operation = Callable[[], object]
 
 
-def gemm_rate(run: Run, device: torch.device) -> dict[str, Any]:
+def gemm_rate(run: Run, device: torch.device) -> Document:
     """Return FLOP/s of a layer's largest matrix product alone, [b s, h] x [h, 4h]; the vocabulary's may be larger."""
     m, h = run.train.microbatch * run.model.seq_len, run.model.hidden_size
     operation = product(Product("", "input gradient", m, 4 * h, h, 1, False), WEIGHTS[run.precision], device)
@@ -35,7 +35,7 @@ def gemm_rate(run: Run, device: torch.device) -> dict[str, Any]:
     return {"gemm_flops_per_s": 2 * m * h * 4 * h / seconds, "gemm_shape": [m, h, 4 * h]}
 
 
-def roofline(run: Run, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
+def roofline(run: Run, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> Document:
     """Return seconds of this rank's products, attention and collectives in an optimizer step, each kind alone.
 
     Every distinct product and collective is measured after a first one that does not count, in the run's precision; a
@@ -48,23 +48,19 @@ def roofline(run: Run, vocab_size: int, mesh: DeviceMesh, device: torch.device) 
     stages = places[mesh.get_local_rank("pp")].stages
     dtype = WEIGHTS[run.precision]
     dist.barrier()
-    gemms = [
-        {
-            "name": one.name,
-            "pass": one.pass_,
-            "shape": [one.m, one.n, one.k],
-            "calls": one.count * run.microbatches,
-            "seconds": median_seconds(product(one, dtype, device), device),
-        }
+    gemms: list[Document] = [
+        {"name": one.name, "pass": one.pass_, "shape": [one.m, one.n, one.k]}
+        | _timed(one.count * run.microbatches, product(one, dtype, device), device)
         for one in products(run, vocab_size, stages, head_positions(run.model))
     ]
     dist.barrier()
     attention = _attention(core(run, stages), run.microbatches, dtype, device)
     collectives = _collectives(places, mesh, device)
+    total = lambda rows: sum(row["calls"] * row["seconds"] for row in rows)
     return {
-        "gemm_seconds": _total(gemms),
-        "attention_seconds": _total(attention),
-        "collective_seconds": _total(collectives),
+        "gemm_seconds": total(gemms),
+        "attention_seconds": total(attention),
+        "collective_seconds": total(collectives),
         "products": gemms,
         "attention": attention,
         "collectives": collectives,
@@ -95,8 +91,8 @@ def seconds(operation: Operation, device: torch.device) -> float:
     return begin.elapsed_time(end) / 1e3 / LAUNCHES
 
 
-def _total(rows: list[dict[str, Any]]) -> float:
-    return sum(row["calls"] * row["seconds"] for row in rows)
+def _timed(calls: int, operation: Operation, device: torch.device) -> Document:
+    return {"calls": calls, "seconds": median_seconds(operation, device)}
 
 
 def product(of: Product, dtype: torch.dtype, device: torch.device) -> Operation:
@@ -110,7 +106,7 @@ def product(of: Product, dtype: torch.dtype, device: torch.device) -> Operation:
     return lambda: torch.mm(a, b, out=out)
 
 
-def _attention(core: Core, microbatches: int, dtype: torch.dtype, device: torch.device) -> list[dict[str, Any]]:
+def _attention(core: Core, microbatches: int, dtype: torch.dtype, device: torch.device) -> list[Document]:
     """Measure the forward and backward pass, on heads that are adjacent in memory, as in layers."""
     generator = torch.Generator(device).manual_seed(0)
     shape = core.batch, core.seq_len, 3, core.heads, core.head_size
@@ -121,17 +117,12 @@ def _attention(core: Core, microbatches: int, dtype: torch.dtype, device: torch.
     backward = lambda: torch.autograd.grad(out, (q, k, v), qkv[0], retain_graph=True)
     shown = [core.batch, core.heads, core.seq_len, core.head_size]
     return [
-        {
-            "pass": pass_,
-            "shape": shown,
-            "calls": calls * microbatches,
-            "seconds": median_seconds(operation, device),
-        }
+        {"pass": pass_, "shape": shown} | _timed(calls * microbatches, operation, device)
         for pass_, calls, operation in (("forward", core.forwards, forward), ("backward", core.backwards, backward))
     ]
 
 
-def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) -> list[dict[str, Any]]:
+def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) -> list[Document]:
     """Measure the collectives of this rank in a step; several sizes of one kind are calls of their mean.
 
     A send is measured on all pipeline ranks at once, to the next one, and from the last one to the first.
@@ -152,9 +143,11 @@ def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) ->
         if group is None or count is None:
             continue
         size = places[0].transferred if op == "send" else count.bytes // count.calls
-        operation = collective(op, size, _dtype(run, axes, op), group, device)
-        seconds = median_seconds(operation, device)
-        found.append({"axes": axes, "op": op, "bytes": size, "calls": count.calls, "seconds": seconds})
+        # gradients are reduced in the type of their sums, all else has the weights' type
+        is_gradient = op in ("all_reduce", "reduce_scatter") and axes != "tp"
+        dtype = (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
+        operation = collective(op, size, dtype, group, device)
+        found.append({"axes": axes, "op": op, "bytes": size} | _timed(count.calls, operation, device))
     return found
 
 
@@ -164,12 +157,6 @@ def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | Non
         rank_of = place.schedule.rank_of
         return ends_group(mesh, {rank_of[0], rank_of[len(rank_of) - 1]})
     return joint_group(mesh, *axes.split("_"))
-
-
-def _dtype(run: Run, axes: str, op: Op) -> torch.dtype:
-    """Return the type of the data: gradients are reduced in the type of their sums, all else has the weights' type."""
-    is_gradient = op in ("all_reduce", "reduce_scatter") and axes != "tp"
-    return (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
 
 
 def collective(

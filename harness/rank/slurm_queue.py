@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness.rank.failure import SCHEDULER
 from harness.rank.job import ABSENT, BEHIND, SILENT, JobState, job_of
 
 ASK_SECONDS = 30.0
@@ -19,10 +20,7 @@ LOG_LINE = re.compile(r"(slurmstepd|slurmd|srun)[\w.-]*: ", re.ASCII)
 
 PENDING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
-ENDED = (
-    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED"),
-    *("NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"),
-)
+ENDED = ("COMPLETED", "FAILED", *SCHEDULER)
 """Slurm's states of jobs that are over; a state in none of the three lists is unknown, not an end."""
 
 QUEUE_FIELDS = "JobArrayID:64,State:32,RestartCnt:16,Reason:64"
@@ -33,9 +31,12 @@ NO_ACCOUNTING = "accounting storage is disabled"
 NO_CLUSTER = "Could not establish a configuration source"
 """Message of Slurm's commands on a machine that belongs to no cluster."""
 
+_behind: dict[str, float] = {}
+"""Times at which jobs were first missing from the queue while the accounting had no end of them."""
+
 
 def states(numbers: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of these jobs; the queue is believed before the accounting, which is behind it."""
+    """Return the states of these jobs; the queue has precedence over the accounting, which lags behind it."""
     if not numbers:
         return {}
     arrays = ",".join(sorted({number.partition("_")[0] for number in numbers}))
@@ -45,8 +46,7 @@ def states(numbers: Sequence[str]) -> dict[str, JobState]:
     if queue in (None, NO_CLUSTER):
         return dict.fromkeys(numbers, SILENT if queue is None and shutil.which("squeue") else ABSENT)
     found = in_queue(queue)
-    gone = [number for number in numbers if number not in found]
-    if gone:
+    if gone := [number for number in numbers if number not in found]:
         fields = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
         accounts = _ask(["sacct", *fields, f"--jobs={arrays}"], no_answer=(NO_ACCOUNTING,))
         found |= dict.fromkeys(gone, SILENT) if accounts is None else _overtaken(in_accounts(accounts, gone))
@@ -62,24 +62,17 @@ def _overtaken(found: dict[str, JobState]) -> dict[str, JobState]:
     return found
 
 
-_behind: dict[str, float] = {}
-"""Times at which jobs were first missing from the queue while the accounting did not know their end."""
-
-
 def in_queue(text: str) -> dict[str, JobState]:
     """Return the states of jobs in the output of squeue, a line of QUEUE_FIELDS a job."""
-    found = {}
-    for words in map(str.split, text.splitlines()):
-        if len(words) >= 3:
-            restarts = int(words[2]) if words[2].isdecimal() else None
-            found[words[0]] = _state(words[1], restarts, " ".join(words[3:]))
-    return found
+    rows = [words for words in map(str.split, text.splitlines()) if len(words) >= 3]
+    restarts = lambda word: int(word) if word.isdecimal() else None
+    return {number: _state(word, restarts(count), " ".join(reason)) for number, word, count, *reason in rows}
 
 
 def in_accounts(text: str, gone: Sequence[str]) -> dict[str, JobState]:
     """Return the states of jobs that have left the queue, from the output of sacct: `123_4|CANCELLED by 0` a job.
 
-    They are over, known to the accounting or not; if it shows another state, it is behind, and the state is unknown.
+    They are over, also without a row; with a row of another state, the accounting lags behind: the state is unknown.
     A task that is cancelled before it starts is listed only as one of `123_[4-6,8%2]`.
     """
     rows: dict[str, str] = {}
@@ -120,8 +113,8 @@ def _ask(command: list[str], no_answer: Sequence[str] = ()) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
-    message = next((text for text in no_answer if text in done.stdout + done.stderr), None)
-    return message if message is not None else None if done.returncode else done.stdout
+    output = None if done.returncode else done.stdout
+    return next((text for text in no_answer if text in done.stdout + done.stderr), output)
 
 
 def cancel(numbers: Sequence[str]) -> None:
@@ -132,14 +125,9 @@ def cancel(numbers: Sequence[str]) -> None:
 
 def log_lines(attempt: Path) -> list[str]:
     """Return the last lines that Slurm wrote into the logs of the attempt's job: on memory, limits, failed nodes."""
-    lines = [
-        line.strip()
-        for log in _logs(attempt)
-        if log.name.endswith("log.err")
-        for line in log.read_text(errors="replace").splitlines()
-        if LOG_LINE.match(line)
-    ]
-    return list(dict.fromkeys(lines))[-LOG_LINES:]
+    logs = [log for log in _logs(attempt) if log.name.endswith("log.err")]
+    lines = (line.rstrip() for log in logs for line in log.read_text(errors="replace").splitlines())
+    return list(dict.fromkeys(filter(LOG_LINE.match, lines)))[-LOG_LINES:]
 
 
 def forget(attempt: Path) -> None:

@@ -46,7 +46,7 @@ class SlurmSupervisor(Supervisor):
 
     def run(self) -> Ended:
         """Supervise the rank; if it has saved a checkpoint for the job's end, requeue the job."""
-        signal.signal(signal.SIGUSR2, self._announce)  # in place of submitit's handlers, which know no ranks
+        signal.signal(signal.SIGUSR2, self._announce)  # in place of submitit's handlers, which ignore the ranks
         signal.signal(signal.SIGTERM, self._terminate)
         ended = super().run()
         if ended == "saved" and self.task.rank == 0:
@@ -74,12 +74,12 @@ class SlurmSupervisor(Supervisor):
         if self.is_terminated:
             time.sleep(END_SECONDS)  # a job that ends by itself is not requeued by the scheduler
         if self.restart >= self.orders.requeues:
-            refused = f"it was requeued {self.restart} times, which is the most"
+            refused = f"it was requeued {self.restart} times, which is the limit"
         elif (refused := requeue(self.task.job)) is None:
             time.sleep(END_SECONDS)
         is_limit = self._is_time_over(time.monotonic())
         cause, why = ("time_limit", "its job's time limit") if is_limit else ("preempted", "another job")
-        refused = refused or "nothing came of it"
+        refused = refused or "Slurm did not end the job"
         self._fail(cause, f"rank 0 saved a checkpoint for {why}, and was not requeued: {refused}")
 
     def _is_time_over(self, now: float) -> bool:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from harness.rank import rendezvous
+from harness.rank import addresses
 from harness.rank.devices import restricted_to
 from harness.rank.failure import Cause, Failure, fail, last_lines, of_exit
 from harness.rank.heartbeat import EXIT_SAVED, Alive, Ended, Pulse, SharedMemory, places, read_alive, write_alive
 from harness.rank.job import STOP
+from harness.rank.json_files import read_as
 from harness.rank.orders import ORDERS, WORKER, Orders
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Supervisor:
     def run(self) -> Ended:
         """Start the rank, wait for its end, and write how it ended."""
         self._write_alive()
-        with self.memory, open(self.attempt / f"rank-{self.task.rank}.log", "ab") as log:
+        with self.memory.file, open(self.attempt / f"rank-{self.task.rank}.log", "ab") as log:
             self.child = child = subprocess.Popen(
                 self._command(),
                 stdin=self.memory.file,
@@ -85,8 +86,14 @@ class Supervisor:
                 cwd=self.orders.folder,
                 preexec_fn=_before_it_starts(self.ignored),
             )
+            ended: Ended = ""
             try:
-                ended = self._watch(child)
+                while not ended and child.poll() is None:
+                    now = time.monotonic()
+                    self._follow(now)
+                    if not (ended := self._why_end(child, now)):
+                        self._prepare_end_of_job(now)
+                        time.sleep(POLL_SECONDS)
             finally:
                 child.kill()
                 child.wait()
@@ -97,20 +104,9 @@ class Supervisor:
 
     def _command(self) -> list[str]:
         orders, task, attempt = self.orders, self.task, self.attempt
-        where = rendezvous.place(attempt, task.hosts, task.node, task.job if orders.on == "slurm" else None)
+        where = addresses.place(attempt, task.hosts, task.node, task.job if orders.on == "slurm" else None)
         ranks = [str(number) for number in (task.rank, task.local_rank, task.ranks)]
         return [*orders.container, sys.executable, "-m", orders.module, str(attempt), *ranks, where]
-
-    def _watch(self, child: "subprocess.Popen[bytes]") -> Ended:
-        """Wait for the rank's end, or end it; return how it was ended, "" if it ended by itself."""
-        while child.poll() is None:
-            now = time.monotonic()
-            self._follow(now)
-            if (ended := self._why_end(child, now)) != "":
-                return ended
-            self._prepare_end_of_job(now)
-            time.sleep(POLL_SECONDS)
-        return ""
 
     def _prepare_end_of_job(self, now: float) -> None:
         """React to the scheduler's announcement that the job will end; there is none on this machine."""
@@ -139,7 +135,8 @@ class Supervisor:
         if is_late:
             return self._fail("time_limit", f"time limit of {limit:.0f} s reached")
         if hangs:
-            where = places(self.attempt, self.task.ranks, (self.task.rank, self._pulse()))
+            self._write_alive()
+            where = places(self.attempt, self.task.ranks)
             return self._fail("hang", f"no progress for {patience:.0f} s: {where}")
         if now - self.looked < LOOK_SECONDS[self.orders.on]:
             return ""
@@ -149,23 +146,21 @@ class Supervisor:
         if self._another_failed():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(GRACE_SECONDS)
-            return "stopped" if child.poll() is None else ""
+                return ""
+            return "stopped"
         return ""
 
     def _is_unwanted(self) -> bool:
         """Return True if no process would read the result: the driver is gone, or the claim or attempt is lost."""
-        orders = self.orders
-        if orders.on == "local" and (os.getppid() != self.parent or _has_exited(orders.driver_pid)):
-            return True
-        is_claimed = orders.claim is None or orders.claim.is_dir()
-        return not (is_claimed and (self.attempt / ORDERS).exists())
+        claim, driver = self.orders.claim, self.orders.driver_pid
+        is_alone = os.getppid() != self.parent or (driver is not None and _status(driver) == psutil.STATUS_ZOMBIE)
+        is_lost = (claim is not None and not claim.is_dir()) or not (self.attempt / ORDERS).exists()
+        return is_lost or (self.orders.on == "local" and is_alone)
 
     def _another_failed(self) -> bool:
         """Return True if another rank has failed in this start of the job."""
-        files = (path.name for path in self.attempt.glob("rank-*.failure.json"))
-        numbers = {int(number) for name in files if (number := name.split("-")[1].partition(".")[0]).isdecimal()}
-        failures = (Failure.of_rank(self.attempt, rank) for rank in numbers - {self.task.rank})
-        return any(failure is not None and failure.restart >= self.restart for failure in failures)
+        failures = (read_as(Failure, path) for path in self.attempt.glob("rank-*.failure.json"))
+        return any(f is not None and f.rank != self.task.rank and f.restart >= self.restart for f in failures)
 
     def _conclude(self, code: int) -> Ended:
         """Return how the rank ended by itself; write its failure if it has not done so."""
@@ -197,11 +192,8 @@ class Supervisor:
 
     def _pulse(self) -> Pulse:
         """Return the rank's place, and whether a signal keeps it there."""
-        if self.child is not None and self.child.returncode is None:
-            with contextlib.suppress(psutil.Error):
-                is_stopped = psutil.Process(self.child.pid).status() == psutil.STATUS_STOPPED
-                return replace(self.pulse, is_stopped=is_stopped)
-        return self.pulse
+        is_stopped = self.child is not None and _status(self.child.pid) == psutil.STATUS_STOPPED
+        return replace(self.pulse, is_stopped=is_stopped)
 
 
 def _stages(run: "Run", rank: int) -> str:
@@ -216,14 +208,12 @@ def _stages(run: "Run", rank: int) -> str:
     return f" (pipeline rank {pp_rank}, stage {', '.join(map(str, stages))})"
 
 
-def _has_exited(process: int | None) -> bool:
-    """Return True if the process has exited, zombies included."""
-    if process is None:
-        return False
+def _status(process: int) -> str:
+    """Return the state of a process in psutil's words; a zombie's if it is gone."""
     try:
-        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+        return psutil.Process(process).status()
     except psutil.NoSuchProcess:
-        return True
+        return psutil.STATUS_ZOMBIE
 
 
 def _before_it_starts(ignored: Sequence[int]) -> Callable[[], None]:
@@ -269,7 +259,7 @@ def _environment(orders: Orders, task: Task, gpus: Sequence[str]) -> dict[str, s
         environment |= restricted_to(gpus)
     if orders.interface:
         environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), orders.interface)
-    elif name := rendezvous.interface(task.hosts, task.node):
+    elif name := addresses.interface(task.hosts, task.node):
         environment.setdefault("GLOO_SOCKET_IFNAME", name)  # NCCL finds faster ones by itself
     if orders.engine == "deepspeed":
         ranks = {"RANK": task.rank, "WORLD_SIZE": task.ranks, "LOCAL_RANK": task.local_rank}

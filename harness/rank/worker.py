@@ -11,39 +11,35 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from harness.rank.agreed_end import AgreedEnd
 from harness.rank.failure import cause_of, fail
-from harness.rank.heartbeat import EXIT_SAVED, Heartbeat, entered, places
-from harness.rank.instruments import DamagedError, Inspection, Measured
+from harness.rank.heartbeat import EXIT_SAVED, Heartbeat, places
+from harness.rank.instruments import DamagedError, Inspection, Measured, Stopwatch
 from harness.rank.json_files import write_as
 from harness.rank.orders import TrainingOrders
 from harness.rank.profile import profiled
 from harness.rank.rendezvous import RendezvousError, join
 from harness.rank.results import Result
 from harness.rank.roofline import gemm_rate, roofline
-from harness.rank.stopwatch import Stopwatch
 from harness.records.environment import device_environment
-from harness.records.store import RESUMED, write_atomically
+from harness.records.store import RESUMED, Document, write_atomically
 from impl.collectives import observed
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
 from impl.data.tokens import TokenFolder
 from impl.dimensions import dimensions
+from impl.engines import Engine, make
 from impl.mesh import build_mesh
 from impl.pipeline.schedules import trust
 from impl.plan import AXES
-from impl.run import Run
 from impl.train import Trainer
 
 if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs have none
     from harness.rank.resume import Continuation
-    from impl.engines import Engine
 
 FLUSH_SECONDS = 0.5
 
@@ -51,19 +47,18 @@ FLUSH_SECONDS = 0.5
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
     """Train the run of the attempt's orders; return the exit status, and write a failure for the record."""
     try:
-        is_over = Worker(attempt, rank, local_rank, world_size, rendezvous).run_to_end()
+        worker = Worker(attempt, rank, local_rank, world_size, rendezvous)
+        with observed(worker.heart.began):
+            return 0 if worker.run_to_end() else EXIT_SAVED
     except Exception as error:
-        return _failed(attempt, rank, world_size, error)
-    return 0 if is_over else EXIT_SAVED
-
-
-def make(run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> "Engine":
-    """Return the trainer of the run's engine; other engines than this project's are imported only for their runs."""
-    if run.engine == "native":
-        return Trainer(run, data, mesh, device)
-    from impl.engines import make as make_other
-
-    return make_other(run, data, mesh, device)
+        traceback.print_exc()
+        sys.stderr.flush()
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        text = f"{type(error).__name__}: {first_line}"
+        cause = "launch" if isinstance(error, RendezvousError | DamagedError) else cause_of(text)
+        where = f" ({places(attempt, world_size)})" if cause == "hang" else ""
+        fail(attempt, rank, cause, f"rank {rank}: {text}{where}")
+        return 1
 
 
 class Worker:
@@ -86,10 +81,6 @@ class Worker:
 
     def run_to_end(self) -> bool:
         """Start up, train, evaluate, write the result; return False if the rank saved and ended before, on request."""
-        with observed(self.heart.began):
-            return self._run_to_end()
-
-    def _run_to_end(self) -> bool:
         self.heart.enter("start-up", action="making the model")
         data = TokenFolder.open(self.orders.data)
         trainer = make(self.run, data, self.mesh, self.device)
@@ -126,7 +117,7 @@ class Worker:
         dist.destroy_process_group()
         return True
 
-    def _write(self, trainer: "Engine", measured: dict[str, Any], status: str, reason: str | None) -> None:
+    def _write(self, trainer: Engine, measured: Document, status: str, reason: str | None) -> None:
         """Write the result for the record."""
         result = Result(
             status=status,
@@ -145,7 +136,7 @@ class Worker:
         )
         write_as(self.attempt / f"rank-{self.rank}.json", result)
 
-    def _load_start(self, trainer: "Engine") -> None:
+    def _load_start(self, trainer: Engine) -> None:
         """Load the weights of another run if training starts from them."""
         if self.orders.start is None:
             return
@@ -156,16 +147,19 @@ class Worker:
         assert isinstance(group, dist.ProcessGroup)
         start_from(self.orders.start, trainer, group)
 
-    def _resume(self, trainer: "Engine") -> "Continuation | None":
+    def _resume(self, trainer: Engine) -> "Continuation | None":
         """Return the checkpoints if there are to be any, and resume from the last one if there is one."""
         every = self.orders.checkpoint_every or (self.run.train.steps if self.run.keep_end else 0)
         if not every:
             return None
         assert isinstance(trainer, Trainer)  # other engines are refused checkpoints before they start
-        from harness.rank.resume import Continuation
+        from harness.rank.resume import AgreedEnd, Continuation
 
+        # on this machine no end is ever requested
+        is_slurm = self.orders.on == "slurm"
+        end = AgreedEnd(self.store, self.rank, self.heart.is_end_requested) if is_slurm else None
         timeout = timedelta(seconds=self.orders.collective_timeout_seconds)
-        continuation = Continuation(self.orders.checkpoints, every, trainer, timeout)
+        continuation = Continuation(self.orders.checkpoints, every, trainer, timeout, end)
         before, warnings = continuation.resume()
         self.measured = before or self.measured
         if self.rank == 0 and (before or warnings):
@@ -174,17 +168,14 @@ class Worker:
         return continuation
 
     def _train(
-        self, trainer: "Engine", inspection: Inspection | None, continuation: "Continuation | None"
+        self, trainer: Engine, inspection: Inspection | None, continuation: "Continuation | None"
     ) -> tuple[str, str | None]:
         """Do all remaining steps, each timed until the device has finished it, to the end, a NaN loss or a request."""
         every, begun = self.run.evaluation.every, len(self.measured.steps)
-        # without checkpoints a run is not asked to save, and on this machine none is
-        can_save = self.orders.on == "slurm" and continuation is not None
-        end = AgreedEnd(self.store, self.rank, self.heart.is_end_requested) if can_save else None
         with open(self.attempt / f"rank-{self.rank}.steps.jsonl", "w") as log:
-            flushed = time.perf_counter()
             log.writelines(json.dumps(line) + "\n" for line in self.measured.steps)
             log.flush()
+            flushed = time.perf_counter()
             for i in range(begun, self.run.train.steps):
                 begin = time.perf_counter()
                 self.heart.enter("training", i)
@@ -197,30 +188,22 @@ class Worker:
                 line = {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": seconds}
                 line |= {"skipped": True} if step.is_skipped else {}
                 self.measured.steps.append(line)
-                flushed = self._log(log, flushed, line)
+                log.write(json.dumps(line) + "\n")
+                if time.perf_counter() - flushed > FLUSH_SECONDS:
+                    log.flush()
+                    flushed = time.perf_counter()
                 if not math.isfinite(loss):
                     return "nan", f"loss is {loss} at step {i}"
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
                     self._evaluate(trainer, i + 1, final=False)
-                ends = end is not None and end.ends(i + 1, seconds)
                 if continuation is not None:
-                    with entered(self.heart, "checkpoint", i + 1):
-                        continuation.after(i + 1, self.measured, now=ends)
-                        if ends:
-                            continuation.checkpoints.wait()
-                if ends:
-                    return "saved", None
+                    self.heart.enter("checkpoint", i + 1)
+                    if continuation.after(i + 1, self.measured, seconds):
+                        return "saved", None
+                    self.heart.enter("training", i + 1)
         return "ok", None
 
-    def _log(self, log: IO[str], flushed: float, line: dict[str, Any]) -> float:
-        log.write(json.dumps(line) + "\n")
-        now = time.perf_counter()
-        if now - flushed > FLUSH_SECONDS:
-            log.flush()
-            return now
-        return flushed
-
-    def _evaluate(self, trainer: "Engine", step: int, *, final: bool) -> None:
+    def _evaluate(self, trainer: Engine, step: int, *, final: bool) -> None:
         begin = time.perf_counter()
         self.heart.enter("evaluation", step)
         found = [{"step": step, **dataclasses.asdict(evaluation)} for evaluation in trainer.evaluate(final=final)]
@@ -239,7 +222,7 @@ class Worker:
 
         engine.next_token = noted
 
-    def _profile(self, trainer: "Engine") -> dict[str, Any]:
+    def _profile(self, trainer: Engine) -> Document:
         """Repeat the last step under a profiler, and measure its operations alone."""
         begin, last = time.perf_counter(), self.run.train.steps - 1
         self.heart.enter("profiling")
@@ -250,28 +233,15 @@ class Worker:
         self.measured.seconds["profiling"] = time.perf_counter() - begin
         return found
 
-    def _memory(self) -> dict[str, Any]:
+    def _memory(self) -> Document:
         if self.device.type == "cuda":
             return {"peak_memory_bytes": torch.cuda.max_memory_allocated(), "memory_kind": "CUDA allocator peak"}
-        return {
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "memory_kind": "peak RSS",
-        }
-
-
-def _failed(attempt: Path, rank: int, ranks: int, error: Exception) -> int:
-    traceback.print_exc()
-    sys.stderr.flush()
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    text = f"{type(error).__name__}: {first_line}"
-    cause = "launch" if isinstance(error, RendezvousError | DamagedError) else cause_of(text)
-    where = f" ({places(attempt, ranks)})" if cause == "hang" else ""
-    fail(attempt, rank, cause, f"rank {rank}: {text}{where}")
-    return 1
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak_memory_bytes": peak, "memory_kind": "peak RSS"}
 
 
 if __name__ == "__main__":
     status = main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), rendezvous=sys.argv[5])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # all is written, and how the libraries' threads take an interpreter's end is no fact of the run
+    os._exit(status)  # everything is written, and threads of libraries may fail when an interpreter ends

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.analysis import render
 from harness.analysis.render import Column, Table
-from harness.rank.stopwatch import Stopwatch
+from harness.rank.instruments import Stopwatch
 from impl.collectives import receive_start, send_start
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh

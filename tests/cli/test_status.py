@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.experiment import experiment
-from harness.experiment.claims import Claim, Evidence
+from harness.experiment.claims import Claim, tally
 from harness.launch.slurm import Site
 from harness.rank import jobs, slurm_queue
 from harness.rank.job import ABSENT, SILENT, STOP, JobState
@@ -178,7 +178,7 @@ def test_a_claim_that_fails_costs_no_other_and_other_points_are_named(
     def fault(_: object) -> None:
         raise InputError("experiments/made_up.py, line 7: ZeroDivisionError: division by zero")
 
-    holds = lambda rows: Evidence(bool(rows), "as it is")
+    holds = lambda rows: tally([bool(rows)], "", "as it is")
     claims = [Claim(text=name, source="none", check=check) for name, check in (("bad", fault), ("good", holds))]
     one = replace(experiment.load("made_up"), claims=tuple(claims))
     answer_every_name(monkeypatch, one)

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from harness.rank.instruments import Stopwatch
 from harness.rank.profile import profiled
 from harness.rank.roofline import roofline
-from harness.rank.stopwatch import Stopwatch
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh

@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import harness.rank.worker
-from harness.rank.instruments import Inspection, Measured
-from harness.rank.stopwatch import Stopwatch
+from harness.rank.instruments import Inspection, Measured, Stopwatch
 from impl.data.tokens import TokenFolder
 from impl.engines import make
 from impl.mesh import build_mesh

@@ -4,7 +4,6 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import torch.distributed as dist
 
 from harness.experiment.experiment import Point
 from harness.launch.flags import Saving
-from harness.records.record import Record
 from harness.records.store import Store
 from impl.checkpoint import Checkpoints
 from impl.evaluation_config import EvaluationConfig
@@ -24,16 +22,11 @@ from impl.train import Trainer
 from tests.harness.calls import refused
 from tests.harness.fake_site import FakeSite
 from tests.harness.saving import build, promised, train_and_save
-from tests.harness.small_runs import ENDLESS, Told, processes, small, sweep, write_tokens
+from tests.harness.small_runs import ENDLESS, Told, kept, processes, small, sweep
 from tests.ranks import CONTEXT
 
 SECONDS_TO_LIVE = 0.15
 """At most, after the first save of a process: some saves."""
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
 
 
 # Kills ---------------------------------------------------------------------------------------------------------------
@@ -96,20 +89,10 @@ def test_a_training_that_is_killed_has_its_last_checkpoint_whole(
 # The harness ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.02)
     monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
-    yield Store(tmp_path, "made_up", "smoke")
-    for process in processes(tmp_path):
-        process.kill()
-
-
-def kept(store: Store, run: Run) -> Record:
-    found = store.read(run.id)
-    assert found is not None
-    return found
 
 
 def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(

@@ -75,10 +75,6 @@ def test_a_torn_last_line_is_no_step(tmp_path_factory: pytest.TempPathFactory, s
     assert steps_so_far(attempt) == lines(steps)[: content.count(b"\n")]
 
 
-def test_no_log_is_no_step(attempt: Path):
-    assert steps_so_far(attempt, rank=1) == []
-
-
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
 def test_a_loss_that_is_not_finite_is_none_so_that_the_record_is_json(tmp_path: Path, loss: float):
     attempt = started(tmp_path / "attempt", ranks=1)
@@ -130,12 +126,6 @@ def test_only_steps_that_every_rank_finished_count(tmp_path_factory: pytest.Temp
     record = document_of(attempt)
     assert [step["step"] for step in record["steps"]] == list(range(min(done)))
     assert (record["status"], record["log"]) == ("failed", ["end of rank 1"])
-
-
-def test_one_failed_rank_is_a_failed_run_whatever_the_others_wrote(attempt: Path):
-    finish(attempt, 0)
-    fail(attempt, 1, "rank 1: RuntimeError: late", 1.0)
-    assert document_of(attempt)["status"] == "failed"
 
 
 def test_a_rank_that_left_nothing_is_named_with_the_end_of_its_log(attempt: Path):

@@ -18,35 +18,14 @@ import pytest
 from harness.experiment.experiment import Point
 from harness.launch.slurm import Site
 from harness.rank.devices import gpu_count
-from harness.records.record import Record
 from harness.records.store import Store
 from impl.model.config import ModelConfig
-from impl.run import Run
 from tests.harness.made_up_records import document, record
-from tests.harness.small_runs import ENDLESS, Told, processes, small, sweep, trains, wait_until, worker, write_tokens
+from tests.harness.small_runs import ENDLESS, Told, kept, processes, small, sweep, trains, wait_until, worker
 
 ROOT = Path(__file__).resolve().parents[2]
 REACTION_SECONDS = 10.0
 HANG_SECONDS = 6.0
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
-    yield Store(tmp_path, "made_up", "smoke")
-    for process in processes(tmp_path):
-        process.kill()
-
-
-def kept(store: Store, run: Run) -> Record:
-    found = store.read(run.id)
-    assert found is not None
-    return found
 
 
 def dead(process: psutil.Process) -> bool:

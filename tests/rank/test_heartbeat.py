@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.rank.heartbeat import SIZE, Alive, Heartbeat, Pulse, SharedMemory, places, read_alive, write_alive
-from harness.rank.stopwatch import Stopwatch
 from impl.collectives import all_reduce_sum, broadcast, observed
-from impl.pipeline.schedule import Action, Op
 from tests.ranks import run_ranks
 
 
@@ -23,7 +21,7 @@ def shared() -> tuple[SharedMemory, Heartbeat]:
 
 def test_a_supervisor_reads_what_a_rank_notes() -> None:
     watched, heart = shared()
-    with watched:
+    with watched.file:
         assert watched.pulse() == Pulse()
         heart.enter("start-up", action="rendezvous")
         assert watched.pulse() == Pulse(1, "start-up", 0, "rendezvous")
@@ -45,17 +43,12 @@ def test_a_process_notes_into_its_standard_input() -> None:
         "h = Heartbeat.of_this_rank(); h.enter('training', 7); h.begin('0B1');"
         "print(h.is_end_requested())"
     )
-    with SharedMemory() as watched:
+    watched = SharedMemory()
+    with watched.file:
         watched.request_end()
         done = subprocess.run([sys.executable, "-c", code], stdin=watched.file, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
         assert watched.pulse() == Pulse(2, "training", 7, "0B1")
-
-
-def test_a_rank_that_nobody_watches_notes_all_the_same(tmp_path: Path) -> None:
-    heart = Heartbeat.of_this_rank()
-    heart.enter("training", 1)
-    assert not heart.is_end_requested()
 
 
 def reduced(axis: str) -> list[str]:
@@ -65,7 +58,7 @@ def reduced(axis: str) -> list[str]:
     assert group is not None
     heart.name_groups({str(group.group_name): axis})
     seen = []
-    with watched, observed(heart.began):
+    with watched.file, observed(heart.began):
         heart.enter("training", 3)
         for action in (
             lambda: all_reduce_sum(torch.ones(1), group),
@@ -93,24 +86,14 @@ def test_collectives_are_told_with_the_axis_of_their_group() -> None:
 def test_over_one_rank_a_broadcast_counts_as_progress_and_is_no_action(one_rank: dist.ProcessGroup) -> None:
     watched, heart = shared()
     heart.name_groups({str(one_rank.group_name): None})
-    with watched, observed(heart.began):
+    with watched.file, observed(heart.began):
         heart.begin("0F0")
         all_reduce_sum(torch.ones(1), one_rank)
         assert watched.pulse() == Pulse(1, "", 0, "0F0")
         broadcast(torch.ones(1), 0, one_rank)
         assert watched.pulse() == Pulse(2, "", 0, "0F0")
     broadcast(torch.ones(1), 0, one_rank)
-    assert heart._notes[0] == 2
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_the_stopwatch_tells_of_every_action() -> None:
-    seen: list[str] = []
-    watch = Stopwatch(torch.device("cpu"), lambda a: seen.append(f"begin {a}"), lambda a: seen.append(f"end {a}"))
-    with watch(Action(Op.F, 1, 3)):
-        seen.append("computing")
-    assert seen == ["begin 1F3", "computing", "end 1F3"]
-    assert len(watch.row()) == 1
+    assert heart.shared.notes == 2
 
 
 # The file -----------------------------------------------------------------------------------------------------------
@@ -139,7 +122,8 @@ def test_ranks_at_the_same_place_are_told_together(tmp_path: Path) -> None:
         write_alive(tmp_path, rank, Alive(pulse=pulse))
     write_alive(tmp_path, 5, Alive(pulse=Pulse(1, "training", 12, "all_reduce(dp)")))
     own = Pulse(4, "evaluation", 12, "after 0F0")
-    assert places(tmp_path, 8, (7, own)) == (
+    write_alive(tmp_path, 7, Alive(pulse=own))
+    assert places(tmp_path, 8) == (
         "ranks 0-2, 5 in step 12 at all_reduce(dp), rank 3 in step 11 at 1F3, ranks 4, 6 not heard of, "
         "rank 7 evaluating after 12 steps after 0F0"
     )

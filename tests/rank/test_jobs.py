@@ -80,40 +80,39 @@ def attempts_of(folder: Path, *numbers: str) -> dict[str, Path]:
 
 
 def test_the_queue_is_read():
-    found = in_queue(QUEUE)
-    assert found["6_2"] == JobState("pending", "PENDING", 0, "JobArrayTaskLimit")
-    assert found["6_0"] == JobState("running", "RUNNING", 2)
-    assert found["6_1"].name == "running"
-    assert found["7"] == JobState("ended", "COMPLETED", 0)
-    assert found["8"] == JobState("pending", "PENDING", 1, "BeginTime")
-    assert [found[number].name for number in ("9", "10", "11")] == ["ended"] * 3
-    assert found["12"] == JobState("unknown", "INVENTED", 0)
-    assert in_queue("") == {}
+    assert in_queue(QUEUE) == {
+        "6_2": JobState("pending", "PENDING", 0, "JobArrayTaskLimit"),
+        "6_0": JobState("running", "RUNNING", 2),
+        "6_1": JobState("running", "COMPLETING", 0),
+        "7": JobState("ended", "COMPLETED", 0),
+        "8": JobState("pending", "PENDING", 1, "BeginTime"),
+        "9": JobState("ended", "NODE_FAIL", 0),
+        "10": JobState("ended", "CANCELLED", 0),
+        "11": JobState("ended", "OUT_OF_MEMORY", 0),
+        "12": JobState("unknown", "INVENTED", 0),
+    }
 
 
-@pytest.mark.parametrize(
-    ("number", "name", "word"),
-    [
-        ("1", "ended", "COMPLETED"),
-        ("3", "ended", "FAILED"),
-        ("4", "unknown", None),  # the queue knows that it does not run: the accounts are behind
-        ("7", "ended", "CANCELLED by 0"),
-        ("8_0", "ended", "CANCELLED by 1000"),
-        ("8_2", "ended", "CANCELLED by 1000"),
-        ("8_5", "ended", "CANCELLED by 1000"),
-        ("8_3", "ended", "CANCELLED"),
-        ("11_1", "ended", "CANCELLED"),
-        ("11_3", "ended", "CANCELLED by 0"),
-        ("12_0", "ended", "TIMEOUT"),
-        ("12_1", "ended", "PREEMPTED"),
-        ("13", "ended", "NODE_FAIL"),
-        ("14", "ended", "CANCELLED+"),
-        ("99", "ended", None),
-    ],
-)
-def test_the_accounts_are_read(number: str, name: str, word: str | None):
-    found = in_accounts(ACCOUNTS, [number])[number]
-    assert (found.name, found.scheduler) == (name, word)
+def test_the_accounts_are_read():
+    ends = {
+        "1": "COMPLETED",
+        "3": "FAILED",
+        "7": "CANCELLED by 0",
+        "8_0": "CANCELLED by 1000",
+        "8_2": "CANCELLED by 1000",
+        "8_5": "CANCELLED by 1000",
+        "8_3": "CANCELLED",
+        "11_1": "CANCELLED",
+        "11_3": "CANCELLED by 0",
+        "12_0": "TIMEOUT",
+        "12_1": "PREEMPTED",
+        "13": "NODE_FAIL",
+        "14": "CANCELLED+",
+        "99": None,
+    }
+    found = in_accounts(ACCOUNTS, [*ends, "4"])
+    assert found.pop("4") == BEHIND, "the queue knows that it does not run"
+    assert found == {number: JobState("ended", word) for number, word in ends.items()}
 
 
 def test_junk_from_the_scheduler_is_no_end():
@@ -123,30 +122,17 @@ def test_junk_from_the_scheduler_is_no_end():
 
 def test_all_jobs_are_asked_for_at_once(slurm: Callable[..., list[list[str]]], tmp_path: Path):
     asked = slurm(squeue=QUEUE, sacct=ACCOUNTS)
-    of = attempts_of(tmp_path, "6_0", "6_2", "7", "3", "8_5", "12_0")
+    expected = {"6_0": "running", "6_2": "pending", "7": "ended", "3": "ended", "8_5": "ended", "12_0": "ended"}
+    of = attempts_of(tmp_path, *expected)
     none = tmp_path / "id-none"
     none.mkdir()
     found = states([*of.values(), none])
-    assert {number: found[path].name for number, path in of.items()} == {
-        "6_0": "running",
-        "6_2": "pending",
-        "7": "ended",
-        "3": "ended",
-        "8_5": "ended",
-        "12_0": "ended",
-    }
+    assert {number: found[path].name for number, path in of.items()} == expected
     assert none not in found
     assert [command[0] for command in asked] == ["squeue", "sacct"]
     assert "--jobs=12,3,6,7,8" in asked[0]
-
-
-def test_what_is_in_the_queue_needs_no_accounts(slurm: Callable[..., list[list[str]]], tmp_path: Path):
-    asked = slurm(squeue=QUEUE)
-    assert [state.name for state in states(list(attempts_of(tmp_path, "6_0", "7").values())).values()] == [
-        "running",
-        "ended",
-    ]
-    assert len(asked) == 1
+    states([of["6_0"], of["7"]])
+    assert [command[0] for command in asked[2:]] == ["squeue"], "what is in the queue needs no accounts"
 
 
 @pytest.mark.parametrize(
@@ -185,10 +171,8 @@ def test_commands_that_fail_hang_or_are_not_there_have_no_answer(monkeypatch: py
     assert slurm_queue._ask(["echo", "yes"]) == "yes\n"
     assert slurm_queue._ask(["false"]) is None
     assert slurm_queue._ask(["no such command"]) is None
-    assert (
-        slurm_queue._ask(["sh", "-c", "echo there is none >&2; exit 1"], no_answer=("there is none",))
-        == "there is none"
-    )
+    none = slurm_queue._ask(["sh", "-c", "echo there is none >&2; exit 1"], no_answer=("there is none",))
+    assert none == "there is none"
     monkeypatch.setattr(slurm_queue, "ASK_SECONDS", 0.05)
     assert slurm_queue._ask(["sleep", "60"]) is None
 
@@ -245,15 +229,8 @@ def test_of_another_machine_nothing_is_known(attempt: Path, process: "subprocess
 @pytest.mark.parametrize(
     "damage",
     [
-        {"job": "--user=root"},
-        {"job": "1 2"},
-        {"job": "١٢"},
-        {"job": "1\n"},
-        {"job": 12},
-        {"on": "moon"},
-        {"on": ["slurm"]},
-        {"host": None},
-        {"submitted": "yesterday"},
+        *({"job": damage} for damage in ("--user=root", "1 2", "١٢", "1\n", 12)),
+        *({"on": "moon"}, {"on": ["slurm"]}, {"host": None}, {"submitted": "yesterday"}),
     ],
 )
 def test_a_job_is_data_and_nothing_is_made_of_what_describes_none(attempt: Path, damage: dict[str, Any]):

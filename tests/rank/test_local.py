@@ -81,7 +81,7 @@ def test_no_rank_outlives_the_launcher(attempt: Path, number: signal.Signals) ->
 
 def test_local_runs_import_neither_slurm_nor_other_engines() -> None:
     light = ("pydantic", "impl.run", "torch", "submitit", "harness.rank.slurm_queue")
-    heavy = ("impl.peers", "submitit", "harness.rank.slurm_queue", "harness.launch")
+    heavy = ("impl.peers.ddp", "deepspeed", "submitit", "harness.rank.slurm_queue", "harness.launch")
     program = (
         "import sys, importlib\n"
         f"importlib.import_module('harness.rank.local')\nassert not set({light}) & set(sys.modules)\n"

@@ -53,7 +53,7 @@ def test_another_version_may_tell_more_or_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("damage", "named"),
     [
         ({"token": "missing"}, "token"),
         ({"run": "missing"}, "dict"),
@@ -63,22 +63,19 @@ def test_another_version_may_tell_more_or_less(tmp_path: Path) -> None:
         ({"container": "apptainer"}, "apptainer"),
         ({"container": ["apptainer", 3]}, "3"),
         ({"folder": 7}, "7"),
+        *((content, "missing, or not a JSON object") for content in ("", "{", "[]")),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
+def test_what_is_missing_or_wrong_is_named(tmp_path: Path, damage: dict[str, Any] | str, named: str) -> None:
+    assert Orders.found(tmp_path) is None
     made_up(RUN).write(tmp_path)
-    changed(tmp_path, fields)
-    with pytest.raises(UnreadableError, match=rf"spec\.json does not say what was run: .*{named}"):
+    if isinstance(damage, str):
+        (tmp_path / "spec.json").write_text(damage)
+    else:
+        changed(tmp_path, damage)
+    with pytest.raises(UnreadableError, match=rf"spec\.json is not a file of orders: .*{named}"):
         Orders.read(tmp_path)
     assert Orders.found(tmp_path) is None
-
-
-@pytest.mark.parametrize("content", [None, "", "{", "[]"])
-def test_a_file_that_is_missing_or_torn_is_named(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "spec.json").write_text(content)
-    with pytest.raises(UnreadableError, match=r"spec\.json does not say what was run: it is no JSON object"):
-        Orders.read(tmp_path)
 
 
 def test_what_watches_over_ranks_reads_orders_without_the_class_of_runs(tmp_path: Path) -> None:

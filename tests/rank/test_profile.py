@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank.profile import PARTS, STEP, Event, Span, attribute, part_of, parts_of, profiled
+from harness.rank.profile import PARTS, STEP, Event, attribute, part_of, parts_of, profiled
 from harness.rank.roofline import roofline
 from impl.cost.place import Place
 from impl.cost.traffic import step_traffic
@@ -26,15 +26,6 @@ from tests.ranks import run_ranks
 MAIN, WORKER = 1, 2
 
 
-def parts(*events: Event) -> dict[str, float]:
-    """Of a step from 0 to 100; those that take time."""
-    found = parts_of([Event(STEP, 0, 100, MAIN), *events])
-    assert found["seconds"] == 100
-    assert math.fsum(found["parts"].values()) == pytest.approx(100)
-    assert set(found["parts"]) == set(PARTS)
-    return {part: seconds for part, seconds in found["parts"].items() if seconds}
-
-
 def on_main(name: str, start: float, end: float, id: int = 0) -> Event:
     return Event(name, start, end, MAIN, id)
 
@@ -47,91 +38,87 @@ def kernel(name: str, start: float, end: float, launched_by: int) -> Event:
     return Event(name, start, end, 7, launched_by, on_device=True)
 
 
-def test_the_outermost_operator_counts_with_all_that_it_calls() -> None:
-    found = parts(
-        on_main("autograd::engine::evaluate_function: AddmmBackward0", 0, 20),
-        on_main("AddmmBackward0", 1, 19),
-        on_main("aten::mm", 5, 15),
-        on_main("aten::empty", 5, 6),
-        on_main("Optimizer.step#AdamW.step", 30, 50),
-        on_main("aten::_fused_adamw_", 31, 49),
-        on_main("aten::add_", 60, 70),
-        on_main("aten::mm", 61, 62),
-        on_main("aten::scaled_dot_product_attention", 80, 90),
-        on_main("aten::bmm", 81, 85),
-    )
-    assert found == {"products": 10, "optimizer": 20, "operators": 10, "attention": 10, "rest": 50}
+EVENTS: dict[str, tuple[list[Event], dict[str, float]]] = {
+    "the outermost operator counts with all that it calls": (
+        [
+            on_main("autograd::engine::evaluate_function: AddmmBackward0", 0, 20),
+            on_main("AddmmBackward0", 1, 19),
+            on_main("aten::mm", 5, 15),
+            on_main("aten::empty", 5, 6),
+            on_main("Optimizer.step#AdamW.step", 30, 50),
+            on_main("aten::_fused_adamw_", 31, 49),
+            on_main("aten::add_", 60, 70),
+            on_main("aten::mm", 61, 62),
+            on_main("aten::scaled_dot_product_attention", 80, 90),
+            on_main("aten::bmm", 81, 85),
+        ],
+        {"products": 10, "optimizer": 20, "operators": 10, "attention": 10, "rest": 50},
+    ),
+    "what prepares a product is none": (
+        [
+            on_main("aten::linear", 0, 30),
+            on_main("aten::t", 0, 5),
+            on_main("aten::copy_", 5, 10),
+            on_main("aten::addmm", 10, 30),
+        ],
+        {"operators": 10, "products": 20, "rest": 70},
+    ),
+    "other threads and other steps do not count": (
+        [
+            Event("aten::mm", 0, 50, WORKER),
+            on_main("aten::mm", -20, 10),
+            on_main("aten::mm", 95, 130),
+            gloo("all_reduce", -30, -20),
+        ],
+        {"products": 15, "rest": 85},
+    ),
+    "a collective beside operators costs only the wait for its end": (
+        [
+            on_main("c10d::allreduce_", 0, 2),
+            gloo("all_reduce", 1, 40),
+            on_main("aten::mm", 3, 30),  # Python takes what is between
+            on_main("aten::mm", 43, 100),
+        ],
+        {"communication": 12, "products": 84, "rest": 4},
+    ),
+    "what is under way while Python runs is not waited for": (
+        [on_main("c10d::send", 0, 5), gloo("send", 5, 95, MAIN), on_main("aten::mm", 20, 100)],
+        {"communication": 5, "products": 80, "rest": 15},
+    ),
+    "a wait that ends with the step counts": ([gloo("recv", 0, 99, MAIN)], {"communication": 99, "rest": 1}),
+    "time in compiled layers is their kernels but for the products": (
+        [
+            on_main("Torch-Compiled Region: 0/0", 0, 60),
+            on_main("## Call CompiledFxGraph fybqdczs6thp ##", 10, 50),
+            on_main("aten::addmm", 10, 30),
+        ],
+        {"operators": 20, "products": 20, "rest": 60},
+    ),
+    "kernels are what launched them, and NCCL counts where it is alone": (
+        [
+            on_main("aten::linear", 0, 3, id=1),
+            on_main("aten::addmm", 1, 2, id=2),
+            Event("aten::_flash_attention_backward", 3, 4, WORKER, id=3),
+            on_main("Optimizer.step#AdamW.step", 4, 9, id=4),
+            on_main("aten::_foreach_add_", 5, 6, id=5),
+            kernel("nvjet_tst_128x256", 10, 40, launched_by=2),
+            kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 20, 50, launched_by=9),
+            kernel("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", 45, 60, launched_by=3),
+            kernel("multi_tensor_apply_kernel", 70, 75, launched_by=5),
+            kernel("triton_poi_fused_gelu_0", 80, 90, launched_by=0),
+        ],
+        {"products": 30, "communication": 5, "attention": 15, "optimizer": 5, "operators": 10, "rest": 35},
+    ),
+}
 
 
-def test_what_prepares_a_product_is_none() -> None:
-    found = parts(
-        on_main("aten::linear", 0, 30),
-        on_main("aten::t", 0, 5),
-        on_main("aten::copy_", 5, 10),
-        on_main("aten::addmm", 10, 30),
-    )
-    assert found == {"operators": 10, "products": 20, "rest": 70}
-
-
-def test_other_threads_operators_and_other_steps_do_not_count() -> None:
-    found = parts(
-        Event("aten::mm", 0, 50, WORKER),
-        on_main("aten::mm", -20, 10),
-        on_main("aten::mm", 95, 130),
-        gloo("all_reduce", -30, -20),
-    )
-    assert found == {"products": 15, "rest": 85}
-
-
-def test_a_collective_beside_operators_costs_nothing_but_the_wait_for_its_end() -> None:
-    found = parts(
-        on_main("c10d::allreduce_", 0, 2),
-        gloo("all_reduce", 1, 40),
-        on_main("aten::mm", 3, 30),  # Python takes what is between
-        on_main("aten::mm", 43, 100),
-    )
-    assert found == {"communication": 12, "products": 84, "rest": 4}
-
-
-def test_what_is_under_way_while_python_runs_is_not_waited_for() -> None:
-    found = parts(on_main("c10d::send", 0, 5), gloo("send", 5, 95, MAIN), on_main("aten::mm", 20, 100))
-    assert found == {"communication": 5, "products": 80, "rest": 15}
-
-
-def test_a_wait_that_ends_with_the_step_counts() -> None:
-    assert parts(gloo("recv", 0, 99, MAIN)) == {"communication": 99, "rest": 1}
-
-
-def test_time_in_compiled_layers_is_their_own_kernels_but_for_the_products() -> None:
-    found = parts(
-        on_main("Torch-Compiled Region: 0/0", 0, 60),
-        on_main("## Call CompiledFxGraph fybqdczs6thp ##", 10, 50),
-        on_main("aten::addmm", 10, 30),
-    )
-    assert found == {"operators": 20, "products": 20, "rest": 60}
-
-
-def test_kernels_are_what_launched_them_and_nccl_counts_where_it_is_alone() -> None:
-    found = parts(
-        on_main("aten::linear", 0, 3, id=1),
-        on_main("aten::addmm", 1, 2, id=2),
-        Event("aten::_flash_attention_backward", 3, 4, WORKER, id=3),
-        on_main("Optimizer.step#AdamW.step", 4, 9, id=4),
-        on_main("aten::_foreach_add_", 5, 6, id=5),
-        kernel("nvjet_tst_128x256", 10, 40, launched_by=2),
-        kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 20, 50, launched_by=9),
-        kernel("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", 45, 60, launched_by=3),
-        kernel("multi_tensor_apply_kernel", 70, 75, launched_by=5),
-        kernel("triton_poi_fused_gelu_0", 80, 90, launched_by=0),
-    )
-    assert found == {
-        "products": 30,
-        "communication": 5,
-        "attention": 15,
-        "optimizer": 5,
-        "operators": 10,
-        "rest": 35,
-    }
+@pytest.mark.parametrize(("events", "expected"), EVENTS.values(), ids=EVENTS)
+def test_a_steps_time_is_that_of_its_parts(events: list[Event], expected: dict[str, float]) -> None:
+    """Of a step from 0 to 100."""
+    found = parts_of([Event(STEP, 0, 100, MAIN), *events])
+    assert found["seconds"] == 100
+    assert math.fsum(found["parts"].values()) == pytest.approx(100)
+    assert found["parts"] == dict.fromkeys(PARTS, 0.0) | expected
 
 
 def test_the_largest_operators_are_named_with_their_calls() -> None:
@@ -159,13 +146,13 @@ def test_operators_are_known_by_their_names(name: str, part: str | None) -> None
 
 
 spans = st.builds(
-    lambda part, start, length: Span(part, "", start, start + length),
+    lambda part, start, length: Event("", start, start + length, part=part),
     *(st.sampled_from(PARTS[:-1]), st.integers(0, 50), st.integers(0, 50)),
 )
 
 
 @given(st.lists(spans))
-def test_every_moment_is_the_first_part_that_goes_on(found: list[Span]) -> None:
+def test_every_moment_is_the_first_part_that_goes_on(found: list[Event]) -> None:
     expected = dict.fromkeys(PARTS, 0)
     for moment in range(100):
         now = {span.part for span in found if span.start <= moment < span.end}

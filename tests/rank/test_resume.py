@@ -12,22 +12,16 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank.agreed_end import AGREE_AFTER, AgreedEnd
 from harness.rank.instruments import DamagedError, Measured
-from harness.rank.resume import Continuation
+from harness.rank.resume import AGREE_AFTER, AgreedEnd, Continuation
 from impl.errors import InputError
 from impl.train import Trainer
 from tests.crafted import as_tensor, in_metadata, system
 from tests.harness.saving import build
-from tests.harness.small_runs import small, write_tokens
+from tests.harness.small_runs import small
 from tests.ranks import run_ranks
 
 MINUTE = timedelta(minutes=1)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
 
 
 def trained(one: Trainer, folder: Path, steps: int, every: int = 100) -> tuple[Measured, list[str]]:
@@ -145,7 +139,7 @@ def test_ranks_agree_on_what_they_go_on_from(tokens: Path, tmp_path: Path) -> No
     first, second = run_ranks(2, of_two, tokens, tmp_path / "checkpoints")
     assert first == second
     assert (first[0], first[2]) == ([], 3)
-    assert ["is of no use: what rank 1 measured before it is lost" in warning for warning in first[1]] == [True]
+    assert ["cannot be used: measurements of rank 1 are missing" in warning for warning in first[1]] == [True]
 
 
 def test_what_was_measured_until_a_step() -> None:

@@ -47,5 +47,5 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(monkeypatch: 
     recorded: list[dict[str, Any]] = []
     one._write = lambda _, measured, *__: recorded.append(measured)
 
-    assert one._run_to_end()
+    assert one.run_to_end()
     assert recorded == [{"peak_memory_bytes": 50, "memory_kind": "CUDA allocator peak"}]

@@ -1,0 +1,23 @@
+"""Tokens and a store for runs that really train."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.records.store import Store
+from tests.harness.small_runs import processes, write_tokens
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store on a machine without GPUs; no process that works in it outlives the test."""
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
+    yield Store(tmp_path / "results", "made_up", "smoke")
+    for process in processes(tmp_path):
+        process.kill()
