@@ -245,8 +245,8 @@ def _try(row: Mapping[str, Any], base: Run, judge: Judge, world: int) -> Judged:
     if world % degrees:
         return {"reason": f"tp {row['tp']} x pp {row['pp']} does not divide {world} devices"}
     run = run_of({**row, "dp": world // degrees}, base)
-    if reason := run.why_invalid():
-        return {"reason": reason}
+    if problems := run.problems():
+        return {"reason": problems[0]}
     try:
         return {"id": run.id, "dp": run.plan.dp} | judge(run)
     except InputError as error:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 Owed = list[Callable[[], None]]
@@ -32,18 +31,14 @@ class WeightGradients:
     """Set when there are any: the model is made first."""
 
     def __init__(self) -> None:
-        self.is_collecting = False
-        self._owed: Owed = []
+        self.owed: Owed | None = None
+        """Deferred computations; None: nothing is deferred."""
 
     @contextmanager
     def collecting(self) -> Iterator[Owed]:
         """Collect layers' weight gradients of a backward pass inside as deferred computations in a list."""
-        self.is_collecting, self._owed = True, []
+        self.owed = found = []
         try:
-            yield self._owed
+            yield found
         finally:
-            self.is_collecting, self._owed = False, []  # what is owed belongs to the list's reader alone
-
-    def owe(self, weight: Tensor, a: Tensor, b: Callable[[], Tensor]) -> None:
-        """Defer the addition of a^T b()."""
-        self._owed.append(torch.no_grad()(lambda: self.sums.add_product(weight, a, b())))
+            self.owed = None

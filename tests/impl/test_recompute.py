@@ -14,7 +14,7 @@ from impl.instruments import ActivationBytes, activation_bytes
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.recompute import WHOLE, Kept, kept_by, offloaded, recompute
+from impl.recompute import kept_by, recompute
 from impl.run import Run, non_defaults
 from impl.tensor_parallel.group import TensorParallel
 from impl.train import Trainer
@@ -72,16 +72,8 @@ def test_a_function_of_constants_has_no_gradient() -> None:
     assert x.grad is None
 
 
-def test_what_is_packed_last_is_unpacked_first() -> None:
-    kept = Kept(lambda x: 2 * x, lambda x: x / 2).then(Kept(lambda x: x + 1, lambda x: x - 1))
-    x = torch.arange(3.0)
-    assert torch.equal(kept.pack(x), 2 * x + 1)
-    assert torch.equal(kept.unpack(kept.pack(x)), x)
-
-
 def test_hosts_memory_is_where_a_cpus_activations_are(serial: TensorParallel) -> None:
     x, cpu = torch.ones(4, 2), torch.device("cpu")
-    assert offloaded(cpu) is WHOLE
     for partition in (False, True):
         kept = kept_by(serial.group, cpu, partition=partition, offload=True)
         assert torch.equal(kept.unpack(kept.pack(x)), x)

@@ -162,7 +162,7 @@ def test_a_run_is_predicted_as_the_systems_software_does_it() -> None:
         "no overlapped gradients",
     ]
     assert habits.changes(done) == []
-    assert habits.of(replace(run, precision="fp32")).why_invalid() is None
+    assert habits.of(replace(run, precision="fp32")).problems() == []
     assert [habits.stages_of(small(pp=pp)) for pp in (1, 2, 3, 4)] == ["even", "even", None, "even"]
     said = told(*WITH_PIPELINE, "--system", "selene")["warnings"]
     assert any("as Megatron-LM 2021 does it: dropout 0.1" in text for text in said)

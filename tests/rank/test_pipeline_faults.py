@@ -121,8 +121,7 @@ for _run, _ in REFUSED.values():
 
 @pytest.mark.parametrize(("run", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_pipeline_that_cannot_run_is_told_why(run: Run, reason: str) -> None:
-    told = run.why_invalid()
-    assert told is not None
+    told = run.problems()[0]
     assert reason in told
     assert "\n" not in told
 
@@ -133,7 +132,7 @@ def test_what_is_refused_is_not_launched(store: Store, tmp_path: Path) -> None:
     told = sweep(store, runs)
     assert told.starts == []
     assert [kept(store, run).status for run in runs] == ["invalid"] * len(runs)
-    assert [kept(store, run).reason for run in runs] == [run.why_invalid() for run in runs]
+    assert [kept(store, run).reason for run in runs] == [run.problems()[0] for run in runs]
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,8 @@ def test_the_backward_pass_of_a_layer_takes_what_the_formula_says(
 ) -> None:
     recipe = replace(RECIPE, microbatch=microbatch)
     run = Run(model=replace(MODEL, dropout=dropout), plan=Plan(recompute=way), train=recipe)
-    model = build_model(run.model, 300, 0, torch.float32, serial, recompute_core=way == "selective")
+    model = build_model(run.model, 300, 0, torch.float32, serial)
+    model.trunk.layers["0"].attention.recompute_core = way == "selective"
     layer = partial(model.trunk.layers["0"], seq_len=run.model.seq_len, key=DropoutKey(0, 0, 0))
     x = torch.randn(microbatch * run.model.seq_len, run.model.hidden_size, requires_grad=True)
     with kept_for_backward(model.parameters()) as kept:

@@ -56,7 +56,7 @@ def chosen() -> list[Run]:
     ranks: Counter[int] = Counter()
     for run in draws(SEED):
         size = run.plan.world_size
-        if size <= 8 and run.why_invalid() is None and (size <= 4 or ranks[size] < MOST_OF_8_RANKS):
+        if size <= 8 and not run.problems() and (size <= 4 or ranks[size] < MOST_OF_8_RANKS):
             runs[run] = None
             ranks = Counter(run.plan.world_size for run in runs)
         if len(runs) == COUNT:

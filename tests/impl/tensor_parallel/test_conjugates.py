@@ -15,7 +15,7 @@ from torch import Tensor
 from impl import collectives
 from impl.collectives import counted
 from impl.cost.traffic import Count
-from impl.tensor_parallel.conjugates import F_SEQUENCE, G_SEQUENCE, GATHER, NOTHING, F, G, Pair
+from impl.tensor_parallel.conjugates import F_SEQUENCE, GATHER, NOTHING, F, Pair
 from tests.ranks import run_ranks
 
 Kind = Literal["same", "parts", "own"]
@@ -23,9 +23,9 @@ N, H = 6, 5  # rows: divisible by 2 and 3
 
 PAIRS: dict[str, tuple[Pair, Kind, Kind]] = {
     "F": (F, "same", "own"),
-    "G": (G, "own", "same"),
+    "G": (F.conjugate, "own", "same"),
     "F_SEQUENCE": (F_SEQUENCE, "parts", "own"),
-    "G_SEQUENCE": (G_SEQUENCE, "own", "parts"),
+    "G_SEQUENCE": (F_SEQUENCE.conjugate, "own", "parts"),
     "GATHER": (GATHER, "parts", "same"),
     "NOTHING": (NOTHING, "same", "same"),
 }
