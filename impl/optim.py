@@ -14,7 +14,7 @@ from impl.zero.partition import Piece
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Linear warm-up over `warmup_steps`, then decay to `min_lr` at the last step.
+    """Return the learning rate of a step: linear warm-up over `warmup_steps`, then decay to `min_lr` at the last step.
 
     Source: Megatron-LM 2019, section 4.2 (cosine), PTD-P's scripts (linear).
     """
@@ -105,7 +105,7 @@ class MasterAdamW:
                 self._groups[-1].append(_Group(decay, places, weights, means, squares, updates))
 
     def step(self, lr: float) -> None:
-        """One update with this learning rate, share by share."""
+        """Do one update with this learning rate, share by share."""
         self._updates += 1
         for i, (share, groups) in enumerate(zip(self.shares, self._groups, strict=True)):
             gradient = share.gradient.to(self.masters[i].device, self.masters[i].dtype)

@@ -29,7 +29,10 @@ class Pair:
         return Pair(self.backward, self.forward)
 
     def __call__(self, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Communication: one collective in each direction, of the whole activation's bytes; none over one rank."""
+        """Apply the operation.
+
+        Communication: one collective in each direction, of the whole activation's bytes; none over one rank.
+        """
         return cast(Tensor, _Apply.apply(x, self, group))
 
 

@@ -58,7 +58,7 @@ def parallel_linear(
     after: Pair = NOTHING,
     can_wait: bool = True,
 ) -> Tensor:
-    """after(before(x) A^T + b) over this rank's part of A; where the parts are summed, b is added once.
+    """Return after(before(x) A^T + b) over this rank's part of A; where the parts are summed, b is added once.
 
     Communication: that of the pairs. If `before` gathers x, the backward pass gathers it again rather than keep it
     (Korthikanti et al. 2022, section 4.2.2). If `tp.overlap`, that runs while the input gradient is computed, and the

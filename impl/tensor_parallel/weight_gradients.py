@@ -1,4 +1,4 @@
-"""Weight gradients that layers add up themselves, at once or later: autograd would make a tensor of each first."""
+"""Weight gradients that layers add up themselves, at once or later; autograd would make a tensor of each first."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ class Sums(Protocol):
 
 
 class WeightGradients:
-    """What layers tell of their weights' gradients, which are added to `sums`.
+    """Receiver of the gradients of layers' weights, which are added to `sums`.
 
     A product is added as it is computed (Megatron-LM's gradient accumulation fusion), or put off, which is what
     zero-bubble schedules fill their bubbles with (Qi et al. 2023, 2401.10241, section 2).
