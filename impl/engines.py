@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from impl.data.tokens import TokenFolder
 from impl.errors import InputError
 from impl.evaluate import Evaluation
-from impl.peers.validity import EnginePart, part_of, why_invalid
+from impl.peers.validity import EnginePart, part_of
 from impl.pipeline.engine import Watch
 from impl.run import Run
 from impl.train import Step
@@ -49,9 +49,9 @@ def make(run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) ->
     """Return the trainer of the run's engine.
 
     Raises:
-        InputError: the engine cannot do something that the run needs.
+        InputError: the run is not valid, or not with its engine.
     """
-    if reason := why_invalid(run):
-        raise InputError(reason)
+    if problems := run.problems():
+        raise InputError(problems[0])
     module, name = TRAINERS[part_of(run)]
     return getattr(import_module(module), name)(run, data, mesh, device)

@@ -14,7 +14,7 @@ from impl.zero.partition import Piece
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Linear warm-up over `warmup_steps`, then decay to `min_lr` at the last step.
+    """Return the learning rate of a step: linear warm-up over `warmup_steps`, then decay to `min_lr` at the last step.
 
     Source: Megatron-LM 2019, section 4.2 (cosine), PTD-P's scripts (linear).
     """
@@ -61,11 +61,6 @@ class _Group(NamedTuple):
     updates: list[Tensor]
     """Number of updates so far, for the moments' bias correction."""
 
-    @classmethod
-    def of(cls, places: list[slice], decay: float, master: Tensor, mean: Tensor, square: Tensor) -> "_Group":
-        weights, means, squares = ([whole[place] for place in places] for whole in (master, mean, square))
-        return cls(decay, places, weights, means, squares, [torch.zeros((), device=master.device) for _ in places])
-
 
 class MasterAdamW:
     """AdamW whose weights and moments are at least fp32; the model's weights are rounded copies when they are smaller.
@@ -101,20 +96,16 @@ class MasterAdamW:
             moments = torch.zeros(2, len(master), dtype=dtype, device=device)
             self.masters.append(master)
             self.moments.append(moments)
-            self._groups.append(
-                [
-                    _Group.of(
-                        [place for piece, place in share.pieces.items() if (piece.name in decayed) is is_decayed],
-                        recipe.weight_decay if is_decayed else 0.0,
-                        master,
-                        *moments,
-                    )
-                    for is_decayed in (True, False)
-                ]
-            )
+            self._groups.append([])
+            for is_decayed in (True, False):
+                places = [at for piece, at in share.pieces.items() if (piece.name in decayed) is is_decayed]
+                weights, means, squares = ([whole[at] for at in places] for whole in (master, *moments))
+                updates = [torch.zeros((), device=device) for _ in places]
+                decay = recipe.weight_decay if is_decayed else 0.0
+                self._groups[-1].append(_Group(decay, places, weights, means, squares, updates))
 
     def step(self, lr: float) -> None:
-        """One update with this learning rate, share by share."""
+        """Do one update with this learning rate, share by share."""
         self._updates += 1
         for i, (share, groups) in enumerate(zip(self.shares, self._groups, strict=True)):
             gradient = share.gradient.to(self.masters[i].device, self.masters[i].dtype)

@@ -21,7 +21,7 @@ class LossScale:
         """Steps in all whose gradients overflowed; they change nothing else."""
 
     def update(self, *, overflowed: bool) -> None:
-        """After a step's gradients are known."""
+        """Adapt the scale once a step's gradients are known."""
         if not self.is_dynamic:
             return
         self.good_steps = 0 if overflowed else self.good_steps + 1
@@ -34,5 +34,5 @@ class LossScale:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """`bfloat16` of `torch.bfloat16`."""
+    """Return the name of a type without its module, as `bfloat16`."""
     return str(dtype).removeprefix("torch.")

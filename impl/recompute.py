@@ -1,8 +1,7 @@
 """Activation recomputation: only inputs are kept, and the backward pass computes the rest again."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -13,51 +12,42 @@ from impl.collectives import all_gather, own_start
 Function = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """Storage of an input until the backward pass: `unpack` inverts `pack`."""
 
     pack: Callable[[Tensor], Tensor]
     unpack: Callable[[Tensor], Tensor]
 
-    def then(self, other: "Kept") -> "Kept":
-        """Return a storage that packs what this one has packed with the other."""
-        return Kept(lambda x: other.pack(self.pack(x)), lambda packed: self.unpack(other.unpack(packed)))
-
 
 WHOLE = Kept(lambda x: x, lambda x: x)
 
 
-def partitioned(group: dist.ProcessGroup) -> Kept:
-    """Return a storage that keeps a copy of this rank's part of what every rank of the group has.
-
-    Source: ZeRO (1910.02054), section 6.1, P_a. Shapes: [t n, ...] is kept as [n, ...].
-    Communication: one all-gather of the input's bytes in the backward pass.
-    """
-    return Kept(lambda x: own_start(x, group).wait().clone(), lambda part: all_gather(part, group))
-
-
-def offloaded(device: torch.device) -> Kept:
-    """Return a storage that copies from the device to host memory; on a CPU it keeps the input itself.
-
-    The copies are queued behind the device's other work, which the host does not wait for.
-
-    Source: ZeRO (1910.02054), section 6.1, P_a+cpu.
-    """
-    if device.type == "cpu":
-        return WHOLE
-    return Kept(_to_host, lambda host: host.to(device, non_blocking=True))
-
-
-def _to_host(x: Tensor) -> Tensor:
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    return host.copy_(x, non_blocking=True)
-
-
 def kept_by(group: dist.ProcessGroup, device: torch.device, *, partition: bool, offload: bool) -> Kept:
-    """Return the storage of a recomputed layer's input: partitioned or whole, on the device or offloaded."""
-    parts = partitioned(group) if partition else WHOLE
-    return parts.then(offloaded(device) if offload else WHOLE)
+    """Return the storage of a recomputed layer's input.
+
+    Communication: if partitioned, one all-gather of the input's bytes in the backward pass.
+
+    Source: ZeRO (1910.02054), section 6.1.
+
+    Args:
+        partition: keep a copy of this rank's part of what every rank of the group has (P_a). Shapes: [t n, ...] is kept
+            as [n, ...].
+        offload: copy it from the device to host memory (P_a+cpu), queued behind the device's other work, which the host
+            does not wait for; on a CPU it stays where it is.
+    """
+    offload = offload and device.type != "cpu"
+
+    def pack(x: Tensor) -> Tensor:
+        x = own_start(x, group).wait().clone() if partition else x
+        if not offload:
+            return x
+        return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+
+    def unpack(packed: Tensor) -> Tensor:
+        x = packed.to(device, non_blocking=True) if offload else packed
+        return all_gather(x, group) if partition else x
+
+    return Kept(pack, unpack)
 
 
 def recompute(function: Function, *inputs: Tensor, kept: Kept = WHOLE) -> Tensor:

@@ -1,12 +1,10 @@
 """One training run: model, plan, recipe, data, evaluation and seed."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import NonNegativeInt, TypeAdapter
@@ -17,7 +15,7 @@ from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
 from impl.fields import CHECKED, Count, Threads, divisors
 from impl.model.config import ModelConfig
-from impl.pipeline.schedules import why_invalid
+from impl.pipeline.schedules import require
 from impl.pipeline.stage import partition
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -56,7 +54,7 @@ class Run:
     @property
     def id(self) -> str:
         """12 hex digits of the SHA-256 of the fields that differ from their defaults: a new field orphans no record."""
-        return hashlib.sha256(_ENCODER.encode(non_defaults(self)).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(non_defaults(self), sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def microbatches(self) -> int:
@@ -76,12 +74,19 @@ class Run:
     def tokens_per_step(self) -> int:
         return self.train.global_batch * self.model.seq_len
 
-    def why_invalid(self) -> str | None:
-        """Return the constraint between model, plan and recipe that this run breaks, in one line; None: it can run."""
-        return next(self._problems(), None)
+    def problems(self) -> list[str]:
+        """Return all that is wrong with this run, one line each; without any it can be trained where there is room.
 
-    def _problems(self) -> Iterator[str]:
-        """Yield what is wrong, in the order in which one thing is needed to look at the next."""
+        The order is that in which one thing is needed to judge the next. The run's data and files are not read.
+        """
+        found = [*self._of_batch(), *self._of_splitting(), *self._of_memory(), *self._of_race(), *self._of_evaluation()]
+        if self.engine != "native":
+            from impl.peers.validity import missing  # only runs of other engines need to know them
+
+            found += missing(self)
+        return found
+
+    def _of_batch(self) -> Iterator[str]:
         batch, share = self.train.global_batch, self.train.microbatch * self.plan.dp
         if batch % share:
             valid = [] if batch % self.plan.dp else divisors(batch // self.plan.dp)
@@ -90,16 +95,8 @@ class Run:
                 f"train.global_batch {batch} is not divisible by train.microbatch {self.train.microbatch} "
                 f"x plan.dp {self.plan.dp}; {hint}"
             )
-        yield from self._problems_of_splitting()
-        yield from self._problems_of_memory()
-        if self.data.race is not None:
-            yield from self._problems_of_race()
-        for field in ("start", "keep_end"):
-            if getattr(self, field) and self.engine != "native":
-                yield f"{field} {getattr(self, field)}: the {self.engine} engine has no checkpoints; valid: native"
-        yield from self._problems_of_evaluation()
 
-    def _problems_of_splitting(self) -> Iterator[str]:
+    def _of_splitting(self) -> Iterator[str]:
         plan, heads, seq_len = self.plan, self.model.num_heads, self.model.seq_len
         tokens = seq_len if plan.sequence_parallel else 0
         if heads % plan.tp or tokens % plan.tp:
@@ -108,14 +105,15 @@ class Run:
                 split = f"model.seq_len {seq_len}, which plan.sequence_parallel splits"
             valid = ", ".join(map(str, divisors(math.gcd(heads, tokens))))
             yield f"plan.tp {plan.tp} does not divide {split}; valid degrees: {valid}"
-        try:
-            partition(self.model.num_layers, plan.pp * plan.chunks)
-        except InputError as error:
-            yield str(error)
-        if reason := why_invalid(plan.schedule, plan.pp, self.microbatches, plan.chunks):
-            yield reason
+        stages = lambda: partition(self.model.num_layers, plan.pp * plan.chunks)
+        schedule = lambda: require(plan.schedule, plan.pp, self.microbatches, plan.chunks)
+        for needed in (stages, schedule):
+            try:
+                needed()
+            except InputError as error:
+                yield str(error)
 
-    def _problems_of_memory(self) -> Iterator[str]:
+    def _of_memory(self) -> Iterator[str]:
         plan, seq_len = self.plan, self.model.seq_len
         if not self.fp32_gradients and self.precision not in ("bf16", "fp16"):
             yield f"fp32_gradients False is for smaller weights than fp32, precision is {self.precision}; valid: True"
@@ -128,7 +126,9 @@ class Run:
         if plan.partition_activations and seq_len % plan.tp:
             yield f"plan.partition_activations needs model.seq_len {seq_len} divisible by plan.tp {plan.tp}"
 
-    def _problems_of_race(self) -> Iterator[str]:
+    def _of_race(self) -> Iterator[str]:
+        if self.data.race is None:
+            return
         plan, microbatch = self.plan, self.train.microbatch
         if self.model.family != "bert":
             yield f"data.race is for models that see both sides, not {self.model.family}; valid: model.family bert"
@@ -138,7 +138,7 @@ class Run:
             what = f"train.microbatch {microbatch} is no number of whole questions, each option is a sequence"
             yield f"data.race: {what}; valid: multiples of {OPTIONS}"
 
-    def _problems_of_evaluation(self) -> Iterator[str]:
+    def _of_evaluation(self) -> Iterator[str]:
         evaluation, plan = self.evaluation, self.plan
         given = {
             "plan.pp above 1": plan.pp > 1,
@@ -172,7 +172,6 @@ def from_dict(fields: dict[str, Any]) -> Run:
 
 
 _RUN = TypeAdapter(Run)
-_ENCODER = json.JSONEncoder(sort_keys=True)
 
 
 def with_fields(run: Run, changes: Mapping[str, Any]) -> Run:
@@ -194,24 +193,12 @@ def with_fields(run: Run, changes: Mapping[str, Any]) -> Run:
 
 def non_defaults(config: Any) -> dict[str, Any]:
     """Return the fields of a configuration that differ from their defaults, nested ones too."""
-    out: dict[str, Any] = {}
-    names, values_of, defaults = _defaults(type(config))
-    for name, value, default in zip(names, values_of(config), defaults, strict=True):
-        if type(value) in PLAIN or not hasattr(value, "__dataclass_fields__"):
-            if value != default:
-                out[name] = value
-        elif nested := non_defaults(value):
-            out[name] = nested
-    return out
-
-
-PLAIN = frozenset({bool, int, float, str, type(None)})
-
-
-@functools.cache
-def _defaults(kind: type) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[Any]]:
-    """Return names, a function that reads all values, and defaults; cached, as every run's id needs them."""
-    fields = dataclasses.fields(kind)
-    names = [field.name for field in fields]
-    values_of = operator.attrgetter(*names) if len(names) > 1 else lambda one: (getattr(one, names[0]),)
-    return names, values_of, [field.default for field in fields]
+    found: dict[str, Any] = {}
+    for name, field in config.__dataclass_fields__.items():  # `dataclasses.fields` triples the time of a run's id
+        value = getattr(config, name)
+        if hasattr(value, "__dataclass_fields__"):
+            if nested := non_defaults(value):
+                found[name] = nested
+        elif value != field.default:
+            found[name] = value
+    return found

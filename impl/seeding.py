@@ -5,6 +5,6 @@ import json
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """63-bit seed for a purpose: the same parts give the same seed on every machine, other parts an unrelated one."""
+    """Return a 63-bit seed for a purpose: equal parts give equal seeds on every machine, others unrelated ones."""
     parts = json.dumps([seed, *purpose]).encode()
     return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest(), "big") >> 1

@@ -101,7 +101,7 @@ class Trainer:
         self.parameters = Parameters(self._buckets_of_blocks(), overlap=run.plan.overlap_param_gather)
         links = self._links()
         self.engine = Engine(self.schedule, links, weight_gradients.collecting)
-        self.scorer = Engine(forward_only(self.schedule, 1), links, weight_gradients.collecting)
+        self.scorer = Engine(forward_only(self.schedule), links, weight_gradients.collecting)
         forward = self.buckets[::-1]  # order in which the forward pass needs them
         self.optimizer = MasterAdamW(
             [Share(b.own_weights, b.gradient, b.places(), b.is_first_copy) for b in forward],
@@ -137,14 +137,16 @@ class Trainer:
         ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1]}
         both_ends = ends_group(mesh, ends) if len(ends) > 1 else None
         every_token = joint_group(mesh, "dp", "tp")
-        make: dict[str, Callable[[dict[str, nn.Parameter]], ReductionGroup]] = {
-            "split": lambda of: ReductionGroup(of, self.group),
-            "whole": lambda of: ReductionGroup(of, self.group, copies=(self.tp.group,)),
-            "partial": lambda of: ReductionGroup(of, every_token),
-            "tied": lambda of: ReductionGroup(of, self.group, () if both_ends is None else (both_ends,), both_ends),
-        }
         found = divisions([(name, name in shards) for name in named], plan, is_tied=both_ends is not None)
-        return [make[division.kind]({name: named[name] for name in names}) for division, names in found.items()]
+        return [
+            ReductionGroup(
+                {name: named[name] for name in names},
+                every_token if kind == "partial" else self.group,
+                (self.tp.group,) if kind == "whole" else (),
+                both_ends if kind == "tied" else None,
+            )
+            for (_, kind), names in found.items()
+        ]
 
     def _buckets_of_blocks(self) -> dict[str, list[Bucket]]:
         """Return the buckets that hold a block's parameters, by the block's name."""
@@ -172,7 +174,7 @@ class Trainer:
     def _links(self) -> Links:
         group = self.tp.group
         if not self.run.scatters:
-            return Links(self.pp_group, lambda tensor: tensor, lambda tensor: tensor)
+            return Links(self.pp_group)
         return Links(
             self.pp_group, lambda tensor: own_start(tensor, group).wait(), lambda part: all_gather(part, group)
         )
@@ -222,27 +224,28 @@ class Trainer:
     def stage_blocks(self, stage: Stage, samples: np.ndarray, key: DropoutKey) -> list[Block]:
         """Return the stage's blocks for these samples; the last stage ends in the loss."""
         batch = self.batch(samples) if stage.is_first or stage.is_last else None
-        tokens = self._tokens(batch) if batch and stage.is_first else None
-        head = None
-        if batch and stage.is_last:
-            goals = [to_device(goal, self.device) for goal in batch.goals]
-            head = lambda x: self.model.loss(x, *goals)
-        return self._blocks(stage, tokens, self.run.model.seq_len, key, head)
+        return self._blocks(stage, batch, self.run.model.seq_len, key, self.model.loss)
 
     def _blocks(
-        self,
-        stage: Stage,
-        tokens: tuple[Tensor, Tensor | None] | None,
-        seq_len: int,
-        key: DropoutKey | None,
-        head: Callable[[Tensor], Tensor] | None = None,
+        self, stage: Stage, batch: Batch | None, seq_len: int, key: DropoutKey | None, head: Callable[..., Tensor]
     ) -> list[Block]:
-        """Return a stage's blocks, with layers recomputed if the plan asks for it, and the model's head after them."""
+        """Return a stage's blocks, with layers recomputed if the plan asks for it; those of the last end in the head.
+
+        Args:
+            batch: the first and the last stage's; the others need none.
+        """
+        tokens = None
+        if batch and stage.is_first:
+            types = None if batch.token_types is None else to_device(batch.token_types, self.device)
+            tokens = to_device(batch.inputs, self.device), types
         blocks = list(self.model.trunk.blocks(stage, tokens, seq_len, key))
         if self.run.plan.recompute == "full":
             again = lambda block: Block(block.name, partial(recompute, block.run, kept=self.kept))
             blocks = [again(block) if block.name.startswith("layers.") else block for block in blocks]
-        return [*blocks, *([Block("head", head)] if head else [])]
+        if batch and stage.is_last:
+            goals = [to_device(goal, self.device) for goal in batch.goals]
+            blocks.append(Block("head", lambda x: head(x, *goals)))
+        return blocks
 
     def activations(self, sequences: int, length: int) -> Tensor:
         """Return a tensor shaped like what stages send each other; its memory is not touched."""
@@ -306,15 +309,12 @@ class Trainer:
     def _score(self, batch: Batch, shape: Sequence[int], score: Callable[..., Tensor]) -> Tensor:
         """Return what the last stage computes, on the CPU of every pipeline rank; the others need its shape."""
         scores = torch.empty(shape, dtype=torch.float32, device=self.device)
-        goals = [to_device(goal, self.device) for goal in batch.goals]
 
-        def forward(index: int, _: int, x: Tensor | None) -> Tensor:
+        def forward(stage: int, _: int, x: Tensor | None) -> Tensor:
             nonlocal scores
-            stage = self.stages[index]
-            head = (lambda x: score(x, *goals)) if stage.is_last else None
-            tokens = self._tokens(batch) if stage.is_first else None
-            out = self.parameters.run(self._blocks(stage, tokens, batch.inputs.shape[1], None, head), x)
-            if stage.is_last:
+            blocks = self._blocks(self.stages[stage], batch, batch.inputs.shape[1], None, score)
+            out = self.parameters.run(blocks, x)
+            if self.stages[stage].is_last:
                 scores = out.float()
             return out
 
@@ -333,10 +333,6 @@ class Trainer:
 
         questions = partial(race_part, run.data.race, "train", self.data.tokenizer)
         return lambda samples: choice_batch(questions(), samples[::OPTIONS] // OPTIONS, **of)
-
-    def _tokens(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        types = None if batch.token_types is None else to_device(batch.token_types, self.device)
-        return to_device(batch.inputs, self.device), types
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

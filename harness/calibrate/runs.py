@@ -39,7 +39,7 @@ def runs_to_train(ranks: int, device: str, precisions: Sequence[Precision], thre
     for precision in precisions:
         for run, label in _runs(ranks, device):
             run = replace(run, precision=precision, threads=threads)
-            if run.why_invalid() is None:
+            if not run.problems():
                 found[f"{label}, {precision}"] = run
     return found
 

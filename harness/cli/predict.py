@@ -137,8 +137,8 @@ def predict_run(
     Args:
         assumed: fields that were not given, and the values that the run has for them.
     """
-    if reason := run.why_invalid():
-        raise InputError(reason)
+    if problems := run.problems():
+        raise InputError(problems[0])
     if slowdown and (len(slowdown) != run.plan.pp or not all(0 < factor < math.inf for factor in slowdown)):
         raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {run.plan.pp} pipeline ranks")
     found = predicted(run, system, dict(enumerate(slowdown)))

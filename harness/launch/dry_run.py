@@ -67,7 +67,7 @@ def print_refused(
         words: options that choose these points, for the command that predicts them, shown if that is of the same runs.
     """
     rows = [{"id": point.id, "point": point.label, "why_invalid": reason} for point, reason in refused.items()]
-    are_predicted = all(run.engine == "native" and not run.why_invalid() for run in (point.run for point in refused))
+    are_predicted = all(run.engine == "native" and not run.problems() for run in (point.run for point in refused))
     command = " ".join(["lmscale predict", found.id, "--tier", store.tier, "--system NAME", *words])
     predict = command if are_predicted else None
     if json:

@@ -18,7 +18,6 @@ from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
 from impl.data.tokens import SPLITS, Entropy, TokenFolder
 from impl.errors import InputError
 from impl.model.config import SPECIAL_TOKENS
-from impl.peers import validity
 from impl.run import Run
 
 RANK_BYTES = 400 * 2**20
@@ -91,8 +90,10 @@ def _entropy(entropy: Entropy | None) -> dict[str, Any] | None:
 
 def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
     """Return the first reason why the run cannot be carried out, in one line; None if it can."""
-    if reason := run.why_invalid() or _engine(run):
-        return reason
+    if problems := run.problems():
+        return problems[0]
+    if run.engine == "deepspeed" and find_spec("deepspeed") is None:
+        return "the deepspeed engine is not installed; `pip install deepspeed`, or valid here: native, torch"
     try:
         data = datasets.open(run.data.dataset)
     except InputError as error:
@@ -112,15 +113,6 @@ def warnings(run: Run, site: Site) -> list[str]:
             f"{run.plan.world_size} ranks x {run.threads} threads share {cores} cores: no scaling can be read from this"
         ]
     return []
-
-
-def _engine(run: Run) -> str | None:
-    """Return what the run's engine cannot do, or that it is not installed; no engine is imported."""
-    if reason := validity.why_invalid(run):
-        return reason
-    if run.engine == "deepspeed" and find_spec("deepspeed") is None:
-        return "the deepspeed engine is not installed; `pip install deepspeed`, or valid here: native, torch"
-    return None
 
 
 def _vocabulary(run: Run, data: TokenFolder) -> str | None:

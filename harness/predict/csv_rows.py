@@ -155,7 +155,7 @@ def _row(cells: dict[str, str], system: System) -> Row:
         run, _ = completed(with_fields(Run(), given), given.keys(), system)
     except ValidationError as error:
         raise InputError(_first_problem(error)) from None
-    problem = run.why_invalid()
+    problem = next(iter(run.problems()), None)
     try:
         as_simulated(run, system)
     except InputError as error:

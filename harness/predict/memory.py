@@ -43,8 +43,8 @@ def memory_from(default: Run) -> Callable[..., int]:
             json: Print one JSON document on standard output.
         """
         limit = None if device_memory is None else parse_bytes(device_memory)
-        if reason := config.why_invalid():
-            raise InputError(reason)
+        if problems := config.problems():
+            raise InputError(problems[0])
         if config.engine != "native":
             raise InputError(f"the memory of the {config.engine} engine is not known; valid: --engine native")
         tokens = tokenizer_size(config)

@@ -87,8 +87,8 @@ def _why_inconsistent(record: Record) -> str | None:
 def _why_no_prediction(record: Record) -> str | None:
     """Return what is missing to predict memory by category, for comparison with the counted one; None if nothing is."""
     run = record.run
-    if run.plan.schedule in SCHEDULES and (reason := run.why_invalid()):
-        return f"config: {reason}"
+    if run.plan.schedule in SCHEDULES and (problems := run.problems()):
+        return f"config: {problems[0]}"
     for rank in record.ranks:
         if rank.memory and (missing := CATEGORIES - rank.memory.keys()):
             return f"ranks.{rank.rank}.memory: no {', '.join(sorted(missing))}"

@@ -224,7 +224,7 @@ def searched(
         trial = study.ask()
         row: Judged = {knob: trial.suggest_categorical(knob, values) for knob, values in choices.items()}
         dp, rest = divmod(world, row["tp"] * row["pp"])
-        if rest or (run := run_of({**row, "dp": dp}, base)).why_invalid():
+        if rest or (run := run_of({**row, "dp": dp}, base)).problems():
             study.tell(trial, state=TrialState.FAIL)
             continue
         judgement = {"id": run.id, "dp": dp} | _judgement(judge, run)

@@ -103,17 +103,14 @@ def build_model(
     dtype: torch.dtype,
     tp: TensorParallel,
     stages: Sequence[Stage] | None = None,
-    *,
-    recompute_core: bool = False,
 ) -> GPT | BERT:
     """Return this rank's part of the model with its initial weights, on the host.
 
     Args:
         stages: those that this rank owns; None: all of a model in one stage.
-        recompute_core: compute attention's scores and their product with v again in the backward pass.
     """
     stages = stages or split(config, vocab_size, 1)
-    model = build_structure(config, vocab_size, dtype, tp, stages, recompute_core=recompute_core).to_empty(device="cpu")
+    model = build_structure(config, vocab_size, dtype, tp, stages).to_empty(device="cpu")
     assert not isinstance(model, MultipleChoice)
     initial = InitialWeights(model, config, seed, tp)
     for name, parameter in model.named_parameters():

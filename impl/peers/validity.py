@@ -47,14 +47,15 @@ def part_of(run: Run) -> EnginePart:
     return "ddp" if plan.dp > 1 else "plain"
 
 
-def why_invalid(run: Run) -> str | None:
-    """Return what the run's engine cannot do of the run, in one line; None if it can train it."""
+def missing(run: Run) -> Iterator[str]:
+    """Yield what the run's engine, another than ours, cannot do of it, in lines of `Run.problems`."""
+    for field in ("start", "keep_end"):
+        if value := getattr(run, field):
+            yield f"{field} {value}: the {run.engine} engine has no checkpoints; valid: native"
     part = part_of(run)
-    if part == "native":
-        return None
-    lacks = ", ".join(what for is_missing, what in _checks(run, part, PARTS[part]) if is_missing)
-    whose = "" if part == run.engine else f"'s {part.removeprefix(f'{run.engine}_')}"
-    return f"the {run.engine} engine{whose} has no {lacks}" if lacks else None
+    if lacks := ", ".join(what for is_missing, what in _checks(run, part, PARTS[part]) if is_missing):
+        whose = "" if part == run.engine else f"'s {part.removeprefix(f'{run.engine}_')}"
+        yield f"the {run.engine} engine{whose} has no {lacks}"
 
 
 def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]:

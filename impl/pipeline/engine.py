@@ -29,9 +29,9 @@ class Links:
     """Transfer of activations and their gradients from one pipeline rank to another."""
 
     group: dist.ProcessGroup
-    pack: Callable[[Tensor], Tensor]
+    pack: Callable[[Tensor], Tensor] = lambda tensor: tensor
     """Function that returns what is sent of a tensor: all, or this tensor-parallel rank's part."""
-    unpack: Callable[[Tensor], Tensor]
+    unpack: Callable[[Tensor], Tensor] = lambda part: part
     """Function that restores the whole tensor from what was received."""
 
 

@@ -78,14 +78,7 @@ class Schedule:
 
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages (model chunks) of a rank."""
-        return list(self._stages[rank])
-
-    @cached_property
-    def _stages(self) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in self.rows]
-        for stage in sorted(self.rank_of):
-            found[self.rank_of[stage]].append(stage)
-        return found
+        return sorted(stage for stage, owner in self.rank_of.items() if owner == rank)
 
     @cached_property
     def _split(self) -> frozenset[tuple[int, int]]:
@@ -187,12 +180,8 @@ def peak_in_flight(row: Iterable[Action]) -> int:
     return peak
 
 
-def forward_only(schedule: Schedule, m: int) -> Schedule:
-    """Return a schedule of forward passes of m microbatches through the same stages, for evaluation."""
-    p = len(schedule.rows)
-    groups = [range(first, min(first + p, m)) for first in range(0, m, p)]
-    rows = [
-        tuple(Action(Op.F, stage, i) for group in groups for stage in schedule.stages_of(rank) for i in group)
-        for rank in range(p)
-    ]
-    return Schedule(f"{schedule.name}, forward only", tuple(rows))
+def forward_only(schedule: Schedule) -> Schedule:
+    """Return a schedule of one forward pass through the same stages, for evaluation."""
+    stages = map(schedule.stages_of, range(len(schedule.rows)))
+    rows = tuple(tuple(Action(Op.F, stage, 0) for stage in own) for own in stages)
+    return Schedule(f"{schedule.name}, forward only", rows)

@@ -83,8 +83,6 @@ def _row(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None
 
 
 SCHEDULES: dict[str, Callable[..., Rows]] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}
-OWN = frozenset(SCHEDULES.values())
-"""Functions that are known to be schedules."""
 _trusted: set[str] = set()
 
 
@@ -105,6 +103,7 @@ MOST_PASSES = 2**20
 """Most passes of all microbatches through all chunks of all ranks, since a table of them is built."""
 
 
+@lru_cache(maxsize=8)  # a large table takes long to check
 def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
     """Build and check plan.schedule's table (one of SCHEDULES, or module:function); p is plan.pp, v is plan.chunks.
 
@@ -112,19 +111,22 @@ def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
         InputError: there is no such schedule, its name is not trusted, it is impossible for these numbers, or its rows
             are no schedule.
     """
-    generator = _generator(name)
-    return (_built if generator in OWN else _built.__wrapped__)(generator, name, p, m, v)
-
-
-@lru_cache(maxsize=8)
-def _built(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> Schedule:
-    """Return the checked schedule, cached since checking a large one takes long."""
-    schedule = Schedule(name, _rows(generator, name, p, m, v))
+    schedule = Schedule(name, _rows(name, p, m, v))
     check(schedule, p, m, v)
     return schedule
 
 
-def _rows(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> tuple[tuple[Action, ...], ...]:
+def require(name: str, p: int, m: int, v: int = 1) -> None:
+    """Check that `build` builds a schedule, without checking the tables of SCHEDULES, which are valid where they exist.
+
+    Raises:
+        InputError: it does not; says what would be valid.
+    """
+    (_rows if name in SCHEDULES else build)(name, p, m, v)
+
+
+def _rows(name: str, p: int, m: int, v: int) -> tuple[tuple[Action, ...], ...]:
+    generator = _generator(name)
     for field, value in (("plan.pp", p), ("microbatches", m), ("plan.chunks", v)):
         if value < 1:
             raise InputError(f"{field} {value} is not a count; valid: 1 or more")
@@ -137,30 +139,14 @@ def _rows(generator: Callable[..., Rows], name: str, p: int, m: int, v: int) -> 
         raise InputError(f"plan.schedule {name} has 1 chunk a rank, not plan.chunks {v}; with chunks: {with_chunks}")
     try:
         rows = tuple(map(tuple, generator(p, m, v) if chunked else generator(p, m)))
-        if generator not in OWN and (wrong := [one for row in rows for one in row if not _is_action(one)]):
+        is_action = lambda one: isinstance(one, Action) and list(map(isinstance, one, (Op, int, int))) == [True] * 3
+        if name not in SCHEDULES and (wrong := [one for row in rows for one in row if not is_action(one)]):
             raise TypeError(f"{wrong[0]!r} in its rows is no Action")
         return rows
     except InputError:
         raise
     except Exception as error:  # a user's own function
         raise InputError(f"plan.schedule {name} fails with plan.pp {p}, {m} microbatches: {error!r:.200}") from error
-
-
-def _is_action(one: object) -> bool:
-    return isinstance(one, Action) and list(map(isinstance, one, (Op, int, int))) == [True] * 3
-
-
-def why_invalid(name: str, p: int, m: int, v: int = 1) -> str | None:
-    """Return why a schedule is impossible for these numbers, and what would be valid; None: it is not. See `build`."""
-    try:
-        generator = _generator(name)
-        if generator in OWN:  # whose tables are valid where there are any
-            _rows(generator, name, p, m, v)
-        else:
-            build(name, p, m, v)
-    except InputError as error:
-        return str(error)
-    return None
 
 
 def _has_chunks(generator: Callable[..., Rows]) -> bool:

@@ -115,8 +115,8 @@ def predict(
     Raises:
         InputError: the run is impossible.
     """
-    if reason := run.why_invalid():
-        raise InputError(reason)
+    if problems := run.problems():
+        raise InputError(problems[0])
     prepared = _prepared(run, vocab_size, stages, head_positions)
     carried = _carry_out(run, system, prepared, slowdown or {}, with_timeline=with_timeline)
     factor = system.correction(run)

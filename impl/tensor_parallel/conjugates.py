@@ -29,18 +29,23 @@ class Pair:
         return Pair(self.backward, self.forward)
 
     def __call__(self, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Communication: one collective in each direction, of the whole activation's bytes; none over one rank."""
+        """Apply the operation.
+
+        Communication: one collective in each direction, of the whole activation's bytes; none over one rank.
+        """
         return cast(Tensor, _Apply.apply(x, self, group))
 
 
 F = Pair(identity_start, all_reduce_start)
-"""Into a split block from activations that every rank has (Megatron-LM 2019, section 3, f)."""
-G = F.conjugate
-"""Out of a split block: the ranks' partial sums become activations that every rank has (g)."""
+"""Into a split block from activations that every rank has (Megatron-LM 2019, section 3, f).
+
+Its conjugate is the way out: the ranks' partial sums become activations that every rank has (g).
+"""
 F_SEQUENCE = Pair(all_gather_start, reduce_scatter_start)
-"""Into a split block from activations split over tokens (Korthikanti et al. 2022, section 4.2.2, there g)."""
-G_SEQUENCE = F_SEQUENCE.conjugate
-"""Out of a split block to activations split over tokens (there g-bar)."""
+"""Into a split block from activations split over tokens (Korthikanti et al. 2022, section 4.2.2, there g).
+
+Its conjugate is the way out, to activations split over tokens (there g-bar).
+"""
 GATHER = Pair(all_gather_start, own_start)
 """From activations split over tokens to work that every rank does in full, whose gradient is whole already."""
 NOTHING = Pair(identity_start, identity_start)

@@ -58,7 +58,7 @@ def parallel_linear(
     after: Pair = NOTHING,
     can_wait: bool = True,
 ) -> Tensor:
-    """after(before(x) A^T + b) over this rank's part of A; where the parts are summed, b is added once.
+    """Return after(before(x) A^T + b) over this rank's part of A; where the parts are summed, b is added once.
 
     Communication: that of the pairs. If `before` gathers x, the backward pass gathers it again rather than keep it
     (Korthikanti et al. 2022, section 4.2.2). If `tp.overlap`, that runs while the input gradient is computed, and the
@@ -101,9 +101,11 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         tp, (before, after), added = ctx.tp, ctx.pairs, ctx.tp.weight_gradients
         bias_grad = grad.sum(0) if ctx.needs_input_grad[2] else None
-        if added is not None and added.is_collecting and ctx.can_wait:
+        if added is not None and added.owed is not None and ctx.can_wait:
             grad = after.backward(grad.contiguous(), tp.group).wait()
-            added.owe(ctx.parameter, grad, lambda: before.forward(x, tp.group).wait())
+            parameter = ctx.parameter  # the context itself would keep the graph
+            add = lambda: added.sums.add_product(parameter, grad, before.forward(x, tp.group).wait())
+            added.owed.append(torch.no_grad()(add))
             return before.backward(grad @ weight, tp.group).wait(), None, bias_grad, None, None, None, None
         whole = before.forward(x, tp.group)
         grad = after.backward(grad.contiguous(), tp.group).wait()

@@ -65,11 +65,16 @@ class VocabParallelEmbedding(nn.Module):
         return parallel_linear(x, self.weight, bias, self.tp, before=before, can_wait=False)
 
     def nats(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target) of every token, in nats, at least in fp32; its backward pass overwrites the logits.
+        """-log p(target) of every token, in nats, at least in fp32; overwrites logits that require a gradient.
 
-        Shapes: this rank's [n, V / t], [n] -> [n]. Communication: one all-gather of two numbers per token and rank.
+        log p = target's logit - log sum exp(logits). Each rank takes the logarithm over its own tokens, stably, and the
+        ranks exchange that and the target's logit only (cf. Megatron-LM 2019, section 3). The exponentials take the
+        logits' place, and become the gradient there.
+
+        Shapes: this rank's [n, V / t], [n] -> [n].
+        Communication: one all-gather of two numbers per token and rank; none in the backward pass.
         """
-        return split_nats(logits, targets, self.tokens, self.tp.group)
+        return cast(Tensor, _SplitNats.apply(logits, targets, self.tokens, self.tp.group))
 
     def is_likeliest(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return True where no token scores higher than the target, nor as high under a lower number.
@@ -106,21 +111,6 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         ctx.added.sums.add_rows(ctx.parameter, *ctx.saved_tensors, grads[0])
         return None, None, None
-
-
-def split_nats(logits: Tensor, targets: Tensor, tokens: Tokens, group: dist.ProcessGroup) -> Tensor:
-    """Return -log p(target) of every position, in nats, at least in fp32.
-
-    The logits are overwritten if they require a gradient.
-
-    log p = target's logit - log sum exp(logits). Each rank takes the logarithm over its own tokens, stably, and the
-    ranks exchange that and the target's logit only (cf. Megatron-LM 2019, section 3). The exponentials take the
-    logits' place, and become the gradient there.
-
-    Shapes: this rank's [n, V / t], [n] -> [n].
-    Communication: one all-gather of two numbers per position and rank; none in the backward pass.
-    """
-    return cast(Tensor, _SplitNats.apply(logits, targets, tokens, group))
 
 
 class _SplitNats(torch.autograd.Function):

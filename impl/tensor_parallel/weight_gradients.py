@@ -1,10 +1,9 @@
-"""Weight gradients that layers add up themselves, at once or later: autograd would make a tensor of each first."""
+"""Weight gradients that layers add up themselves, at once or later; autograd would make a tensor of each first."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 Owed = list[Callable[[], None]]
@@ -22,7 +21,7 @@ class Sums(Protocol):
 
 
 class WeightGradients:
-    """What layers tell of their weights' gradients, which are added to `sums`.
+    """Receiver of the gradients of layers' weights, which are added to `sums`.
 
     A product is added as it is computed (Megatron-LM's gradient accumulation fusion), or put off, which is what
     zero-bubble schedules fill their bubbles with (Qi et al. 2023, 2401.10241, section 2).
@@ -32,18 +31,14 @@ class WeightGradients:
     """Set when there are any: the model is made first."""
 
     def __init__(self) -> None:
-        self.is_collecting = False
-        self._owed: Owed = []
+        self.owed: Owed | None = None
+        """Deferred computations; None: nothing is deferred."""
 
     @contextmanager
     def collecting(self) -> Iterator[Owed]:
         """Collect layers' weight gradients of a backward pass inside as deferred computations in a list."""
-        self.is_collecting, self._owed = True, []
+        self.owed = found = []
         try:
-            yield self._owed
+            yield found
         finally:
-            self.is_collecting, self._owed = False, []  # what is owed belongs to the list's reader alone
-
-    def owe(self, weight: Tensor, a: Tensor, b: Callable[[], Tensor]) -> None:
-        """Defer the addition of a^T b()."""
-        self._owed.append(torch.no_grad()(lambda: self.sums.add_product(weight, a, b())))
+            self.owed = None

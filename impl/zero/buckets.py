@@ -22,9 +22,9 @@ class ReductionGroup(NamedTuple):
     named: Mapping[str, nn.Parameter]
     group: dist.ProcessGroup
     copies: Sequence[dist.ProcessGroup] = ()
-    """Groups whose ranks have the same parameters, and gradients after all, without being in `group`."""
+    """Groups whose ranks have the same parameters and gradients without being in `group`."""
     ends: dist.ProcessGroup | None = None
-    """Ranks at both ends of the pipeline, over which what is owned is summed at last; one of `copies` too."""
+    """Ranks at both ends of the pipeline, over which what is owned is summed at last."""
 
 
 class Bucket:
@@ -97,15 +97,11 @@ class Bucket:
         return self.own_weights if self.stage == 3 else self.weights
 
     @property
-    def is_added_in_place(self) -> bool:
-        """True if autograd itself adds to the bucket."""
-        return self.stage < 2 and self.weights_dtype == self.dtype
-
-    @property
     def is_first_copy(self) -> bool:
         """True if this rank is the first of those that own the same slice of the same parameters."""
-        owners = [*self.reduction.copies, *([] if self.stage else [self.reduction.group])]
-        return all(group.rank() == 0 for group in owners)
+        _, group, copies, ends = self.reduction
+        owners = [*copies, ends, None if self.stage else group]
+        return all(each is None or each.rank() == 0 for each in owners)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each parameter's part of a tensor like the bucket."""

@@ -56,7 +56,6 @@ class Gradients:
         self.of: dict[nn.Parameter, Tensor] = {}
         """Where a parameter's gradient is accumulated; none where no rank's sum over microbatches is kept."""
         self._bucket_of = {p: bucket for bucket in buckets for p in bucket.parameters}
-        self._added = set(added)
         self._arrivals = {bucket: sum((arrivals or {}).get(p, 1) for p in bucket.parameters) for bucket in buckets}
         self._missing = dict.fromkeys(buckets, 0)
         self._fresh: set[nn.Parameter] = set()
@@ -72,7 +71,7 @@ class Gradients:
         for bucket in buckets:
             if bucket.flat is not None:
                 self._place(bucket, bucket.flat)
-        for parameter in self._bucket_of.keys() - self._added:  # autograd's hook comes without a gradient too
+        for parameter in self._bucket_of.keys() - set(added):  # autograd's hook comes without a gradient too
             parameter.register_post_accumulate_grad_hook(self._arrived)
 
     @property
@@ -83,18 +82,13 @@ class Gradients:
     def _place(self, bucket: Bucket, flat: Tensor) -> None:
         for parameter, view in zip(bucket.parameters, bucket.views(flat), strict=True):
             self.of[parameter] = view
-            if bucket.is_added_in_place and parameter not in self._added:
-                parameter.grad = view
 
     def _arrived(self, parameter: Tensor) -> None:
-        """Autograd has accumulated a gradient."""
+        """Accumulate the gradient of one microbatch, which autograd has just computed."""
         assert isinstance(parameter, nn.Parameter)
-        if self._bucket_of[parameter].is_added_in_place:
-            self._count(parameter)
-        else:
-            assert parameter.grad is not None
-            self.add(parameter, parameter.grad)
-            parameter.grad = None
+        assert parameter.grad is not None
+        self.add(parameter, parameter.grad)
+        parameter.grad = None
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Accumulate a gradient that autograd does not; it may become the bucket's memory."""
@@ -134,7 +128,7 @@ class Gradients:
     def _open(self, bucket: Bucket, parameter: nn.Parameter, memory: Tensor | None = None) -> Tensor:
         """Where the parameter's gradient is accumulated; where there is no such place yet, in that memory if given."""
         if bucket.flat is None:
-            self._make_room()
+            self.settle(REDUCTIONS - 1)
             bucket.flat = self._buffer(bucket) if memory is None else memory
             self._place(bucket, bucket.flat)
             self._fresh.update(bucket.parameters)
@@ -172,7 +166,7 @@ class Gradients:
         """Begin the sum of what all microbatches have added up to."""
         assert bucket.flat is not None
         if bucket.stage:
-            self._make_room()
+            self.settle(REDUCTIONS - 1)
             pending = reduce_scatter_into_start(bucket.gradient, bucket.flat, bucket.reduction.group)
         else:
             pending = all_reduce_start(bucket.flat, bucket.reduction.group)
@@ -192,28 +186,17 @@ class Gradients:
         self._reducing.append(_Reduction(bucket, pending, bucket.flat, self._lent.pop(bucket, None)))
         bucket.flat = None
         if not self.overlap:
-            self._complete()
+            self.settle()
 
-    def settle(self) -> None:
-        """Complete all reductions under way, whose memory a forward pass needs."""
-        while self._reducing:
-            self._complete()
-
-    def _make_room(self) -> None:
-        """Await reductions until another one may begin."""
-        while len(self._reducing) >= REDUCTIONS:
-            self._complete()
-
-    def _complete(self) -> None:
-        """Await the oldest reduction."""
-        bucket, pending, flat, buffer = self._reducing.popleft()
-        own = pending.wait()
-        if flat is None:
-            return
-        if own is not bucket.gradient:
-            bucket.gradient.add_(own)
-        if buffer is not None:
-            self._free.append(buffer)
+    def settle(self, left: int = 0) -> None:
+        """Await the oldest reductions until no more than these are under way; a forward pass needs their memory."""
+        while len(self._reducing) > left:
+            bucket, pending, _, buffer = self._reducing.popleft()
+            own = pending.wait()
+            if bucket.stage >= 2 and own is not bucket.gradient:
+                bucket.gradient.add_(own)
+            if buffer is not None:
+                self._free.append(buffer)
 
     @contextmanager
     def accumulated(self, microbatches: int) -> Iterator[None]:
@@ -225,11 +208,8 @@ class Gradients:
         self._untouched.update(self.buckets)
         for bucket in self.buckets:
             self._missing[bucket] = microbatches * self._arrivals[bucket]
-            for parameter in bucket.parameters if bucket.stage < 2 else ():
-                if bucket.is_added_in_place and parameter not in self._added:
-                    self.of[parameter].zero_()
-                else:
-                    self._fresh.add(parameter)
+            if bucket.stage < 2:
+                self._fresh.update(bucket.parameters)
         yield
         if any(self._missing.values()):
             raise RuntimeError("a parameter took no part in a backward pass")

@@ -14,7 +14,7 @@ Run = Callable[[Any], Tensor]
 
 
 class Parameters:
-    """Weights that are there when a block needs them.
+    """Gathering of weights for the blocks that need them.
 
     Stages 1 and 2 gather all of them once a step, after the owners' update, while the next forward pass goes on. Stage
     3 gathers those of a block just before its forward and its backward pass, begins with the next block's, and frees
@@ -35,14 +35,14 @@ class Parameters:
         self._users = dict.fromkeys(chain(*of.values()), 0)
 
     def publish(self, bucket: Bucket) -> None:
-        """After an update of what the rank owns: begin to tell the others."""
+        """Begin to gather a bucket's weights after its owners' update, at stages 1 and 2."""
         if bucket.stage in (1, 2):
             bucket.gathering = all_gather_into_start(bucket.weights, bucket.own_weights, bucket.reduction.group)
             if not self.overlap:
                 self.settle(bucket)
 
     def run(self, blocks: Sequence[tuple[str, Run]], x: Tensor | None) -> Tensor:
-        """One block after another, each with its parameters; the first gets x, None: it makes its own."""
+        """Run one block after another, each with its parameters; x is the first one's input, if it takes any."""
         before: Sequence[Bucket] = ()
         for i, (name, block) in enumerate(blocks):
             here, ahead = self.of[name], self.of[blocks[i + 1][0]] if i + 1 < len(blocks) else ()

@@ -16,7 +16,7 @@ from impl import engines
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
-from impl.peers.validity import EnginePart, part_of, why_invalid
+from impl.peers.validity import EnginePart, part_of
 from impl.pipeline.engine import Watch
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -76,7 +76,7 @@ def run_of(plan: str, precision: Precision) -> Run:
 def engines_of(run: Run) -> dict[str, Run]:
     """The run under every engine that can do it, by the engine's name in tables, ours first."""
     every = (replace(run, engine=engine) for engine in get_args(EngineName))
-    return {NAMES[part_of(one)]: one for one in every if why_invalid(one) is None}
+    return {NAMES[part_of(one)]: one for one in every if not one.problems()}
 
 
 class Settled:

@@ -61,7 +61,7 @@ def measured(ranks: int, true: System | None = None, **machine: Any) -> Measurem
 def test_runs_use_every_axis_and_are_possible() -> None:
     for ranks, device in itertools.product((1, 2, 3, 4, 8), ("cpu", "cuda")):
         runs = runs_to_train(ranks, device, ["fp32", "bf16"], 1)
-        assert all(run.why_invalid() is None and run.plan.world_size == ranks for run in runs.values())
+        assert all(not run.problems() and run.plan.world_size == ranks for run in runs.values())
         assert len({run.id for run in runs.values()}) == len(runs)
         used = {axis for run in runs.values() for axis in ("dp", "tp", "pp") if getattr(run.plan, axis) > 1}
         assert used == (set() if ranks == 1 else {"dp", "pp"} if ranks == 3 else {"dp", "tp", "pp"})

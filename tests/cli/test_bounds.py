@@ -24,7 +24,7 @@ from impl.data.tokenizer import parse
 from impl.errors import InputError
 from impl.fields import divisors
 from impl.files import read_bytes
-from impl.pipeline.schedules import why_invalid
+from impl.pipeline.schedules import build
 from impl.pipeline.stage import partition
 from tests.harness.calls import answer_every_name, call, document, put_record, refused
 
@@ -239,7 +239,8 @@ def test_a_function_that_is_no_schedule_is_told(name: str, tmp_path: Path, monke
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert f"plan.schedule {name} fails with plan.pp" in refused("memory", "--plan.schedule", name)
-    assert why_invalid(name, 2, 2)
+    with pytest.raises(InputError, match=r"fails with plan\.pp"):
+        build(name, 2, 2)
 
 
 def test_divisors_are_all_and_many_layers_are_shared_out_at_once():

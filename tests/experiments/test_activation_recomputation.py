@@ -63,7 +63,7 @@ def verdicts(records: list[Record]) -> list[str]:
 
 def test_every_run_of_every_tier_is_valid() -> None:
     for tier in TIERS:
-        assert [run.why_invalid() for run in EXPERIMENT.runs[tier] if run.why_invalid()] == []
+        assert [run.problems() for run in EXPERIMENT.runs[tier] if run.problems()] == []
         assert len({run.id for run in EXPERIMENT.runs[tier]}) == len(EXPERIMENT.runs[tier])
     assert {run.plan.world_size for run in EXPERIMENT.runs["smoke"]} == {2}
 

@@ -17,7 +17,6 @@ from harness.records.parts import Limit
 from harness.records.record import Record
 from impl.cost.memory import memory_of_ranks
 from impl.cost.parameters import count_parameters
-from impl.peers.validity import why_invalid
 from impl.run import Run
 from tests.experiments.as_printed import ABSENT, NO, YES, timed
 from tests.harness.made_up_records import record_of
@@ -34,8 +33,8 @@ def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
 
 def made(run: Run, seconds: float = 0.1, **place: Any) -> Record:
     """A record of a run, or that its engine cannot do it; repeats differ a little, the same way for all engines."""
-    if reason := why_invalid(run):
-        return record_of(run, status="invalid", reason=reason, **place)
+    if problems := run.problems():
+        return record_of(run, status="invalid", reason=problems[0], **place)
     return record_of(run, seconds=seconds * (1 + 0.01 * run.repeat), nats=2.5, **place)
 
 
@@ -93,8 +92,8 @@ def test_engines_table_has_every_plan_and_says_who_cannot() -> None:
     assert all(row["n"] == 3 for row in rows.values())
     assert "invalid" in render.markdown(table)
     assert "invalid" in render.csv(table)
-    refused = [run for run in engines.EXPERIMENT.runs["small"] if why_invalid(run)]
-    assert {row["reason"] for row in failures_table(found).frame.to_dict("records")} == set(map(why_invalid, refused))
+    problems = {problem for run in engines.EXPERIMENT.runs["small"] for problem in run.problems()}
+    assert {row["reason"] for row in failures_table(found).frame.to_dict("records")} == problems
 
 
 def test_engines_verdicts_on_speed() -> None:

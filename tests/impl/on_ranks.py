@@ -22,7 +22,7 @@ def on_ranks(measure: Measure, runs: Iterable[Run], data: Path) -> dict[Run, lis
     """What each rank finds out, in the order of the ranks, about every run."""
     by_ranks: dict[int, list[Run]] = {}
     for run in dict.fromkeys(runs):
-        assert run.why_invalid() is None, run.why_invalid()
+        assert run.problems() == []
         by_ranks.setdefault(run.plan.world_size, []).append(run)
     answers: dict[Run, list[Any]] = {}
     for ranks, some in by_ranks.items():

@@ -175,7 +175,7 @@ def layouts(draw: st.DrawFn, most: int) -> Plan:
         bucket_bytes=draw(st.sampled_from([2_000, 20_000])),
         offload_optimizer=draw(st.booleans()),
     )
-    return plan if plan.world_size <= most and replace(RUN, plan=plan).why_invalid() is None else draw(layouts(most))
+    return plan if plan.world_size <= most and not replace(RUN, plan=plan).problems() else draw(layouts(most))
 
 
 @st.composite

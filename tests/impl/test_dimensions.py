@@ -99,7 +99,6 @@ def trained_and_seen(trainer: Trainer) -> float:
     ],
 )
 def test_what_cannot_be_looked_at_is_said(changes: dict[str, Any], named: str) -> None:
-    reason = replace(RUN, **changes).why_invalid()
-    assert reason is not None
+    reason = replace(RUN, **changes).problems()[0]
     assert named in reason
     assert reason.startswith("evaluation.dimensions")

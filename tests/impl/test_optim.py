@@ -12,7 +12,7 @@ from torch import nn
 
 from impl.optim import MasterAdamW, Share, learning_rate
 from impl.recipe import Recipe
-from impl.zero.buckets import Bucket, ReductionGroup, divide
+from impl.zero.buckets import ReductionGroup, divide
 from impl.zero.gradients import Gradients
 
 
@@ -156,99 +156,6 @@ def test_a_parameter_with_a_gradient_too_few_or_too_many_is_an_error(
         with pytest.raises(RuntimeError, match="took no part"):
             take(gradients, microbatches, *[backward] * passes)
     take(gradients, 2, backward, backward)  # and the next step is well
-
-
-# Gradients that do not come once a microbatch from autograd ---------------------------------------------------------
-
-
-class Tied(nn.Module):
-    """An embedding that is the output matrix too; its ends are stages of their own, as in a pipeline."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.weight, self.between = nn.Parameter(torch.randn(5, 4)), nn.Linear(4, 4)
-
-    def one_stage(self, tokens: torch.Tensor) -> None:
-        (self.between(self.weight[tokens]) @ self.weight.t()).square().mean().backward()
-
-    def two_stages(self, tokens: torch.Tensor) -> None:
-        first = self.weight[tokens]
-        handed = first.detach().requires_grad_()
-        (self.between(handed) @ self.weight.t()).square().mean().backward()
-        first.backward(handed.grad)
-
-
-def of_tied(net: Tied, group: dist.ProcessGroup, arrivals: int, overlap: bool = True) -> Gradients:
-    groups = [ReductionGroup({"embedding": net.weight}, group), *whole(net.between, group)]
-    return gradients_of(groups, bucket_bytes=1, overlap=overlap, arrivals={net.weight: arrivals})
-
-
-def reductions(gradients: Gradients, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
-    """The buckets that are reduced from now on, in that order."""
-    order: list[Bucket] = []
-    real = gradients._reduce
-    monkeypatch.setattr(gradients, "_reduce", lambda bucket: (order.append(bucket), real(bucket)))
-    return order
-
-
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_a_tied_embedding_is_complete_with_the_gradients_of_both_its_ends(
-    microbatches: int, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    joined, parted = Tied(), Tied()
-    once, twice = of_tied(joined, one_rank, 1), of_tied(parted, one_rank, 2)
-    order = reductions(twice, monkeypatch)
-    tokens = torch.tensor([0, 3, 3, 1])
-    with once.accumulated(microbatches):
-        for _ in range(microbatches):
-            joined.one_stage(tokens)
-    with twice.accumulated(microbatches):
-        for _ in range(microbatches):
-            assert not order, "reduced before the last gradient"
-            parted.two_stages(tokens)
-        assert len(order) == len(twice.buckets)
-        assert order[-1].parameters == [parted.weight], "its last gradient is that of the look-up"
-    assert len(order) == len(twice.buckets)
-    for p, q in zip(parted.parameters(), joined.parameters(), strict=True):
-        torch.testing.assert_close(twice.of[p], once.of[q])
-
-
-def test_a_tied_embedding_that_is_miscounted_is_an_error(one_rank: dist.ProcessGroup) -> None:
-    tokens = torch.tensor([0, 3])
-    for arrivals, step in ((1, Tied.two_stages), (2, Tied.one_stage)):
-        net = Tied()
-        gradients = of_tied(net, one_rank, arrivals)
-        with pytest.raises(RuntimeError, match="took no part"), gradients.accumulated(1):
-            step(net, tokens)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_that_are_put_off_get_their_gradients_by_add(
-    dtype: torch.dtype, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net: Any = nn.Linear(3, 2).to(dtype)
-    gradients = gradients_of(whole(net, one_rank), bucket_bytes=10**6, added=[net.weight])
-    order = reductions(gradients, monkeypatch)
-    x, owed = torch.ones(1, 3, dtype=dtype), torch.full((2, 3), 256.0 if dtype is torch.bfloat16 else 1.5, dtype=dtype)
-    for _ in range(2):
-        order.clear()
-        with gradients.accumulated(3):
-            for _ in range(3):  # biases come from autograd, the weight's hook does not count
-                (x @ net.weight.detach().t() + net.bias).sum().backward()
-            assert not order
-            for i in range(3):
-                assert not order, "reduced before the last gradient"
-                gradients.add(net.weight, owed if i == 0 else owed / 512)
-            assert len(order) == 1
-        torch.testing.assert_close(gradients.of[net.weight], owed.float() * (1 + 2 / 512), rtol=0, atol=0)
-        assert gradients.of[net.bias].tolist() == [3.0, 3.0]
-    with pytest.raises(RuntimeError, match="took no part"), gradients.accumulated(1):
-        net(x).sum().backward()
-    add, of_bias = lambda: gradients.add(net.weight, owed), lambda: (x + net.bias.sum()).sum().backward()
-    take(gradients, 1, add, of_bias)
-    with pytest.raises(RuntimeError, match="took no part"):
-        take(gradients, 1, add, add, of_bias)
 
 
 @pytest.mark.parametrize(

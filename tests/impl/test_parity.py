@@ -1,5 +1,8 @@
 """Parallel training equals serial training, whatever the plan: losses and every gradient."""
 
+import random
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -7,13 +10,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run, non_defaults
+from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
 from tests.impl.parity import Found, assert_equal_gradients, assert_equal_steps, first_gradients, serial, steps
 from tests.impl.pipeline import own_schedule
@@ -90,17 +93,6 @@ def test_every_schedule_is_tried_with_every_family_and_norm_placement() -> None:
     assert tried == set(product(SCHEDULES, FAMILIES, NORMS))
 
 
-def test_overlap_changes_no_gradient(data: Path) -> None:
-    plans = [of(tp=2, sequence_parallel=parts) for parts in (False, True)]
-    pairs = [(run_of(plan, "gpt"), run_of(replace(plan, overlap_input_grad_reduce=False), "gpt")) for plan in plans]
-    found = on_ranks(first_gradients, [run for pair in pairs for run in pair], data)
-    for one, other in pairs:
-        for during, after in zip(found[one], found[other], strict=True):
-            assert during.loss == after.loss
-            for name, part in during.parts.items():
-                np.testing.assert_array_equal(part, after.parts[name], err_msg=name)
-
-
 def test_compiled_layers_equal_serial(data: Path) -> None:
     run = run_of(of(tp=2, sequence_parallel=True), "gpt", "pre", "fp32")
     run = replace(run, model=replace(run.model, num_layers=1), compile=True)
@@ -112,32 +104,22 @@ def test_compiled_layers_equal_serial(data: Path) -> None:
 
 TOLERANCES: dict[Precision, tuple[float, float]] = {"fp64": (1e-12, 1e-11), "fp32": (1e-5, 1e-4), "bf16": (5e-4, 1e-2)}
 """Relative, of a loss and of a gradient norm: bf16 has 8 bits, and what ranks sum is rounded in another order."""
-BOTH = [of(tp=2), of(tp=2, sequence_parallel=True), of(tp=2, dp=2, sequence_parallel=True)]
-PLANS = {
-    "gpt": [
-        *BOTH, of(dp=2), of(dp=2, overlap_grad_reduce=False), of(tp=4, sequence_parallel=True),
-        of(pp=2), of("gpipe", pp=4), of("interleaved", pp=2, dp=2), of(f"{OWN}:every_other", pp=2, dp=2),
-        of("zb_h1", pp=2, tp=2, sequence_parallel=True),
-    ],
-    "bert": [
-        *BOTH, of("zb_h1", pp=2), of(f"{OWN}:two_ways", pp=2, tp=2), of(pp=4), of("gpipe", pp=2),
-        of("interleaved", pp=2, tp=2, sequence_parallel=True),
-    ],
-}  # fmt: skip
-FP32: list[tuple[str, Plan, Precision]] = [(family, plan, "fp32") for family in PLANS for plan in PLANS[family]]
-FP64: list[tuple[str, Plan, Precision]] = [("gpt", plan, "fp64") for plan in PLANS["gpt"][3:5]]
-BF16: list[tuple[str, Plan, Precision]] = [
-    (family, PLANS[family][i], "bf16") for family, i in (("gpt", 6), ("gpt", 10), ("bert", 7))
-]
+LONG_PLANS: list[tuple[str, Precision, Plan]] = [
+    ("gpt", "fp32", of(tp=2, dp=2, sequence_parallel=True)), ("bert", "fp32", of(tp=2)),
+    ("gpt", "fp32", of(dp=2)), ("gpt", "fp64", of(dp=2, overlap_grad_reduce=False)),
+    ("gpt", "fp32", of("gpipe", pp=4)), ("bert", "fp32", of(f"{OWN}:two_ways", pp=2, tp=2)),
+    ("gpt", "bf16", of(pp=2)), ("gpt", "bf16", of("zb_h1", pp=2, tp=2, sequence_parallel=True)),
+    ("bert", "bf16", of("interleaved", pp=2, tp=2, sequence_parallel=True)),
+]  # fmt: skip
 
 
-def long_run(family: str, plan: Plan, precision: Precision) -> Run:
+def long_run(family: str, precision: Precision, plan: Plan) -> Run:
     run = run_of(plan, family, precision=precision)
     model = replace(run.model, num_layers=5 if plan.pp > 1 else 2)
     return replace(run, model=model, train=replace(RECIPE, global_batch=4))
 
 
-LONG = [long_run(*kind) for kind in FP32 + FP64 + BF16]
+LONG = [long_run(*kind) for kind in LONG_PLANS]
 
 
 @cache
@@ -151,3 +133,65 @@ def test_losses_and_norms_equal_serial_over_many_steps(run: Run, data: Path) -> 
     [expected] = found[serial(run)]
     assert_equal_steps(found[run], expected, *TOLERANCES[run.precision])
     assert any(norm > run.train.clip_norm for _, norm in expected), "clipping was never at work"
+
+
+# Random runs ---------------------------------------------------------------------------------------------------------
+
+COUNT, SEED = 150, 4
+MOST_OF_8_RANKS = 15
+"""Runs of more ranks than cores wait for each other most of the time."""
+
+
+def draws(seed: int) -> Iterator[Run]:
+    """Random runs without end, many of which cannot be."""
+    random_ = random.Random(seed)
+    one_of = lambda *values: random_.choice(values)
+    while True:
+        name = one_of(*SCHEDULES)
+        chunks = {**CHUNKS, "interleaved": one_of(1, 2, 3)}.get(name, 1)
+        plan = Plan(
+            pp=one_of(1, 2, 2, 3, 4), tp=one_of(1, 1, 2, 2, 3, 4), dp=one_of(1, 2), schedule=name, chunks=chunks,
+            sequence_parallel=one_of(False, True), scatter_gather=one_of(False, True),
+            overlap_grad_reduce=one_of(False, True), overlap_input_grad_reduce=one_of(False, True),
+            bucket_bytes=one_of(1000, 10_000, 10**6),
+        )  # fmt: skip
+        heads = plan.tp * one_of(1, 2)
+        model = ModelConfig(
+            family=one_of("gpt", "bert"), num_layers=plan.pp * chunks + random_.randrange(3),
+            hidden_size=heads * random_.randint(1, 5), num_heads=heads, seq_len=one_of(8, 9, 12),
+            vocab_size=random_.randint(260, 800), norm_placement=one_of("pre", "post", "sandwich"),
+            dropout=one_of(0.0, 0.1),
+        )  # fmt: skip
+        microbatch = one_of(1, 2)
+        recipe = Recipe(global_batch=microbatch * plan.dp * random_.randint(1, 6), microbatch=microbatch, steps=1)
+        yield Run(model=model, plan=plan, train=recipe, precision="fp64")
+
+
+def chosen() -> list[Run]:
+    """The first valid ones, few of them on 8 ranks."""
+    runs: dict[Run, None] = {}
+    ranks: Counter[int] = Counter()
+    for run in draws(SEED):
+        size = run.plan.world_size
+        if size <= 8 and not run.problems() and (size <= 4 or ranks[size] < MOST_OF_8_RANKS):
+            runs[run] = None
+            ranks = Counter(run.plan.world_size for run in runs)
+        if len(runs) == COUNT:
+            return list(runs)
+    raise AssertionError("draws do not end")
+
+
+def gradients_and_norm(one: Trainer) -> tuple[Found, float]:
+    return first_gradients(one), one.step(0).grad_norm.item()
+
+
+def test_random_runs_equal_serial(data: Path) -> None:
+    runs = chosen()
+    assert {run.plan.schedule for run in runs} == set(SCHEDULES)
+    assert {run.plan.world_size for run in runs} >= {1, 2, 3, 4, 6, 8}
+    assert {run.plan.tp for run in runs} == {1, 2, 3, 4}
+    answers = on_ranks(gradients_and_norm, [*runs, *map(serial, runs)], data)
+    for run in runs:
+        [(expected, norm)] = answers[serial(run)]
+        assert_equal_gradients([found for found, _ in answers[run]], run.plan.tp, expected)
+        assert [one for _, one in answers[run]] == pytest.approx([norm] * run.plan.world_size, rel=1e-10), run

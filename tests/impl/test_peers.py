@@ -13,7 +13,7 @@ from impl.engines import make
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.peers.gpt import rearranged
-from impl.peers.validity import part_of, why_invalid
+from impl.peers.validity import part_of
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
@@ -136,11 +136,11 @@ LACKS: list[tuple[str, dict[str, Any], str]] = [
 def test_what_an_engine_lacks_is_refused(part: str, changes: dict[str, Any], word: str) -> None:
     valid = VALID[part]
     assert part_of(valid) == part
-    assert why_invalid(valid) is None
+    assert valid.problems() == []
     of_run = {name: value for name, value in changes.items() if name in vars(valid)}
     of_plan = {name: value for name, value in changes.items() if name not in of_run}
     run = replace(valid, plan=replace(valid.plan, **of_plan), **of_run)
-    reason = why_invalid(run) or ""
+    reason = run.problems()[-1]
     assert word in reason
     assert "\n" not in reason
     with pytest.raises(InputError, match=word.partition(" (")[0]):

@@ -1,4 +1,4 @@
-"""What the backward pass computes anew is what the forward pass computed: gradients to the last bit, with less kept."""
+"""What the backward pass computes anew is what the forward pass computed: gradients to the last bit."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from impl.instruments import ActivationBytes, activation_bytes
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.recompute import WHOLE, Kept, kept_by, offloaded, recompute
+from impl.recompute import kept_by, recompute
 from impl.run import Run, non_defaults
 from impl.tensor_parallel.group import TensorParallel
 from impl.train import Trainer
@@ -72,16 +71,8 @@ def test_a_function_of_constants_has_no_gradient() -> None:
     assert x.grad is None
 
 
-def test_what_is_packed_last_is_unpacked_first() -> None:
-    kept = Kept(lambda x: 2 * x, lambda x: x / 2).then(Kept(lambda x: x + 1, lambda x: x - 1))
-    x = torch.arange(3.0)
-    assert torch.equal(kept.pack(x), 2 * x + 1)
-    assert torch.equal(kept.unpack(kept.pack(x)), x)
-
-
 def test_hosts_memory_is_where_a_cpus_activations_are(serial: TensorParallel) -> None:
     x, cpu = torch.ones(4, 2), torch.device("cpu")
-    assert offloaded(cpu) is WHOLE
     for partition in (False, True):
         kept = kept_by(serial.group, cpu, partition=partition, offload=True)
         assert torch.equal(kept.unpack(kept.pack(x)), x)
@@ -108,13 +99,11 @@ class Found(NamedTuple):
     loss: float
     gradients: list[np.ndarray]
     """Of every bucket, what the rank owns."""
-    kept: ActivationBytes
 
 
 def measure(one: Trainer) -> Found:
-    kept = activation_bytes(one)
     loss = one.backward(0).item()
-    return Found(loss, [bucket.gradient.numpy().copy() for bucket in one.buckets], kept)
+    return Found(loss, [bucket.gradient.numpy().copy() for bucket in one.buckets])
 
 
 def ways(plan: Plan) -> Iterator[Plan]:
@@ -152,15 +141,3 @@ def test_losses_and_gradients_are_equal_to_the_last_bit(plan: Plan, found: dict[
                 assert any(gradient.any() for gradient in one.gradients)
                 for gradient, expected in zip(one.gradients, other.gradients, strict=True):
                     np.testing.assert_array_equal(gradient, expected, err_msg=str(run.plan))
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=name)
-def test_the_more_is_recomputed_the_less_is_kept(plan: Plan, found: dict[Run, list[Found]]) -> None:
-    for runs in training_runs(plan):
-        for rank in range(plan.world_size):
-            kept = [found[run][rank].kept for run in runs]
-            assert [one.model for one in kept] == sorted({one.model for one in kept}, reverse=True)
-            assert [one.layer for one in kept] == sorted({one.layer for one in kept}, reverse=True)
-            n, h = RECIPE.microbatch * MODEL.seq_len, MODEL.hidden_size
-            parts = [plan.tp if plan.sequence_parallel else 1, plan.tp]
-            assert [one.layer for one in kept[2:]] == [4 * n * h // part for part in parts[: len(kept) - 2]]

@@ -157,7 +157,7 @@ def test_a_run_is_predicted_as_the_systems_software_does_it() -> None:
     no = ("fp32 gradients", "overlapped input gradients", "overlapped gradients")
     assert habits.changes(run) == ["dropout 0.1", *(f"no {name}" for name in no)]
     assert habits.changes(done) == []
-    assert habits.of(replace(run, precision="fp32")).why_invalid() is None
+    assert habits.of(replace(run, precision="fp32")).problems() == []
     assert [habits.stages_of(small(pp=pp)) for pp in (1, 2, 3, 4)] == ["even", "even", None, "even"]
 
 

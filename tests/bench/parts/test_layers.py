@@ -12,7 +12,7 @@ from impl.model.config import ModelConfig
 from impl.model.layers import MLP, Attention, Layer
 from impl.run import Precision
 from impl.tensor_parallel.group import TensorParallel
-from impl.tensor_parallel.vocabulary import Tokens, split_nats
+from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
 from impl.train import WEIGHTS
 
 MODEL = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
@@ -66,9 +66,10 @@ def test_cross_entropy(precision: Precision, mesh: DeviceMesh, benchmark: Benchm
     logits = torch.randn(tokens, vocab_size, generator=random).to(WEIGHTS[precision])
     targets = torch.randint(vocab_size, (tokens,), generator=random)
     new = lambda: ((logits.clone().requires_grad_(),), {})  # the backward pass overwrites them
+    tp = TensorParallel(mesh.get_group("tp"), sequence_parallel=False, overlap=True)
+    vocabulary = VocabParallelEmbedding(vocab_size, 1, tp)
 
     def forward_and_backward(logits: Tensor) -> Tensor:
-        nats = split_nats(logits, targets, Tokens(0, vocab_size), mesh.get_group("tp"))
-        return torch.autograd.grad(nats.mean(), logits)[0]
+        return torch.autograd.grad(vocabulary.nats(logits, targets).mean(), logits)[0]
 
     assert benchmark.pedantic(forward_and_backward, setup=new, rounds=20, warmup_rounds=2).shape == logits.shape

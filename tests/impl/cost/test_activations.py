@@ -17,7 +17,7 @@ from impl.cost.place import Place
 from impl.instruments import ActivationBytes, activation_bytes, kept_for_backward
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
-from impl.model.layers import DropoutKey
+from impl.model.layers import DropoutKey, Layer
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import named
 from impl.pipeline.stage import Stage
@@ -163,8 +163,11 @@ def test_the_backward_pass_of_a_layer_takes_what_the_formula_says(
 ) -> None:
     recipe = replace(RECIPE, microbatch=microbatch)
     run = Run(model=replace(MODEL, dropout=dropout), plan=Plan(recompute=way), train=recipe)
-    model = build_model(run.model, 300, 0, torch.float32, serial, recompute_core=way == "selective")
-    layer = partial(model.trunk.layers["0"], seq_len=run.model.seq_len, key=DropoutKey(0, 0, 0))
+    model = build_model(run.model, 300, 0, torch.float32, serial)
+    whole = model.trunk.layers["0"]
+    assert isinstance(whole, Layer)
+    whole.attention.recompute_core = way == "selective"
+    layer = partial(whole, seq_len=run.model.seq_len, key=DropoutKey(0, 0, 0))
     x = torch.randn(microbatch * run.model.seq_len, run.model.hidden_size, requires_grad=True)
     with kept_for_backward(model.parameters()) as kept:
         out = recompute(layer, x) if way == "full" else layer(x)

@@ -115,7 +115,7 @@ def test_ptdps_ten_runs_fit_80_gb() -> None:
             train=Recipe(global_batch=batch, microbatch=microbatch),
             precision="fp16",
         )
-        assert run.why_invalid() is None
+        assert run.problems() == []
         ranks = memory_of_ranks(run, 51200, run.model.seq_len)
         fullest = max(ranks, key=lambda rank: rank.total)
         assert fullest.total < 0.8 * 80e9

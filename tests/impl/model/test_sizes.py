@@ -14,36 +14,24 @@ NAMES = {
 }
 
 
-def test_every_named_size_of_the_papers_and_of_the_cpu_family_is_there():
+def test_every_size_is_there_with_its_source_and_papers_fix_the_vocabulary():
     assert set(SIZES) == {f"{kind}-{size}" for kind, sizes in NAMES.items() for size in sizes}
-
-
-def test_family_follows_the_name_and_every_size_has_a_source():
     for name, size in SIZES.items():
         assert size.config.family == ("bert" if name.startswith("bert-") else "gpt")
         assert size.source
-
-
-def test_cpu_family_leaves_the_vocabulary_to_the_data_and_papers_fix_it():
-    for name, size in SIZES.items():
         on_cpu = name.endswith("m") and name.split("-")[1] not in ("355m", "336m")
         assert (size.config.vocab_size is None) == on_cpu == (size.published is None)
+        assert size.config.dropout == (
+            0.1 if name.startswith("korthikanti") or size.source.startswith("Megatron") else 0.0
+        )
 
 
 def test_cpu_family_is_named_by_its_layers():
     for name in ("0.5m", "2m", "8m", "25m"):
         config = named(f"gpt-{name}")
-        layers = 12 * config.num_layers * config.hidden_size**2
-        assert layers == pytest.approx(float(name[:-1]) * 1e6, rel=0.25)
+        assert 12 * config.num_layers * config.hidden_size**2 == pytest.approx(float(name[:-1]) * 1e6, rel=0.25)
         assert config.hidden_size // config.num_heads == 64
-        assert config.dropout == 0.0
         assert named(f"bert-{name}").hidden_size == config.hidden_size
-
-
-def test_megatron_trains_with_dropout_and_pre_layernorm():
-    for name in ("gpt-355m", "gpt-8.3b", "bert-336m", "bert-3.9b"):
-        assert named(name).dropout == 0.1
-        assert named(name).norm_placement == "pre"
 
 
 @pytest.mark.parametrize(("name", "hint"), [("gpt-8.3", "gpt-8.3b"), ("ptdp-1tb", "ptdp-1t"), ("?", "frontier-22b")])

@@ -63,9 +63,7 @@ class Seen:
     pp_rank: int
     row: list[str] = field(default_factory=list)
     """Actions that compute, in their order."""
-    live_by_actions: int = 0
-    """Most forward passes whose backward pass was not finished."""
-    live_by_memory: int = 0
+    live: int = 0
     """Most forward passes of which anything was still kept for the backward pass."""
     outputs: int = 0
     """Most outputs of stages whose memory was not free while their graphs lived."""
@@ -114,20 +112,15 @@ def storage(tensor: Tensor) -> int:
 
 
 def seen(one: Trainer) -> Seen:
-    found, memory, unfinished = Seen(one.pp_group.rank()), Memory(one), set[tuple[int, int]]()
+    found, memory = Seen(one.pp_group.rank()), Memory(one)
     run, held = one.engine.run, dict[int, Tensor]()  # buffers are held here, or one's place might be given to another
 
     @contextmanager
     def watch(action: Action) -> Iterator[None]:
         found.row.append(str(action))
-        if action.op is Op.F:
-            unfinished.add(action[1:])
-        found.live_by_actions = max(found.live_by_actions, len(unfinished))
         yield
-        found.live_by_memory = max(found.live_by_memory, memory.live())
+        found.live = max(found.live, memory.live())
         found.outputs = max(found.outputs, memory.live_outputs())
-        if HELD.get(action.op) == -1:
-            unfinished.remove(action[1:])
 
     def receive_start(buffer: Tensor, *others: Any) -> collectives.Pending:
         held[buffer.data_ptr()] = buffer
@@ -172,25 +165,19 @@ def found(data: Path) -> dict[Run, list[Any]]:
     return on_ranks(looked_at, map(run_of, [Plan(), *PLANS]), data)
 
 
-def each(plan: Plan, data: Path) -> Iterator[tuple[Seen, Schedule]]:
-    """What was seen of every rank, and the table."""
-    run = run_of(plan)
-    assert len(found(data)[run]) == plan.world_size
-    for _, _, of_rank in found(data)[run]:
-        yield of_rank, table(run)
-
-
 # One step ------------------------------------------------------------------------------------------------------------
 
-every_plan = pytest.mark.parametrize(
-    "plan", PLANS, ids=lambda plan: f"{plan.schedule.split(':')[-1]}-pp={plan.pp}-tp={plan.tp}"
-)
 
-
-@every_plan
-def test_a_rank_does_its_row_in_order(plan: Plan, data: Path) -> None:
-    for one, schedule in each(plan, data):
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.schedule.split(':')[-1]}-pp={plan.pp}-tp={plan.tp}")
+def test_a_rank_does_its_row_in_order_and_holds_what_is_simulated(plan: Plan, data: Path) -> None:
+    run = run_of(plan)
+    schedule = table(run)
+    assert len(found(data)[run]) == plan.world_size
+    for _, _, one in found(data)[run]:
         assert one.row == [str(action) for action in schedule.rows[one.pp_rank]]
+        assert one.live == simulate(schedule, uniform()).peak_in_flight(one.pp_rank)
+        assert one.outputs <= SENDS_UNDER_WAY + 1, "outputs are released once they are sent"
+        assert one.buffers == buffers_needed(schedule, one.pp_rank)
 
 
 def test_evaluation_passes_forward_through_every_stage_only(data: Path) -> None:
@@ -198,28 +185,6 @@ def test_evaluation_passes_forward_through_every_stage_only(data: Path) -> None:
         for _, (rank, row, live), _ in ranks:
             assert row == {f"{stage}F0" for stage in table(run).stages_of(rank)}
             assert live == {0}
-
-
-@every_plan
-def test_as_many_microbatches_live_as_simulated(plan: Plan, data: Path) -> None:
-    for one, schedule in each(plan, data):
-        expected = simulate(schedule, uniform()).peak_in_flight(one.pp_rank)
-        assert one.live_by_actions == expected
-        assert one.live_by_memory == expected
-
-
-@every_plan
-def test_outputs_are_released_once_they_are_sent(plan: Plan, data: Path) -> None:
-    for one, _ in each(plan, data):
-        assert one.outputs <= SENDS_UNDER_WAY + 1
-
-
-@every_plan
-def test_receive_buffers_are_used_again(plan: Plan, data: Path) -> None:
-    for one, schedule in each(plan, data):
-        assert one.buffers == buffers_needed(schedule, one.pp_rank)
-        peak = simulate(schedule, uniform()).peak_in_flight(one.pp_rank)
-        assert one.buffers <= 2 * peak + 2
 
 
 def buffers_needed(schedule: Schedule, rank: int) -> int:

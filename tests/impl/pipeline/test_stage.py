@@ -60,7 +60,3 @@ def test_a_stage_without_a_layer_is_refused():
     with pytest.raises(InputError, match=r"plan.pp x plan.chunks 9 is more than model.num_layers 8.*valid: 1 to 8"):
         partition(8, 9)
     assert len(partition(8, 8)) == 8
-
-
-def test_many_layers_are_shared_out_at_once():
-    assert [len(part) for part in partition(1000, 512, 1.7)].count(2) == 488

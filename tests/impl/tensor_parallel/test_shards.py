@@ -39,12 +39,8 @@ def splits(draw: st.DrawFn) -> Split:
 
 
 @given(splits())
-def test_parts_join_to_the_whole(split: Split) -> None:
+def test_parts_are_of_one_size_and_join_to_the_whole(split: Split) -> None:
     assert torch.equal(split.shard.join(split.parts), split.whole)
-
-
-@given(splits())
-def test_parts_are_of_one_size_and_hold_every_element_once(split: Split) -> None:
     shapes = {tuple(part.shape) for part in split.parts}
     assert len(shapes) == 1
     assert split.shard.whole_shape(shapes.pop()) == list(split.whole.shape)
