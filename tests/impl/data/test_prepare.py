@@ -193,10 +193,11 @@ def test_only_a_token_folder_is_replaced(tmp_path: Path):
 
 
 def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert prepare_module.token_dtype(2**16) == np.uint16
-    assert prepare_module.token_dtype(2**16 + 1) == np.uint32
-    monkeypatch.setattr(prepare_module, "token_dtype", lambda _: np.dtype(np.uint32))
-    manifest = prepare(write_text(tmp_path / "t.txt", "ab cd ef gh " * 9), "byte", tmp_path / "out")
+    text = write_text(tmp_path / "t.txt", "ab cd ef gh " * 9)
+    monkeypatch.setattr("impl.data.tokenizer.ByteTokenizer.vocab_size", 2**16)
+    assert prepare(text, "byte", tmp_path / "out").dtype == "uint16"
+    monkeypatch.setattr("impl.data.tokenizer.ByteTokenizer.vocab_size", 2**16 + 1)
+    manifest = prepare(text, "byte", tmp_path / "out")
     folder = TokenFolder.open(tmp_path / "out", verify=True)
     assert manifest.dtype == "uint32"
     assert folder.tokens("train")[:3].tolist() == [97, 98, 32]

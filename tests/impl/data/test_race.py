@@ -65,12 +65,18 @@ def test_an_option_stands_in_the_blank_or_behind_the_question() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "is not a passage of RACE"),
-        ("[]", "valid: article, and questions, options, answers as long"),
-        ('{"article": "a", "questions": ["q"], "options": [], "answers": ["A"]}', "as long"),
-        ('{"article": "a", "questions": ["q"], "options": [["a", "b"]], "answers": ["A"]}', "question 1: valid are"),
-        ('{"questions": ["q"], "options": [["a", "b", "c", "d"]], "answers": ["A"]}', "question 1: valid are a text"),
-        ('{"article": "a", "questions": ["q"], "options": [["a", "b", "c", "d"]], "answers": ["E"]}', "answer 'E'"),
+        ("{", "is not a passage of RACE: Invalid JSON"),
+        ("[]", "is not a passage of RACE: Input should be an object"),
+        ('{"article": "a", "questions": ["q"], "options": [], "answers": ["A"]}', "not equally many"),
+        (
+            '{"article": "a", "questions": ["q"], "options": [["a", "b"]], "answers": ["A"]}',
+            "options.0.2: Field required",
+        ),
+        ('{"questions": ["q"], "options": [["a", "b", "c", "d"]], "answers": ["A"]}', "article: Field required"),
+        (
+            '{"article": "a", "questions": ["q"], "options": [["a", "b", "c", "d"]], "answers": ["E"]}',
+            "answers.0: Input should be 'A', 'B', 'C' or 'D'",
+        ),
     ],
 )
 def test_a_file_that_is_none_is_named_in_one_line(tmp_path: Path, content: str, says: str) -> None:
