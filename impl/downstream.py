@@ -49,15 +49,9 @@ def _words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluation:
     ids = data.tokenizer.encode(detokenize(text) if is_tokenised else text)
     nats, tokens = work.score(Windows(ids, data.manifest.eot, run.model.seq_len, overlap))
     key = evaluation_key(run, data, TextFile(path.name, path).sha256(), overlap)
-    return Evaluation(
-        name=path.name,
-        kind="words",
-        nats=nats,
-        tokens=tokens,
-        words=original_tokens(text),
-        bytes=len(text.encode()),
-        key=key | {"sequences": "all", "detokenized": is_tokenised},
-    )
+    key |= {"sequences": "all", "detokenized": is_tokenised}
+    words, size = original_tokens(text), len(text.encode())
+    return Evaluation(name=path.name, kind="words", nats=nats, tokens=tokens, words=words, bytes=size, key=key)
 
 
 def original_tokens(text: str) -> int:
