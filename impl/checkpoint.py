@@ -163,15 +163,12 @@ class Checkpoints:
         if why := _why_another(saved.state["identity"], _identity(self.trainer)):
             raise InputError(f"{saved.path} is a checkpoint of another run: {why}")
         _read(CheckpointReader(saved.path), _chunks(self.trainer, self.trainer.optimizer.owned()), self.group)
-        self._restore(saved.state)
-        return Loaded(saved.step, damaged)
-
-    def _restore(self, state: State) -> None:
         self.trainer.optimizer.publish()
-        self.trainer.optimizer.updates = state["updates"]
-        if state["precision"] == self.trainer.run.precision:  # a loss scale holds for one precision only
+        self.trainer.optimizer.updates = saved.state["updates"]
+        if saved.state["precision"] == self.trainer.run.precision:  # a loss scale holds for one precision only
             for name in SCALE:
-                setattr(self.trainer.loss_scale, name, state["loss_scale"][name])
+                setattr(self.trainer.loss_scale, name, saved.state["loss_scale"][name])
+        return Loaded(saved.step, damaged)
 
     def _state(self, step: int) -> State:
         scale = self.trainer.loss_scale

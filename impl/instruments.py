@@ -46,7 +46,7 @@ def activation_bytes(trainer: Trainer) -> ActivationBytes:
     """Return the bytes that one microbatch's forward passes keep for the backward passes, which are not run."""
     trainer.model.train()
     size, run = trainer.run.train.microbatch, trainer.run
-    with kept_for_backward(bucket.weights for bucket in trainer.buckets) as kept:
+    with SavedBytes(bucket.weights for bucket in trainer.buckets) as kept:
         outputs = []
         for stage in trainer.own.values():
             x = None if stage.is_first else trainer.activations(size, run.model.seq_len).requires_grad_()
@@ -57,10 +57,14 @@ def activation_bytes(trainer: Trainer) -> ActivationBytes:
     return ActivationBytes(kept.bytes, kept.by_name[f"layers.{last}"], kept.host_bytes)
 
 
-class SavedBytes:
-    """Storages that autograd holds on to, each counted once, whatever views of it are kept."""
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Bytes that operations in its block save for the backward pass, each storage once, without the parameters'.
+
+    The graph must stay alive in the block, or a freed storage's name may be taken for one that was counted.
+    """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(self._pack, lambda tensor: tensor)
         parameters = list(parameters)
         self.device = parameters[0].device
         self._seen = {_storage(p) for p in parameters}
@@ -71,7 +75,11 @@ class SavedBytes:
         self.by_name = Counter[str]()
         """Bytes of both kinds, by the name passed to `counting`."""
 
-    def pack(self, tensor: Tensor) -> Tensor:
+    def __enter__(self) -> "SavedBytes":
+        super().__enter__()
+        return self
+
+    def _pack(self, tensor: Tensor) -> Tensor:
         storage = _storage(tensor)
         if storage not in self._seen:
             self._seen.add(storage)
@@ -94,19 +102,8 @@ class SavedBytes:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Names a storage also while its memory is given back: a parameter's that is gathered and freed stays the same."""
+    """Return a number that stays a storage's own while its memory is released and taken again."""
     return tensor.untyped_storage()._cdata
-
-
-@contextmanager
-def kept_for_backward(parameters: Iterable[Tensor]) -> Iterator[SavedBytes]:
-    """Count what operations inside save for the backward pass, the parameters left out.
-
-    The graph must stay alive inside, or a freed storage's name may be taken for one that was counted.
-    """
-    kept = SavedBytes(parameters)
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
-        yield kept
 
 
 Held = Mapping[str, Collection[Tensor]]
@@ -121,10 +118,15 @@ class _Memory:
 
     size: int
     born: int
+    watch: weakref.ref[torch.UntypedStorage]
     died: int | None = None
     is_kept: bool = False
     """Autograd kept it for the backward pass."""
-    watch: weakref.ref[torch.UntypedStorage] | None = None
+
+    @property
+    def size_now(self) -> int:
+        storage = self.watch()
+        return storage.nbytes() if storage is not None else 0
 
 
 class Tracked(TorchDispatchMode):
@@ -136,14 +138,12 @@ class Tracked(TorchDispatchMode):
         self._all: list[_Memory] = []
         self._alive: dict[int, _Memory] = {}
         self._time = self._total = self._fullest = 0
-        self._resizable: dict[_Memory, weakref.ref[torch.UntypedStorage]] = {}
         self._sizes: dict[_Memory, int] = {}
+        self._resizable: set[_Memory] = set()
         for tensor in (tensor for tensors in held.values() for tensor in tensors):
             self._see(tensor)
-        for memory in self._all:  # memory that was declared may be released and taken again while its tensor lives
-            assert memory.watch is not None
-            self._resizable[memory] = memory.watch
-            self._total -= memory.size
+        # memory that was declared may be released and taken again while its tensor lives
+        self._resizable, self._total = set(self._all), 0
         self._sample()
 
     @classmethod
@@ -170,8 +170,7 @@ class Tracked(TorchDispatchMode):
         storage = tensor.untyped_storage()
         name = storage._cdata
         if name not in self._alive:
-            memory = _Memory(storage.nbytes(), self._time)
-            memory.watch = weakref.ref(storage, lambda _: self._gone(name))
+            memory = _Memory(storage.nbytes(), self._time, weakref.ref(storage, lambda _: self._gone(name)))
             self._alive[name] = memory
             self._all.append(memory)
             self._total += memory.size
@@ -180,11 +179,13 @@ class Tracked(TorchDispatchMode):
     def _gone(self, name: int) -> None:
         memory = self._alive.pop(name)
         memory.died = self._time
-        if self._resizable.pop(memory, None) is None:
+        if memory in self._resizable:
+            self._resizable.remove(memory)
+        else:
             self._total -= memory.size
 
     def _sample(self) -> None:
-        sizes = {memory: _size(watch) for memory, watch in self._resizable.items()}
+        sizes = {memory: memory.size_now for memory in self._resizable}
         total = self._total + sum(sizes.values())
         if total > self.peak:
             self.peak, self._fullest, self._sizes = total, self._time, sizes
@@ -208,11 +209,6 @@ class Tracked(TorchDispatchMode):
             name = category.get(memory, "activations" if memory.is_kept else "rest")
             parts[name] += self._sizes.get(memory, memory.size)
         return parts
-
-
-def _size(watch: weakref.ref[torch.UntypedStorage]) -> int:
-    storage = watch()
-    return storage.nbytes() if storage is not None else 0
 
 
 @contextmanager

@@ -92,13 +92,6 @@ class Source:
         ends = np.cumsum(sizes)
         return lexicon[np.repeat(starts - (ends - sizes), sizes) + np.arange(ends[-1])]
 
-    def code_lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the nats of each word of a chain, given those before it: minus the log of its probability."""
-        per_class = self.emissions.shape[1]
-        classes = numbers // per_class
-        moves = self.transitions[classes[:-1], classes[1:]]
-        return -np.log(np.append(self.stationary[classes[0]], moves) * self.emissions.ravel()[numbers])
-
 
 def make_source(config: SyntheticConfig) -> Source:
     """Return the language of a configuration; its seed fixes transitions and spelling."""
@@ -119,7 +112,9 @@ def code_length(source: Source, numbers: np.ndarray) -> tuple[float, float]:
 
     The error is that of a ratio estimator with means over batches, since neighbouring words depend on each other.
     """
-    nats = source.code_lengths(numbers)
+    classes = numbers // source.emissions.shape[1]
+    moves = np.append(source.stationary[classes[0]], source.transitions[classes[:-1], classes[1:]])
+    nats = -np.log(moves * source.emissions.ravel()[numbers])
     letters = np.array([len(word) + 1 for word in source.words])[numbers]
     rate = nats.sum() / letters.sum()
     batches = max(2, int(len(numbers) ** 0.5))
