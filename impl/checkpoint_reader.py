@@ -63,7 +63,12 @@ class CheckpointReader(dcp.FileSystemReader):
             raise InputError(f"no {METADATA_FILE}")
         if file.stat().st_size > LARGEST_METADATA:
             raise InputError(f"{METADATA_FILE} is larger than {LARGEST_METADATA >> 20} MiB")
-        pickled = io.BytesIO(_checked_metadata(file.read_bytes()))
+        content = file.read_bytes()
+        if digest := DIGEST.search(content):  # files of earlier versions have none, and nothing after the pickle
+            content = content[: digest.start()]
+            if hashlib.sha256(content).hexdigest() != digest[1].decode():
+                raise InputError(f"{METADATA_FILE} is not as it was written: its SHA-256 differs")
+        pickled = io.BytesIO(content)
         metadata = _metadata(_Unpickler(pickled).load())
         if pickled.read(1):  # a damaged digest is none
             raise InputError(f"{METADATA_FILE} has more than its end")
@@ -102,16 +107,6 @@ class CheckpointReader(dcp.FileSystemReader):
             named = re.search(r"(?:GLOBAL|class|function) ([\w.]+) ", str(error))
             raise _foreign(name, named[1]) if named else InputError(f"{name}: a tensor is damaged") from None
         return _of(torch.Tensor, found, name)
-
-
-def _checked_metadata(content: bytes) -> bytes:
-    """Return the pickle in a metadata file; files of earlier versions have no digest and nothing after the pickle."""
-    if (digest := DIGEST.search(content)) is None:
-        return content
-    pickled = content[: digest.start()]
-    if hashlib.sha256(pickled).hexdigest() != digest[1].decode():
-        raise InputError(f"{METADATA_FILE} is not as it was written: its SHA-256 differs")
-    return pickled
 
 
 def _checked_archive(stored: bytes, name: str) -> io.BytesIO:

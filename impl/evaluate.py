@@ -21,8 +21,6 @@ from impl.run import Run
 MASK_SEED = 0
 """Seed of BERT's validation sequences and masked positions, the same for every run."""
 
-EvaluationKind = Literal["causal", "masked", "words", "last_word", "choice"]
-
 
 class Scorer(Protocol):
     """Model that scores tokens; called without gradients and dropout, equally often on every rank."""
@@ -52,7 +50,7 @@ class Evaluation:
     """Sums over all predictions of one evaluation; None where a count has no meaning."""
 
     name: str
-    kind: EvaluationKind
+    kind: Literal["causal", "masked", "words", "last_word", "choice"]
     nats: float
     tokens: int
     """Predicted tokens."""
@@ -66,18 +64,12 @@ class Evaluation:
     """Properties that must be equal for two values to be in one table."""
 
     @property
-    def perplexity(self) -> float:
-        """Perplexity per token of this tokenizer."""
-        return _exp(self.nats / self.tokens)
-
-    @property
     def word_perplexity(self) -> float | None:
         """exp(nats / T_o), comparable between tokenizers (Megatron-LM 2019, appendix E.1)."""
-        return _exp(self.nats / self.words) if self.words else None
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        return self.nats / math.log(2) / self.bytes if self.bytes else None
+        try:
+            return math.exp(self.nats / self.words) if self.words else None
+        except OverflowError:
+            return math.inf
 
     @property
     def accuracy(self) -> float | None:
@@ -245,10 +237,3 @@ def evaluation_key(run: Run, data: TokenFolder, identity: str, overlap: int) -> 
         "overlap": overlap,
         "boundary": "sliding" if overlap else "windows",
     }
-
-
-def _exp(x: float) -> float:
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return math.inf

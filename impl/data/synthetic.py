@@ -77,7 +77,8 @@ class Source:
         draw = _uniforms(seed, 2 * words)
         first, moves, choices = draw[:1], draw[1:words], draw[words:]
         start = int(_inverse_cdf(self.stationary, first)[0])
-        classes = _walk(start, np.stack([_inverse_cdf(row, moves) for row in self.transitions], axis=1))
+        successors = np.stack([_inverse_cdf(row, moves) for row in self.transitions], axis=1)  # of each class, in turn
+        classes = np.array([*accumulate(successors.tolist(), lambda state, row: row[state], initial=start)])
         numbers = np.empty(words, np.int64)
         for index, row in enumerate(self.emissions):
             here = classes == index
@@ -163,11 +164,6 @@ def _uniforms(seed: int, count: int) -> np.ndarray:
 
 def _inverse_cdf(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms, side="right")
-
-
-def _walk(start: int, successors: np.ndarray) -> np.ndarray:
-    """Return the states of a chain whose next state is `successors[step, state]`."""
-    return np.array([*accumulate(successors.tolist(), lambda state, row: row[state], initial=start)])
 
 
 def _spelling(seed: int, classes: int, per_class: int) -> tuple[bytes, ...]:
