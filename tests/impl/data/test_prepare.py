@@ -106,12 +106,6 @@ def test_pieces_encode_as_the_whole(text: str, chars: int):
     assert encoded == TRAINED.encode(text).tolist()
 
 
-@pytest.mark.parametrize(("at", "cut"), [(1, 2), (2, 2), (3, 5), (6, 5), (8, 5)])
-def test_a_cut_lies_before_whitespace(at: int, cut: int):
-    assert whitespace_cut("ab cd ef", at) == cut
-    assert whitespace_cut(" abcdef ", at) is None
-
-
 def test_batches_of_any_size_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = write_jsonl(tmp_path / "t.jsonl", ["some words of text " * 40, "b c", "d e f " * 30])
     whole = prepare(text, "bpe:300", tmp_path / "a")
