@@ -99,7 +99,7 @@ def _encode(
         batch.clear()
 
     for split, document in documents:
-        writers[split].count_text(bytes=len(document.encode()), words=len(document.split()), documents=1)
+        writers[split].count_document(bytes=len(document.encode()), words=len(document.split()))
         for piece in pieces(document):
             batch.append((split, piece))
             weight += len(piece) + PIECE_COST

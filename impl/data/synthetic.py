@@ -136,7 +136,7 @@ def write_synthetic(folder: Path, config: SyntheticConfig) -> Manifest:
             chains[name] = source.sample(derive(config.seed, name), words)
             letters = source.spell(chains[name])
             writer.splits[name].add_tokens(letters)
-            writer.splits[name].count_text(bytes=len(letters), words=words, documents=1)
+            writer.splits[name].count_document(bytes=len(letters), words=words)
         # Rounded: the last bits are the linear algebra library's, and the manifest is the data's identity
         rate, valid_rate, valid_error = (
             round(nats, 10) for nats in (source.nats_per_letter, *code_length(source, chains["valid"]))

@@ -43,9 +43,9 @@ class SplitWriter:
         self._digest.update(content)
         self._counts["tokens"] += len(ids)
 
-    def count_text(self, *, bytes: int, words: int, documents: int) -> None:
-        """Count the original text that the tokens stand for."""
-        self._counts.update(bytes=bytes, words=words, documents=documents)
+    def count_document(self, *, bytes: int, words: int) -> None:
+        """Count the original text of a document, whose tokens are added apart."""
+        self._counts.update(bytes=bytes, words=words, documents=1)
 
     def close(self) -> Split:
         self._file.close()

@@ -85,6 +85,9 @@ def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert why_no_race("synthetic") is None
     monkeypatch.setattr("impl.data.race.find_spec", lambda _: None)
     assert "install the extra" in str(why_no_race("hf:some/race"))
+    monkeypatch.setattr("impl.data.race.load_hub", lambda *_: [{"article": "a"}])
+    with pytest.raises(InputError, match=r"hf:some/race, dev, row 1 is not a question of RACE: questions\.0: Input"):
+        read_race("hf:some/race", "dev")
 
 
 def test_made_up_questions_go_on_where_the_passage_ends() -> None:
