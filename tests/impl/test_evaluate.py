@@ -68,8 +68,11 @@ class Recorded(Uniform):
         return super().next_token(inputs, targets)[0], torch.from_numpy(np.isin(targets, list(self.likeliest)))
 
 
+Score = Callable[..., list[Evaluation]]
+
+
 @pytest.fixture
-def score(one_rank: dist.ProcessGroup) -> Callable[..., list[Evaluation]]:
+def score(one_rank: dist.ProcessGroup) -> Score:
     """Evaluates on one rank."""
 
     def on_one_rank(run: Run, data: TokenFolder, scorer: Scorer, batch: int = 3) -> list[Evaluation]:
@@ -99,7 +102,7 @@ def everything(path: Path) -> dict[str, Any]:
     return {"texts": (str(path / "words.txt"),), "lambada": str(path / "lambada.jsonl")}
 
 
-def test_uniform_scorer_gives_the_vocabulary(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+def test_uniform_scorer_gives_the_vocabulary(tmp_path: Path, score: Score) -> None:
     data = folder(tmp_path)
     found = score(the_run(**everything(tmp_path)), data, Uniform()) + score(the_run(family="bert"), data, Uniform())
     assert [e.kind for e in found] == ["causal", "words", "last_word", "masked"]
@@ -110,7 +113,7 @@ def test_uniform_scorer_gives_the_vocabulary(tmp_path: Path, score: Callable[...
     assert found[3].word_perplexity is found[3].bytes is None
 
 
-def test_validation_counts_the_whole_split(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+def test_validation_counts_the_whole_split(tmp_path: Path, score: Score) -> None:
     data = folder(tmp_path)
     [valid] = score(the_run(), data, Uniform())
     split = data.manifest.valid
@@ -121,7 +124,7 @@ def test_validation_counts_the_whole_split(tmp_path: Path, score: Callable[..., 
     assert part.key["sequences"] == 2
 
 
-def test_a_known_chain_gives_the_number_by_hand(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+def test_a_known_chain_gives_the_number_by_hand(tmp_path: Path, score: Score) -> None:
     a, b = b"ab"
     chain = Chain({(EOT, a): 0.25, (a, a): 0.75, (a, b): 0.125, (b, a): 1.0, (b, EOT): 0.1})
     data = folder(tmp_path, "aabab")
@@ -132,9 +135,7 @@ def test_a_known_chain_gives_the_number_by_hand(tmp_path: Path, score: Callable[
         assert (valid.tokens, valid.words, valid.bytes) == (6, 1, 5)
 
 
-def test_word_perplexity_is_normalised_by_original_tokens(
-    tmp_path: Path, score: Callable[..., list[Evaluation]]
-) -> None:
+def test_word_perplexity_is_normalised_by_original_tokens(tmp_path: Path, score: Score) -> None:
     _, words, _ = score(the_run(**everything(tmp_path)), folder(tmp_path), Uniform())
     # = Cats = | The cat @-@ like <unk> sat , 's | three ends of line
     assert original_tokens(WORDS) == words.words == 3 + 8 + 3
@@ -145,23 +146,21 @@ def test_word_perplexity_is_normalised_by_original_tokens(
     assert words.key["detokenized"] is True
 
 
-def test_a_natural_text_is_not_detokenised(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+def test_a_natural_text_is_not_detokenised(tmp_path: Path, score: Score) -> None:
     text = "No marks , and no last end of line"
     _, words = score(the_run(**file(tmp_path, "plain.txt", text.encode())), folder(tmp_path), Uniform())
     assert (words.tokens, words.words, words.key["detokenized"]) == (len(text), 10, False)
 
 
 @pytest.mark.parametrize(("known", "correct"), [(b" thre", 1), (b" the", 0), (b" threus", 2), (b"", 0)])
-def test_a_last_word_is_right_only_as_a_whole(
-    tmp_path: Path, score: Callable[..., list[Evaluation]], known: bytes, correct: int
-) -> None:
+def test_a_last_word_is_right_only_as_a_whole(tmp_path: Path, score: Score, known: bytes, correct: int) -> None:
     _, _, lambada = score(the_run(**everything(tmp_path)), folder(tmp_path), Recorded(known))
     assert (lambada.correct, lambada.total) == (correct, len(PASSAGES))
     assert lambada.tokens == len(" three us end yz")
     assert lambada.words == len(PASSAGES)
 
 
-def test_a_passage_keeps_its_last_context(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+def test_a_passage_keeps_its_last_context(tmp_path: Path, score: Score) -> None:
     scorer = Recorded()
     score(the_run(seq_len=8, **everything(tmp_path)), folder(tmp_path), scorer, 4)
     inputs, targets = scorer.calls[-1]
@@ -170,7 +169,7 @@ def test_a_passage_keeps_its_last_context(tmp_path: Path, score: Callable[..., l
     np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
 
 
-def test_keys_tell_what_cannot_be_compared(tmp_path: Path, score: Callable[..., list[Evaluation]]) -> None:
+def test_keys_tell_what_cannot_be_compared(tmp_path: Path, score: Score) -> None:
     data, files = folder(tmp_path), everything(tmp_path)
     keys = lambda run, data=data: [e.key for e in score(run, data, Uniform())]
     plain = keys(the_run(**files))
@@ -188,9 +187,7 @@ def test_keys_tell_what_cannot_be_compared(tmp_path: Path, score: Callable[..., 
     assert keys(the_run(**files))[1]["data"] != plain[1]["data"]
 
 
-def test_masked_positions_do_not_depend_on_the_runs_seed(
-    tmp_path: Path, score: Callable[..., list[Evaluation]]
-) -> None:
+def test_masked_positions_do_not_depend_on_the_runs_seed(tmp_path: Path, score: Score) -> None:
     data, run, chain = folder(tmp_path), the_run(family="bert", sequences=5), random_chain()
     [first], [second] = score(run, data, chain), score(replace(run, seed=9), data, chain, 5)
     assert first.tokens == second.tokens > 0
