@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -45,65 +45,25 @@ def state_bytes(trainer: Trainer) -> StateBytes:
 def activation_bytes(trainer: Trainer) -> ActivationBytes:
     """Return the bytes that one microbatch's forward passes keep for the backward passes, which are not run."""
     trainer.model.train()
-    size, run = trainer.run.train.microbatch, trainer.run
-    with SavedBytes(bucket.weights for bucket in trainer.buckets) as kept:
-        outputs = []
+    size, run, of_layers = trainer.run.train.microbatch, trainer.run, Counter[str]()
+
+    def counted(name: str, block: Callable[[Any], Tensor]) -> Block:
+        def count(x: Any) -> Tensor:
+            before = memory.kept + memory.kept_elsewhere
+            out = block(x)
+            of_layers[name] += memory.kept + memory.kept_elsewhere - before
+            return out
+
+        return Block(name, count)
+
+    with tracked({"weights": [bucket.weights for bucket in trainer.buckets]}, trainer.device) as memory:
+        outputs = []  # the graph stays alive
         for stage in trainer.own.values():
             x = None if stage.is_first else trainer.activations(size, run.model.seq_len).requires_grad_()
             blocks = trainer.stage_blocks(stage, np.arange(size), DropoutKey(run.seed, 0, 0))
-            counted = [Block(name, kept.counting(name, block)) for name, block in blocks]
-            outputs.append(trainer.parameters.run(counted, x))
+            outputs.append(trainer.parameters.run([counted(*block) for block in blocks], x))
     last = list(trainer.model.trunk.layers)[-1]
-    return ActivationBytes(kept.bytes, kept.by_name[f"layers.{last}"], kept.host_bytes)
-
-
-class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Bytes that operations in its block save for the backward pass, each storage once, without the parameters'.
-
-    The graph must stay alive in the block, or a freed storage's name may be taken for one that was counted.
-    """
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        super().__init__(self._pack, lambda tensor: tensor)
-        parameters = list(parameters)
-        self.device = parameters[0].device
-        self._seen = {_storage(p) for p in parameters}
-        self.bytes = 0
-        """Bytes on the device of the parameters."""
-        self.host_bytes = 0
-        """Bytes of activations in host memory, for a model on another device."""
-        self.by_name = Counter[str]()
-        """Bytes of both kinds, by the name passed to `counting`."""
-
-    def __enter__(self) -> "SavedBytes":
-        super().__enter__()
-        return self
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        storage = _storage(tensor)
-        if storage not in self._seen:
-            self._seen.add(storage)
-            if tensor.device == self.device:
-                self.bytes += tensor.untyped_storage().nbytes()
-            else:
-                self.host_bytes += tensor.untyped_storage().nbytes()
-        return tensor
-
-    def counting(self, name: str, function: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """Return the function wrapped so that its bytes are counted under a name."""
-
-        def counted(x: Any) -> Tensor:
-            before = self.bytes + self.host_bytes
-            out = function(x)
-            self.by_name[name] += self.bytes + self.host_bytes - before
-            return out
-
-        return counted
-
-
-def _storage(tensor: Tensor) -> int:
-    """Return a number that stays a storage's own while its memory is released and taken again."""
-    return tensor.untyped_storage()._cdata
+    return ActivationBytes(memory.kept, of_layers[f"layers.{last}"], memory.kept_elsewhere)
 
 
 Held = Mapping[str, Collection[Tensor]]
@@ -137,6 +97,9 @@ class Tracked(TorchDispatchMode):
         self.device, self.peak = device, 0
         self._all: list[_Memory] = []
         self._alive: dict[int, _Memory] = {}
+        self.kept = self.kept_elsewhere = 0
+        """Bytes that autograd kept without what was declared, on the device and on others."""
+        self._elsewhere: set[int] = set()
         self._time = self._total = self._fullest = 0
         self._sizes: dict[_Memory, int] = {}
         self._resizable: set[_Memory] = set()
@@ -160,8 +123,13 @@ class Tracked(TorchDispatchMode):
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Note that autograd keeps the tensor."""
-        if (memory := self._see(tensor)) is not None:
+        memory, storage = self._see(tensor), tensor.untyped_storage()
+        if memory is None:
+            self.kept_elsewhere += 0 if storage._cdata in self._elsewhere else storage.nbytes()
+            self._elsewhere.add(storage._cdata)
+        elif not memory.is_kept:
             memory.is_kept = True
+            self.kept += 0 if memory in self._resizable else memory.size
         return tensor
 
     def _see(self, tensor: Tensor) -> _Memory | None:
