@@ -156,22 +156,17 @@ class Checkpoints:
         saved, damaged = self._first(lambda: latest(self.folder))
         if saved is None:
             if damaged:
-                raise InputError(
-                    f"no whole checkpoint: {'; '.join(damaged)}; without {self.folder} training begins anew"
-                )
+                raise InputError(f"no whole checkpoint: {'; '.join(damaged)}; remove {self.folder} to start at step 0")
             return None
         if why := _why_another(saved.state["identity"], _identity(self.trainer)):
             raise InputError(f"{saved.path} is a checkpoint of another run: {why}")
         _read(CheckpointReader(saved.path), _chunks(self.trainer, self.trainer.optimizer.owned()), self.group)
-        self._restore(saved.state)
-        return Loaded(saved.step, damaged)
-
-    def _restore(self, state: State) -> None:
         self.trainer.optimizer.publish()
-        self.trainer.optimizer.updates = state["updates"]
-        if state["precision"] == self.trainer.run.precision:  # a loss scale holds for one precision only
+        self.trainer.optimizer.updates = saved.state["updates"]
+        if saved.state["precision"] == self.trainer.run.precision:  # a loss scale holds for one precision only
             for name in SCALE:
-                setattr(self.trainer.loss_scale, name, state["loss_scale"][name])
+                setattr(self.trainer.loss_scale, name, saved.state["loss_scale"][name])
+        return Loaded(saved.step, damaged)
 
     def _state(self, step: int) -> State:
         scale = self.trainer.loss_scale
@@ -222,16 +217,16 @@ class Checkpoints:
 
     def _first(self, action: Callable[[], T]) -> T:
         """Run an action on the first rank, and return its result or raise its error on every rank."""
-        told: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]
         if self.group.rank() == 0:
             try:
-                told[0] = action()
+                outcome[0] = action()
             except Exception as error:  # the other ranks wait for the broadcast
-                told[1] = error
-        dist.broadcast_object_list(told, group=self.group, group_src=0)
-        if told[1] is not None:
-            raise told[1]
-        return told[0]
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, group=self.group, group_src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
 
 def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:

@@ -33,7 +33,6 @@ LARGEST_METADATA = 2**28
 DIGEST = re.compile(rb"\nsha256 ([0-9a-f]{64})\n\Z")
 """Pattern at the end of the metadata file, after the pickle, where PyTorch's own reader does not look."""
 DATA_FILE = re.compile(r"__\d+_\d+\.distcp")
-METADATA, STORAGE = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 
 
 def add_digest(checkpoint: Path) -> None:
@@ -64,7 +63,12 @@ class CheckpointReader(dcp.FileSystemReader):
             raise InputError(f"no {METADATA_FILE}")
         if file.stat().st_size > LARGEST_METADATA:
             raise InputError(f"{METADATA_FILE} is larger than {LARGEST_METADATA >> 20} MiB")
-        pickled = io.BytesIO(_checked_metadata(file.read_bytes()))
+        content = file.read_bytes()
+        if digest := DIGEST.search(content):  # files of earlier versions have none, and nothing after the pickle
+            content = content[: digest.start()]
+            if hashlib.sha256(content).hexdigest() != digest[1].decode():
+                raise InputError(f"{METADATA_FILE} is not as it was written: its SHA-256 differs")
+        pickled = io.BytesIO(content)
         metadata = _metadata(_Unpickler(pickled).load())
         if pickled.read(1):  # a damaged digest is none
             raise InputError(f"{METADATA_FILE} has more than its end")
@@ -105,16 +109,6 @@ class CheckpointReader(dcp.FileSystemReader):
         return _of(torch.Tensor, found, name)
 
 
-def _checked_metadata(content: bytes) -> bytes:
-    """Return the pickle in a metadata file; files of earlier versions have no digest and nothing after the pickle."""
-    if (digest := DIGEST.search(content)) is None:
-        return content
-    pickled = content[: digest.start()]
-    if hashlib.sha256(pickled).hexdigest() != digest[1].decode():
-        raise InputError(f"{METADATA_FILE} is not as it was written: its SHA-256 differs")
-    return pickled
-
-
 def _checked_archive(stored: bytes, name: str) -> io.BytesIO:
     """Return a new archive of the members of a stored one, each checked against its CRC-32.
 
@@ -151,26 +145,19 @@ class _Record:
         self.state = state
 
 
-_RECORDS = {
-    (module, name): type(name, (_Record,), {})
-    for module, names in {
-        METADATA: (
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        ),
-        STORAGE: ("_StorageInfo",),
-        "torch": ("Size",),
-        "torch.serialization": ("_get_layout",),
-        "pathlib": ("PosixPath", "WindowsPath"),
-        "pathlib._local": ("PosixPath", "WindowsPath"),
-    }.items()
-    for name in names
-}
+_MODULES = {
+    "torch.distributed.checkpoint.metadata": (
+        "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath", "WindowsPath"),
+    "pathlib._local": ("PosixPath", "WindowsPath"),
+}  # fmt: skip
+"""Names that metadata may hold, by the modules that they are from."""
+_RECORDS = {name: type(name, (_Record,), {}) for names in _MODULES.values() for name in names}
 _OPCODES = (
     "PROTO FRAME STOP MARK MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD EMPTY_DICT "
     "EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SHORT_BINUNICODE BINUNICODE BININT BININT1 "
@@ -207,8 +194,8 @@ class _Unpickler(pickle._Unpickler):  # pyright: ignore[reportPrivateUsage]
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        if record := _RECORDS.get((module, name)):
-            return record
+        if name in _MODULES.get(module, ()):
+            return _RECORDS[name]
         if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
             return dtype
         raise _foreign(METADATA_FILE, f"{module}.{name}")
@@ -216,7 +203,7 @@ class _Unpickler(pickle._Unpickler):  # pyright: ignore[reportPrivateUsage]
 
 def _metadata(found: Any) -> Metadata:
     """Build real metadata from records, checking the type of everything that is used."""
-    top = _state(found, METADATA, "Metadata")
+    top = _state(found, "Metadata")
     tensors: dict[str, Any] = {
         _of(str, name): _tensor(saved) for name, saved in _of(dict, top["state_dict_metadata"]).items()
     }
@@ -226,20 +213,20 @@ def _metadata(found: Any) -> Metadata:
 
 
 def _tensor(record: Any) -> TensorStorageMetadata:
-    found = _state(record, METADATA, "TensorStorageMetadata")
-    dtype, *_ = _state(found["properties"], METADATA, "TensorProperties", tuple)
-    boxes = [_state(box, METADATA, "ChunkStorageMetadata") for box in _of(list, found["chunks"])]
+    found = _state(record, "TensorStorageMetadata")
+    dtype, *_ = _state(found["properties"], "TensorProperties", tuple)
+    boxes = [_state(box, "ChunkStorageMetadata") for box in _of(list, found["chunks"])]
     chunks = [ChunkStorageMetadata(_size(box["offsets"]), _size(box["sizes"])) for box in boxes]
     return TensorStorageMetadata(TensorProperties(_of(torch.dtype, dtype)), _size(found["size"]), chunks)
 
 
 def _index(record: Any) -> MetadataIndex:
-    found = _state(record, METADATA, "MetadataIndex")
+    found = _state(record, "MetadataIndex")
     return MetadataIndex(_of(str, found["fqn"]), _size(found["offset"]))
 
 
 def _place(record: Any) -> _StorageInfo:
-    found = _state(record, STORAGE, "_StorageInfo")
+    found = _state(record, "_StorageInfo")
     name = _of(str, found["relative_path"])
     if not DATA_FILE.fullmatch(name):
         raise _foreign(METADATA_FILE, f"the path {name}")
@@ -249,16 +236,12 @@ def _place(record: Any) -> _StorageInfo:
 
 
 def _size(record: Any) -> torch.Size:
-    [sizes] = _record(record, "torch", "Size").args
+    [sizes] = _of(_RECORDS["Size"], record).args
     return torch.Size([_count(size) for size in _of(tuple, sizes)])
 
 
-def _record(value: Any, module: str, name: str) -> _Record:
-    return _of(_RECORDS[module, name], value)
-
-
-def _state(value: Any, module: str, name: str, kind: type = dict) -> Any:
-    return _of(kind, _record(value, module, name).state)
+def _state(record: Any, name: str, kind: type = dict) -> Any:
+    return _of(kind, _of(_RECORDS[name], record).state)
 
 
 def _count(value: Any) -> int:

@@ -4,8 +4,9 @@ Source: Kovaleva et al. 2021 (2105.06990) find such dimensions in the weights of
 most layers. Here layers' outputs are searched as well, which every norm placement has.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from impl.data.batches import num_windows
-from impl.evaluate import Windows, Work
+from impl.evaluate import Work, validation
+from impl.evaluation_config import EvaluationConfig
 from impl.train import Trainer
 
 SEQUENCES = 32
@@ -53,7 +54,8 @@ def dimensions(trainer: Trainer, *, final: bool) -> dict[str, Any]:
                     hooks.enter_context(norm.register_forward_hook(partial(note_norm, f"{name}.{within}")))
         nats = _nats(trainer)
     sizes = {name: (squares[name] / counts[name]).sqrt().cpu().numpy() for name in layers}
-    found: dict[str, Any] = {"layers": {name: _rounded(of) for name, of in sizes.items()}, "norms": norms, "nats": nats}
+    rounded = {name: [_rounded(size) for size in of] for name, of in sizes.items()}
+    found: dict[str, Any] = {"layers": rounded, "norms": norms, "nats": nats}
     if final:
         found["zeroed"] = [[i, _without(trainer, layers.values(), i)] for i in _strongest_and_average(sizes)]
     return found
@@ -68,11 +70,11 @@ def _strongest_and_average(sizes: dict[str, np.ndarray]) -> tuple[int, int]:
 def _furthest(values: Tensor) -> list[float]:
     """Return the largest distance from the mean in standard deviations, and its index; 0 where all are equal."""
     off = (values - values.mean()).abs() / values.std().clamp(min=1e-12)
-    return [float(f"{off.max().item():.{DIGITS}g}"), int(off.argmax())]
+    return [_rounded(off.max().item()), int(off.argmax())]
 
 
-def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values]
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 def _without(trainer: Trainer, layers: Iterable[nn.Module], dimension: int) -> float:
@@ -90,12 +92,7 @@ def _without(trainer: Trainer, layers: Iterable[nn.Module], dimension: int) -> f
 @torch.no_grad()
 def _nats(trainer: Trainer) -> float:
     """Return nats per token of the validation text's first SEQUENCES; of masked tokens for BERT."""
-    ids, manifest, seq_len = trainer.data.tokens("valid"), trainer.data.manifest, trainer.run.model.seq_len
-    work = Work(trainer, trainer.run.train.microbatch, rank=0, ranks=1)
     trainer.model.eval()
-    if trainer.run.model.family == "gpt":
-        nats, tokens = work.score(Windows(ids, manifest.eot, seq_len, limit=SEQUENCES))
-    else:
-        count = min(SEQUENCES, num_windows(ids, seq_len))
-        nats, tokens = work.score_masked(ids, count, seq_len=seq_len, vocab_size=manifest.vocab_size)
-    return nats / tokens
+    run = replace(trainer.run, evaluation=EvaluationConfig(sequences=SEQUENCES))
+    found = validation(run, trainer.data, Work(trainer, run.train.microbatch, rank=0, ranks=1))
+    return found.nats / found.tokens

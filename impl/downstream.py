@@ -49,15 +49,9 @@ def _words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluation:
     ids = data.tokenizer.encode(detokenize(text) if is_tokenised else text)
     nats, tokens = work.score(Windows(ids, data.manifest.eot, run.model.seq_len, overlap))
     key = evaluation_key(run, data, TextFile(path.name, path).sha256(), overlap)
-    return Evaluation(
-        name=path.name,
-        kind="words",
-        nats=nats,
-        tokens=tokens,
-        words=original_tokens(text),
-        bytes=len(text.encode()),
-        key=key | {"sequences": "all", "detokenized": is_tokenised},
-    )
+    key |= {"sequences": "all", "detokenized": is_tokenised}
+    words, size = original_tokens(text), len(text.encode())
+    return Evaluation(name=path.name, kind="words", nats=nats, tokens=tokens, words=words, bytes=size, key=key)
 
 
 def original_tokens(text: str) -> int:
@@ -74,16 +68,16 @@ def _last_words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluati
     passages = _read_passages(path, seq_len)
     words = encode([f" {word}" for _, word in passages])
     contexts = encode([context for context, _ in passages])
-    rows = [np.concatenate([c, w])[-seq_len - 1 :] for c, w in zip(contexts, words, strict=True)]
-    order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
+    rows = [(np.concatenate([c, w])[-seq_len - 1 :], len(w)) for c, w in zip(contexts, words, strict=True)]
+    rows.sort(key=lambda row: len(row[0]), reverse=True)  # batches of similar lengths, the longest first
 
     def score(picks: np.ndarray) -> tuple[torch.Tensor, int]:
-        part = [order[i] for i in picks]
-        lengths = np.array([[len(rows[i]) - 1] for i in part])
-        firsts = lengths - np.array([[len(words[i])] for i in part])
+        part = [rows[i] for i in picks]
+        lengths = np.array([[len(ids) - 1] for ids, _ in part])
+        firsts = lengths - np.array([[size] for _, size in part])
         padded = np.full((len(part), int(lengths.max()) + 1), data.manifest.eot, np.int64)
-        for line, i in zip(padded, part, strict=True):
-            line[: len(rows[i])] = rows[i]
+        for line, (ids, _) in zip(padded, part, strict=True):
+            line[: len(ids)] = ids
         column = np.arange(padded.shape[1] - 1)
         is_word = torch.from_numpy((column >= firsts) & (column < lengths))
         losses, is_likeliest = work.scorer.next_token(padded[:, :-1], padded[:, 1:])

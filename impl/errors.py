@@ -1,5 +1,15 @@
-"""Error caused by the user's input."""
+"""Errors caused by the user's input, in one line each."""
+
+from pydantic import ValidationError
 
 
 class InputError(ValueError):
     """One line for the user: what is wrong, where, and what would be valid. The command line prints it and exits 2."""
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error's text as one line; of a file that does not fit its types the first field that does not."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return " ".join(str(error).split())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,8 +20,6 @@ from impl.run import Run
 
 MASK_SEED = 0
 """Seed of BERT's validation sequences and masked positions, the same for every run."""
-
-EvaluationKind = Literal["causal", "masked", "words", "last_word", "choice"]
 
 
 class Scorer(Protocol):
@@ -52,7 +50,7 @@ class Evaluation:
     """Sums over all predictions of one evaluation; None where a count has no meaning."""
 
     name: str
-    kind: EvaluationKind
+    kind: Literal["causal", "masked", "words", "last_word", "choice"]
     nats: float
     tokens: int
     """Predicted tokens."""
@@ -66,18 +64,12 @@ class Evaluation:
     """Properties that must be equal for two values to be in one table."""
 
     @property
-    def perplexity(self) -> float:
-        """Perplexity per token of this tokenizer."""
-        return _exp(self.nats / self.tokens)
-
-    @property
     def word_perplexity(self) -> float | None:
         """exp(nats / T_o), comparable between tokenizers (Megatron-LM 2019, appendix E.1)."""
-        return _exp(self.nats / self.words) if self.words else None
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        return self.nats / math.log(2) / self.bytes if self.bytes else None
+        try:
+            return math.exp(self.nats / self.words) if self.words else None
+        except OverflowError:
+            return math.inf
 
     @property
     def accuracy(self) -> float | None:
@@ -100,7 +92,7 @@ def evaluate(
     work = Work(scorer, batch, group.rank(), group.size())
     parts: list[Evaluation] = []
     if run.data.race is None and run.evaluation.sequences is not None:
-        parts.append((_masked if run.model.family == "bert" else _causal)(run, data, work))
+        parts.append(validation(run, data, work))
     if run.data.race or (final and (run.evaluation.texts or run.evaluation.lambada)):
         from impl.downstream import downstream  # reads texts and questions, which few runs have
 
@@ -155,13 +147,6 @@ class Windows:
         return inputs.astype(np.int64), np.asarray(self.tokens[at], np.int64), is_scored
 
 
-class _Batch(NamedTuple):
-    picks: np.ndarray
-    """Indices of the pieces to score."""
-    counts: bool
-    """True if the pieces are this rank's; else the batch only keeps it in step with ranks that have pieces left."""
-
-
 @dataclass(frozen=True)
 class Work:
     """Share of one rank: every `ranks`-th piece, `batch` at once."""
@@ -171,12 +156,15 @@ class Work:
     rank: int
     ranks: int
 
-    def batches(self, count: int) -> Iterator[_Batch]:
-        """Yield as many batches as the rank with most pieces has; a rank with fewer scores piece 0 and discards it."""
+    def batches(self, count: int) -> Iterator[tuple[np.ndarray, bool]]:
+        """Yield indices of pieces to score, and whether they count.
+
+        Every rank gets as many batches as the rank with most pieces; one with fewer scores piece 0 and discards it.
+        """
         mine, most = np.arange(self.rank, count, self.ranks), -(-count // self.ranks)
         for start in range(0, most, self.batch):
             picks = mine[start : start + self.batch]
-            yield _Batch(picks, True) if len(picks) else _Batch(np.zeros(1, np.int64), False)
+            yield (picks, True) if len(picks) else (np.zeros(1, np.int64), False)
 
     def total(self, count: int, score: Callable[[np.ndarray], tuple[Tensor, int]]) -> tuple[float, int, int]:
         """Return nats, number of predictions, and right ones, of this rank's part of `count` pieces.
@@ -202,13 +190,6 @@ class Work:
 
         return self.total(windows.count, score)[:2]
 
-    def score_masked(self, ids: np.ndarray, count: int, *, seq_len: int, vocab_size: int) -> tuple[float, int]:
-        """Return nats and number of the masked tokens in this rank's part of the first `count` sequences."""
-        scorer = self.scorer
-        assert isinstance(scorer, BatchScorer)
-        batch = partial(masked_batch, ids, seq_len=seq_len, seed=MASK_SEED, vocab_size=vocab_size)
-        return self.total(count, lambda picks: (scorer.nats(batch(picks)), 0))[:2]
-
 
 def text_counts(tokenizer: Tokenizer, windows: Windows) -> tuple[int, int]:
     """Words and UTF-8 bytes of the text that the windows score, which begins where the whole text does.
@@ -226,28 +207,25 @@ def text_counts(tokenizer: Tokenizer, windows: Windows) -> tuple[int, int]:
     return sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
 
 
-def _causal(run: Run, data: TokenFolder, work: Work) -> Evaluation:
-    split, overlap = data.manifest.valid, run.evaluation.overlap
-    windows = Windows(
-        data.tokens("valid"), data.manifest.eot, run.model.seq_len, overlap, run.evaluation.sequences or 0
-    )
+def validation(run: Run, data: TokenFolder, work: Work) -> Evaluation:
+    """Return this rank's part of validation on the run's first sequences of the validation text."""
+    ids, split, seq_len = data.tokens("valid"), data.manifest.valid, run.model.seq_len
+    most, overlap = run.evaluation.sequences or 0, run.evaluation.overlap if run.model.family == "gpt" else 0
+    key = evaluation_key(run, data, data.sha256, overlap)
+    if run.model.family == "bert":
+        scorer, every = work.scorer, num_windows(ids, seq_len)
+        assert isinstance(scorer, BatchScorer)
+        count = min(most or every, every)
+        batch = partial(masked_batch, ids, seq_len=seq_len, seed=MASK_SEED, vocab_size=data.manifest.vocab_size)
+        nats, tokens, _ = work.total(count, lambda picks: (scorer.nats(batch(picks)), 0))
+        key |= {"sequences": "all" if count == every else count, "mask_seed": MASK_SEED}
+        return Evaluation(name="valid", kind="masked", nats=nats, tokens=tokens, key=key)
+    windows = Windows(ids, data.manifest.eot, seq_len, overlap, most)
     nats, tokens = work.score(windows)
-    is_whole = windows.covered == len(windows.tokens)
+    is_whole = windows.covered == len(ids)
     words, size = (split.words, split.bytes) if is_whole else text_counts(data.tokenizer, windows)
-    key = evaluation_key(run, data, data.sha256, overlap) | {"sequences": "all" if is_whole else windows.count}
+    key |= {"sequences": "all" if is_whole else windows.count}
     return Evaluation(name="valid", kind="causal", nats=nats, tokens=tokens, words=words, bytes=size, key=key)
-
-
-def _masked(run: Run, data: TokenFolder, work: Work) -> Evaluation:
-    ids, seq_len, sequences = data.tokens("valid"), run.model.seq_len, run.evaluation.sequences
-    every = num_windows(ids, seq_len)
-    count = min(sequences or every, every)
-    nats, tokens = work.score_masked(ids, count, seq_len=seq_len, vocab_size=data.manifest.vocab_size)
-    key = evaluation_key(run, data, data.sha256, 0) | {
-        "sequences": "all" if count == every else count,
-        "mask_seed": MASK_SEED,
-    }
-    return Evaluation(name="valid", kind="masked", nats=nats, tokens=tokens, key=key)
 
 
 def evaluation_key(run: Run, data: TokenFolder, identity: str, overlap: int) -> dict[str, str | int | bool]:
@@ -259,10 +237,3 @@ def evaluation_key(run: Run, data: TokenFolder, identity: str, overlap: int) -> 
         "overlap": overlap,
         "boundary": "sliding" if overlap else "windows",
     }
-
-
-def _exp(x: float) -> float:
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return math.inf

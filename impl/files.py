@@ -3,13 +3,11 @@
 import contextlib
 import errno
 import io
-import json
 import os
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 MOST_BYTES = 2**26
 """Of a file that is read as a whole: a table of rows, a tokenizer, a manifest."""
@@ -53,18 +51,6 @@ def read_text(path: Path, most: int = MOST_BYTES, encoding: str = "utf-8") -> st
         UnicodeDecodeError: it is no such text.
     """
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding).read()
-
-
-def from_json(text: str | bytes) -> Any:
-    """Return the document in a text.
-
-    Raises:
-        ValueError: it is no JSON, or nested too deeply to be read.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -45,68 +45,25 @@ def state_bytes(trainer: Trainer) -> StateBytes:
 def activation_bytes(trainer: Trainer) -> ActivationBytes:
     """Return the bytes that one microbatch's forward passes keep for the backward passes, which are not run."""
     trainer.model.train()
-    size, run = trainer.run.train.microbatch, trainer.run
-    with kept_for_backward(bucket.weights for bucket in trainer.buckets) as kept:
-        outputs = []
+    size, run, of_layers = trainer.run.train.microbatch, trainer.run, Counter[str]()
+
+    def counted(name: str, block: Callable[[Any], Tensor]) -> Block:
+        def count(x: Any) -> Tensor:
+            before = memory.kept + memory.kept_elsewhere
+            out = block(x)
+            of_layers[name] += memory.kept + memory.kept_elsewhere - before
+            return out
+
+        return Block(name, count)
+
+    with tracked({"weights": [bucket.weights for bucket in trainer.buckets]}, trainer.device) as memory:
+        outputs = []  # the graph stays alive
         for stage in trainer.own.values():
             x = None if stage.is_first else trainer.activations(size, run.model.seq_len).requires_grad_()
             blocks = trainer.stage_blocks(stage, np.arange(size), DropoutKey(run.seed, 0, 0))
-            counted = [Block(name, kept.counting(name, block)) for name, block in blocks]
-            outputs.append(trainer.parameters.run(counted, x))
+            outputs.append(trainer.parameters.run([counted(*block) for block in blocks], x))
     last = list(trainer.model.trunk.layers)[-1]
-    return ActivationBytes(kept.bytes, kept.by_name[f"layers.{last}"], kept.host_bytes)
-
-
-class SavedBytes:
-    """Storages that autograd holds on to, each counted once, whatever views of it are kept."""
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        parameters = list(parameters)
-        self.device = parameters[0].device
-        self._seen = {_storage(p) for p in parameters}
-        self.bytes = 0
-        """Bytes on the device of the parameters."""
-        self.host_bytes = 0
-        """Bytes of activations in host memory, for a model on another device."""
-        self.by_name = Counter[str]()
-        """Bytes of both kinds, by the name passed to `counting`."""
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        storage = _storage(tensor)
-        if storage not in self._seen:
-            self._seen.add(storage)
-            if tensor.device == self.device:
-                self.bytes += tensor.untyped_storage().nbytes()
-            else:
-                self.host_bytes += tensor.untyped_storage().nbytes()
-        return tensor
-
-    def counting(self, name: str, function: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """Return the function wrapped so that its bytes are counted under a name."""
-
-        def counted(x: Any) -> Tensor:
-            before = self.bytes + self.host_bytes
-            out = function(x)
-            self.by_name[name] += self.bytes + self.host_bytes - before
-            return out
-
-        return counted
-
-
-def _storage(tensor: Tensor) -> int:
-    """Names a storage also while its memory is given back: a parameter's that is gathered and freed stays the same."""
-    return tensor.untyped_storage()._cdata
-
-
-@contextmanager
-def kept_for_backward(parameters: Iterable[Tensor]) -> Iterator[SavedBytes]:
-    """Count what operations inside save for the backward pass, the parameters left out.
-
-    The graph must stay alive inside, or a freed storage's name may be taken for one that was counted.
-    """
-    kept = SavedBytes(parameters)
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
-        yield kept
+    return ActivationBytes(memory.kept, of_layers[f"layers.{last}"], memory.kept_elsewhere)
 
 
 Held = Mapping[str, Collection[Tensor]]
@@ -121,10 +78,15 @@ class _Memory:
 
     size: int
     born: int
+    watch: weakref.ref[torch.UntypedStorage]
     died: int | None = None
     is_kept: bool = False
     """Autograd kept it for the backward pass."""
-    watch: weakref.ref[torch.UntypedStorage] | None = None
+
+    @property
+    def size_now(self) -> int:
+        storage = self.watch()
+        return storage.nbytes() if storage is not None else 0
 
 
 class Tracked(TorchDispatchMode):
@@ -135,15 +97,16 @@ class Tracked(TorchDispatchMode):
         self.device, self.peak = device, 0
         self._all: list[_Memory] = []
         self._alive: dict[int, _Memory] = {}
+        self.kept = self.kept_elsewhere = 0
+        """Bytes that autograd kept without what was declared, on the device and on others."""
+        self._elsewhere: set[int] = set()
         self._time = self._total = self._fullest = 0
-        self._resizable: dict[_Memory, weakref.ref[torch.UntypedStorage]] = {}
         self._sizes: dict[_Memory, int] = {}
+        self._resizable: set[_Memory] = set()
         for tensor in (tensor for tensors in held.values() for tensor in tensors):
             self._see(tensor)
-        for memory in self._all:  # memory that was declared may be released and taken again while its tensor lives
-            assert memory.watch is not None
-            self._resizable[memory] = memory.watch
-            self._total -= memory.size
+        # memory that was declared may be released and taken again while its tensor lives
+        self._resizable, self._total = set(self._all), 0
         self._sample()
 
     @classmethod
@@ -160,8 +123,13 @@ class Tracked(TorchDispatchMode):
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Note that autograd keeps the tensor."""
-        if (memory := self._see(tensor)) is not None:
+        memory, storage = self._see(tensor), tensor.untyped_storage()
+        if memory is None:
+            self.kept_elsewhere += 0 if storage._cdata in self._elsewhere else storage.nbytes()
+            self._elsewhere.add(storage._cdata)
+        elif not memory.is_kept:
             memory.is_kept = True
+            self.kept += 0 if memory in self._resizable else memory.size
         return tensor
 
     def _see(self, tensor: Tensor) -> _Memory | None:
@@ -170,8 +138,7 @@ class Tracked(TorchDispatchMode):
         storage = tensor.untyped_storage()
         name = storage._cdata
         if name not in self._alive:
-            memory = _Memory(storage.nbytes(), self._time)
-            memory.watch = weakref.ref(storage, lambda _: self._gone(name))
+            memory = _Memory(storage.nbytes(), self._time, weakref.ref(storage, lambda _: self._gone(name)))
             self._alive[name] = memory
             self._all.append(memory)
             self._total += memory.size
@@ -180,11 +147,13 @@ class Tracked(TorchDispatchMode):
     def _gone(self, name: int) -> None:
         memory = self._alive.pop(name)
         memory.died = self._time
-        if self._resizable.pop(memory, None) is None:
+        if memory in self._resizable:
+            self._resizable.remove(memory)
+        else:
             self._total -= memory.size
 
     def _sample(self) -> None:
-        sizes = {memory: _size(watch) for memory, watch in self._resizable.items()}
+        sizes = {memory: memory.size_now for memory in self._resizable}
         total = self._total + sum(sizes.values())
         if total > self.peak:
             self.peak, self._fullest, self._sizes = total, self._time, sizes
@@ -208,11 +177,6 @@ class Tracked(TorchDispatchMode):
             name = category.get(memory, "activations" if memory.is_kept else "rest")
             parts[name] += self._sizes.get(memory, memory.size)
         return parts
-
-
-def _size(watch: weakref.ref[torch.UntypedStorage]) -> int:
-    storage = watch()
-    return storage.nbytes() if storage is not None else 0
 
 
 @contextmanager

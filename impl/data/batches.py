@@ -107,9 +107,9 @@ def masked_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed:
     inputs[rows, slots] = text
     chosen = np.sort(_uniforms(seed, "masked", indices, length).argsort(axis=1)[:, : masked_positions(seq_len)], axis=1)
     positions, targets = slots[rows, chosen], text[rows, chosen]
-    inputs[rows, positions] = _replaced(
-        targets, _uniforms(seed, "replaced", indices, 2 * chosen.shape[1]), vocab_size, mask
-    )
+    fate, token = np.split(_uniforms(seed, "replaced", indices, 2 * chosen.shape[1]), 2, axis=1)
+    other = (token * vocab_size).astype(np.int64)
+    inputs[rows, positions] = np.select([fate < 0.8, fate < 0.9], [np.full_like(targets, mask), other], targets)
     types = (np.arange(seq_len) >= first_len[:, None] + 2).astype(np.int64)
     return Batch(inputs, targets, positions, types, is_next.astype(np.int64))
 
@@ -154,13 +154,6 @@ def _elsewhere(starts: np.ndarray, sizes: np.ndarray, length: int, total: int, d
     after = np.maximum(0, total - sizes - (starts + length) + 1)
     choice = (draw * (before + after)).astype(np.int64)
     return np.where(choice < before, choice, starts + length + choice - before)
-
-
-def _replaced(originals: np.ndarray, draw: np.ndarray, vocab_size: int, mask: int) -> np.ndarray:
-    """Return the replacements of masked tokens: 80% [MASK], 10% any token, 10% the original."""
-    fate, token = np.split(draw, 2, axis=1)
-    random = (token * vocab_size).astype(np.int64)
-    return np.select([fate < 0.8, fate < 0.9], [np.full_like(originals, mask), random], originals)
 
 
 def _uniforms(seed: int, purpose: str, indices: np.ndarray, count: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Conversion of text to a token folder, in bounded memory."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 from impl.data.text import Text, open_texts
 from impl.data.tokenizer import Tokenizer, parse
 from impl.data.tokens import SPLITS, Manifest, SourceText, SplitName
-from impl.data.writing import SplitWriter, check_replaceable, new_token_folder, token_dtype, write_manifest
+from impl.data.writing import SplitWriter, check_replaceable, new_token_folder
 from impl.errors import InputError
 
 PIECE_CHARS = 2**15
@@ -46,35 +47,27 @@ def prepare(
     if not 0.0 < valid_fraction <= 0.5:
         raise InputError(f"validation fraction {valid_fraction} is out of range; valid: above 0, at most 0.5")
     texts = open_texts(text)
-    if valid is not None:
-        valid_texts = open_texts(valid)
-        rule, documents = "file", _given_split(texts, valid_texts)
-        sources = [*_sources(texts, "train"), *_sources(valid_texts, "valid")]
+    if valid is None:
+        rule, documents, sources = f"tail:{valid_fraction}", _tail_split(texts, valid_fraction), _sources(texts, "both")
     else:
-        rule, documents = f"tail:{valid_fraction}", _tail_split(texts, valid_fraction)
-        sources = _sources(texts, "both")
+        valid_texts = open_texts(valid)
+        rule, documents = "file", partial(_given_split, texts, valid_texts)
+        sources = [*_sources(texts, "train"), *_sources(valid_texts, "valid")]
     sizes = _check_sizes(documents, text, valid)
-    tally = _Tally(progress, sizes["train"] * (1 + spec.is_trained) + sizes["valid"])
+    total, done = sizes["train"] * (1 + spec.is_trained) + sizes["valid"], 0
+
+    def counted(content: str) -> str:
+        nonlocal done
+        done += len(content.encode())
+        if progress is not None:
+            progress(done, total)
+        return content
+
     training_pieces = (piece for split, document in documents() if split == "train" for piece in pieces(document))
-    encoder = spec.build(tally.through(training_pieces))
-    with new_token_folder(out) as building:
-        dtype = token_dtype(encoder.vocab_size)
-        writers: dict[SplitName, SplitWriter] = {s: SplitWriter(building, s, dtype) for s in SPLITS}
-        _encode(documents(), encoder, writers, tally)
-        encoder.save(building)
-        manifest = Manifest(
-            tokenizer=encoder.name,
-            tokenizer_sha256=encoder.sha256,
-            vocab_size=encoder.vocab_size,
-            eot=encoder.eot,
-            dtype="uint16" if dtype == np.uint16 else "uint32",
-            train=writers["train"].close(),
-            valid=writers["valid"].close(),
-            split_rule=rule,
-            sources=tuple(sources),
-        )
-        write_manifest(building, manifest)
-    return manifest
+    encoder = spec.build(map(counted, training_pieces))
+    with new_token_folder(out, encoder) as writer:
+        _encode(((split, counted(document)) for split, document in documents()), encoder, writer.splits)
+        return writer.finish(rule, sources)
 
 
 def pieces(document: str, chars: int = PIECE_CHARS) -> Iterator[str]:
@@ -91,29 +84,8 @@ def pieces(document: str, chars: int = PIECE_CHARS) -> Iterator[str]:
         start = end
 
 
-class _Tally:
-    """Counter of bytes done, which reports progress."""
-
-    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
-
-    def add(self, size: int) -> None:
-        self._done += size
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-    def through(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield the texts, counting each when the next is requested."""
-        for text in texts:
-            yield text
-            self.add(len(text.encode()))
-
-
 def _encode(
-    documents: Iterable[tuple[SplitName, str]],
-    encoder: Tokenizer,
-    writers: dict[SplitName, SplitWriter],
-    tally: _Tally,
+    documents: Iterable[tuple[SplitName, str]], encoder: Tokenizer, writers: Mapping[SplitName, SplitWriter]
 ) -> None:
     """Encode and write document after document, some megabytes of pieces at a time, on all cores."""
     end = np.array([encoder.eot], np.uint32)
@@ -127,8 +99,7 @@ def _encode(
         batch.clear()
 
     for split, document in documents:
-        size = len(document.encode())
-        writers[split].count_text(bytes=size, words=len(document.split()), documents=1)
+        writers[split].count_document(bytes=len(document.encode()), words=len(document.split()))
         for piece in pieces(document):
             batch.append((split, piece))
             weight += len(piece) + PIECE_COST
@@ -136,41 +107,32 @@ def _encode(
                 flush()
                 weight = 0
         batch.append((split, None))
-        tally.add(size)
     flush()
 
 
-def _given_split(train: list[Text], valid: list[Text]) -> Documents:
-    def documents() -> Iterator[tuple[SplitName, str]]:
-        for document in _all_documents(train):
-            yield "train", document
-        for document in _all_documents(valid):
-            yield "valid", document
-
-    return documents
+def _given_split(train: list[Text], valid: list[Text]) -> Iterator[tuple[SplitName, str]]:
+    for split, texts in zip(SPLITS, (train, valid), strict=True):
+        for document in _all_documents(texts):
+            yield split, document
 
 
 def _tail_split(texts: list[Text], fraction: float) -> Documents:
     """Split off the last fraction of the documents, or of the text if there are fewer than 2/fraction documents."""
-    lengths = np.array([len(document) for document in _all_documents(texts)], np.int64)
-    count, kept = len(lengths), len(lengths) - round(fraction * len(lengths))
-    by_document = count * fraction >= 2
-    cut_at = int(lengths.sum() * (1 - fraction))
+    ends = np.cumsum([len(document) for document in _all_documents(texts)], dtype=np.int64)
+    if len(ends) * fraction >= 2:
+        first, at = len(ends) - round(fraction * len(ends)), 0
+    else:  # the document that is cut, and where
+        cut_at = int(ends[-1] * (1 - fraction)) if len(ends) else 0
+        first = int(np.searchsorted(ends, cut_at, side="right"))
+        at = cut_at - int(ends[first - 1]) if first else cut_at
 
     def documents() -> Iterator[tuple[SplitName, str]]:
-        start = 0
         for index, document in enumerate(_all_documents(texts)):
-            if by_document:
-                yield "train" if index < kept else "valid", document
-                continue
-            at, is_first = cut_at - start, start == 0
-            start += len(document)
-            cut = whitespace_cut(document, at) if 0 < at < len(document) else None
-            if cut is not None:
+            if index == first and at > 0 and (cut := whitespace_cut(document, at)):
                 yield "train", document[:cut]
                 yield "valid", document[cut:]
             else:
-                yield "train" if is_first or at >= len(document) else "valid", document
+                yield "train" if index < max(first, 1) else "valid", document
 
     return documents
 
@@ -179,26 +141,25 @@ def whitespace_cut(document: str, at: int) -> int | None:
     """Return the first position from `at` on (else the last before) where a document may be cut; None: one word."""
     if after := _CUT.search(document, at):
         return after.start()
-    before = [cut.start() for cut in _CUT.finditer(document)]
-    return before[-1] if before else None
+    return max((cut.start() for cut in _CUT.finditer(document)), default=None)
 
 
 def _check_sizes(documents: Documents, text: str, valid: str | None) -> dict[SplitName, int]:
     """Return the UTF-8 bytes of each split, after checking that both hold a word."""
-    sizes: dict[SplitName, int] = {"train": 0, "valid": 0}
-    has_words: dict[SplitName, bool] = {"train": False, "valid": False}
+    sizes: dict[SplitName, int] = dict.fromkeys(SPLITS, 0)
+    with_words: set[SplitName] = set()
     for split, document in documents():
         sizes[split] += len(document.encode())
-        has_words[split] |= not document.isspace()
-    if valid is not None and has_words["train"] and not has_words["valid"]:
-        raise InputError(f"{valid} is empty: it holds no document with any text in it")
-    if valid is None and any(has_words.values()) and not all(has_words.values()):
+        if not document.isspace():
+            with_words.add(split)
+    if valid is None and len(with_words) == 1:
         raise InputError(
             f"{text} has too little text ({sum(sizes.values())} bytes) to leave some for validation; "
             "valid: more text, or a validation text of its own"
         )
-    if not all(has_words.values()):
-        raise InputError(f"{text} is empty: it holds no document with any text in it")
+    if len(with_words) < 2:
+        empty = valid if with_words == {"train"} else text
+        raise InputError(f"{empty} is empty: it holds no document with any text in it")
     return sizes
 
 

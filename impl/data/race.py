@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from pydantic import BaseModel
 
 from impl.data import synthetic
 from impl.data.batches import Batch, windows_at
 from impl.data.config import OPTIONS, SYNTHETIC
 from impl.data.text import HUB_PREFIX, NEEDS_HUB, load_hub
 from impl.data.tokenizer import Tokenizer
-from impl.errors import InputError
-from impl.files import from_json, read_text
+from impl.errors import InputError, in_one_line
+from impl.files import read_bytes
 from impl.model.config import SPECIAL_TOKENS
 from impl.seeding import derive
 
@@ -65,7 +66,7 @@ def read_race(spec: str, part: RacePart) -> list[Question]:
         return list(_synthetic(PARTS.index(part), SYNTHETIC_SIZES[part]))
     if spec.startswith(HUB_PREFIX):
         rows = load_hub(spec, {"dev": "validation"}.get(part, part))
-        return [_from_row(row, f"{spec}, {part}, row {number}") for number, row in enumerate(rows, 1)]
+        return [q for number, row in enumerate(rows, 1) for q in _from_row(row, f"{spec}, {part}, row {number}")]
     return [question for path, level in _files(Path(spec), part) for question in _from_file(path, level)]
 
 
@@ -90,34 +91,36 @@ def _files(folder: Path, part: RacePart) -> list[tuple[Path, str]]:
     return found
 
 
-def _from_file(path: Path, level: str) -> Iterator[Question]:
-    """Yield the questions on one passage, from a JSON object with parallel lists."""
+class _Passage(BaseModel):
+    """Content of one of RACE's files: lists with an entry for each question."""
+
+    article: str
+    questions: list[str]
+    options: list[tuple[str, str, str, str]]
+    answers: list[Literal["A", "B", "C", "D"]]
+
+    def of(self, level: str) -> list[Question]:
+        if not len(self.questions) == len(self.options) == len(self.answers):
+            raise ValueError("questions, options and answers are not equally many")
+        rows = zip(self.questions, self.options, self.answers, strict=True)
+        return [Question(self.article, text, options, LETTERS.index(answer), level) for text, options, answer in rows]
+
+
+def _from_file(path: Path, level: str) -> list[Question]:
     try:
-        content = from_json(read_text(path))
+        return _Passage.model_validate_json(read_bytes(path)).of(level)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a passage of RACE: {' '.join(str(error).split())}") from None
-    found = [content.get(name) for name in ("questions", "options", "answers")] if isinstance(content, dict) else []
-    lists = [one for one in found if isinstance(one, list)]
-    if len(lists) < 3 or len(set(map(len, lists))) > 1:
-        raise InputError(f"{path} is not a passage of RACE; valid: article, and questions, options, answers as long")
-    for number, (question, options, answer) in enumerate(zip(*lists, strict=True), 1):
-        yield _checked(content.get("article"), question, options, answer, level, f"{path}, question {number}")
+        raise InputError(f"{path} is not a passage of RACE: {in_one_line(error)}") from None
 
 
-def _from_row(row: Any, where: str) -> Question:
+def _from_row(row: Any, where: str) -> list[Question]:
     """Return the question in a row of the hub's copies; the passage's id begins with the level."""
-    row = row if isinstance(row, dict) else {}
     level = "middle" if str(row.get("example_id", "")).startswith("middle") else "high"
-    return _checked(row.get("article"), row.get("question"), row.get("options"), row.get("answer"), level, where)
-
-
-def _checked(article: Any, question: Any, options: Any, answer: Any, level: str, where: str) -> Question:
-    is_texts = isinstance(options, list) and len(options) == OPTIONS and all(isinstance(o, str) for o in options)
-    if not (isinstance(article, str) and isinstance(question, str) and is_texts):
-        raise InputError(f"{where}: valid are a text as article and question, and {OPTIONS} texts as options")
-    if answer not in tuple(LETTERS):
-        raise InputError(f"{where}: answer {answer!r:.20}; valid: {', '.join(LETTERS)}")
-    return Question(article, question, tuple(options), LETTERS.index(answer), level)
+    lists = {"questions": [row.get("question")], "options": [row.get("options")], "answers": [row.get("answer")]}
+    try:
+        return _Passage.model_validate({"article": row.get("article"), **lists}).of(level)
+    except ValueError as error:
+        raise InputError(f"{where} is not a question of RACE: {in_one_line(error)}") from None
 
 
 def _synthetic(seed: int, count: int) -> Iterator[Question]:

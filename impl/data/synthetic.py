@@ -15,8 +15,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from impl.data.tokenizer import ByteTokenizer
-from impl.data.tokens import Entropy, Manifest, Split, SplitName
-from impl.data.writing import SplitWriter, new_token_folder, token_dtype, write_manifest
+from impl.data.tokens import SPLITS, Entropy, Manifest
+from impl.data.writing import new_token_folder
 from impl.fields import CHECKED
 from impl.seeding import derive
 
@@ -77,7 +77,8 @@ class Source:
         draw = _uniforms(seed, 2 * words)
         first, moves, choices = draw[:1], draw[1:words], draw[words:]
         start = int(_inverse_cdf(self.stationary, first)[0])
-        classes = _walk(start, np.stack([_inverse_cdf(row, moves) for row in self.transitions], axis=1))
+        successors = np.stack([_inverse_cdf(row, moves) for row in self.transitions], axis=1)  # of each class, in turn
+        classes = np.array([*accumulate(successors.tolist(), lambda state, row: row[state], initial=start)])
         numbers = np.empty(words, np.int64)
         for index, row in enumerate(self.emissions):
             here = classes == index
@@ -91,13 +92,6 @@ class Source:
         starts, sizes = (np.cumsum(lengths) - lengths)[numbers], lengths[numbers]
         ends = np.cumsum(sizes)
         return lexicon[np.repeat(starts - (ends - sizes), sizes) + np.arange(ends[-1])]
-
-    def code_lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the nats of each word of a chain, given those before it: minus the log of its probability."""
-        per_class = self.emissions.shape[1]
-        classes = numbers // per_class
-        moves = self.transitions[classes[:-1], classes[1:]]
-        return -np.log(np.append(self.stationary[classes[0]], moves) * self.emissions.ravel()[numbers])
 
 
 def make_source(config: SyntheticConfig) -> Source:
@@ -119,7 +113,9 @@ def code_length(source: Source, numbers: np.ndarray) -> tuple[float, float]:
 
     The error is that of a ratio estimator with means over batches, since neighbouring words depend on each other.
     """
-    nats = source.code_lengths(numbers)
+    classes = numbers // source.emissions.shape[1]
+    moves = np.append(source.stationary[classes[0]], source.transitions[classes[:-1], classes[1:]])
+    nats = -np.log(moves * source.emissions.ravel()[numbers])
     letters = np.array([len(word) + 1 for word in source.words])[numbers]
     rate = nats.sum() / letters.sum()
     batches = max(2, int(len(numbers) ** 0.5))
@@ -133,49 +129,32 @@ def write_synthetic(folder: Path, config: SyntheticConfig) -> Manifest:
     Raises:
         InputError: `folder` holds something else, or cannot be written.
     """
-    source, tokenizer = make_source(config), ByteTokenizer()
-    with new_token_folder(folder) as building:
-        train, _ = _write_split(building, "train", source, config)
-        valid, (valid_nats, valid_error) = _write_split(building, "valid", source, config)
-        tokenizer.save(building)
-        manifest = Manifest(
-            tokenizer=tokenizer.name,
-            tokenizer_sha256=tokenizer.sha256,
-            vocab_size=tokenizer.vocab_size,
-            eot=tokenizer.eot,
-            dtype="uint16",
-            train=train,
-            valid=valid,
-            split_rule="synthetic",
-            entropy=Entropy(
-                language=dataclasses.asdict(config),
-                # Rounded: the last bits are the linear algebra library's, and the manifest is the data's identity
-                nats_per_token=round(source.nats_per_letter, 10),
-                nats_per_word=round(source.nats_per_word, 10),
-                nats_per_byte=round(source.nats_per_letter, 10),
-                valid_nats_per_token=round(valid_nats, 10),
-                valid_standard_error=round(valid_error, 10),
-            ),
+    source, chains = make_source(config), {}
+    with new_token_folder(folder, ByteTokenizer()) as writer:
+        for name, tokens in zip(SPLITS, (config.train_tokens, config.valid_tokens), strict=True):
+            words = max(2, round(tokens / source.letters_per_word))
+            chains[name] = source.sample(derive(config.seed, name), words)
+            letters = source.spell(chains[name])
+            writer.splits[name].add_tokens(letters)
+            writer.splits[name].count_document(bytes=len(letters), words=words)
+        # Rounded: the last bits are the linear algebra library's, and the manifest is the data's identity
+        rate, valid_rate, valid_error = (
+            round(nats, 10) for nats in (source.nats_per_letter, *code_length(source, chains["valid"]))
         )
-        write_manifest(building, manifest)
-    return manifest
-
-
-def _write_split(
-    building: Path, name: SplitName, source: Source, config: SyntheticConfig
-) -> tuple[Split, tuple[float, float]]:
-    tokens = config.train_tokens if name == "train" else config.valid_tokens
-    numbers = source.sample(derive(config.seed, name), max(2, round(tokens / source.letters_per_word)))
-    writer = SplitWriter(building, name, token_dtype(ByteTokenizer.vocab_size))
-    letters = source.spell(numbers)
-    writer.add_tokens(letters)
-    writer.count_text(bytes=len(letters), words=len(numbers), documents=1)
-    return writer.close(), code_length(source, numbers)
+        entropy = Entropy(
+            language=dataclasses.asdict(config),
+            nats_per_token=rate,
+            nats_per_word=round(source.nats_per_word, 10),
+            nats_per_byte=rate,
+            valid_nats_per_token=valid_rate,
+            valid_standard_error=valid_error,
+        )
+        return writer.finish("synthetic", entropy=entropy)
 
 
 def _entropy(rows: np.ndarray) -> np.ndarray:
-    """Return the nats of each row of probabilities."""
-    return -(rows * np.log(rows, where=rows > 0, out=np.zeros_like(rows))).sum(1)
+    """Return the nats of each row of probabilities, all above zero."""
+    return -(rows * np.log(rows)).sum(1)
 
 
 def _uniforms(seed: int, count: int) -> np.ndarray:
@@ -185,11 +164,6 @@ def _uniforms(seed: int, count: int) -> np.ndarray:
 
 def _inverse_cdf(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms, side="right")
-
-
-def _walk(start: int, successors: np.ndarray) -> np.ndarray:
-    """Return the states of a chain whose next state is `successors[step, state]`."""
-    return np.array([*accumulate(successors.tolist(), lambda state, row: row[state], initial=start)])
 
 
 def _spelling(seed: int, classes: int, per_class: int) -> tuple[bytes, ...]:

@@ -5,20 +5,19 @@ import hashlib
 import lzma
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from impl.errors import InputError
-from impl.files import from_json, open_regular
+from pydantic_core import from_json
+
+from impl.errors import InputError, in_one_line
+from impl.files import open_regular
 
 HUB_PREFIX = "hf:"
 NEEDS_HUB = "needs the package datasets; install the extra: pip install 'lmscale[hub]'"
 FOLDER_PATTERNS = ("*.txt", "*.txt.gz", "*.txt.xz", "*.jsonl", "*.jsonl.gz", "*.jsonl.xz")
-
-
-Readable = IO[bytes] | gzip.GzipFile | lzma.LZMAFile
 
 
 def open_texts(spec: str) -> "list[Text]":
@@ -58,11 +57,10 @@ class TextFile:
 
     def documents(self) -> Iterator[str]:
         """Yield the documents in order, without those of whitespace only."""
-        unpacked = self.path.name.removesuffix(".gz").removesuffix(".xz")
+        unpack = {".gz": gzip.open, ".xz": lzma.open}.get(self.path.suffix, nullcontext)
         try:
-            with self._open() as file:
-                documents = self._lines(file) if unpacked.endswith(".jsonl") else self._whole(file)
-                yield from (document for document in documents if document and not document.isspace())
+            with open_regular(self.path) as packed, unpack(packed) as file:
+                yield from (document for document in self._decoded(file) if document and not document.isspace())
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(f"{self.path} is a damaged archive: {error}") from None
         except OSError as error:
@@ -70,30 +68,25 @@ class TextFile:
         except MemoryError:
             raise InputError(f"{self.path} has a document that the memory here has no room for") from None
 
-    @contextmanager
-    def _open(self) -> Iterator[Readable]:
-        with open_regular(self.path) as file:
-            packed = {".gz": gzip.open, ".xz": lzma.open}.get(self.path.suffix)
-            yield packed(file, "rb") if packed else file
-
-    def _whole(self, file: Readable) -> Iterator[str]:
-        content = file.read()
-        try:
-            yield content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-            raise InputError(f"{self.path} is not UTF-8: byte {error.start}, line {line}") from None
-
-    def _lines(self, file: Readable) -> Iterator[str]:
+    def _decoded(self, file: Any) -> Iterator[str]:
+        has_lines = self.path.name.removesuffix(".gz").removesuffix(".xz").endswith(".jsonl")
         offset = 0
-        for number, line in enumerate(file, 1):
-            where = f"{self.path}, line {number}"
+        for number, content in enumerate(file if has_lines else [file.read()], 1):
             try:
-                if line.strip():
-                    yield _text_field(line.decode("utf-8"), where)
+                text = content.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(f"{self.path} is not UTF-8: byte {offset + error.start}, line {number}") from None
-            offset += len(line)
+                line = number + content.count(b"\n", 0, error.start)
+                raise InputError(f"{self.path} is not UTF-8: byte {offset + error.start}, line {line}") from None
+            offset += len(content)
+            if not has_lines:
+                yield text
+            elif text.strip():
+                where = f"{self.path}, line {number}"
+                try:
+                    row = from_json(text)
+                except ValueError as error:
+                    raise InputError(f"{where}: not JSON: {error}") from None
+                yield _text_of(row, where)
 
 
 @dataclass(frozen=True)
@@ -111,32 +104,17 @@ class HubText:
         return digest.hexdigest()
 
     def documents(self) -> Iterator[str]:
-        for number, row in enumerate(self.rows, 1):
-            document = _checked(row, f"{self.name}, row {number}")
-            if document and not document.isspace():
-                yield document
+        texts = (_text_of(row, f"{self.name}, row {number}") for number, row in enumerate(self.rows, 1))
+        return (text for text in texts if text and not text.isspace())
 
 
 Text = TextFile | HubText
 
 
-def _text_field(line: str, where: str) -> str:
-    try:
-        return _checked(from_json(line), where)
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{where}: not JSON: {error}") from None
-
-
-def _checked(row: Any, where: str) -> str:
+def _text_of(row: Any, where: str) -> str:
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise InputError(f'{where}: no text; valid: {{"text": "..."}}')
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: the text holds half a surrogate pair, which UTF-8 cannot hold") from None
     return text
 
 
@@ -156,5 +134,5 @@ def load_hub(spec: str, split: str = "train") -> Any:
     try:
         return datasets.load_dataset(name, config or None, split=split)
     except Exception as error:  # whatever the client raises: offline, unknown name, no such configuration
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = in_one_line(error) or type(error).__name__
         raise InputError(f"{spec} could not be loaded from the hub (offline, or no such dataset?): {reason}") from None

@@ -3,15 +3,17 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
-from impl.errors import InputError
-from impl.files import from_json, read_bytes, read_text
+from impl.errors import InputError, in_one_line
+from impl.files import read_bytes, read_text
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
@@ -128,23 +130,14 @@ class BytePairTokenizer(Tokenizer):
         return {"kind": "byte-level BPE", "vocab": vocab, "merges": [list(m) for m in self._merges]}
 
 
-@dataclass(frozen=True)
-class TokenizerSpec:
-    """Tokenizer to be built: read from `files`, or trained to `vocab_size` tokens; neither: bytes."""
+class TokenizerSpec(NamedTuple):
+    """Tokenizer to be built by `build`, to which training passes texts, read once.
 
-    name: str
-    files: tuple[Path, Path] | None = None
-    vocab_size: int | None = None
+    Equal texts, in any order, give an equal tokenizer.
+    """
 
-    @property
-    def is_trained(self) -> bool:
-        return self.vocab_size is not None
-
-    def build(self, texts: Iterable[str] = ()) -> Tokenizer:
-        """Build the tokenizer; training reads `texts` once. Equal texts, in any order, give an equal tokenizer."""
-        if self.files is not None:
-            return _read_gpt2(self.name, *self.files)
-        return _train(self.name, self.vocab_size, texts) if self.vocab_size is not None else ByteTokenizer()
+    build: Callable[..., Tokenizer]
+    is_trained: bool = False
 
 
 def parse(spec: str) -> TokenizerSpec:
@@ -155,27 +148,26 @@ def parse(spec: str) -> TokenizerSpec:
     """
     kind, _, value = spec.partition(":")
     if spec == "byte":
-        return TokenizerSpec(spec)
+        return TokenizerSpec(lambda texts=(): ByteTokenizer())
     if kind == "gpt2" and value.count(",") == 1 and all(value.split(",")):
         vocab, merges = (Path(part) for part in value.split(","))
         for path in (vocab, merges):
             if not path.is_file():
                 raise InputError(f"tokenizer {spec}: no file {path}; valid: gpt2:VOCAB,MERGES")
-        return TokenizerSpec("gpt2", files=(vocab, merges))
+        return TokenizerSpec(lambda texts=(): _read_gpt2(vocab, merges))
     if kind == "bpe" and value.isdecimal() and len(value) < 20:
         if not SMALLEST_BPE <= int(value) <= LARGEST_BPE:
             raise InputError(f"tokenizer {spec}: vocabulary sizes from {SMALLEST_BPE} to {LARGEST_BPE} are valid")
-        return TokenizerSpec(f"bpe:{int(value)}", vocab_size=int(value))
+        return TokenizerSpec(partial(_train, int(value)), is_trained=True)
     raise InputError(f"tokenizer {spec!r} is unknown; valid: {VALID_SPECS}")
 
 
-def _read_gpt2(name: str, vocab_file: Path, merges_file: Path) -> Tokenizer:
+def _read_gpt2(vocab_file: Path, merges_file: Path) -> Tokenizer:
     try:
-        vocab = from_json(read_text(vocab_file))
-    except ValueError as error:
-        raise InputError(f"{vocab_file} is not a JSON vocabulary (GPT-2's encoder.json): {error}") from None
-    if not isinstance(vocab, dict) or not all(isinstance(value, int) for value in vocab.values()):
-        raise InputError(f"{vocab_file} does not map tokens to ids; valid: GPT-2's encoder.json")
+        vocab = TypeAdapter(dict[str, int]).validate_json(read_bytes(vocab_file), strict=True)
+    except ValidationError as error:
+        why = in_one_line(error)
+        raise InputError(f"{vocab_file} is not a JSON vocabulary (GPT-2's encoder.json): {why}") from None
     try:
         lines = read_text(merges_file).split("\n")
     except UnicodeDecodeError:
@@ -184,14 +176,15 @@ def _read_gpt2(name: str, vocab_file: Path, merges_file: Path) -> Tokenizer:
     for number, line in enumerate(lines, 1):
         if not line or (number == 1 and line.startswith("#version")):
             continue
-        left, _, right = line.partition(" ")
-        if not left or not right or " " in right:
-            raise InputError(f"{merges_file}, line {number}: not two tokens with a space between them")
-        merges.append((left, right))
-    return BytePairTokenizer(name, vocab, merges)
+        match line.split(" "):
+            case [left, right] if left and right:
+                merges.append((left, right))
+            case _:
+                raise InputError(f"{merges_file}, line {number}: not two tokens with a space between them")
+    return BytePairTokenizer("gpt2", vocab, merges)
 
 
-def _train(name: str, vocab_size: int, texts: Iterable[str]) -> Tokenizer:
+def _train(vocab_size: int, texts: Iterable[str] = ()) -> Tokenizer:
     from tokenizers import Tokenizer as Engine
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -205,4 +198,4 @@ def _train(name: str, vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     )
     engine.train_from_iterator(texts, trainer)
     model = json.loads(engine.to_str())["model"]
-    return BytePairTokenizer(name, model["vocab"], [(left, right) for left, right in model["merges"]])
+    return BytePairTokenizer(f"bpe:{vocab_size}", model["vocab"], [(left, right) for left, right in model["merges"]])

@@ -159,14 +159,14 @@ def test_json_nested_too_deeply_is_told_with_file_and_line(suffix: str, tmp_path
     pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
     (tmp_path / f"deep.jsonl{suffix}").write_bytes(pack(b'{"text": "a"}\n' + 100_000 * b"["))
     told = refused("prepare", "--text", f"deep.jsonl{suffix}", "--tokenizer", "byte", "--out", "out")
-    assert f"deep.jsonl{suffix}, line 2: not JSON: nested too deeply" in told
+    assert f"deep.jsonl{suffix}, line 2: not JSON: recursion limit exceeded" in told
     assert not Path("out").exists()
 
 
 def test_a_vocabulary_nested_too_deeply_is_told():
     Path("encoder.json").write_text(100_000 * "[")
     Path("vocab.bpe").write_text("")
-    with pytest.raises(InputError, match=r"encoder\.json is not a JSON vocabulary.*nested too deeply"):
+    with pytest.raises(InputError, match=r"encoder\.json is not a JSON vocabulary.*recursion limit exceeded"):
         parse("gpt2:encoder.json,vocab.bpe").build()
 
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from impl.chunks import Chunk, LoadChunks, SaveChunks, chunks
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.errors import InputError
-from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.optim import Owned
 from impl.plan import Plan
@@ -31,8 +30,7 @@ from impl.tensor_parallel.group import Part
 from impl.tensor_parallel.shards import Shard
 from impl.train import Trainer
 from impl.zero.partition import BucketLayout, Slot
-from tests.impl.on_ranks import own_group
-from tests.ranks import run_ranks
+from tests.impl.on_ranks import on_ranks, own_group, trainer
 
 MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_len=16, dropout=0.1)
 RUN = Run(model=MODEL, train=Recipe(steps=5, global_batch=4, microbatch=1, warmup_steps=2))
@@ -42,122 +40,75 @@ SAVED, LAST = 3, 5
 # Boxes, without training ---------------------------------------------------------------------------------------------
 
 
-class Split(NamedTuple):
-    """A whole parameter that `tp` ranks split (or each have), `dp` ranks of each of which divide it further."""
-
-    whole: Tensor
-    shard: Shard | None
-    tp: int
-    dp: int
-
-    def owned(self) -> Iterator[tuple[Owned, torch.Size, Part]]:
-        """What every rank owns; the first tensor-parallel rank writes what all have."""
-        for index in range(self.tp):
-            part = Part(index, self.tp)
-            own = self.shard.take(self.whole, part) if self.shard else self.whole
-            bucket = BucketLayout((Slot("weight", 0, own.numel()),), self.dp)
-            for rank in range(self.dp):
-                for piece in bucket.pieces(rank):
-                    values = own.flatten()[piece.start : piece.stop].clone()
-                    is_writer = self.shard is not None or index == 0
-                    yield Owned("weight", piece.start, piece.stop, {"exp_avg": values}, is_writer), own.shape, part
-
-    def chunks(self) -> list[tuple[bool, list[Chunk]]]:
-        return [(own.is_writer, list(chunks(own, shape, self.shard, part))) for own, shape, part in self.owned()]
+SHARDS: dict[str, Callable[[int, int], Shard | None]] = {
+    "qkv": lambda rows, tp: Shard(0, rows, blocks=3),
+    "vocabulary": lambda rows, tp: Shard(0, rows, padding=-rows % (8 * tp)),
+    "row": lambda rows, tp: Shard(1, rows),
+    "whole": lambda rows, tp: None,
+}
+DEGREES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4))
 
 
-@st.composite
-def pairs_of_splits(draw: st.DrawFn) -> tuple[Split, Split]:
-    """One parameter in two layouts: of queries, keys and values, of a vocabulary, a row-parallel one, a norm's."""
-    kind = draw(st.sampled_from(["qkv", "vocabulary", "row", "whole"]))
-    width, rows = draw(st.integers(1, 40)), 12 * draw(st.integers(1, 3))
-    shape = (rows, width) if draw(st.booleans()) or kind == "row" else (rows,)
-    shape = (width, rows) if kind == "row" else shape
-    whole = 1.0 + torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
-
-    def split() -> Split:
-        tp, dp = draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 4))
-        shard = {
-            "qkv": Shard(0, rows, blocks=3),
-            "vocabulary": Shard(0, rows, padding=-rows % (8 * tp)),
-            "row": Shard(1, rows),
-            "whole": None,
-        }[kind]
-        return Split(whole, shard, tp, dp)
-
-    return split(), split()
+def owned(whole: Tensor, shard: Shard | None, tp: int, dp: int) -> Iterator[tuple[Owned, list[Chunk]]]:
+    """What every rank owns of a parameter that `tp` ranks split (or each have), `dp` ranks of each divide further."""
+    for part in (Part(index, tp) for index in range(tp)):
+        own = shard.take(whole, part) if shard else whole
+        bucket = BucketLayout((Slot("weight", 0, own.numel()),), dp)
+        for piece in (piece for rank in range(dp) for piece in bucket.pieces(rank)):
+            values = own.flatten()[piece.start : piece.stop].clone()
+            of_rank = Owned("weight", piece.start, piece.stop, {"exp_avg": values}, shard is not None or not part.index)
+            yield of_rank, list(chunks(of_rank, own.shape, shard, part))
 
 
 @settings(max_examples=60)
-@given(pair=pairs_of_splits())
+@given(st.sampled_from(sorted(SHARDS)), st.integers(1, 3), st.integers(1, 40), st.booleans(), DEGREES, DEGREES)
 def test_any_split_of_a_parameter_reads_what_any_other_has_written(
-    pair: tuple[Split, Split], tmp_path_factory: pytest.TempPathFactory, one_rank: dist.ProcessGroup
-) -> None:
-    there, here = pair
-    folder = tmp_path_factory.mktemp("checkpoint")
-    written = [chunk for is_writer, some in there.chunks() if is_writer for chunk in some]
-    assert sum(chunk.values.numel() for chunk in written) == there.whole.numel()
+    tmp_path_factory: pytest.TempPathFactory, one_rank: dist.ProcessGroup,
+    kind: str, dozens: int, width: int, is_matrix: bool, there: tuple[int, int], here: tuple[int, int],
+) -> None:  # fmt: skip
+    rows = 12 * dozens
+    shape = (width, rows) if kind == "row" else (rows, width) if is_matrix else (rows,)
+    whole = 1.0 + torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+    folder, shard = tmp_path_factory.mktemp("checkpoint"), SHARDS[kind]
+    ranks = owned(whole, shard(rows, there[0]), *there)
+    written = [chunk for of_rank, some in ranks if of_rank.is_writer for chunk in some]
+    assert sum(chunk.values.numel() for chunk in written) == whole.numel()
     writer = dcp.FileSystemWriter(folder, sync_files=False)
     dcp.save({}, storage_writer=writer, planner=SaveChunks(written, {}), process_group=one_rank)
-    for own, shape, part in here.owned():
-        values, expected = own.tensors["exp_avg"], own.tensors["exp_avg"].clone()
+    for of_rank, some in owned(whole, shard(rows, here[0]), *here):
+        values, expected = of_rank.tensors["exp_avg"], of_rank.tensors["exp_avg"].clone()
         values[values != 0] = -1.0  # what is not padding
-        planner = LoadChunks(list(chunks(own, shape, here.shard, part)))
-        dcp.load({}, storage_reader=dcp.FileSystemReader(folder), planner=planner, process_group=one_rank)
+        reader = dcp.FileSystemReader(folder)
+        dcp.load({}, storage_reader=reader, planner=LoadChunks(some), process_group=one_rank)
         assert torch.equal(values, expected)
 
 
 # Training, in pairs of layouts ---------------------------------------------------------------------------------------
 
 
-def trainer(run: Run, data: Path, meshes: dict[Any, Any]) -> Trainer:
-    layout = run.plan.pp, run.plan.dp, run.plan.tp
-    if layout not in meshes:
-        meshes[layout] = build_mesh(run.plan, "cpu")
-    return Trainer(run, TokenFolder.open(data), meshes[layout], torch.device("cpu"))
+def losses(one: Trainer) -> list[float]:
+    return [one.step(i).loss.item() for i in range(SAVED, LAST)]
 
 
-def losses(one: Trainer, first: int) -> list[float]:
-    return [one.step(i).loss.item() for i in range(first, LAST)]
-
-
-Jobs = list[tuple[Run, Path]]
-
-
-def save_and_go_on(jobs: Jobs, data: Path) -> list[list[float]]:
-    """The losses behind a checkpoint that is being written meanwhile."""
-    group, meshes, found = own_group(), {}, []
-    for run, folder in jobs:
-        one = trainer(run, data, meshes)
-        for i in range(SAVED):
-            one.step(i)
-        checkpoints = Checkpoints(folder, one, group)
-        checkpoints.save(SAVED)
-        found.append(losses(one, SAVED))
-        checkpoints.wait()
+def save_and_go_on(folder: Path, one: Trainer) -> list[float]:
+    """The losses after a checkpoint, which is being written meanwhile."""
+    for i in range(SAVED):
+        one.step(i)
+    checkpoints = Checkpoints(folder / one.run.id, one, own_group())
+    checkpoints.save(SAVED)
+    found = losses(one)
+    checkpoints.wait()
     return found
 
 
-def load_and_go_on(jobs: Jobs, data: Path) -> list[list[float]]:
-    group, meshes, found = own_group(), {}, []
-    for run, folder in jobs:
-        one = trainer(run, data, meshes)
-        loaded = Checkpoints(folder, one, group).load()
-        assert loaded == Loaded(SAVED, [])
+def load_and_go_on(folders: dict[Run, list[Path]], one: Trainer) -> list[list[float]]:
+    """The losses after each of the checkpoints that a run is to go on from."""
+    found, group = [], own_group()
+    for folder in folders[one.run]:
+        assert Checkpoints(folder, one, group).load() == Loaded(SAVED, [])
         assert one.optimizer.updates == SAVED
-        found.append(losses(one, SAVED))
+        found.append(losses(one))
     return found
-
-
-def on_ranks(function: Callable[[Jobs, Path], list[list[float]]], jobs: Jobs, data: Path) -> list[list[float]]:
-    """Losses of every job, equal on its ranks; jobs of one number of ranks share their processes."""
-    found: dict[int, list[float]] = {}
-    for ranks in sorted({run.plan.world_size for run, _ in jobs}):
-        some = [i for i, (run, _) in enumerate(jobs) if run.plan.world_size == ranks]
-        first, *others = run_ranks(ranks, function, [jobs[i] for i in some], data)
-        assert all(other == first for other in others)
-        found.update(zip(some, first, strict=True))
-    return [found[i] for i in range(len(jobs))]
 
 
 @st.composite
@@ -185,13 +136,18 @@ def pairs(draw: st.DrawFn, most: int) -> tuple[Run, Run]:
 
 
 def check(drawn: list[tuple[Run, Run]], data: Path, folder: Path) -> None:
-    runs = list(dict.fromkeys(before for before, _ in drawn))
-    folders = {run: folder / run.id for run in runs}
-    expected = dict(zip(runs, on_ranks(save_and_go_on, list(folders.items()), data), strict=True))
-    jobs = [(after, folders[before]) for before, after in drawn]
-    for (before, after), found in zip(drawn, on_ranks(load_and_go_on, jobs, data), strict=True):
+    saved = on_ranks(partial(save_and_go_on, folder), [before for before, _ in drawn], data)
+    folders: dict[Run, list[Path]] = {}
+    for before, after in drawn:
+        folders.setdefault(after, []).append(folder / before.id)
+    loaded = on_ranks(partial(load_and_go_on, folders), folders, data)
+    for before, after in drawn:
+        expected, *others = saved[before]
+        found, *also = (of_rank[folders[after].index(folder / before.id)] for of_rank in loaded[after])
+        assert all(other == expected for other in others)
+        assert all(other == found for other in also)
         tolerance = 0.0 if before == after else 1e-6
-        assert found == pytest.approx(expected[before], rel=tolerance, abs=0.0), (before.plan, after.plan)
+        assert found == pytest.approx(expected, rel=tolerance, abs=0.0), (before.plan, after.plan)
 
 
 def draws(strategy: st.SearchStrategy[tuple[Run, Run]], count: int) -> list[tuple[Run, Run]]:
@@ -217,9 +173,9 @@ def test_training_goes_on_in_any_layout_of_up_to_4_ranks(data: Path, tmp_path: P
 
 
 def test_training_goes_on_from_8_ranks_and_on_8(data: Path, tmp_path: Path) -> None:
-    from_8 = pairs(8).filter(lambda pair: pair[0].plan.world_size == 8 > pair[1].plan.world_size)
-    first, second = draws(from_8, 2)
-    small, large = second[1], second[0]
+    first, (large, small) = draws(
+        pairs(8).filter(lambda pair: pair[0].plan.world_size == 8 > pair[1].plan.world_size), 2
+    )
     check([first, (small, large)], data, tmp_path)
 
 
@@ -231,7 +187,7 @@ def make(data: Path, one_rank: dist.ProcessGroup, tmp_path: Path) -> Callable[..
     """A trainer of a run, with its checkpoints in one folder whatever the run."""
 
     def make(run: Run = RUN, keep: int = 2) -> tuple[Trainer, Checkpoints]:
-        one = trainer(run, data, {})
+        one = trainer(run, data)
         return one, Checkpoints(tmp_path, one, one_rank, keep=keep)
 
     return make
@@ -250,8 +206,8 @@ def state(one: Trainer) -> dict[str, list[float]]:
 
 def test_tensors_lie_whole_and_without_padding_under_their_names(data: Path, make: Make, tmp_path: Path) -> None:
     split = replace(RUN, plan=Plan(tp=2, zero_stage=0))
-    run_ranks(2, save_and_go_on, [(split, tmp_path / "split")], data)
-    dcp_to_torch_save(tmp_path / "split" / "step-00000003", tmp_path / "whole.pt")
+    on_ranks(partial(save_and_go_on, tmp_path), [split], data)
+    dcp_to_torch_save(tmp_path / split.id / "step-00000003", tmp_path / "whole.pt")
     found = torch.load(tmp_path / "whole.pt")
     one, _ = make()
     for i in range(SAVED):
@@ -263,19 +219,6 @@ def test_tensors_lie_whole_and_without_padding_under_their_names(data: Path, mak
         expected = parameter.detach()[: one.vocab_size] if name == "trunk.tokens.weight" else parameter.detach()
         assert weight.shape == expected.shape
         np.testing.assert_allclose(weight, expected, atol=1e-5)
-
-
-def test_what_is_saved_is_what_was_there_when_it_was_asked_for(make: Make) -> None:
-    one, checkpoints = make()
-    one.step(0)
-    saved = state(one)
-    checkpoints.save(1)
-    one.step(1)
-    assert state(one) != saved
-    checkpoints.wait()
-    other, checkpoints = make()
-    assert checkpoints.load() == Loaded(1, [])
-    assert state(other) == saved
 
 
 def test_the_newest_are_kept_and_what_an_interrupted_save_left_is_removed(make: Make, tmp_path: Path) -> None:

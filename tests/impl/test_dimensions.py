@@ -26,8 +26,14 @@ PLANTED = 5
 
 
 def looked(trainer: Trainer) -> Any:
+    """Dimensions before and after training ends, and the loss of a step after that."""
     trainer.step(0)
-    return dimensions(trainer, final=False), dimensions(trainer, final=True)
+    return dimensions(trainer, final=False), dimensions(trainer, final=True), trainer.step(1).loss.item()
+
+
+def trained(trainer: Trainer) -> float:
+    trainer.step(0)
+    return trainer.step(1).loss.item()
 
 
 def with_one_planted(trainer: Trainer) -> Any:
@@ -57,35 +63,19 @@ def test_what_is_planted_is_found(family: str, data: Path) -> None:
     assert abs(without - found["nats"]) > 3 * abs(almost - found["nats"])
 
 
-def test_all_layouts_see_the_same(data: Path) -> None:
+def test_all_layouts_see_the_same_and_looking_changes_no_training(data: Path) -> None:
     plans = [Plan(), Plan(dp=2), Plan(tp=2), Plan(dp=2, zero_stage=3)]
     runs = [replace(RUN, plan=plan, precision="fp64") for plan in plans]
     found = on_ranks(looked, runs, data)
-    first, last = found[runs[0]][0]
+    first, last, loss = found[runs[0]][0]
+    assert [loss] == on_ranks(trained, runs[:1], data)[runs[0]]
     assert "zeroed" not in first
     assert set(last) == {"layers", "norms", "nats", "zeroed"}
     for run in runs[1:]:
-        for _, of_rank in found[run]:
+        for _, of_rank, _ in found[run]:
             assert of_rank["nats"] == pytest.approx(last["nats"], rel=1e-7)
             assert of_rank["layers"] == {i: pytest.approx(sizes, rel=1e-3) for i, sizes in last["layers"].items()}
             assert [one[0] for one in of_rank["zeroed"]] == [one[0] for one in last["zeroed"]]
-
-
-def test_looking_changes_no_training(data: Path) -> None:
-    plain = replace(RUN, precision="fp64")
-    with_looks, without = (on_ranks(function, [plain], data)[plain][0] for function in (trained_and_seen, trained))
-    assert with_looks == without
-
-
-def trained(trainer: Trainer) -> float:
-    trainer.step(0)
-    return trainer.step(1).loss.item()
-
-
-def trained_and_seen(trainer: Trainer) -> float:
-    trainer.step(0)
-    dimensions(trainer, final=True)
-    return trainer.step(1).loss.item()
 
 
 @pytest.mark.parametrize(

@@ -115,11 +115,10 @@ def test_fine_tuning_starts_from_the_weights_of_any_layout(tp: int, data: Path, 
     run_ranks(tp, pretrained, replace(PRETRAINING, plan=Plan(tp=tp)), tmp_path, data)
     answering = replace(ANSWERING, precision="fp32", seed=5)
     others = [
-        replace(answering, model=replace(MODEL, hidden_size=32)),
-        replace(answering, model=replace(MODEL, dropout=0.0)),
+        replace(answering, model=replace(MODEL, **changed)) for changed in ({"hidden_size": 32}, {"dropout": 0.0})
     ]
-    [[(before, after), smaller, undropped]] = run_ranks(1, started, [answering, *others], tmp_path, data)
-    [[(_, again)]] = run_ranks(1, started, [replace(PRETRAINING, seed=5)], tmp_path, data)
+    runs = [answering, *others, replace(PRETRAINING, seed=5)]
+    [[(before, after), smaller, undropped, (_, again)]] = run_ranks(1, started, runs, tmp_path, data)
     assert "checkpoint of another model: model.hidden_size 16, here 32" in smaller
     assert isinstance(undropped, tuple)
     for name in after:
@@ -128,9 +127,9 @@ def test_fine_tuning_starts_from_the_weights_of_any_layout(tp: int, data: Path, 
         assert is_new or after[name] == again[name]
 
 
-def test_no_checkpoint_is_told(data: Path, tmp_path: Path) -> None:
-    [[why]] = run_ranks(1, started, [ANSWERING], tmp_path / "nothing", data)
-    assert f"start: no checkpoint in {tmp_path / 'nothing'}" in why
+def test_no_checkpoint_is_named(data: Path, tmp_path: Path, one_rank: dist.ProcessGroup) -> None:
+    with pytest.raises(InputError, match=f"start: no checkpoint in {tmp_path}"):
+        start_from(tmp_path, trainer(ANSWERING, data), one_rank)
 
 
 # Answers, counted ----------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerSpec
+from impl.data.tokenizer import ByteTokenizer, Tokenizer, parse
 from impl.evaluate import Windows, text_counts
 
-TRAINED = TokenizerSpec("bpe:300", vocab_size=300).build(["the cat sat on the mat, ça va, 日本語 日本語 😀\n" * 20])
+TRAINED = parse("bpe:300").build(["the cat sat on the mat, ça va, 日本語 日本語 😀\n" * 20])
 
 
 @st.composite

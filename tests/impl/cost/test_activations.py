@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.experiment.published import published
 from impl.cost.activations import has_products, layer_bytes, stage_bytes, working_bytes
 from impl.cost.place import Place
-from impl.instruments import ActivationBytes, activation_bytes, kept_for_backward
+from impl.instruments import ActivationBytes, activation_bytes, tracked
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.model.layers import DropoutKey, Layer
@@ -169,12 +169,12 @@ def test_the_backward_pass_of_a_layer_takes_what_the_formula_says(
     whole.attention.recompute_core = way == "selective"
     layer = partial(whole, seq_len=run.model.seq_len, key=DropoutKey(0, 0, 0))
     x = torch.randn(microbatch * run.model.seq_len, run.model.hidden_size, requires_grad=True)
-    with kept_for_backward(model.parameters()) as kept:
+    with tracked({"parameters": list(model.parameters())}, x.device) as memory:
         out = recompute(layer, x) if way == "full" else layer(x)
-        before = kept.bytes
+        before = memory.kept
         out.sum().backward(retain_graph=True)
     assert before == layer_bytes(run)
-    assert kept.bytes - before == working_bytes(run)
+    assert memory.kept - before == working_bytes(run)
 
 
 runs = st.builds(

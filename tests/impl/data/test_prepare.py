@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,28 +62,23 @@ def test_documents_come_back_with_their_counts(tmp_path: Path, tokenizer: str):
     assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()
 
 
-def test_the_same_text_gives_the_same_folder(tmp_path: Path):
-    text = write_text(tmp_path / "t.txt", "one two three four " * 50)
-    for name in ("a", "b"):
-        prepare(text, "bpe:280", tmp_path / name)
-    assert TokenFolder.open(tmp_path / "a").sha256 == TokenFolder.open(tmp_path / "b").sha256
+MANY = [f"document {i}" for i in range(40)]
+FEW = ["one two three four five six seven eight", "nine ten"]
 
 
-def test_the_last_documents_validate_where_there_are_many(tmp_path: Path):
-    texts = [f"document {i}" for i in range(40)]
-    manifest = prepare(write_jsonl(tmp_path / "t.jsonl", texts), "byte", tmp_path / "out")
-    assert manifest.split_rule == "tail:0.05"
+@pytest.mark.parametrize(
+    ("texts", "fraction", "train", "valid"),
+    [
+        (MANY, 0.05, MANY[:38], MANY[38:]),
+        (FEW, 0.4, ["one two three four five six seven"], [" eight", "nine ten"]),
+    ],
+    ids=["documents", "text"],
+)
+def test_the_tail_validates(tmp_path: Path, texts: list[str], fraction: float, train: list[str], valid: list[str]):
+    manifest = prepare(write_jsonl(tmp_path / "t.jsonl", texts), "byte", tmp_path / "out", valid_fraction=fraction)
+    assert manifest.split_rule == f"tail:{fraction}"
     folder = TokenFolder.open(tmp_path / "out")
-    assert documents(folder, "train") == texts[:38]
-    assert documents(folder, "valid") == texts[38:]
-
-
-def test_the_tail_of_the_text_validates_where_there_are_few(tmp_path: Path):
-    texts = ["one two three four five six seven eight", "nine ten"]
-    prepare(write_jsonl(tmp_path / "t.jsonl", texts), "byte", tmp_path / "out", valid_fraction=0.4)
-    folder = TokenFolder.open(tmp_path / "out")
-    assert documents(folder, "train") == ["one two three four five six seven"]
-    assert documents(folder, "valid") == [" eight", "nine ten"]
+    assert (documents(folder, "train"), documents(folder, "valid")) == (train, valid)
 
 
 @given(st.lists(spaced_text.map("".join).filter(str.strip), min_size=1, max_size=5), st.floats(0.05, 0.5))
@@ -105,20 +101,9 @@ def test_both_splits_together_are_the_text(tmp_path_factory: pytest.TempPathFact
 def test_pieces_encode_as_the_whole(text: str, chars: int):
     parts = list(pieces(text, chars))
     assert "".join(parts) == text
+    assert max(map(len, pieces("ab " * 50, chars))) <= chars + 3
     encoded = [token for ids in TRAINED.encode_batch(parts) for token in ids.tolist()]
     assert encoded == TRAINED.encode(text).tolist()
-
-
-def test_long_text_is_cut():
-    parts = list(pieces("ab " * 1000, 100))
-    assert len(parts) > 20
-    assert max(map(len, parts)) < 105
-
-
-@pytest.mark.parametrize(("at", "cut"), [(1, 2), (2, 2), (3, 5), (6, 5), (8, 5)])
-def test_a_cut_lies_before_whitespace(at: int, cut: int):
-    assert whitespace_cut("ab cd ef", at) == cut
-    assert whitespace_cut(" abcdef ", at) is None
 
 
 def test_batches_of_any_size_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -129,74 +114,47 @@ def test_batches_of_any_size_give_the_same_file(tmp_path: Path, monkeypatch: pyt
     assert prepare(text, "bpe:300", tmp_path / "b") == whole
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "t.txt is empty"),
-        (" \n\n", "t.txt is empty"),
-        ("word", "t.txt has too little text .4 bytes. to leave some for validation"),
-        ("word    ", "t.txt has too little text .8 bytes. to leave some for validation"),
-    ],
-)
-def test_too_little_text_is_told(tmp_path: Path, content: str, message: str):
-    text = write_text(tmp_path / "t.txt", content)
-    with pytest.raises(InputError, match=message):
-        prepare(text, "bpe:300", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
-
-
-def test_an_empty_validation_text_is_named(tmp_path: Path):
-    text, empty = write_text(tmp_path / "t.txt", "some text"), write_text(tmp_path / "v.txt", "")
-    with pytest.raises(InputError, match=r"v\.txt is empty"):
-        prepare(text, "byte", tmp_path / "out", valid=empty)
-    with pytest.raises(InputError, match=r"v\.txt is empty"):
-        prepare(empty, "byte", tmp_path / "out", valid=text)
+LITTLE = "to leave some for validation; valid: more text, or a validation text of its own"
 
 
 @pytest.mark.parametrize(
-    ("text", "tokenizer", "valid", "fraction"),
+    ("text", "tokenizer", "options", "message"),
     [
-        ("missing.txt", "byte", None, 0.05),
-        ("bad.jsonl", "bpe:300", None, 0.05),
-        ("good.txt", "byte", "missing.txt", 0.05),
-        ("good.txt", "byte", "bad.jsonl", 0.05),
-        ("good.txt", "words", None, 0.05),
-        ("good.txt", "byte", None, 0.0),
-        ("good.txt", "byte", None, 0.6),
-        ("good.txt", "byte", None, float("nan")),
+        ("empty.txt", "bpe:300", {}, "empty.txt is empty"),
+        ("spaces.txt", "bpe:300", {}, "spaces.txt is empty"),
+        ("word.txt", "bpe:300", {}, f"word.txt has too little text .8 bytes. {LITTLE}"),
+        ("good.txt", "byte", {"valid": "empty.txt"}, "empty.txt is empty"),
+        ("empty.txt", "byte", {"valid": "good.txt"}, "empty.txt is empty"),
+        ("missing.txt", "byte", {}, "no file or folder"),
+        ("bad.jsonl", "bpe:300", {}, "bad.jsonl is not UTF-8"),
+        ("good.txt", "byte", {"valid": "missing.txt"}, "no file or folder"),
+        ("good.txt", "byte", {"valid": "bad.jsonl"}, "bad.jsonl is not UTF-8"),
+        ("good.txt", "words", {}, "tokenizer 'words' is unknown"),
+        ("good.txt", "byte", {"valid_fraction": 0.0}, "validation fraction 0.0 is out of range"),
+        ("good.txt", "byte", {"valid_fraction": 0.6}, "validation fraction 0.6 is out of range"),
+        ("good.txt", "byte", {"valid_fraction": float("nan")}, "validation fraction nan is out of range"),
     ],
 )
-def test_bad_input_writes_nothing(tmp_path: Path, text: str, tokenizer: str, valid: str | None, fraction: float):
-    write_text(tmp_path / "good.txt", "some good text " * 10)
+def test_bad_input_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, tokenizer: str, options: dict[str, Any], message: str
+):
+    texts = {"empty.txt": "", "spaces.txt": " \n\n", "word.txt": "word    ", "good.txt": "some good text " * 10}
+    for name, content in texts.items():
+        write_text(tmp_path / name, content)
     (tmp_path / "bad.jsonl").write_bytes(b'{"text": "fine here"}\n' * 9 + b'{"text": "\xff"}\n')
-    with pytest.raises(InputError) as error:
-        prepare(
-            str(tmp_path / text),
-            tokenizer,
-            tmp_path / "deep" / "out",
-            valid=None if valid is None else str(tmp_path / valid),
-            valid_fraction=fraction,
-        )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message) as error:
+        prepare(text, tokenizer, tmp_path / "deep" / "out", **options)
     assert "\n" not in str(error.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "good.txt"]
-
-
-def test_only_a_token_folder_is_replaced(tmp_path: Path):
-    text = write_text(tmp_path / "t.txt", "some words to be tokens " * 5)
-    prepare(text, "byte", tmp_path / "out")
-    assert prepare(text, "bpe:280", tmp_path / "out").tokenizer == "bpe:280"
-    assert TokenFolder.open(tmp_path / "out", verify=True).manifest.tokenizer == "bpe:280"
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match=r"not empty and holds letter\.txt"):
-        prepare(text, "byte", tmp_path / "home")
+    assert {path.name for path in tmp_path.iterdir()} == {*texts, "bad.jsonl"}
 
 
 def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert prepare_module.token_dtype(2**16) == np.uint16
-    assert prepare_module.token_dtype(2**16 + 1) == np.uint32
-    monkeypatch.setattr(prepare_module, "token_dtype", lambda _: np.dtype(np.uint32))
-    manifest = prepare(write_text(tmp_path / "t.txt", "ab cd ef gh " * 9), "byte", tmp_path / "out")
+    text = write_text(tmp_path / "t.txt", "ab cd ef gh " * 9)
+    monkeypatch.setattr("impl.data.tokenizer.ByteTokenizer.vocab_size", 2**16)
+    assert prepare(text, "byte", tmp_path / "out").dtype == "uint16"
+    monkeypatch.setattr("impl.data.tokenizer.ByteTokenizer.vocab_size", 2**16 + 1)
+    manifest = prepare(text, "byte", tmp_path / "out")
     folder = TokenFolder.open(tmp_path / "out", verify=True)
     assert manifest.dtype == "uint32"
     assert folder.tokens("train")[:3].tolist() == [97, 98, 32]

@@ -32,13 +32,6 @@ def batch(questions: Questions, indices: list[int], seq_len: int = 64, seed: int
     return choice_batch(questions, np.array(indices), seq_len=seq_len, seed=seed, vocab_size=TOKENIZER.vocab_size)
 
 
-def test_its_own_layout_is_read(tmp_path: Path) -> None:
-    write_race(tmp_path)
-    assert why_no_race(str(tmp_path)) is None
-    for part in PARTS:
-        assert sorted(read_race(str(tmp_path), part)) == sorted(QUESTIONS[part])
-
-
 @pytest.mark.skipif(find_spec("datasets") is None, reason="the extra `hub` is not installed")
 def test_the_hubs_layout_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -49,28 +42,32 @@ def test_the_hubs_layout_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest
     assert race_sha256(spec) == race_sha256(str(write_race(tmp_path / "own")))
 
 
-def test_the_identity_is_that_of_the_questions(tmp_path: Path) -> None:
-    same, other = (race_sha256(str(write_race(tmp_path / name))) for name in ("a", "b"))
-    assert same == other
+def test_its_own_layout_is_read_and_the_identity_is_that_of_the_questions(tmp_path: Path) -> None:
+    own = str(write_race(tmp_path / "a"))
+    assert why_no_race(own) is None
+    for part in PARTS:
+        assert sorted(read_race(own, part)) == sorted(QUESTIONS[part])
+    same = race_sha256(own)
+    assert race_sha256(str(write_race(tmp_path / "b"))) == same
     changed = {**QUESTIONS, "train": [QUESTIONS["train"][0]._replace(answer=2), *QUESTIONS["train"][1:]]}
     assert race_sha256(str(write_race(tmp_path / "c", changed))) != same
-
-
-def test_an_option_stands_in_the_blank_or_behind_the_question() -> None:
-    first, second, _ = QUESTIONS["train"]
-    assert first.asked[1] == "What does it do? snow"
-    assert second.asked == ["It snows .", "It rains .", "It shines .", "It blows ."]
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "is not a passage of RACE"),
-        ("[]", "valid: article, and questions, options, answers as long"),
-        ('{"article": "a", "questions": ["q"], "options": [], "answers": ["A"]}', "as long"),
-        ('{"article": "a", "questions": ["q"], "options": [["a", "b"]], "answers": ["A"]}', "question 1: valid are"),
-        ('{"questions": ["q"], "options": [["a", "b", "c", "d"]], "answers": ["A"]}', "question 1: valid are a text"),
-        ('{"article": "a", "questions": ["q"], "options": [["a", "b", "c", "d"]], "answers": ["E"]}', "answer 'E'"),
+        ("{", "is not a passage of RACE: Invalid JSON"),
+        ("[]", "is not a passage of RACE: Input should be an object"),
+        ('{"article": "a", "questions": ["q"], "options": [], "answers": ["A"]}', "not equally many"),
+        (
+            '{"article": "a", "questions": ["q"], "options": [["a", "b"]], "answers": ["A"]}',
+            "options.0.2: Field required",
+        ),
+        ('{"questions": ["q"], "options": [["a", "b", "c", "d"]], "answers": ["A"]}', "article: Field required"),
+        (
+            '{"article": "a", "questions": ["q"], "options": [["a", "b", "c", "d"]], "answers": ["E"]}',
+            "answers.0: Input should be 'A', 'B', 'C' or 'D'",
+        ),
     ],
 )
 def test_a_file_that_is_none_is_named_in_one_line(tmp_path: Path, content: str, says: str) -> None:
@@ -88,6 +85,9 @@ def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert why_no_race("synthetic") is None
     monkeypatch.setattr("impl.data.race.find_spec", lambda _: None)
     assert "install the extra" in str(why_no_race("hf:some/race"))
+    monkeypatch.setattr("impl.data.race.load_hub", lambda *_: [{"article": "a"}])
+    with pytest.raises(InputError, match=r"hf:some/race, dev, row 1 is not a question of RACE: questions\.0: Input"):
+        read_race("hf:some/race", "dev")
 
 
 def test_made_up_questions_go_on_where_the_passage_ends() -> None:
@@ -106,14 +106,17 @@ def test_made_up_questions_go_on_where_the_passage_ends() -> None:
 
 
 def test_a_sequence_for_each_option() -> None:
+    first, second, _ = QUESTIONS["dev"]
+    assert first.asked[1] == "What does it do? snow"
+    assert second.asked == ["It snows .", "It rains .", "It shines .", "It blows ."]
     questions = encoded(QUESTIONS["dev"], TOKENIZER)
     assert len(questions.articles) == 2
     made = batch(questions, [1, 0])
     assert made.inputs.shape == (2 * OPTIONS, 64)
     assert made.targets.tolist() == [1, 0]
     assert made.token_types is not None
-    for row, types, asked in zip(made.inputs, made.token_types, QUESTIONS["dev"][1].asked, strict=False):
-        article = QUESTIONS["dev"][1].article.encode()
+    for row, types, asked in zip(made.inputs, made.token_types, second.asked, strict=False):
+        article = second.article.encode()
         expected = [CLS, *article, SEP, *asked.encode()]
         assert row.tolist() == expected + [SEP] * (64 - len(expected))
         assert types.tolist() == [0] * (len(article) + 2) + [1] * (62 - len(article))

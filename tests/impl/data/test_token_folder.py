@@ -1,6 +1,7 @@
 """Token folders: whole or not at all, and what is told of one that is damaged."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.data.tokenizer import ByteTokenizer
 from impl.data.tokens import TokenFolder
 from impl.data.writing import new_token_folder
 from impl.errors import InputError
@@ -39,36 +41,27 @@ def test_an_opened_folder_gives_tokens_tokenizer_and_identity(folder: Path, tmp_
     assert TokenFolder.open(str(tmp_path / "other")).sha256 != opened.sha256
 
 
-def truncate(folder: Path) -> None:
-    path = folder / "train.bin"
-    path.write_bytes(path.read_bytes()[:-6])
+def changed(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
-def lengthen(folder: Path) -> None:
-    with (folder / "valid.bin").open("ab") as file:
-        file.write(b"xy")
-
-
-def flip(folder: Path) -> None:
-    path = folder / "valid.bin"
-    content = bytearray(path.read_bytes())
-    content[10] ^= 1
-    path.write_bytes(content)
+truncate = changed("train.bin", lambda content: content[:-6])
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (truncate, r"train\.bin is truncated: \d+ bytes, expected \d+"),
-        (lengthen, r"valid\.bin is too long: \d+ bytes, expected \d+"),
+        (changed("valid.bin", lambda content: content + b"xy"), r"valid\.bin is too long: \d+ bytes, expected \d+"),
         (lambda f: (f / "train.bin").unlink(), r"train\.bin is missing"),
         (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
         (lambda f: (f / "manifest.json").unlink(), r"not a token folder, or an unfinished one: no manifest\.json"),
-        (lambda f: (f / "manifest.json").write_text("{"), r"manifest\.json is not JSON"),
-        (lambda f: (f / "manifest.json").write_text("[]"), "format None is unknown; valid: 1"),
-        (lambda f: change_manifest(f, format=2), "format 2 is unknown; valid: 1"),
-        (lambda f: change_manifest(f, dtype="int8"), "field dtype"),
-        (lambda f: change_manifest(f, extra=1), "field extra"),
+        (shutil.rmtree, r"no token folder .*; make one: lmscale prepare --text .* --out DIR"),
+        (lambda f: (f / "manifest.json").write_text("{"), "is not a manifest: Invalid JSON"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "is not a manifest: Input should be an object"),
+        (lambda f: change_manifest(f, format=2), "format: Input should be 1"),
+        (lambda f: change_manifest(f, dtype="int8"), "manifest: dtype: "),
+        (lambda f: change_manifest(f, extra=1), "manifest: extra: "),
     ],
 )
 def test_damage_is_told_at_opening(folder: Path, damage: Callable[[Path], object], message: str):
@@ -78,44 +71,34 @@ def test_damage_is_told_at_opening(folder: Path, damage: Callable[[Path], object
     assert "\n" not in str(error.value)
 
 
-def test_wrong_hashes_are_told_when_verifying(folder: Path):
-    flip(folder)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (changed("valid.bin", lambda content: content[:-1] + b"!"), r"valid\.bin has sha256 .*the manifest says"),
+        (
+            lambda f: change_manifest(f, tokenizer_sha256="0" * 64),
+            r"tokenizer\.json has sha256 .*the manifest says 0000",
+        ),
+    ],
+)
+def test_wrong_hashes_are_found_when_verifying(folder: Path, damage: Callable[[Path], object], message: str):
+    damage(folder)
     TokenFolder.open(folder)
-    with pytest.raises(InputError, match=r"valid\.bin has sha256 .*the manifest says"):
+    with pytest.raises(InputError, match=message):
         TokenFolder.open(folder, verify=True)
-
-
-def test_another_tokenizer_is_told(folder: Path):
-    change_manifest(folder, tokenizer_sha256="0" * 64)
-    opened = TokenFolder.open(folder)
-    with pytest.raises(InputError, match=r"tokenizer\.json has sha256 .*the manifest says 0000"):
-        _ = opened.tokenizer
-
-
-def test_no_folder_says_how_to_make_one(tmp_path: Path):
-    with pytest.raises(InputError, match=r"no token folder .*; make one: lmscale prepare --text .* --out DIR"):
-        TokenFolder.open(tmp_path / "nowhere")
 
 
 def test_nothing_is_left_when_writing_fails(tmp_path: Path):
     def interrupted() -> None:
-        with new_token_folder(tmp_path / "out") as building:
-            (building / "train.bin").write_bytes(b"half")
+        with new_token_folder(tmp_path / "out", ByteTokenizer()) as writer:
+            writer.splits["train"].add_tokens(np.arange(5))
             with pytest.raises(InputError, match="unfinished"):
-                TokenFolder.open(building)
+                TokenFolder.open(writer.folder)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_old_folder_stays_when_writing_fails(folder: Path):
-    before = TokenFolder.open(folder).sha256
-    with pytest.raises(KeyboardInterrupt), new_token_folder(folder):
-        raise KeyboardInterrupt
-    assert TokenFolder.open(folder, verify=True).sha256 == before
-    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_a_token_folder_is_replaced_a_damaged_one_too(folder: Path):
@@ -127,10 +110,13 @@ def test_a_token_folder_is_replaced_a_damaged_one_too(folder: Path):
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_an_equal_folder_stays_as_it_is(folder: Path):
+def test_an_equal_folder_stays_as_it_is_and_so_does_an_old_one_when_writing_fails(folder: Path):
     before = (folder / "train.bin").stat().st_ino
     write_synthetic(folder, SMALL)
+    with pytest.raises(KeyboardInterrupt), new_token_folder(folder, ByteTokenizer()):
+        raise KeyboardInterrupt
     assert (folder / "train.bin").stat().st_ino == before
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_other_peoples_files_are_never_replaced(folder: Path, tmp_path: Path):
