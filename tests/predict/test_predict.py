@@ -12,7 +12,7 @@ import yaml
 from harness.analysis import tables
 from harness.analysis.simulated_columns import twin
 from harness.analysis.tables import denominators
-from harness.experiment.claims import Claim, Evidence, claims_table
+from harness.experiment.claims import Claim, Evidence, claims_table, tally
 from harness.experiment.experiment import load
 from harness.predict.simulated_record import document_of
 from harness.predict.systems import FOLDER, load_system, names
@@ -251,9 +251,9 @@ def test_measured_and_simulated_steps_of_a_point_share_a_row() -> None:
 def noted(seen: list[list[Record]], **fields: Any) -> Claim:
     """A claim that holds for any records, which it adds to `seen`."""
 
-    def check(records: Sequence[Record]) -> Evidence:
+    def check(records: Sequence[Record]) -> Evidence | None:
         seen.append(list(records))
-        return Evidence(True, "")
+        return tally([True])
 
     return Claim(text="alike", source="ours", check=check, **fields)
 
@@ -262,7 +262,7 @@ def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_poi
     runs, systems, seen = [small(batch=8), small(batch=16)], ("selene", "selene_2022"), []
     one, two = (simulated_of(run, system) for run, system in zip(runs, systems, strict=True))
     together = claims_table((noted(seen),), [one, two])
-    assert list(together.frame) == ["claim", "source", *(f"{n}, simulated on selene, selene_2022" for n in ENDS)]
+    assert list(together.frame) == ["claim", "source", "kind", *(f"{n}, simulated on selene, selene_2022" for n in ENDS)]
     assert set(frame([one, two])["device_name"]) == {"NVIDIA A100-SXM4-80GB, simulated"}
     both_on_one = simulated_of(runs[0], "selene_2022")
     apart = claims_table((noted(seen),), [one, both_on_one])
@@ -289,7 +289,7 @@ def test_what_cannot_be_predicted_is_a_record_with_the_reason() -> None:
 
 
 def test_claims_about_bytes_are_not_judged_by_the_formula_that_made_them() -> None:
-    check = lambda records: Evidence(True, "it does") if any(r.tp_bytes_sent > 0 for r in records) else None
+    check = lambda records: tally([True]) if any(r.tp_bytes_sent > 0 for r in records) else None
     ran, selene = measured_of(small(tp=2)), simulated_of(small(tp=2))
     assert frame([selene])["tp_bytes_sent"].iloc[0] > 0
     shown = claims_table((Claim(text="it sends", source="ours", check=check),), [ran, selene]).frame
