@@ -153,18 +153,22 @@ def step_seconds(
     return _carry_out(run, system, prepared, {}).seconds * system.correction(run)
 
 
-@lru_cache(maxsize=4096)
-def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> _Prepared:
+def stages_of(run: Run, vocab_size: int, stages: Stages) -> tuple[Stage, ...]:
+    """Return all stages of the model, in order, as `predict` takes them."""
     count = run.plan.pp * run.plan.chunks
     if stages is None:
-        parts = split(run.model, vocab_size, count)
-    elif stages == "even":
+        return split(run.model, vocab_size, count)
+    if stages == "even":
         layers = partition(run.model.num_layers, count)
-        parts = tuple(Stage(own, i == 0, i == count - 1) for i, own in enumerate(layers))
-    else:
-        parts = stages
-        if len(parts) != count:
-            raise InputError(f"{len(parts)} stages were given; valid: plan.pp x plan.chunks, {count}")
+        return tuple(Stage(own, i == 0, i == count - 1) for i, own in enumerate(layers))
+    if len(stages) != count:
+        raise InputError(f"{len(stages)} stages were given; valid: plan.pp x plan.chunks, {count}")
+    return stages
+
+
+@lru_cache(maxsize=4096)
+def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> _Prepared:
+    parts = stages_of(run, vocab_size, stages)
     positions = run.model.seq_len if head_positions is None else head_positions
     blocks: dict[BlockName, Block] = {name: block(run, vocab_size, name, positions) for name in STAGE}
     alike: dict[object, States] = {}
