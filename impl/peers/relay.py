@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from impl.collectives import broadcast, receive_start, send_start
@@ -17,18 +16,12 @@ def between(peer: Peer, width: int, device: torch.device | str) -> Tensor:
     return torch.empty(run.train.microbatch * run.model.seq_len, width, dtype=WEIGHTS[run.precision], device=device)
 
 
-def score(
-    peer: Peer,
-    stages: Mapping[int, Callable[[Tensor], Tensor]],
-    inputs: Tensor,
-    targets: Tensor,
-    group: dist.ProcessGroup,
-) -> Tensor:
-    """`peer.score` by the stages that the ranks of a pipeline have, the i-th on rank i mod p, one after another.
+def score(peer: Peer, stages: Mapping[int, Callable[[Tensor], Tensor]], inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return `peer.score` by the stages of a pipeline, `peer.group`, one after another: the i-th is on rank i mod p.
 
     Communication: a send of [b s, h] between two stages, a broadcast of the result.
     """
-    ranks, me = group.size(), group.rank()
+    group, ranks, me = peer.group, peer.group.size(), peer.group.rank()
     last, x = ranks * len(stages) - 1, inputs
     for i in range(last + 1):
         if i % ranks == me:

@@ -40,6 +40,11 @@ class Peer(ABC):
         self.group = mesh.get_group("tp")
         """Ranks that have different parts of the model."""
         self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
+        self.build(mesh)
+
+    @abstractmethod
+    def build(self, mesh: DeviceMesh) -> None:
+        """Create `model` with its initial weights, and what trains it."""
 
     @abstractmethod
     def step(self, i: int, watch: Watch | None = None) -> Step:
