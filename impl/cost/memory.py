@@ -145,11 +145,10 @@ def state_bytes(
         stages: the pipeline stages that the rank owns; None: all of a model in one.
     """
     element, master = ELEMENT_BYTES[precision], MASTER_BYTES[precision]
-    each = element + 3 * master + (master if element < master else 0)
-    sizes = {True: 0, False: 0}
-    for parameter in named_parameters(config, vocab_size, tp, stages):
-        sizes[parameter.is_split] += parameter.size * each
-    return StateBytes(split=sizes[True], whole=sizes[False])
+    each = element + (4 if element < master else 3) * master
+    named = named_parameters(config, vocab_size, tp, stages)
+    split = sum(parameter.size for parameter in named if parameter.is_split)
+    return StateBytes(split * each, sum(parameter.size for parameter in named) * each - split * each)
 
 
 def activation_bytes_per_layer(

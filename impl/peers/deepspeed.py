@@ -96,7 +96,7 @@ def save_no_weights(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.forward = lambda x, module=module: zero3_linear_wrap(x, module.weight, module.bias)
+            module.forward = lambda input, module=module: zero3_linear_wrap(input, module.weight, module.bias)
 
 
 class DeepSpeedPeer(Peer):

@@ -46,8 +46,12 @@ def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dic
             styles[norm] = SequenceParallel(sequence_dim=0)
         assert model.trunk.positions is not None
         distribute_module(model.trunk.positions, mesh)  # whole on every rank
-        layouts = ("input_layouts", "desired_input_layouts", "output_layouts", "desired_output_layouts")
-        styles["trunk.positions"] = PrepareModuleInputOutput(**dict.fromkeys(layouts, between))
+        styles["trunk.positions"] = PrepareModuleInputOutput(
+            input_layouts=between,
+            desired_input_layouts=between,
+            output_layouts=between,
+            desired_output_layouts=between,
+        )
     parallelize_module(model, mesh, styles)
     model.tie()
     return styles
