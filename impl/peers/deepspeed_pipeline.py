@@ -14,7 +14,6 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from impl.peers import relay
 from impl.peers.deepspeed import DeepSpeedPeer, prepare
 from impl.peers.gpt import Trunk, initial_weights, places
 from impl.pipeline.engine import Watch
@@ -97,4 +96,4 @@ class DeepSpeedPipelineTrainer(DeepSpeedPeer):
         return Step(loss.double(), torch.as_tensor(norm), lr)
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return relay.score(self, {self.group.rank(): self.model}, inputs, targets)
+        return self.relay({self.group.rank(): self.model}, inputs, targets)

@@ -21,7 +21,6 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from impl.collectives import all_reduce_sum
 from impl.mesh import ends_group
-from impl.peers import relay
 from impl.peers.gpt import GPT, initial_weights, places
 from impl.peers.training import PeerTrainer
 from impl.pipeline.stage import Stage, split
@@ -74,15 +73,15 @@ class PipeliningTrainer(PeerTrainer):
 
     def _stage(self, i: int, part: Stage, count: int) -> PipelineStage:
         model = self.run.model
-        like = lambda width: relay.between(self, width, "meta").requires_grad_()
+        like = lambda width=None: self.between("meta", width).requires_grad_()
         tokens = torch.empty(self.run.train.microbatch, model.seq_len, dtype=torch.int64, device="meta")
         return PipelineStage(
             self.model[str(i)],
             i,
             count,
             self.device,
-            input_args=tokens if part.is_first else like(model.hidden_size),
-            output_args=like(self.vocab_size if part.is_last else model.hidden_size),
+            input_args=tokens if part.is_first else like(),
+            output_args=like(self.vocab_size if part.is_last else None),
             group=self.group,
         )
 
@@ -108,4 +107,4 @@ class PipeliningTrainer(PeerTrainer):
         return all_reduce_sum(loss, self.group)
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return relay.score(self, {int(i): part for i, part in self.model.items()}, inputs, targets)
+        return self.relay({int(i): part for i, part in self.model.items()}, inputs, targets)

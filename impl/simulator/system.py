@@ -157,7 +157,7 @@ class Curve:
     rows: list[Two] = Field(min_length=1)
 
 
-@dataclass(config=CONFIG)
+@dataclass(frozen=True, config=CHECKED)
 class Habits:
     """Fields of a run as a software has them; None: as the run has them."""
 
