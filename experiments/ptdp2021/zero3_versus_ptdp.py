@@ -16,7 +16,7 @@ from harness.experiment.kit import (
     BATCH, DP, MIB, MICROBATCH, MODEL, POINTS, PP, RANKS, TP, TP_SENT, ZERO_STAGE, Claim, Column, Comparison, Estimate,
     Evidence, Experiment, Plan, Point, Printed, Record, Run, flop_rate, named, near, points, tally,
 )  # fmt: skip
-from impl.cost.between_nodes import sent_beyond_layers
+from impl.cost.traffic import sent_beyond_layers
 
 TWICE, TWICE_THE_FEWEST = 1.7, (2 * 384, 2 * 560)
 """Published speed of PTD-P over ZeRO-3 with twice the fewest GPUs, and these numbers of GPUs."""

@@ -9,9 +9,8 @@ from harness.predict.memory import tokenizer_size
 from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.run import Run, with_fields
-from impl.simulator.habits import Habits
 from impl.simulator.step import Prediction, predict, step_seconds
-from impl.simulator.system import System
+from impl.simulator.system import Habits, System
 
 
 def completed(run: Run, given: Collection[str], system: System) -> tuple[Run, dict[str, Any]]:

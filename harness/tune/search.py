@@ -23,7 +23,7 @@ from impl.simulator.plans import KNOBS, Plans, run_of, value_of
 if TYPE_CHECKING:
     from optuna import Study
 
-CHUNK = 50_000
+CHUNK = 10_000
 """Plans estimated at once: their columns fit a core's cache, and progress is shown after each part."""
 SHAPE = (
     *("tp", "pp", "dp", "microbatch", "schedule", "chunks"),

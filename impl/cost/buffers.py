@@ -46,17 +46,13 @@ def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
             sizes[bucket.unit] += bucket.size
     most = 0
     for stage in place.stages:
-        units = [set(units_of_block(block)) for block in _blocks(stage)]
+        layers = [f"layers.{i}" for i in stage.layers]
+        blocks = ["embedding", "embedding_norm"] * stage.is_first + layers + ["head"] * stage.is_last
+        units = [set(units_of_block(block)) for block in blocks]
         if place.run.plan.overlap_param_gather:
             units += [a | b for a, b in pairwise(units)]
         most = max(most, *(sum(sizes[unit] for unit in some) for some in units))
     return most
-
-
-def _blocks(stage: Stage) -> list[str]:
-    """Return a stage's blocks, in order."""
-    layers = [f"layers.{i}" for i in stage.layers]
-    return ["embedding", "embedding_norm"] * stage.is_first + layers + ["head"] * stage.is_last
 
 
 def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterable[Action]) -> int:
@@ -101,7 +97,8 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
     names = [parameter.name for parameter in reversed(named)]
     unit = {name: unit_of(name) for name in names}
     place_of = {one: i for i, one in enumerate(dict.fromkeys(unit.values()))}
-    names.sort(key=lambda name: (place_of[unit[name]], _place_in_layer(name)))
+    place_in_layer = lambda name: next((i for i, part in enumerate(BACKWARD) if part in name), 0)
+    names.sort(key=lambda name: (place_of[unit[name]], place_in_layer(name)))
     if stage.is_last and not stage.is_first:
         names.sort(key=lambda name: name != TIED)  # the head's
     elif stage.is_last and (place.schedule.is_split or not place.run.compile):
@@ -112,8 +109,3 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
         Op.I: [name for name in names if name not in put_off],
         Op.W: [name for name in names if name in put_off],
     }
-
-
-def _place_in_layer(name: str) -> int:
-    """Return the position of a layer's part in the order of the backward pass."""
-    return next((i for i, part in enumerate(BACKWARD) if part in name), 0)

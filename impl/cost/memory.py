@@ -14,6 +14,7 @@ from impl.pipeline.schedule import Action, lower
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage
 from impl.run import Run
+from impl.zero.partition import BucketLayout
 
 
 def model_state_bytes(run: Run, parameters: float) -> float:
@@ -76,20 +77,31 @@ def memory(
     run = _shortened(run)
     place, each, has_host = Place(run, vocab_size, pp_rank, parts), parameter_bytes(run), device != "cpu"
     divided, row = place.buckets, place.schedule.rows[pp_rank]
-    optimizer = sum(bucket.updated for bucket in divided) * each.optimizer
+    parameters, gradients, optimizer = state_parts(run, divided, device)
     moment = max(fullest(place, row, head_positions, device), update_moment(run, divided), key=sum)
     with_transfers = _lowered(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)[pp_rank]
-    are_masters = each.weight < MASTER_BYTES[run.precision] and not run.plan.offload_optimizer
+    moved = sum(bucket.updated for bucket in divided) * each.optimizer if run.plan.offload_optimizer else 0
     return Memory(
-        parameters=sum(b.weights for b in divided if not (are_masters and b.zero_stage == 3)) * each.weight,
-        gradients=sum(bucket.gradients for bucket in divided) * each.gradient,
-        optimizer=0 if has_host and run.plan.offload_optimizer else optimizer,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
         activations=moment.kept,
         buffers=gathered_elements(place, divided) * each.weight
         + gradient_elements(place, divided, row) * each.gradient
         + received_at_once(with_transfers) * place.transferred,
         rest=moment.computed,
-        host=has_host * (optimizer * run.plan.offload_optimizer + offloaded(place, row, head_positions)),
+        host=has_host * (moved + offloaded(place, row, head_positions)),
+    )
+
+
+def state_parts(run: Run, buckets: Sequence[BucketLayout], device: str) -> tuple[int, int, int]:
+    """Return the bytes of the buckets' weights, gradients and optimizer states on the device."""
+    each, is_elsewhere = parameter_bytes(run), run.plan.offload_optimizer and device != "cpu"
+    are_masters = each.weight < MASTER_BYTES[run.precision] and not run.plan.offload_optimizer
+    return (
+        sum(b.weights for b in buckets if not (are_masters and b.zero_stage == 3)) * each.weight,
+        sum(bucket.gradients for bucket in buckets) * each.gradient,
+        0 if is_elsewhere else sum(bucket.updated for bucket in buckets) * each.optimizer,
     )
 
 
@@ -133,11 +145,10 @@ def state_bytes(
         stages: the pipeline stages that the rank owns; None: all of a model in one.
     """
     element, master = ELEMENT_BYTES[precision], MASTER_BYTES[precision]
-    each = element + 3 * master + (master if element < master else 0)
-    sizes = {True: 0, False: 0}
-    for parameter in named_parameters(config, vocab_size, tp, stages):
-        sizes[parameter.is_split] += parameter.size * each
-    return StateBytes(split=sizes[True], whole=sizes[False])
+    each = element + (4 if element < master else 3) * master
+    named = named_parameters(config, vocab_size, tp, stages)
+    split = sum(parameter.size for parameter in named if parameter.is_split)
+    return StateBytes(split * each, sum(parameter.size for parameter in named) * each - split * each)
 
 
 def activation_bytes_per_layer(

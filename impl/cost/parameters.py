@@ -25,7 +25,7 @@ class ParameterCount:
 
     embedding: int
     positions: int
-    token_types: int
+    """Positions and, of BERT, the two token types."""
     layers: int
     """Attention and MLP weights and biases of all layers."""
     norms: int
@@ -35,7 +35,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        return self.embedding + self.positions + self.token_types + self.layers + self.norms + self.heads
+        return self.embedding + self.positions + self.layers + self.norms + self.heads
 
 
 def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> ParameterCount:
@@ -50,22 +50,15 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
     """
     layers, h, vocab = config.num_layers, config.hidden_size, resolve_vocab(config, vocab_size)
     norms = 2 * layers * config.norms.norms_per_block + config.norms.embedding + config.norms.final
-    bert = config.family == "bert"
+    is_bert = config.family == "bert"
+    mlm, pooler, next_sentence = h * h + h + 2 * h + vocab, h * h + h, 2 * h + 2
     return ParameterCount(
         embedding=vocab * h,
-        positions=config.seq_len * h,
-        token_types=TOKEN_TYPES * h if bert else 0,
+        positions=(config.seq_len + TOKEN_TYPES * is_bert) * h,
         layers=layers * (12 * h * h + 9 * h),
         norms=norms * 2 * h,
-        heads=_bert_heads(h, vocab) if bert else 0,
+        heads=(mlm + pooler + next_sentence) * is_bert,
     )
-
-
-def _bert_heads(h: int, vocab: int) -> int:
-    mlm = h * h + h + 2 * h + vocab
-    pooler = h * h + h
-    next_sentence = 2 * h + 2
-    return mlm + pooler + next_sentence
 
 
 class Parameter(NamedTuple):

@@ -1,7 +1,9 @@
 """Traffic of one training step by formula: calls and bytes of every kind of collective."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 from impl.cost.gemms import HEAD, Product
@@ -9,7 +11,7 @@ from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
 from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.pipeline.schedule import DIRECTION
 from impl.pipeline.schedule import Op as PipelineOp
-from impl.plan import Plan
+from impl.plan import AXES, Plan
 from impl.run import Run
 from impl.zero.partition import owners
 
@@ -45,25 +47,24 @@ class Collective(NamedTuple):
     """Product computed meanwhile; None: nothing is."""
 
 
-def tensor_parallel_traffic(place: Place, head_positions: int) -> dict[Op, Count]:
+def tensor_parallel_traffic(place: Place, head_positions: int) -> Counts:
     """Return one rank's collectives over its tensor-parallel group in a step; empty at degree 1.
 
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
     """
-    run, plan = place.run, place.run.plan
+    run, plan, counts = place.run, place.run.plan, defaultdict[Op, Count](Count)
     if plan.tp == 1:
-        return {}
+        return counts
     layers = sum(len(stage.layers) for stage in place.stages)
     blocks: dict[BlockName, int] = {"layer": layers, "embedding": place.is_first, "head": place.is_last}
-    counts: Counts = {}
     for name, count in blocks.items():
         for one in collectives(run, name, head_positions) if count else ():
             again = 2 if name == "layer" and plan.recompute == "full" and one.when == "forward" else 1
-            _add(counts, one.op, Count(1, one.bytes) * (again * count * run.microbatches))
+            counts[one.op] += Count(1, one.bytes) * (again * count * run.microbatches)
     if run.scatters:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
-        _add(counts, "all_gather", Count(received, received * place.activations))
+        counts["all_gather"] += Count(received, received * place.activations)
     return counts
 
 
@@ -108,19 +109,18 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
         yield Collective("all_gather", size, "backward")
 
 
-def pipeline_traffic(place: Place) -> dict[Op, Count]:
+def pipeline_traffic(place: Place) -> Counts:
     """Return one rank's sends to pipeline neighbours in a step and the sum of the loss; empty at degree 1.
 
     With sequence parallelism, or scattered, a tensor-parallel rank sends its part only.
 
     Source: PTD-P (2104.04473), sections 3.2 and 4.1.
     """
-    plan = place.run.plan
-    if plan.pp == 1:
-        return {}
-    sent = _transfers(place, PipelineOp.SEND_F, PipelineOp.SEND_B)
-    counts: Counts = {"send": Count(sent, sent * place.transferred)} if sent else {}
-    _add(counts, "all_reduce", Count(1, 8))  # the loss
+    counts = defaultdict[Op, Count](Count)
+    if place.run.plan.pp > 1:
+        if sent := _transfers(place, PipelineOp.SEND_F, PipelineOp.SEND_B):
+            counts["send"] += Count(sent, sent * place.transferred)
+        counts["all_reduce"] += Count(1, 8)  # the loss
     return counts
 
 
@@ -135,34 +135,48 @@ def state_traffic(place: Place) -> dict[str, Counts]:
     Source: ZeRO (1910.02054), section 7.
     """
     run, plan = place.run, place.run.plan
-    each = parameter_bytes(run)
-    traffic: dict[str, Counts] = {}
+    each, traffic = parameter_bytes(run), defaultdict[str, Counts](lambda: defaultdict(Count))
     for bucket in place.buckets:
         stage = bucket.zero_stage
         if owners(bucket.kind, plan) > 1:
-            counts = traffic.setdefault(_axes(plan, ("dp", "tp") if bucket.kind == "partial" else ("dp",)), {})
-            reduce: Op = "reduce_scatter" if stage else "all_reduce"
-            _add(counts, reduce, Count(1, bucket.size * each.gradient) * (run.microbatches if stage >= 2 else 1))
+            counts = traffic[_axes(plan, ("dp", "tp") if bucket.kind == "partial" else ("dp",))]
+            reductions = run.microbatches if stage >= 2 else 1
+            counts["reduce_scatter" if stage else "all_reduce"] += Count(1, bucket.size * each.gradient) * reductions
             if stage:
                 gathers = _gathers(place, bucket.unit) * run.microbatches if stage == 3 else 1
-                _add(counts, "all_gather", Count(1, bucket.size * each.weight) * gathers)
+                counts["all_gather"] += Count(1, bucket.size * each.weight) * gathers
         if bucket.kind == "tied":
-            _add(traffic.setdefault("ends", {}), "all_reduce", Count(1, bucket.slice_size * each.gradient))
+            traffic["ends"]["all_reduce"] += Count(1, bucket.slice_size * each.gradient)
     if plan.dp > 1:
-        _add(traffic.setdefault("dp", {}), "all_reduce", Count(1, 8))  # the loss
+        traffic["dp"]["all_reduce"] += Count(1, 8)  # the loss
     if plan.world_size > 1:
-        norm = Count(1, MASTER_BYTES[run.precision])
-        _add(traffic.setdefault(_axes(plan, ("pp", "dp", "tp")), {}), "all_reduce", norm)
-    return traffic
+        traffic[_axes(plan, AXES)]["all_reduce"] += Count(1, MASTER_BYTES[run.precision])  # the norm
+    return dict(traffic)
 
 
 def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
     """Return all collectives of one rank in a step, by axes of the mesh."""
     traffic = {"tp": tensor_parallel_traffic(place, head_positions), "pp": pipeline_traffic(place)}
     for axes, counts in state_traffic(place).items():
+        total = traffic.setdefault(axes, defaultdict(Count))
         for op, count in counts.items():
-            _add(traffic.setdefault(axes, {}), op, count)
-    return {axes: counts for axes, counts in traffic.items() if counts}
+            total[op] += count
+    return {axes: dict(counts) for axes, counts in traffic.items() if counts}
+
+
+@cache
+def sent_beyond_layers(run: Run, vocab_size: int) -> float:
+    """Return the bytes that the busiest rank sends to data-parallel ranks and other stages in a step.
+
+    They leave a node that has all ranks which share a layer.
+    """
+    pp, dp = run.plan.pp, run.plan.dp
+    places = [Place(run, vocab_size, rank) for rank in sorted({0, pp // 2, pp - 1})]  # stages between these are alike
+    passes = lambda op: 2 if op == "all_reduce" else 1  # an all-reduce goes round the ring twice
+    of_ranks = [state_traffic(place).get("dp", {}).items() for place in places]
+    round_the_ring = max(sum(count.bytes * passes(op) for op, count in of_rank) for of_rank in of_ranks)
+    middle = pipeline_traffic(Place(run, vocab_size, pp // 2))  # in both directions
+    return round_the_ring * ((dp - 1) / dp) + (middle["send"].bytes if pp > 1 else 0)
 
 
 def _gathers(place: Place, unit: str) -> int:
@@ -182,7 +196,3 @@ def _transfers(place: Place, *ops: PipelineOp) -> int:
     rank_of, own = place.schedule.rank_of, place.schedule.stages_of(place.pp_rank)
     others = {way: sum(rank_of.get(stage + way, place.pp_rank) != place.pp_rank for stage in own) for way in (1, -1)}
     return place.run.microbatches * sum(others[DIRECTION[op]] for op in ops)
-
-
-def _add(counts: Counts, op: Op, count: Count) -> None:
-    counts[op] = counts[op] + count if op in counts else count

@@ -10,19 +10,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from impl.data.tokens import TokenFolder
 from impl.peers.gpt import whole_model
 from impl.peers.training import PeerTrainer
-from impl.run import Run
 from impl.train import WEIGHTS
 
 
 class PlainTrainer(PeerTrainer):
     """`PeerTrainer` on one rank: nothing is split, nothing wrapped."""
 
-    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        super().__init__(run, data, mesh, device)
-        self.model = whole_model(run, self.vocab_size, mesh).to(device)
+    def build(self, mesh: DeviceMesh) -> None:
+        self.model = whole_model(self.run, self.vocab_size, mesh).to(self.device)
         self.keep(self.model)
 
 
@@ -34,15 +31,16 @@ class DDPTrainer(PlainTrainer):
     static_graph is off: it fails if the first backward pass reduces nothing, and spares only what is off here.
     """
 
-    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        super().__init__(run, data, mesh, device)
-        cap: Any = run.plan.bucket_bytes * WEIGHTS[run.precision].itemsize / self.accumulated.itemsize / 2**20
+    def build(self, mesh: DeviceMesh) -> None:
+        super().build(mesh)
+        plan, weights = self.run.plan, WEIGHTS[self.run.precision]
+        cap: Any = plan.bucket_bytes * weights.itemsize / self.accumulated.itemsize / 2**20
         self.ddp = DistributedDataParallel(
             self.model,
             process_group=self.dp_group,
             bucket_cap_mb=cap,
             gradient_as_bucket_view=True,
-            batched_grad_copy=device.type == "cuda",  # saves launches of kernels
+            batched_grad_copy=self.device.type == "cuda",  # saves launches of kernels
             forward_sync_buffers=False,
         )
         if self.widens:

@@ -7,7 +7,6 @@ the ranks sets. LOCAL_SIZE, their number, saves stage 3 a look at the machine at
 import json
 import logging
 from contextlib import redirect_stdout
-from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from impl.collectives import all_reduce_sum
-from impl.data.tokens import TokenFolder
 from impl.peers.gpt import whole_model
 from impl.peers.training import Peer, adamw
 from impl.pipeline.engine import Watch
@@ -78,21 +76,17 @@ def prepare() -> None:
 def resolved(engine: Any) -> dict[str, Any]:
     """Return DeepSpeed's resolved configuration, ready for JSON."""
     config = engine._config
-    names = (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "grad_accum_dtype",
-        "communication_data_type",
-        "prescale_gradients",
-        "pipeline",
-    )
-    told = {name: getattr(config, name) for name in names}
-    told |= {"bf16": config.bfloat16_config.model_dump(), "zero_optimization": config.zero_config.model_dump()}
-    told |= {"version": deepspeed.__version__, "optimizer_class": type(engine.optimizer).__name__}
-    told["clipped_by"] = "DeepSpeed" if engine.zero_optimization_stage() else "this suite, before AdamW's step"
-    return json.loads(json.dumps(told, default=str))
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    names += ("grad_accum_dtype", "communication_data_type", "prescale_gradients", "pipeline")
+    settings = {
+        **{name: getattr(config, name) for name in names},
+        "bf16": config.bfloat16_config.model_dump(),
+        "zero_optimization": config.zero_config.model_dump(),
+        "version": deepspeed.__version__,
+        "optimizer_class": type(engine.optimizer).__name__,
+        "clipped_by": "DeepSpeed" if engine.zero_optimization_stage() else "this suite, before AdamW's step",
+    }
+    return json.loads(json.dumps(settings, default=str))
 
 
 def save_no_weights(model: nn.Module) -> None:
@@ -102,11 +96,7 @@ def save_no_weights(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.forward = partial(_linear, module)
-
-
-def _linear(module: nn.Linear, input: Tensor) -> Tensor:
-    return zero3_linear_wrap(input, module.weight, module.bias)
+            module.forward = lambda input, module=module: zero3_linear_wrap(input, module.weight, module.bias)
 
 
 class DeepSpeedPeer(Peer):
@@ -144,10 +134,9 @@ class DeepSpeedPeer(Peer):
 class DeepSpeedTrainer(DeepSpeedPeer):
     """Engine over the ranks of a mesh's data-parallel axis."""
 
-    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        super().__init__(run, data, mesh, device)
-        self.model = whole_model(run, self.vocab_size, mesh).to(device)
-        if run.plan.zero_stage == 3:
+    def build(self, mesh: DeviceMesh) -> None:
+        self.model = whole_model(self.run, self.vocab_size, mesh).to(self.device)
+        if self.run.plan.zero_stage == 3:
             save_no_weights(self.model)
         prepare()
         must_reduce = self.start()

@@ -14,8 +14,6 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from impl.data.tokens import TokenFolder
-from impl.peers import relay
 from impl.peers.deepspeed import DeepSpeedPeer, prepare
 from impl.peers.gpt import Trunk, initial_weights, places
 from impl.pipeline.engine import Watch
@@ -43,7 +41,7 @@ def logits(embedding: nn.Embedding, x: Tensor) -> Tensor:
     return F.linear(x, embedding.weight)
 
 
-def build(run: Run, vocab_size: int, mesh: DeviceMesh) -> PipelineModule:
+def pipeline(run: Run, vocab_size: int, mesh: DeviceMesh) -> PipelineModule:
     """Build this rank's part of the model with its initial weights; call it within `no_grad`."""
     stages = split(run.model, vocab_size, run.plan.pp)
     tokens = nn.Embedding, vocab_size, run.model.hidden_size
@@ -71,25 +69,25 @@ class DeepSpeedPipelineTrainer(DeepSpeedPeer):
     """
 
     model: PipelineModule
+    norm: Tensor
 
-    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        super().__init__(run, data, mesh, device)
+    def build(self, mesh: DeviceMesh) -> None:
         self.group = mesh.get_group("pp")
         prepare()
         # with gradients its broadcast of the tied weights would warn in every backward pass
         with torch.no_grad(), redirect_stdout(StringIO()):
-            self.model = build(run, self.vocab_size, mesh)
+            self.model = pipeline(self.run, self.vocab_size, mesh)
         must_reduce = self.start(overlap_comm=False)  # which a pipeline does not have
         self.engine.pipeline_enable_backward_allreduce = must_reduce
         # the tied embedding's norm counts where the first stage is
         elsewhere = [getattr(p, "ds_pipe_replicated", False) for p in self.model.parameters()]
-        self.counted = ~torch.tensor(elsewhere, device=device)
+        self.counted = ~torch.tensor(elsewhere, device=self.device)
         if self.stage == 0:
-            self.adam.register_step_pre_hook(self._clip_first)
+            self.adam.register_step_pre_hook(lambda *_: setattr(self, "norm", self.clip_own()))
 
     def settings(self) -> dict[str, Any]:
-        own = {"schedule": "TrainSchedule (1F1B)", "parts": [int(part) for part in self.model.parts]}
-        return super().settings() | own
+        parts = [int(part) for part in self.model.parts]
+        return super().settings() | {"schedule": "TrainSchedule (1F1B)", "parts": parts}
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
         lr = self.set_learning_rate(i)
@@ -97,8 +95,5 @@ class DeepSpeedPipelineTrainer(DeepSpeedPeer):
         norm = self.norm if self.stage == 0 else self.engine.get_global_grad_norm()
         return Step(loss.double(), torch.as_tensor(norm), lr)
 
-    def _clip_first(self, *_: object) -> None:
-        self.norm = self.clip_own()
-
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return relay.score(self, {self.group.rank(): self.model}, inputs, targets, self.group)
+        return self.relay({self.group.rank(): self.model}, inputs, targets)

@@ -21,10 +21,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from impl.collectives import all_reduce_sum
-from impl.data.tokens import TokenFolder
 from impl.peers.gpt import GPT, places, whole_model
 from impl.peers.training import PeerTrainer
-from impl.run import Run
 
 
 def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
@@ -65,23 +63,29 @@ class DTensorTrainer(PeerTrainer):
     Clipping and AdamW work on the ranks' own parts: `clip_grad_norm_` refuses plain parameters beside DTensors.
     """
 
-    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        super().__init__(run, data, mesh, device)
-        here = places(run)
-        if run.plan.sequence_parallel:
+    def build(self, mesh: DeviceMesh) -> None:
+        here, is_split = places(self.run), self.run.plan.sequence_parallel
+        if is_split:
             here = here.chunk(self.group.size())[self.group.rank()]
-        self.model = whole_model(run, self.vocab_size, mesh, here).to(device)
-        self.styles = parallelize(self.model, mesh["tp"], sequence_parallel=run.plan.sequence_parallel)
+        self.model = whole_model(self.run, self.vocab_size, mesh, here).to(self.device)
+        self.styles = parallelize(self.model, mesh["tp"], sequence_parallel=is_split)
         self.keep(self.model, at_once=False)
-        is_split = [isinstance(p, DTensor) and p.placements[0].is_shard() for p in self.masters]
-        self.counted = torch.tensor([is_part or self.group.rank() == 0 for is_part in is_split], device=device)
+        is_part = lambda p: isinstance(p, DTensor) and p.placements[0].is_shard()
+        self.counted = torch.tensor([is_part(p) or self.group.rank() == 0 for p in self.masters], device=self.device)
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"styles": {name: repr(style) for name, style in self.styles.items()}}
 
     def backward(self, i: int) -> Tensor:
+        """Accumulate the gradient; those of whole parameters that met only this rank's tokens are summed at its end.
+
+        Communication: one all-reduce.
+        """
         loss = super().backward(i)
-        self._sum_partial()
+        if self.partial:
+            flat = all_reduce_sum(torch.cat([grad.flatten() for grad in self.partial]), self.group)
+            parts = flat.split([grad.numel() for grad in self.partial])
+            torch._foreach_copy_(self.partial, [part.view_as(g) for part, g in zip(parts, self.partial, strict=True)])
         return loss
 
     def microbatch(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -97,13 +101,5 @@ class DTensorTrainer(PeerTrainer):
         super().hand_all_over()
         self.partial = [master.grad for master in partial if master.grad is not None]
 
-    def _sum_partial(self) -> None:
-        """Sum the gradients of whole parameters that met only this rank's tokens. Communication: one all-reduce."""
-        if self.partial:
-            flat = all_reduce_sum(torch.cat([grad.flatten() for grad in self.partial]), self.group)
-            parts = flat.split([grad.numel() for grad in self.partial])
-            torch._foreach_copy_(self.partial, [part.view_as(g) for part, g in zip(parts, self.partial, strict=True)])
-
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        logits = self.model(inputs)
-        return self.scores(logits.full_tensor(), targets)
+        return self.scores(self.model(inputs).full_tensor(), targets)

@@ -7,12 +7,10 @@ and 3 reduce gradients at every microbatch, so that they stay sharded; stage 1 r
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from impl.data.tokens import TokenFolder
 from impl.evaluate import Evaluation
 from impl.peers.gpt import GPT, whole_model
 from impl.peers.training import PeerTrainer
@@ -53,11 +51,10 @@ class FSDPTrainer(PeerTrainer):
     Clipping and AdamW work on the ranks' own parts, without DTensor's dispatch.
     """
 
-    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        super().__init__(run, data, mesh, device)
-        self.model = whole_model(run, self.vocab_size, mesh)
-        self.model.to(device, MASTERS[run.precision])
-        self.groups = shard(self.model, mesh["dp"], run)
+    def build(self, mesh: DeviceMesh) -> None:
+        self.model = whole_model(self.run, self.vocab_size, mesh)
+        self.model.to(self.device, MASTERS[self.run.precision])
+        self.groups = shard(self.model, mesh["dp"], self.run)
         self.keep(self.model, at_once=False)
         self.group = self.dp_group
 

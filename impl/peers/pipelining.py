@@ -20,22 +20,19 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from impl.collectives import all_reduce_sum
-from impl.data.tokens import TokenFolder
 from impl.mesh import ends_group
-from impl.peers import relay
 from impl.peers.gpt import GPT, initial_weights, places
 from impl.peers.training import PeerTrainer
 from impl.pipeline.stage import Stage, split
-from impl.run import Run
 from impl.train import WEIGHTS
 
-ONE_STAGE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B}
-"""By our names: torch's schedules with one stage a rank."""
-STAGES: dict[str, type[PipelineScheduleMulti]] = {
+SCHEDULES: dict[str, type[PipelineScheduleSingle] | type[PipelineScheduleMulti]] = {
+    "gpipe": ScheduleGPipe,
+    "one_f_one_b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
     "zb_h1": ScheduleInterleavedZeroBubble,
 }
-"""Those that take several stages a rank; zb_h1 is the zero-bubble one with one."""
+"""Torch's schedules by our names; zb_h1 is the interleaved zero-bubble one with one stage a rank."""
 
 
 class PipeliningTrainer(PeerTrainer):
@@ -43,8 +40,8 @@ class PipeliningTrainer(PeerTrainer):
 
     model: torch.nn.ModuleDict
 
-    def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        super().__init__(run, data, mesh, device)
+    def build(self, mesh: DeviceMesh) -> None:
+        run = self.run
         self.group, count = mesh.get_group("pp"), run.plan.pp * run.plan.chunks
         self.stages = parts = split(run.model, self.vocab_size, count)
         here = {i: parts[i] for i in range(self.group.rank(), count, run.plan.pp)}
@@ -53,15 +50,18 @@ class PipeliningTrainer(PeerTrainer):
         for i, part in here.items():
             module = GPT(run, self.vocab_size, part, places(run)).to(WEIGHTS[run.precision])
             module.load_state_dict({name: weights[name] for name in module.state_dict()})
-            self.model[str(i)] = module.to(device)
+            self.model[str(i)] = module.to(self.device)
         self.keep(self.model)
         self.has_first, self.has_last = 0 in here, count - 1 in here
         self.ends = ends_group(mesh, {0, run.plan.pp - 1})
         tied = {"0.trunk.tokens.weight", f"{count - 1}.head.weight"}
         self.tied = [p for name, p in self.model.named_parameters() if name in tied]
         elsewhere = [] if self.has_first else self.tied  # its norm counts where the first stage is
-        self.counted = torch.tensor([all(p is not q for q in elsewhere) for p in self.masters], device=device)
-        self.schedule = self._schedule([self._stage(i, part, count) for i, part in here.items()])
+        self.counted = torch.tensor([all(p is not q for q in elsewhere) for p in self.masters], device=self.device)
+        stages = [self._stage(i, part, count) for i, part in here.items()]
+        kind, how = SCHEDULES[run.plan.schedule], {"loss_fn": self.mean, "scale_grads": False}
+        several = issubclass(kind, PipelineScheduleMulti)
+        self.schedule = kind(stages if several else stages[0], run.microbatches, **how)  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {
@@ -73,23 +73,17 @@ class PipeliningTrainer(PeerTrainer):
 
     def _stage(self, i: int, part: Stage, count: int) -> PipelineStage:
         model = self.run.model
-        like = lambda width: relay.between(self, width, "meta").requires_grad_()
+        like = lambda width=None: self.between("meta", width).requires_grad_()
         tokens = torch.empty(self.run.train.microbatch, model.seq_len, dtype=torch.int64, device="meta")
         return PipelineStage(
             self.model[str(i)],
             i,
             count,
             self.device,
-            input_args=tokens if part.is_first else like(model.hidden_size),
-            output_args=like(self.vocab_size if part.is_last else model.hidden_size),
+            input_args=tokens if part.is_first else like(),
+            output_args=like(self.vocab_size if part.is_last else None),
             group=self.group,
         )
-
-    def _schedule(self, stages: list[PipelineStage]) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        name, count = self.run.plan.schedule, self.run.microbatches
-        if name in ONE_STAGE:
-            return ONE_STAGE[name](stages[0], count, loss_fn=self.mean, scale_grads=False)
-        return STAGES[name](list(stages), count, loss_fn=self.mean, scale_grads=False)
 
     def backward(self, i: int) -> Tensor:
         recipe, losses = self.run.train, list[Tensor]()
@@ -109,10 +103,8 @@ class PipeliningTrainer(PeerTrainer):
             assert grad is not None
             assert self.ends is not None
             all_reduce_sum(grad, self.ends)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part in losses:
-            loss += part.detach()
+        loss = sum((part.detach() for part in losses), torch.zeros((), dtype=torch.float64, device=self.device))
         return all_reduce_sum(loss, self.group)
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return relay.score(self, {int(i): part for i, part in self.model.items()}, inputs, targets, self.group)
+        return self.relay({int(i): part for i, part in self.model.items()}, inputs, targets)

@@ -1,7 +1,7 @@
 """The common part of peer engines: data, evaluation, gradient clipping and AdamW on master weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from impl.collectives import all_reduce_sum
+from impl.collectives import all_reduce_sum, broadcast, receive_start, send_start
 from impl.data.batches import causal_batch
 from impl.data.tokens import TokenFolder
 from impl.evaluate import Evaluation, evaluate
@@ -40,6 +40,11 @@ class Peer(ABC):
         self.group = mesh.get_group("tp")
         """Ranks that have different parts of the model."""
         self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
+        self.build(mesh)
+
+    @abstractmethod
+    def build(self, mesh: DeviceMesh) -> None:
+        """Create `model` with its initial weights, and what trains it."""
 
     @abstractmethod
     def step(self, i: int, watch: Watch | None = None) -> Step:
@@ -90,6 +95,29 @@ class Peer(ABC):
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return results of `next_token` as one tensor, on all ranks. Shapes: [b, s], [b, s] -> float32 [2, b, s]."""
         return self.scores(self.model(inputs), targets)
+
+    def relay(self, stages: Mapping[int, Callable[[Tensor], Tensor]], inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return `score` by the stages of a pipeline over `group`, one after another: the i-th is on rank i mod p.
+
+        For engines whose own forward pass returns only the mean loss. Communication: a send of [b s, h] between two
+        stages, a broadcast of the result.
+        """
+        ranks, me = self.group.size(), self.group.rank()
+        last, x = ranks * len(stages) - 1, inputs
+        for i in range(last + 1):
+            if i % ranks == me:
+                if i > 0 and ranks > 1:
+                    x = receive_start(self.between(self.device), (i - 1) % ranks, self.group).wait()
+                x = stages[i](x)
+                if i < last and ranks > 1:
+                    send_start(x.contiguous(), (i + 1) % ranks, self.group).wait()
+        scores = torch.empty(2, *targets.shape, device=self.device)
+        return broadcast(self.scores(x, targets) if last in stages else scores, last % ranks, self.group)
+
+    def between(self, device: torch.device | str, width: int | None = None) -> Tensor:
+        """Return an empty tensor like a stage's output for a microbatch. Shapes: [b s, width]; None: [b s, h]."""
+        model, tokens = self.run.model, self.run.train.microbatch * self.run.model.seq_len
+        return torch.empty(tokens, width or model.hidden_size, dtype=WEIGHTS[self.run.precision], device=device)
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return both results of `next_token` from the logits. Shapes: [b s, V], [b, s] -> float32 [2, b, s]."""

@@ -5,44 +5,44 @@ share them; only how a pipeline adds them up is in closed form. In steady state 
 slowest rank computes, or as the microbatches in flight take to go round; the first one fills the pipeline.
 
 Letters: m microbatches, p pipeline ranks, v chunks of each. Ranks are of three kinds: the first, those between (the
-fullest of them) and the last.
+fullest of them) and the last. Shapes: a column has a number for each plan, [n]; a quantity of ranks [3, n], by kind.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from impl.cost.buffers import gathered_elements, gradient_elements
+from impl.cost.memory import state_parts
 from impl.cost.moments import fullest, kept_bytes
-from impl.cost.parameters import MASTER_BYTES
 from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.pipeline.schedule import Action, Op
-from impl.pipeline.stage import Stage, split
+from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.simulator.operations import STAGE, BlockName, block
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
 from impl.simulator.reduction import ends_seconds, seconds_of, sharded, states, update
-from impl.simulator.step import transfer_seconds
+from impl.simulator.step import stages_of, transfer_seconds
 from impl.simulator.system import System
 
 Array = np.ndarray
-Table = dict[str, Array]
-Quantities = Mapping[str, float | tuple[float, ...]]
-"""Quantities of one plan that a law computes, by name."""
+Size = Any
+"""Number that a law computes of one plan; a column where the laws of many plans are gathered."""
+T = TypeVar("T")
+U = TypeVar("U")
 GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
-OPS = ("forward", "backward", "input_gradient", "weight_gradient")
-STATES = ("reducing", "gathering", "updating", "bytes")
-UNITS = {
-    "one": Stage(range(1), is_first=False, is_last=False),
-    "more": Stage(range(3), is_first=False, is_last=False),
-    "first": Stage(range(1), is_first=True, is_last=False),
-    "last": Stage(range(1), is_first=False, is_last=True),
-    "whole": Stage(range(1), is_first=True, is_last=True),
-}
+FIRST, BETWEEN, LAST = range(3)
+UNITS = (
+    Stage(range(1), is_first=False, is_last=False),
+    Stage(range(3), is_first=False, is_last=False),
+    Stage(range(1), is_first=True, is_last=False),
+    Stage(range(1), is_first=False, is_last=True),
+    Stage(range(1), is_first=True, is_last=True),
+)
 """Stages from which the quantities of any other follow: each further layer adds the same amount."""
 
 
@@ -54,63 +54,96 @@ class Estimate(NamedTuple):
     """Bytes on the fullest device."""
 
 
+class _Ranks(NamedTuple):
+    """Columns that describe the three kinds of pipeline rank."""
+
+    p: Size
+    v: Size
+    layers: Size
+    """Layers of a rank over all its chunks. Shape: [3, n]."""
+    missing: Size
+    """Layers that the ranks between lack in total, compared with all being the fullest."""
+    holding: Size
+    """Layers that the second rank would need to hold as many activations as the fullest rank between."""
+    m: Size = 0
+    schedule: Size = 0
+
+    @property
+    def is_first(self) -> Array:
+        return np.stack([self.p > 0, self.p <= 2, self.p == 1])
+
+    @property
+    def is_last(self) -> Array:
+        return np.stack([self.p == 1, self.p == 1, self.p > 0])
+
+
 class _Law(NamedTuple):
     """Quantity of a pipeline rank as a linear function of its layers and of whether it has the model's ends."""
 
-    layer: Any
-    one: Any
-    """Quantity with one layer and no end."""
-    first: Any
-    last: Any
-    whole: Any
+    layer: Size
+    one: Size
+    """Quantity with one layer and no end; below with one layer and the ends that are named."""
+    first: Size
+    last: Size
+    whole: Size
 
     @classmethod
-    def of(cls, sizes: Mapping[str, float]) -> "_Law":
-        one = sizes["one"]
-        return cls((sizes["more"] - one) / 2, one, sizes["first"], sizes["last"], sizes["whole"])
+    def of(cls, quantity: Callable[[U], float], units: Sequence[U]) -> "_Law":
+        """Return the law of a quantity that is known of UNITS."""
+        one, more, first, last, whole = map(quantity, units)
+        return cls((more - one) / 2, one, first, last, whole)
 
-    def at(self, ranks: "_Ranks") -> list[Array]:
-        """Return the quantity for each kind of rank."""
-        ends = (self.first, np.where(ranks.p > 2, self.one, self.first), self.last)
-        base = [np.where(ranks.p == 1, self.whole, end) for end in ends]
-        return [end + (layers - 1) * self.layer for end, layers in zip(base, ranks.layers, strict=True)]
+    def at(self, ranks: _Ranks) -> Array:
+        """Return the quantity of each kind of rank. Shape: [3, n]."""
+        ends = np.stack([self.first, np.where(ranks.p > 2, self.one, self.first), self.last])
+        return np.where(ranks.p == 1, self.whole, ends) + (ranks.layers - 1) * self.layer
 
 
-@dataclass(frozen=True)
-class _Ranks:
-    """Columns that describe the three kinds of pipeline rank."""
+class _Work(NamedTuple):
+    """Seconds of a microbatch by operation: each a _Law, or those in all stages of a rank [3, n]."""
 
-    p: Array
-    v: Array
-    m: Array
-    schedule: Array
-    layers: Array
-    """Layers of a rank over all its chunks, by kind."""
-    missing: Array
-    """Layers that the ranks between lack in total, compared with all being the fullest."""
-    holding: Array
-    """Layers that the second rank would need to hold as many activations as the fullest rank between."""
+    forward: Any
+    backward: Any
+    input_gradient: Any
+    weight_gradient: Any
 
-    @property
-    def is_first(self) -> list[Array]:
-        return [self.p > 0, self.p <= 2, self.p == 1]
 
-    @property
-    def is_last(self) -> list[Array]:
-        return [self.p == 1, self.p == 1, self.p > 0]
+class _Hops(NamedTuple):
+    """Seconds of a microbatch's transfers: through all ranks, the longest, and from the last rank back to the first."""
+
+    one_way: Size
+    longest: Size
+    back: Size
+
+
+class _States(NamedTuple):
+    """Needs of gradients, parameters and updates: seconds and bytes of ranks, and buffers by kind of rank."""
+
+    reducing: _Law
+    gathering: _Law
+    updating: _Law
+    bytes: _Law
+    tied: Size
+    """Seconds to sum the tied embedding's gradients."""
+    buffers: Size
+
+
+class _Kept(NamedTuple):
+    """Bytes of activations that a microbatch keeps, and of temporary tensors."""
+
+    kept: _Law
+    passing: _Law
+    owed: Size
+    """Bytes that a layer keeps for deferred weight gradients."""
+    received: Size
+    """Bytes of a received tensor."""
 
 
 class ClosedForm:
     """Estimator of plans for a model, a global batch and a system; intermediate results are cached."""
 
     def __init__(
-        self,
-        base: Run,
-        vocab_size: int,
-        system: System,
-        gpus: int,
-        *,
-        head_positions: int | None = None,
+        self, base: Run, vocab_size: int, system: System, gpus: int, *, head_positions: int | None = None
     ) -> None:
         """Store what all plans have in common.
 
@@ -121,223 +154,209 @@ class ClosedForm:
         """
         self.positions = head_positions or base.model.seq_len
         self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base), vocab_size, system, gpus
-        self._known: dict[tuple[Any, ...], Quantities] = {}
+        self._known: dict[tuple[object, ...], Any] = {}
 
     def estimate(self, plans: Plans) -> Estimate:
         """Return step time and memory of each plan, with the habits of the system's software applied."""
-        habits = {knob: getattr(self.system.habits, knob, None) for knob in FLAGS}
-        fixed = {knob: np.full(len(plans), int(way)) for knob, way in habits.items() if way is not None}
+        habits = ((knob, getattr(self.system.habits, knob, None)) for knob in FLAGS)
+        fixed = {knob: np.full(len(plans), int(way)) for knob, way in habits if way is not None}
         plans = Plans({**plans.columns, **fixed})
-        layers = self._gather(plans, self._layers, "pp", "chunks")
         m = self.base.train.global_batch // (plans["dp"] * plans["microbatch"])
-        ranks = _Ranks(plans["pp"], plans["chunks"], m, plans["schedule"], **layers)
-        held = self._gather(
-            plans, self._states, "tp", "pp", "dp", "zero_stage", "sequence_parallel", "offload_optimizer"
-        )
+        ranks = self._gather(plans, self._ranks, "pp", "chunks")._replace(m=m, schedule=plans["schedule"])
+        knobs = ("tp", "pp", "dp", "zero_stage", "sequence_parallel", "offload_optimizer")
+        held = self._gather(plans, self._states, *knobs)
         return Estimate(self._seconds(plans, ranks, held), self._bytes(plans, ranks, held))
 
-    def _gather(self, plans: Plans, law: Callable[..., Quantities], *knobs: str) -> Table:
-        """Return a law's quantities for each plan as columns, evaluating it once for equal values of the knobs."""
+    def _gather(self, plans: Plans, law: Callable[[Run], T], *knobs: str) -> T:
+        """Return a law's quantities as columns, evaluating it once for equal values of the knobs.
+
+        It is evaluated for a run with these knobs and all others at their defaults.
+        """
         code = np.zeros(len(plans), dtype=np.int64)
         for knob in knobs:
             code = code * (int(plans[knob].max()) + 1) + plans[knob]
         _, at, which = np.unique(code, return_index=True, return_inverse=True)
-        rows = zip(*(plans[knob][at].tolist() for knob in knobs), strict=True)
-        found = [self._asked(law, dict(zip(knobs, row, strict=True))) for row in rows]
-        return {name: np.array([one[name] for one in found]).T[..., which] for name in found[0]}
+        found = []
+        for row in zip(*(plans[knob][at].tolist() for knob in knobs), strict=True):
+            key = (law.__name__, *row)
+            if key not in self._known:
+                values = {knob: value_of(knob, number) for knob, number in zip(knobs, row, strict=True)}
+                degrees = values.get("tp", 1) * values.get("pp", 1)
+                defaults = {**DEFAULTS, "microbatch": 1, "dp": self.gpus // degrees}
+                self._known[key] = law(run_of(defaults | values, self.base))
+            found.append(self._known[key])
+        return _columns(found, which)
 
-    def _asked(self, law: Callable[..., Quantities], numbers: dict[str, int]) -> Quantities:
-        key = (law.__name__, *numbers.values())
-        if key not in self._known:
-            self._known[key] = law({name: value_of(name, number) for name, number in numbers.items()})
-        return self._known[key]
-
-    def _run(self, row: Mapping[str, Any], **others: Any) -> Run:
-        """Return a run with these knobs and all others at their defaults."""
-        return run_of({**DEFAULTS, "microbatch": 1, **row, **others}, self.base)
-
-    def _layers(self, row: Mapping[str, Any]) -> Quantities:
-        """Return fields of `_Ranks`: layers by kind of rank, `missing` and `holding`."""
-        p, model = row["pp"], self.base.model
-        count = p * row["chunks"]
-        if self.system.habits.stages == "even" and model.num_layers % count == 0:
-            sizes = [model.num_layers // count] * count
-        else:
-            sizes = [len(part.layers) for part in split(model, self.vocab_size, count)]
+    def _ranks(self, run: Run) -> _Ranks:
+        p, v = run.plan.pp, run.plan.chunks
+        sizes = [len(stage.layers) for stage in stages_of(run, self.vocab_size, self.system.habits.stages_of(run))]
         ranks = [sum(sizes[rank::p]) for rank in range(p)]
         if p <= 2:
-            return {"layers": (ranks[0], ranks[0], ranks[-1]), "missing": 0, "holding": ranks[0]}
-        between, more = max(ranks[1:-1]), 1 if row["chunks"] == 1 else 2
-        in_flight = [(row["chunks"] - 1) * p + more * (p - rank - 1) + 1 for rank in range(p)]
+            return _Ranks(p, v, (ranks[0], ranks[0], ranks[-1]), 0, ranks[0])
+        between, more = max(ranks[1:-1]), 1 if v == 1 else 2
+        in_flight = [(v - 1) * p + more * (p - rank - 1) + 1 for rank in range(p)]
         holding = max(in_flight[rank] * ranks[rank] for rank in range(1, p - 1)) / in_flight[1]
-        missing = between * (p - 2) - sum(ranks[1:-1])
-        return {"layers": (ranks[0], between, ranks[-1]), "missing": missing, "holding": holding}
+        return _Ranks(p, v, (ranks[0], between, ranks[-1]), between * (p - 2) - sum(ranks[1:-1]), holding)
 
-    def _blocks(self, row: Mapping[str, Any]) -> Quantities:
-        """Return seconds of a microbatch in a layer, an empty stage, the embedding and the head, for each of OPS."""
-        run = self._run(row, dp=self.gpus // row["tp"])
+    def _blocks(self, run: Run) -> _Work:
+        """Return seconds of a microbatch in one stage, for each operation a law."""
         each: dict[BlockName, Passes] = {
             name: passes(self.system, run, block(run, self.vocab_size, name, self.positions), is_layer=name == "layer")
             for name in STAGE
         }
-        one, more, first, last = (
-            stage_passes(self.system, each, UNITS[name]) for name in ("one", "more", "first", "last")
-        )
-        found: dict[str, tuple[float, ...]] = {}
-        for op in OPS:
-            of_one = getattr(one, op)
-            layer = (getattr(more, op) - of_one) / 2
-            found[op] = layer, of_one - layer, getattr(first, op) - of_one, getattr(last, op) - of_one
-        return found
+        units = [stage_passes(self.system, each, stage) for stage in UNITS]
+        return _Work(*(_Law.of(lambda unit, op=op: getattr(unit, op), units) for op in _Work._fields))
 
-    def _hops(self, row: Mapping[str, Any]) -> Quantities:
-        """Return seconds of a microbatch's transfers through all ranks, of the longest, and from the last rank back."""
-        p, seconds = row["pp"], transfer_seconds(self._run(row), self.system)
+    def _hops(self, run: Run) -> _Hops:
+        p, seconds = run.plan.pp, transfer_seconds(run, self.system)
         each = [seconds(rank, rank + 1) for rank in range(p - 1)]
-        return {
-            "one_way": sum(each, 0.0),
-            "longest": max(each, default=0.0),
-            "back": seconds(p - 1, 0) if p > 1 else 0.0,
-        }
+        return _Hops(sum(each, 0.0), max(each, default=0.0), seconds(p - 1, 0) if p > 1 else 0.0)
 
-    def _states(self, row: Mapping[str, Any]) -> Quantities:
-        """Return what gradients, parameters and updates need, each as a _Law.
+    def _states(self, run: Run) -> _States:
+        system, pp, each = self.system, run.plan.pp, parameter_bytes(run)
+        alone = _with_one_microbatch(replace(run, plan=replace(run.plan, pp=1)))
+        places = [Place(alone, self.vocab_size, 0, (stage,)) for stage in UNITS]
+        units = [states(place) for place in places]
+        row = [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]
+        _, between, first, last, whole = (
+            gathered_elements(place, place.buckets) * each.weight
+            + gradient_elements(place, place.buckets, row) * each.gradient
+            for place in places
+        )
+        first, last = (max(between, end if pp > 1 else whole) for end in (first, last))
+        return _States(
+            reducing=_Law.of(lambda unit: seconds_of(system, run, unit, reducing=True), units),
+            gathering=_Law.of(lambda unit: seconds_of(system, run, unit, reducing=False), units),
+            updating=_Law.of(lambda unit: update(system, run, unit), units),
+            bytes=_Law.of(lambda place: sum(state_parts(run, place.buckets, system.device.kind)), places),
+            tied=max(ends_seconds(system, run, unit) for unit in units) if pp > 1 else 0.0,
+            buffers=(first, between, last),
+        )
 
-        These are seconds to reduce, gather and update, and bytes; also seconds to sum tied gradients, and bytes of
-        buffers on each kind of rank.
-        """
-        run = self._run(row)
-        alone = self._run(row, pp=1)
-        alone = replace(alone, train=replace(alone.train, global_batch=row["dp"]))
-        each, laws = parameter_bytes(run), {name: dict[str, float]() for name in STATES}
-        tied, buffers = 0.0, dict[str, float]()
-        for name, stage in UNITS.items():
-            place = Place(alone, self.vocab_size, 0, (stage,))
-            state, divided = states(place), place.buckets
-            is_master = (
-                row["zero_stage"] == 3 and not row["offload_optimizer"] and each.weight < MASTER_BYTES[run.precision]
-            )
-            weights = 0 if is_master else sum(bucket.weights for bucket in divided)
-            is_elsewhere = row["offload_optimizer"] and self.system.device.kind != "cpu"
-            moments = 0 if is_elsewhere else sum(bucket.updated for bucket in divided)
-            sizes = weights, sum(bucket.gradients for bucket in divided), moments
-            laws["reducing"][name] = seconds_of(self.system, run, state, reducing=True)
-            laws["gathering"][name] = seconds_of(self.system, run, state, reducing=False)
-            laws["updating"][name] = update(self.system, run, state)
-            laws["bytes"][name] = sum(a * b for a, b in zip(sizes, each, strict=True))
-            if name in ("first", "last") and row["pp"] > 1:
-                tied = ends_seconds(self.system, run, state)
-            filled = gradient_elements(place, divided, [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]) * each.gradient
-            buffers[name] = gathered_elements(place, divided) * each.weight + filled
-        between = buffers["more"]
-        first, last = (max(between, buffers["whole" if row["pp"] == 1 else end]) for end in ("first", "last"))
-        return {name: _Law.of(law) for name, law in laws.items()} | {"tied": tied, "buffers": (first, between, last)}
-
-    def _kept(self, row: Mapping[str, Any]) -> Quantities:
-        """Return bytes of activations that a microbatch keeps and of temporary tensors, both as a _Law.
-
-        Also the bytes that a layer keeps for deferred weight gradients, and those of a received tensor.
-        """
-        run = self._run(row, dp=1)
-        run = self.system.with_scores(replace(run, train=replace(run.train, global_batch=row["microbatch"])))
+    def _kept(self, run: Run) -> _Kept:
+        run = self.system.with_scores(_with_one_microbatch(run))
         positions, device = self.positions, self.system.device.kind
-        kept, passing, owed = {}, {}, 0.0
-        for name, stage in UNITS.items():
-            place = Place(run, self.vocab_size, 0, (stage,) * row["pp"])
-            kept[name] = float(kept_bytes(place, stage, positions, device))
-            moment = lambda *ops, place=place: sum(fullest(place, [Action(op, 0, 0) for op in ops], positions, device))
-            passing[name] = moment(Op.F, Op.B) - kept[name]
-            if name == "more":
-                owed = (moment(Op.F, Op.I, Op.F, Op.I) - moment(Op.F, Op.I)) / 3
-        received = Sizes(run).transferred if row["pp"] > 1 else 0
-        return {"kept": _Law.of(kept), "passing": _Law.of(passing), "owed": owed, "received": received}
+        places = [Place(run, self.vocab_size, 0, (stage,) * run.plan.pp) for stage in UNITS]
+        kept = lambda place: float(kept_bytes(place, place.stages[0], positions, device))
+        moment = lambda place, *ops: sum(fullest(place, [Action(op, 0, 0) for op in ops], positions, device))
+        _, three_layers, *_ = places
+        twice = moment(three_layers, Op.F, Op.I, Op.F, Op.I) - moment(three_layers, Op.F, Op.I)
+        return _Kept(
+            kept=_Law.of(kept, places),
+            passing=_Law.of(lambda place: moment(place, Op.F, Op.B) - kept(place), places),
+            owed=twice / 3,
+            received=Sizes(run).transferred if run.plan.pp > 1 else 0,
+        )
 
-    def _seconds(self, plans: Plans, ranks: _Ranks, held: Table) -> Array:
+    def _seconds(self, plans: Plans, ranks: _Ranks, held: _States) -> Array:
         knobs = ("tp", "microbatch", "sequence_parallel", "recompute")
         more = "partition_activations", "offload_activations", "overlap_input_grad_reduce"
         blocks = self._gather(plans, self._blocks, *knobs, *more)
         hops = self._gather(plans, self._hops, "tp", "pp", "dp", *knobs[1:3], "scatter_gather")
-        reducing, gathering, updating = (_Law(*held[name]).at(ranks) for name in STATES[:3])
+        reducing, gathering, updating = (law.at(ranks) for law in (held.reducing, held.gathering, held.updating))
         zero, is_split = plans["zero_stage"], ranks.schedule == SPLIT
-        work = self._work(plans, ranks, blocks, hops, reducing, gathering)
-        hops = {name: (1 - self.system.constant("send_blocks")) * seconds for name, seconds in hops.items()}
+        work = self._work(plans, ranks, blocks, hops.longest, reducing, gathering)
+        hops = _Hops(*((1 - self.system.constant("send_blocks")) * seconds for seconds in hops))
         pipeline = _pipeline(ranks, work, blocks, hops)
-        backward = np.where(is_split, work["weight_gradient"], work["backward"])
-        drained = (ranks.p - 1) * (work["backward"][1] / ranks.v + hops["longest"]) * ~is_split
-        exposed = [
-            np.where(zero < 2, self._exposed(plans, ranks, *of), 0.0)
-            for of in zip(reducing, backward, ranks.layers, strict=True)
-        ]
-        ends = np.maximum(pipeline + exposed[0], pipeline - drained + exposed[2]) + held["tied"]
-        after = [u + np.where((zero == 1) | (zero == 2), g, 0.0) for u, g in zip(updating, gathering, strict=True)]
-        total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[1])
-        total = total + np.maximum.reduce(after) + self.system.constant("step_seconds")
-        return total * self._gather(plans, self._correction, "tp", "microbatch")["factor"]
-
-    def _correction(self, row: Mapping[str, Any]) -> Quantities:
-        return {"factor": self.system.correction(self._run(row, dp=self.gpus // row["tp"]))}
+        last_pass = np.where(is_split, work.weight_gradient, work.backward)
+        drained = (ranks.p - 1) * (work.backward[BETWEEN] / ranks.v + hops.longest) * ~is_split
+        exposed = np.where(zero < 2, self._exposed(plans, ranks, reducing, last_pass), 0.0)
+        ends = np.maximum(pipeline + exposed[FIRST], pipeline - drained + exposed[LAST]) + held.tied
+        total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[BETWEEN])
+        after = updating + np.where((zero == 1) | (zero == 2), gathering, 0.0)
+        total = total + np.max(after, axis=0) + self.system.constant("step_seconds")
+        return total * self._gather(plans, self.system.correction, "tp", "microbatch")
 
     def _work(
-        self, plans: Plans, ranks: _Ranks, blocks: Table, hops: Table, reducing: list[Array], gathering: list[Array]
-    ) -> Table:
-        """Return seconds of a microbatch in all of a rank's stages, by operation and kind of rank."""
-        p, v, zero = ranks.p, ranks.v, plans["zero_stage"]
+        self, plans: Plans, ranks: _Ranks, blocks: _Work, longest: Array, reducing: Array, gathering: Array
+    ) -> _Work:
+        """Return seconds of a microbatch in all of a rank's stages, each [3, n], with what they wait for."""
+        v, layers, is_first, is_last = ranks.v, ranks.layers, ranks.is_first, ranks.is_last
+        work = _Work(
+            *(
+                v * (law.one - law.layer)
+                + layers * law.layer
+                + is_first * (law.first - law.one)
+                + is_last * (law.last - law.one)
+                for law in blocks
+            )
+        )
         wait, blocking = (self.system.constant(name) for name in ("send_wait", "send_blocks"))
         waited = partial(sharded, self.system, ahead=plans["overlap_param_gather"], behind=plans["overlap_grad_reduce"])
-        work: dict[str, Array] = {}
-        for op, (layer, stage, embedding, head) in blocks.items():
-            of_ranks = zip(ranks.layers, ranks.is_first, ranks.is_last, strict=True)
-            work[op] = np.array([v * stage + n * layer + f * embedding + h * head for n, f, h in of_ranks])
-        for kind, layers in enumerate(ranks.layers):
-            gathers = np.where(zero == 3, gathering[kind] / 2, 0.0)
-            reduces = {"forward": 0.0, "backward": np.where(zero >= 2, reducing[kind], 0.0)}
-            ends = {"forward": ranks.is_last[kind], "backward": ranks.is_first[kind]}
-            waits = wait * (2 * v - ends["forward"] - ends["backward"])
-            for op, way in (("forward", "forward"), ("backward", "backward"), ("input_gradient", "backward")):
-                chunk = work[op][kind] / v, np.maximum(layers / v, 1)
-                beside = waited(gathers / v, reduces[way] / v, *chunk) * v
-                sends = np.where(p > 1, waits + blocking * (v - ends[way]) * hops["longest"], 0.0)
-                work[op][kind] += beside + sends
-        return work
+        gathers = np.where(plans["zero_stage"] == 3, gathering / 2, 0.0)
+        reduces = np.where(plans["zero_stage"] >= 2, reducing, 0.0)
+        waits = wait * (2 * v - is_first - is_last)
 
-    def _exposed(self, plans: Plans, ranks: _Ranks, seconds: Array, backward: Array, layers: Array) -> Array:
-        """Return the seconds that a rank's gradient reduction takes after its last backward pass."""
-        chunk, n = backward / ranks.v, np.maximum(layers / ranks.v, 1)
+        def with_waits(seconds: Array, reduced: Array | float, is_end: Array) -> Array:
+            sharing = waited(gathers / v, reduced / v, seconds / v, np.maximum(layers / v, 1)) * v
+            return seconds + (sharing + np.where(ranks.p > 1, waits + blocking * (v - is_end) * longest, 0.0))
+
+        return _Work(
+            with_waits(work.forward, 0.0, is_last),
+            with_waits(work.backward, reduces, is_first),
+            with_waits(work.input_gradient, reduces, is_first),
+            work.weight_gradient,
+        )
+
+    def _exposed(self, plans: Plans, ranks: _Ranks, reducing: Array, last_pass: Array) -> Array:
+        """Return the seconds that each kind of rank reduces gradients after its last backward pass. Shape: [3, n]."""
+        v, chunk, n = ranks.v, last_pass / ranks.v, np.maximum(ranks.layers / ranks.v, 1)
         computing = chunk * (1 - 1 / n)
-        behind = np.maximum(seconds / ranks.v, seconds - (ranks.v - 1) * ranks.p * chunk) - computing
-        behind = np.maximum(behind, seconds / ranks.v / n)
+        behind = np.maximum(reducing / v, reducing - (v - 1) * ranks.p * chunk) - computing
+        behind = np.maximum(behind, reducing / v / n)
         share = self.system.constant("overlap")
-        overlapped = share * behind + (1 - share) * seconds
-        return np.where(plans["overlap_grad_reduce"] == 1, overlapped, seconds)
+        overlapped = share * behind + (1 - share) * reducing
+        return np.where(plans["overlap_grad_reduce"] == 1, overlapped, reducing)
 
-    def _bytes(self, plans: Plans, ranks: _Ranks, held: Table) -> Array:
+    def _bytes(self, plans: Plans, ranks: _Ranks, held: _States) -> Array:
         knobs = ("tp", "microbatch", "sequence_parallel", "recompute", "partition_activations", "offload_activations")
         two = Plans({**plans.columns, "pp": np.minimum(ranks.p, 2)})
         found = self._gather(two, self._kept, *knobs, "scatter_gather", "pp")
-        law, owed, received = _Law(*found["kept"]), found["owed"], found["received"]
-        p, v, m = ranks.p, ranks.v, ranks.m
-        states, passing, kept = (one.at(ranks) for one in (_Law(*held["bytes"]), _Law(*found["passing"]), law))
-        most = []
-        for kind, ahead in ((0, p - 1), (1, np.maximum(p - 2, 0)), (1, np.minimum(p - 1, 1)), (2, 0 * p)):
-            is_held_less = (kind == 1) & ((ranks.schedule == PLAIN) | (ranks.schedule == INTERLEAVED))
-            layers = np.where(is_held_less, ranks.holding, ranks.layers[kind])
+        p, v, m, law = ranks.p, ranks.v, ranks.m, found.kept
+        is_gpipe, is_split = ranks.schedule == GPIPE, ranks.schedule == SPLIT
+        is_1f1b = (ranks.schedule == PLAIN) | (ranks.schedule == INTERLEAVED)
+        ends = law.at(ranks) - law.one - (ranks.layers - 1) * law.layer
+        states, passing = held.bytes.at(ranks), found.passing.at(ranks)
+
+        def bytes_of(kind: int, ahead: Array, under_way: Array | int) -> Array:
+            """Return the bytes of a kind of rank with so many `ahead` of it, that receives `under_way` tensors more."""
+            layers = np.where(is_1f1b, ranks.holding, ranks.layers[kind]) if kind == BETWEEN else ranks.layers[kind]
             in_flight = np.where(v > 1, np.minimum(m * v, (v - 1) * p + 2 * ahead + 1), np.minimum(m, ahead + 1))
-            in_flight = np.where(ranks.schedule == GPIPE, m, in_flight)
-            ends = kept[kind] - law.one - (ranks.layers[kind] - 1) * law.layer
+            in_flight = np.where(is_gpipe, m, in_flight)
             chunk = law.one - law.layer + law.layer * layers / v
-            with_ends = np.where(v > 1, np.minimum(m, p) if kind == 0 else 1, in_flight)
-            put_off = np.where(ranks.schedule == SPLIT, np.minimum(p, m) - in_flight, 0)
-            more = (0, np.where(v > 1, 3, np.where(ranks.schedule == GPIPE, 1, 2)), np.where(v > 1, 4, 1))[kind]
-            receiving = np.minimum(in_flight + put_off + more, m * v + 1)
+            with_ends = np.where(v > 1, np.minimum(m, p) if kind == FIRST else 1, in_flight)
+            put_off = np.where(is_split, np.minimum(p, m) - in_flight, 0)
+            receiving = np.minimum(in_flight + put_off + under_way, m * v + 1)
             receiving = np.where(ranks.is_first[kind], (v - 1) * p + 1, receiving)
-            activations = in_flight * chunk + with_ends * ends + passing[kind]
-            owing = np.maximum(activations + put_off * owed * layers, (put_off + 1) * owed * layers)
-            activations = np.where(ranks.schedule == SPLIT, owing, activations)
-            most.append(states[kind] + activations + receiving * received + held["buffers"][kind])
-        return np.maximum.reduce(most)
+            activations = in_flight * chunk + with_ends * ends[kind] + passing[kind]
+            owing = np.maximum(activations + put_off * found.owed * layers, (put_off + 1) * found.owed * layers)
+            activations = np.where(is_split, owing, activations)
+            return states[kind] + activations + receiving * found.received + held.buffers[kind]
+
+        between = np.where(v > 1, 3, np.where(is_gpipe, 1, 2))
+        return np.maximum.reduce(
+            [
+                bytes_of(FIRST, p - 1, 0),
+                bytes_of(BETWEEN, np.maximum(p - 2, 0), between),
+                bytes_of(BETWEEN, np.minimum(p - 1, 1), between),
+                bytes_of(LAST, 0 * p, np.where(v > 1, 4, 1)),
+            ]
+        )
 
 
-def _pipeline(ranks: _Ranks, work: Table, blocks: Table, hops: Table) -> Array:
+def _with_one_microbatch(run: Run) -> Run:
+    return replace(run, train=replace(run.train, global_batch=run.train.microbatch * run.plan.dp))
+
+
+def _columns(rows: Sequence[T], which: Array) -> Any:
+    """Return equal tuples as one, with a column in place of each number: [n], or [3, n] of numbers by kind of rank."""
+    kind = type(rows[0])
+    if issubclass(kind, tuple) and kind is not tuple:
+        return kind(*(_columns(of, which) for of in zip(*rows, strict=True)))  # type: ignore[arg-type]
+    return np.array(rows).T[..., which]
+
+
+def _pipeline(ranks: _Ranks, work: _Work, blocks: _Work, hops: _Hops) -> Array:
     """Return the seconds from the first forward pass to the last backward pass.
 
     1F1B: the time to fill the pipeline plus m - 1 turns of a microbatch; interleaved: p - 1 of these turns are of a
@@ -345,22 +364,22 @@ def _pipeline(ranks: _Ranks, work: Table, blocks: Table, hops: Table) -> Array:
     """
     p, v, m = ranks.p, ranks.v, ranks.m
     is_split = ranks.schedule == SPLIT
-    forward, backward = work["forward"], np.where(is_split, work["input_gradient"], work["backward"])
-    put_off = np.where(is_split, work["weight_gradient"], 0.0)
-    through = forward + backward
-    layer = blocks["forward"][0] + np.where(is_split, blocks["input_gradient"][0], blocks["backward"][0])
+    forward, backward = work.forward, np.where(is_split, work.input_gradient, work.backward)
+    put_off = np.where(is_split, work.weight_gradient, 0.0)
+    first, between, last = through = forward + backward
+    layer = blocks.forward.layer + np.where(is_split, blocks.input_gradient.layer, blocks.backward.layer)
     lacking = ranks.missing * layer
-    one_way = v * hops["one_way"] + (v - 1) * hops["back"]
-    fill = through[0] + (p > 1) * (through[2] + (p - 2) * through[1] - lacking) + 2 * one_way
+    one_way = v * hops.one_way + (v - 1) * hops.back
+    fill = first + (p > 1) * (last + (p - 2) * between - lacking) + 2 * one_way
     load = np.max(through + put_off, axis=0)
-    plain = np.where(p > 2, through[1], np.minimum(through[0], through[2]))
+    plain = np.where(p > 2, between, np.minimum(first, last))
     chunk = plain / v + np.max(through, axis=0) - plain
-    links = np.where(p == 2, 2 * v - 1, v) * hops["longest"]
+    links = np.where(p == 2, 2 * v - 1, v) * hops.longest
     turn = np.maximum(np.maximum(load, links), fill / np.where(v > 1, 2 * p - 1, p))
-    longest = [np.maximum(np.max(of, axis=0), hops["longest"]) for of in (forward, backward)]
-    turn = np.where(ranks.schedule == GPIPE, longest[0] + longest[1], turn)
+    slowest = lambda of: np.maximum(np.max(of, axis=0), hops.longest)
+    turn = np.where(ranks.schedule == GPIPE, slowest(forward) + slowest(backward), turn)
     steady = fill + (m - 1) * turn
     chunked = fill + (m - p) * turn + (p - 1) * chunk
-    spared = np.minimum(np.minimum(put_off[1], forward[1]), backward[1])
-    split = steady + put_off[0] - (np.minimum(p, m) - 1) * spared
+    spared = np.minimum(np.minimum(put_off[BETWEEN], forward[BETWEEN]), backward[BETWEEN])
+    split = steady + put_off[FIRST] - (np.minimum(p, m) - 1) * spared
     return np.where(is_split, split, np.where(v > 1, chunked, steady))

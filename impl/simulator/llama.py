@@ -73,7 +73,8 @@ def peak_bytes(model: Llama, layout: Layout) -> float:
 def _rank_bytes(model: Llama, layout: Layout, rank: int) -> float:
     stages = [chunk * layout.pp + rank for chunk in range(layout.chunks)]
     count = layout.pp * layout.chunks
-    layers = [_layers_of(model, count, stage) for stage in stages]
+    each, over = divmod(model.layers, count)
+    layers = [each + (1 <= stage <= over) for stage in stages]  # the first stage has the embedding instead
     ends = (0 in stages) + (count - 1 in stages)
     root = ends * model.vocab * model.hidden / layout.tp
     own = sum(layers) * model.layer_parameters / layout.tp + root
@@ -88,12 +89,6 @@ def _rank_bytes(model: Llama, layout: Layout, rank: int) -> float:
     loss = _loss(model, layout) if count - 1 in stages else 0.0
     states = 3 * MASTER * own / layout.dp
     return states + kept + moved + _whole(model, layout, own, root) + max(loss, _layer_at_work(model, layout))
-
-
-def _layers_of(model: Llama, stages: int, stage: int) -> int:
-    """Return the layers of a stage; the remainder goes to stages after the first, which has the embedding."""
-    each, over = divmod(model.layers, stages)
-    return each + (1 <= stage <= over)
 
 
 def _in_flight(layout: Layout, rank: int, stages: list[int]) -> list[int]:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from impl.cost.gemms import Pass
 from impl.cost.place import Sizes
-from impl.pipeline.schedule import Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.simulator.operations import Block, BlockName, Moved
@@ -32,9 +31,6 @@ class Passes(NamedTuple):
 
     def plus(self, other: "Passes", times: int = 1) -> "Passes":
         return Passes(*(a + times * b for a, b in zip(self, other, strict=True)))
-
-    def of(self, op: Op) -> float:
-        return {Op.F: self.forward, Op.B: self.backward, Op.I: self.input_gradient, Op.W: self.weight_gradient}[op]
 
 
 def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:

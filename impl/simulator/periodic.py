@@ -4,61 +4,62 @@ Microbatches are admitted lap by lap. When all ranks have gone as far as they ca
 are next, when ranks and links are free, and when transfers under way arrive. Where all of that equals the state some
 laps before, shifted in time, the laps since then repeat. Where ranks drift apart at constant rates, the last lap
 repeats until a rank starts or stops waiting for something. So the result is that of the whole table, exactly. Seconds
-that are floats are counted in whole units of 2**-60 s: adding them up rounds nothing.
+are counted in whole units of 2**-60 s: adding them up rounds nothing.
 """
 
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
 from impl.pipeline.schedule import Op, Rows
 from impl.pipeline.schedules import SCHEDULES, build
-from impl.pipeline.simulate import Number, Transfer, simulate
+from impl.pipeline.simulate import simulate
 
 UNITS = 2**60
 """Units of time in a second."""
 LAPS = 4
 """Laps after the pipeline is full for which rows are generated at first."""
 
-Seconds = Mapping[Op, Sequence[Number]]
+Seconds = Mapping[Op, Sequence[float]]
 """Seconds of each operation, by stage."""
-Time = int | Fraction
+Transfer = float | Callable[[int, int], float]
+"""Seconds from one rank to another: a constant, or a function of (sender, receiver)."""
 RowsOf = Callable[[int], Rows]
 """Function from a number of microbatches to the rows."""
+
+
+class Last(NamedTuple):
+    """Backward pass of the last microbatch through a stage; a split one's later part."""
+
+    start: float
+    end: float
 
 
 class Ran(NamedTuple):
     """Executed step on every pipeline rank, in seconds from its start."""
 
-    ends: list[Number]
+    ends: list[float]
     """End of each rank's last action."""
-    busy: list[Number]
+    busy: list[float]
     """Seconds that each rank computes."""
-    last: dict[tuple[Op, int], tuple[Number, Number]]
-    """Start and end of each stage's operations on its last microbatch."""
-    actions: int
-    """Actions of the whole table."""
+    last: dict[int, Last]
+    """Last backward pass of each stage."""
     executed: int
     """Actions that were not skipped."""
-
-    @property
-    def seconds(self) -> Number:
-        return max(self.ends)
 
 
 class _StageOp(NamedTuple):
     """Common properties of all actions of one operation on one stage."""
 
-    cost: Time
-    inbox: deque[Time] | None
+    cost: int
+    inbox: deque[int] | None
     """Arrival times of the inputs, in the order of the microbatches."""
-    outbox: deque[Time] | None
+    outbox: deque[int] | None
     link: int
-    delay: Time
+    delay: int
     reader: int
     """Rank that reads from the outbox."""
 
@@ -72,34 +73,29 @@ class _Lap(NamedTuple):
     """Index of each rank's next action in its row."""
     held: list[int]
     """Number of transfers under way to each inbox."""
-    times: list[Time]
-    gaps: list[Time]
+    times: list[int]
+    gaps: list[int]
 
 
 class _Pipeline:
     """State of ranks, links and transfers at the current point of the step."""
 
     def __init__(self, p: int, v: int, seconds: Seconds, transfer: Transfer) -> None:
-        self.clock: list[Time] = [0] * p
+        self.clock: list[int] = [0] * p
         self.at = [0] * p
-        self.free: list[Time] = []
+        self.free: list[int] = []
         """Time at which each link is free."""
-        self.boxes: list[deque[Time]] = []
-        self.last: dict[tuple[Op, int], tuple[Time, Time]] = {}
+        self.boxes: list[deque[int]] = []
+        self.last: dict[tuple[Op, int], tuple[int, int]] = {}
         self.executed = 0
-        costs = [cost for of_stages in seconds.values() for cost in of_stages]
-        self.is_exact = not any(isinstance(cost, float) for cost in costs)
-        self._links: dict[tuple[int, int], tuple[int, Time]] = {}
+        self._links: dict[tuple[int, int], tuple[int, int]] = {}
         self.kinds: dict[Op, list[_StageOp]] = {
-            op: [_StageOp(self._time(cost), None, None, -1, 0, -1) for cost in of_stages]
+            op: [_StageOp(round(cost * UNITS), None, None, -1, 0, -1) for cost in of_stages]
             for op, of_stages in seconds.items()
         }
         for op in self.kinds.keys() & {Op.F, Op.B, Op.I}:
             for stage in range(p * v):
                 self._connect(op, stage, stage + 1 if op is Op.F else stage - 1, transfer)
-
-    def _time(self, seconds: Number) -> Time:
-        return Fraction(seconds) if self.is_exact else round(seconds * UNITS)
 
     def _connect(self, op: Op, stage: int, to: int, transfer: Transfer) -> None:
         """Connect a stage's operation to the stage that reads its result, if that exists and is on another rank."""
@@ -109,17 +105,17 @@ class _Pipeline:
             return
         if (sender, reader) not in self._links:
             seconds = transfer(sender, reader) if callable(transfer) else transfer
-            self._links[sender, reader] = len(self.free), self._time(seconds)
+            self._links[sender, reader] = len(self.free), round(seconds * UNITS)
             self.free.append(0)
         link, delay = self._links[sender, reader]
-        box: deque[Time] = deque()
+        box: deque[int] = deque()
         self.boxes.append(box)
         kinds[stage] = kinds[stage]._replace(outbox=box, link=link, delay=delay, reader=reader)
         kinds[to] = kinds[to]._replace(inbox=box)
 
     def play(self, rows_of: RowsOf, m: int, step: int) -> None:
         """Execute all rows of m microbatches, where each further `step` microbatches extend the pattern."""
-        seen: dict[tuple[Time, ...], _Lap] = {}
+        seen: dict[tuple[int, ...], _Lap] = {}
         laps: list[_Lap] = []
         within, left, size = 0, m, min(m, len(self.clock) + LAPS * step)
         self.at = [0] * len(self.clock)
@@ -129,7 +125,7 @@ class _Pipeline:
             if within >= size:
                 size = min(left, 8 * size)
                 rows = rows_of(size)
-            gaps: list[Time] = []
+            gaps: list[int] = []
             self._go_on(rows, within, gaps)
             lap = _Lap(within, list(self.at), list(map(len, self.boxes)), self._times(), gaps)
             laps = [*laps[-2:], lap]
@@ -146,11 +142,11 @@ class _Pipeline:
                 seen, laps = {}, []
         self._go_on(rows if size == left else rows_of(left), left, [], left - 1)
 
-    def _times(self) -> list[Time]:
+    def _times(self) -> list[int]:
         """Return the times when ranks and links are free, and when transfers under way arrive."""
         return [*self.clock, *self.free, *chain.from_iterable(self.boxes)]
 
-    def _pass(self, times: Iterable[Time]) -> None:
+    def _pass(self, times: Iterable[int]) -> None:
         """Advance each of `_times` by the given time."""
         left = iter(times)
         self.clock = [clock + next(left) for clock in self.clock]
@@ -160,7 +156,7 @@ class _Pipeline:
             box.clear()
             box.extend(later)
 
-    def _go_on(self, rows: Rows, within: int, gaps: list[Time], last: int = -1) -> None:
+    def _go_on(self, rows: Rows, within: int, gaps: list[int], last: int = -1) -> None:
         """Execute all actions of the first `within` microbatches that can run; record times of microbatch `last`.
 
         Args:
@@ -168,7 +164,7 @@ class _Pipeline:
         """
         clock, free, kinds = self.clock, self.free, self.kinds
         ready = list(reversed(range(len(rows))))
-        waits: list[deque[Time] | None] = [None] * len(rows)
+        waits: list[deque[int] | None] = [None] * len(rows)
         while ready:
             rank = ready.pop()
             row, now, at = rows[rank], clock[rank], self.at[rank]
@@ -254,19 +250,16 @@ def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Trans
     if name not in SCHEDULES:
         return _whole(name, p, m, v, seconds, transfer)
     name = "one_f_one_b" if name == "interleaved" and v == 1 else name
-    split = name == "zb_h1"
-    ops = (Op.F, Op.I, Op.W) if split else (Op.F, Op.B)
+    ops = (Op.F, Op.I, Op.W) if name == "zb_h1" else (Op.F, Op.B)
     pipeline = _Pipeline(p, v, {op: seconds[op] for op in ops}, transfer)
     with _uncollected():
         for rows_of in _phases(name, p, v):
             pipeline.play(rows_of, m, p if v > 1 else 1)
-    back = (lambda time: time) if pipeline.is_exact else (lambda time: time / UNITS)
     work = [sum(kinds[stage].cost for kinds in pipeline.kinds.values()) for stage in range(p * v)]
     return Ran(
-        [back(end) for end in pipeline.clock],
-        [back(m * sum(work[rank::p])) for rank in range(p)],
-        {kind: (back(start), back(end)) for kind, (start, end) in pipeline.last.items()},
-        len(ops) * p * v * m,
+        [end / UNITS for end in pipeline.clock],
+        [m * sum(work[rank::p]) / UNITS for rank in range(p)],
+        {i: Last(start / UNITS, end / UNITS) for (op, i), (start, end) in pipeline.last.items() if op is ops[-1]},
         pipeline.executed,
     )
 
@@ -294,11 +287,10 @@ def _phases(name: str, p: int, v: int) -> list[RowsOf]:
 def _whole(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer) -> Ran:
     """Simulate the whole table of a schedule that is not in SCHEDULES."""
     timeline = simulate(build(name, p, m, v), lambda action: seconds[action.op][action.stage], transfer)
-    last = {span.action[:2]: (span.start, span.end) for span in timeline.spans if span.action.microbatch == m - 1}
-    return Ran(
-        [row[-1].end for row in timeline.rows.values()],
-        [timeline.busy(rank) for rank in timeline.rows],
-        last,
-        len(timeline.spans),
-        len(timeline.spans),
-    )
+    last = {
+        span.action.stage: Last(float(span.start), float(span.end))
+        for span in timeline.spans
+        if span.action.microbatch == m - 1 and span.action.op in (Op.B, Op.W)
+    }
+    ends = [float(row[-1].end) for row in timeline.rows.values()]
+    return Ran(ends, [float(timeline.busy(rank)) for rank in timeline.rows], last, len(timeline.spans))

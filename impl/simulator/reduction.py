@@ -7,6 +7,7 @@ from impl.cost.parameters import MASTER_BYTES, named_parameters
 from impl.cost.place import Place, parameter_bytes
 from impl.cost.traffic import Counts, state_traffic
 from impl.run import Run
+from impl.simulator.periodic import Last
 from impl.simulator.seconds import STATE_BYTES, Group, Size, beside, collective, group, optimizer
 from impl.simulator.system import System
 
@@ -25,13 +26,6 @@ class States(NamedTuple):
     """Shares of its parameters in each of its stages."""
     layers: tuple[int, ...]
     """Layers in each of its stages; at least 1."""
-
-
-class Last(NamedTuple):
-    """Backward pass of the last microbatch through a stage."""
-
-    start: float
-    end: float
 
 
 def states(place: Place) -> States:

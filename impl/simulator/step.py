@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.memory import Memory, memory_of_ranks
@@ -16,13 +16,15 @@ from impl.pipeline.stage import Stage, partition, split
 from impl.run import Run
 from impl.simulator.operations import STAGE, Block, BlockName, block
 from impl.simulator.passes import Passes, passes, stage_passes
-from impl.simulator.periodic import Ran, execute
-from impl.simulator.reduction import Last, States, finish, seconds_of, sharded, states
+from impl.simulator.periodic import execute
+from impl.simulator.reduction import States, finish, seconds_of, sharded, states
 from impl.simulator.seconds import collective, group, send
 from impl.simulator.system import System
 
 Transfer = Callable[[int, int], float]
 Stages = Literal["even"] | tuple[Stage, ...] | None
+FIELD = {Work.F: "forward", Work.B: "backward", Work.I: "input_gradient", Work.W: "weight_gradient"}
+"""Field of `Passes` with the seconds of an operation."""
 WAITS = ("tensor_parallel", "pipeline", "gather", "host")
 """Fields of `Passes` that are not computation."""
 EXPOSED = {
@@ -59,11 +61,6 @@ class Prediction:
     """Memory of each pipeline rank."""
     fits: bool | None = None
     """True if memory suffices on every rank; None: memory was not predicted."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the prediction ready for JSON, without the timeline."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("timeline", "memory")}
-        return fields | {"memory": [one.as_dict() for one in self.memory]}
 
 
 class _Prepared(NamedTuple):
@@ -153,18 +150,22 @@ def step_seconds(
     return _carry_out(run, system, prepared, {}).seconds * system.correction(run)
 
 
-@lru_cache(maxsize=4096)
-def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> _Prepared:
+def stages_of(run: Run, vocab_size: int, stages: Stages) -> tuple[Stage, ...]:
+    """Return all stages of the model, in order, as `predict` takes them."""
     count = run.plan.pp * run.plan.chunks
     if stages is None:
-        parts = split(run.model, vocab_size, count)
-    elif stages == "even":
+        return split(run.model, vocab_size, count)
+    if stages == "even":
         layers = partition(run.model.num_layers, count)
-        parts = tuple(Stage(own, i == 0, i == count - 1) for i, own in enumerate(layers))
-    else:
-        parts = stages
-        if len(parts) != count:
-            raise InputError(f"{len(parts)} stages were given; valid: plan.pp x plan.chunks, {count}")
+        return tuple(Stage(own, i == 0, i == count - 1) for i, own in enumerate(layers))
+    if len(stages) != count:
+        raise InputError(f"{len(stages)} stages were given; valid: plan.pp x plan.chunks, {count}")
+    return stages
+
+
+@lru_cache(maxsize=4096)
+def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> _Prepared:
+    parts = stages_of(run, vocab_size, stages)
     positions = run.model.seq_len if head_positions is None else head_positions
     blocks: dict[BlockName, Block] = {name: block(run, vocab_size, name, positions) for name in STAGE}
     alike: dict[object, States] = {}
@@ -188,8 +189,8 @@ def _carry_out(
     transfer = transfer_seconds(run, system)
     through = _through(run, system, prepared, each, transfer)
     seconds = {
-        op: [one.of(op) * slowdown.get(prepared.rank_of[i], 1.0) for i, one in enumerate(through)]
-        for op in (Work.F, Work.B, Work.I, Work.W)
+        op: [getattr(one, name) * slowdown.get(prepared.rank_of[i], 1.0) for i, one in enumerate(through)]
+        for op, name in FIELD.items()
     }
     under_way = 1 - system.constant("send_blocks")
     delay = lambda sender, receiver: under_way * transfer(sender, receiver)
@@ -198,9 +199,9 @@ def _carry_out(
     if with_timeline:
         timeline = simulate(build(*shape), lambda action: seconds[action.op][action.stage], delay)
     ran = execute(*shape, seconds, delay)
-    ends = [float(end) for end in ran.ends]
-    busy = [float(one) for one in ran.busy]
-    after = finish(system, run, prepared.states, ends, _last(ran, prepared))
+    ends, busy = ran.ends, ran.busy
+    last = [[ran.last[stage] for stage in prepared.stages_of(rank)] for rank in range(p)]
+    after = finish(system, run, prepared.states, ends, last)
     ranks = []
     for rank in range(p):
         stages = [one for one, owner in zip(through, prepared.rank_of, strict=True) if owner == rank]
@@ -254,12 +255,3 @@ def transfer_seconds(run: Run, system: System) -> Transfer:
         for is_inter in (False, True)
     }
     return lambda sender, receiver: gathered + sent[sender * ranks // node != receiver * ranks // node]
-
-
-def _last(ran: Ran, prepared: _Prepared) -> list[list[Last]]:
-    """Return the last backward passes through the stages of every rank."""
-    spans: dict[int, Last] = {}
-    for (op, stage), (start, end) in ran.last.items():
-        if op in (Work.B, Work.W):
-            spans[stage] = max(spans.get(stage, Last(0.0, 0.0)), Last(float(start), float(end)))
-    return [[spans[stage] for stage in prepared.stages_of(rank)] for rank in range(len(prepared.states))]

@@ -11,12 +11,12 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAd
 from pydantic.dataclasses import dataclass
 
 from impl.cost.gemms import Pass
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
 from impl.cost.traffic import Op
 from impl.errors import InputError
-from impl.fields import CHECKED, AtLeastTwo
+from impl.fields import CHECKED, AtLeastTwo, Fraction
 from impl.run import Precision, Run, with_fields
 from impl.simulator.constants import CONSTANTS, Constant
-from impl.simulator.habits import Habits
 from impl.simulator.residuals import Residuals
 
 Two = tuple[PositiveFloat, PositiveFloat]
@@ -36,14 +36,12 @@ class Surface:
         """Store the points. Shapes: [points, dimensions]."""
         self.logs = np.log(places)
         self.axes = [np.unique(column) for column in self.logs.T]
-        shape = tuple(len(axis) for axis in self.axes)
-        self.order: np.ndarray | None = None
+        shape = [len(axis) for axis in self.axes]
+        at = [np.searchsorted(axis, column) for axis, column in zip(self.axes, self.logs.T, strict=True)]
+        place = np.ravel_multi_index(at, shape)
+        is_grid = len(np.unique(place)) == len(places) == np.prod(shape)
+        self.order = np.argsort(place).reshape(shape) if is_grid else None
         """Index of the point at each place of the grid."""
-        if int(np.prod(shape)) == len(places):
-            at = tuple(np.searchsorted(axis, column) for axis, column in zip(self.axes, self.logs.T, strict=True))
-            order = np.full(shape, -1)
-            order[at] = np.arange(len(places))
-            self.order = order if order.min() >= 0 else None
 
     def at(self, logs: np.ndarray, sizes: tuple[Any, ...]) -> Any:
         """Return the quantity at some sizes, numbers or arrays, from its logarithms at the points."""
@@ -159,6 +157,45 @@ class Curve:
     rows: list[Two] = Field(min_length=1)
 
 
+@dataclass(frozen=True, config=CHECKED)
+class Habits:
+    """Fields of a run as a software has them; None: as the run has them."""
+
+    source: str = ""
+    stages: Literal["even"] | None = None
+    """even: as many layers in every pipeline stage; None: the head's weight is counted, as our own engine does."""
+    dropout: Fraction | None = None
+    fp32_gradients: bool | None = None
+    overlap_input_grad_reduce: bool | None = None
+    overlap_grad_reduce: bool | None = None
+
+    def of(self, run: Run) -> Run:
+        """Return the run as this software executes it."""
+        overlaps = ("overlap_input_grad_reduce", "overlap_grad_reduce")
+        plan = {name: getattr(self, name) for name in overlaps if getattr(self, name) is not None}
+        model = {} if self.dropout is None else {"dropout": self.dropout}
+        is_small = ELEMENT_BYTES[run.precision] < MASTER_BYTES[run.precision]
+        own = {"fp32_gradients": self.fp32_gradients} if self.fp32_gradients is not None and is_small else {}
+        changed = {"plan": dataclasses.replace(run.plan, **plan), "model": dataclasses.replace(run.model, **model)}
+        return dataclasses.replace(run, **changed, **own)
+
+    def stages_of(self, run: Run) -> Literal["even"] | None:
+        """Return how layers are shared; what does not come out even is shared as our own engine does."""
+        return self.stages if run.model.num_layers % (run.plan.pp * run.plan.chunks) == 0 else None
+
+    def changes(self, run: Run) -> list[str]:
+        """Return in words which settings differ from the run's."""
+        done, plan = self.of(run), run.plan
+        dropout = [f"dropout {done.model.dropout:g}"] if done.model.dropout != run.model.dropout else []
+        flags = [("fp32 gradients", done.fp32_gradients, run.fp32_gradients)]
+        if plan.tp > 1:
+            asked = plan.overlap_input_grad_reduce
+            flags.append(("overlapped input gradients", done.plan.overlap_input_grad_reduce, asked))
+        if plan.dp > 1:
+            flags.append(("overlapped gradients", done.plan.overlap_grad_reduce, plan.overlap_grad_reduce))
+        return dropout + [f"{'' if own else 'no '}{name}" for name, own, asked in flags if own != asked]
+
+
 @dataclass(config=CONFIG)
 class Calibration:
     """Rows that constants were fitted on, and their errors on rows that were held out."""
@@ -252,16 +289,12 @@ class System:
         return TypeAdapter(System).dump_python(self, mode="json", exclude_defaults=True)
 
     @cached_property
-    def _values(self) -> dict[str, float]:
-        return {name: constant.value for name, constant in (CONSTANTS | self.constants).items()}
+    def all_constants(self) -> dict[str, Constant]:
+        return CONSTANTS | self.constants
 
     def constant(self, name: str) -> float:
         """Return a constant's value."""
-        return self._values[name]
-
-    @property
-    def all_constants(self) -> dict[str, Constant]:
-        return CONSTANTS | self.constants
+        return self.all_constants[name].value
 
     def with_calibration(self, calibration: Calibration) -> "System":
         return dataclasses.replace(self, calibration=calibration)

@@ -262,7 +262,12 @@ def test_points_simulated_for_two_stacks_on_one_device_are_compared_unless_a_poi
     runs, systems, seen = [small(batch=8), small(batch=16)], ("selene", "selene_2022"), []
     one, two = (simulated_of(run, system) for run, system in zip(runs, systems, strict=True))
     together = claims_table((noted(seen),), [one, two])
-    assert list(together.frame) == ["claim", "source", "kind", *(f"{n}, simulated on selene, selene_2022" for n in ENDS)]
+    assert list(together.frame) == [
+        "claim",
+        "source",
+        "kind",
+        *(f"{n}, simulated on selene, selene_2022" for n in ENDS),
+    ]
     assert set(frame([one, two])["device_name"]) == {"NVIDIA A100-SXM4-80GB, simulated"}
     both_on_one = simulated_of(runs[0], "selene_2022")
     apart = claims_table((noted(seen),), [one, both_on_one])

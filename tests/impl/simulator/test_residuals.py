@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from impl.model.config import ModelConfig
-from impl.plan import Plan
-from impl.recipe import Recipe
 from impl.run import Run
 from impl.simulator.residuals import IGNORED, Residuals
+from tests.impl.simulator.made_up import longer, run_of
 
 PLACES = [[1024.0, 1, 1], [1024.0, 1, 1], [1024.0, 2, 1], [1024.0, 2, 2], [2048.0, 8, 4], [2048.0, 8, 8]]
 LOGS = [0.05, 0.06, 0.04, -0.05, 0.02, 0.03]
@@ -17,8 +15,7 @@ SD = 0.05
 
 
 def run(hidden: int, tp: int, microbatch: int) -> Run:
-    model = ModelConfig(num_layers=4, hidden_size=hidden, num_heads=16, seq_len=1024)
-    return Run(model=model, plan=Plan(tp=tp), train=Recipe(global_batch=16, microbatch=microbatch))
+    return longer(run_of(tp=tp, microbatch=microbatch), hidden_size=hidden)
 
 
 def test_rows_are_learned_from_and_far_away_nothing_is_known():

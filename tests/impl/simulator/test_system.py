@@ -41,6 +41,7 @@ def test_a_system_is_written_and_read_back():
         ("node.nics", 4, "node.nics '4'"),
         ("constants", {"gemm_eficiency": number(1.0)}, "gemm_eficiency is no constant; valid: gemm_efficiency"),
         ("colour", "red", "colour 'red': Unexpected keyword"),
+        ("node", {"size": number(8)}, "system field node.nics: Field required"),
         ("device.peak_flops", {"fp8": number(1.0)}, "device.peak_flops.fp8"),
     ],
 )
@@ -49,11 +50,6 @@ def test_a_wrong_file_is_told_in_one_line(path: str, value: Any, told: str):
         System.from_dict(changed(path, value))
     assert told in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_field_is_named():
-    with pytest.raises(InputError, match=r"system field node: Field required"):
-        System.from_dict({name: value for name, value in DOCUMENT.items() if name != "node"})
 
 
 def test_constants_that_a_file_does_not_name_have_their_prior():
