@@ -204,6 +204,17 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> l
     return combined
 
 
+def with_seconds(record: Record, seconds: float, bubble: float | None = None) -> Record:
+    """Return a simulated record whose step takes other seconds, as in a null model or at an interval's end."""
+    other = copy.copy(record)
+    for name in [name for name in other.__dict__ if isinstance(getattr(Record, name, None), cached_property)]:
+        del other.__dict__[name]
+    other.steps = [Step(seconds=[seconds])]
+    if bubble is not None:
+        other.prediction = dataclasses.replace(record.prediction, bubble=bubble)
+    return other
+
+
 def devices(records: Sequence[Record]) -> dict[str | None, str]:
     """Return the device names of simulated records, by system.
 
