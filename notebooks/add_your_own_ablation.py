@@ -29,8 +29,8 @@ from harness.experiment.checks import falls
 from harness.experiment.claims import Claim, Evidence, claims_table, means
 from harness.experiment.experiment import Experiment, points
 from harness.figures import figures, style
+from harness.launch.attempt import Options
 from harness.launch.follow import Display
-from harness.launch.options import Options
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
 from harness.records.record import Record

@@ -7,9 +7,9 @@ from typing import Any
 from rich.table import Table
 
 from harness.experiment.experiment import Point
-from harness.launch.options import Options
+from harness.launch.attempt import Options
+from harness.launch.follow import LiveDisplay
 from harness.launch.preflight import Datasets
-from harness.launch.progress import LiveDisplay
 from harness.launch.slurm import Site
 from harness.launch.sweep import Sweep
 from harness.records.store import Store
@@ -27,7 +27,7 @@ class Real:
         self.store = Store(out, "tune", "small")
         self.store.require_writable()
         self.datasets = Datasets(out / ".synthetic")
-        self.options = Options(Site(device=system.device.kind))
+        self.options = Options(site=Site(device=system.device.kind))
 
     def run(self, points: Sequence[Point]) -> None:
         with LiveDisplay(len(points)) as display:

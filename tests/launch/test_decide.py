@@ -21,12 +21,14 @@ from hypothesis.stateful import (
 )
 
 from harness.launch.claim_lock import LEASE_SECONDS, Claims
-from harness.launch.decide import Facts, attempt_state, decide, is_same_code, state_word
+from harness.launch.decide import AttemptState, attempt_state, decide, is_same_code, state_word
+from harness.launch.flags import Retry, Trying
 from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
 from harness.launch.sweep import Options, Sweep
 from harness.rank.failure import AGAIN, RETRIED, Cause
 from harness.rank.job import Job, JobState, job_of, keep
+from harness.records.parts import Head, Status, Try
 from harness.records.store import FINISHED, Store
 from harness.terminal import counted
 from tests.harness.fake_site import CODE, end_rank
@@ -35,46 +37,69 @@ from tests.harness.small_runs import Told, point, small, write_tokens
 
 # The decision ---------------------------------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True)
+class Facts:
+    record: Head | None
+    attempt: AttemptState | None
+    is_fresh: bool
+    is_same_code: bool
+    starts: int
+
+    def todo(self, retries: int = 0, retry: Retry = "again") -> str:
+        given = {"is_fresh": self.is_fresh, "is_same_code": self.is_same_code, "starts": self.starts}
+        return decide(self.record, self.attempt, Trying(retries=retries, retry=retry), **given)
+
+
+records = st.builds(
+    lambda status, cause, tries: Head(
+        schema=2, id="x", experiment="x", tier="smoke", status=status, cause=cause, tries=[Try()] * tries
+    ),
+    st.sampled_from(get_args(Status)),
+    st.sampled_from([None, *get_args(Cause)]),
+    st.integers(0, 4),
+)
 all_facts = st.builds(
     Facts,
-    status=st.sampled_from([None, "ok", "nan", "invalid", "oom", "failed", "timeout"]),
-    cause=st.sampled_from([None, *get_args(Cause)]),
-    tries=st.integers(0, 4),
+    st.none() | records,
+    st.sampled_from([None, "live", "ended"]),
     is_fresh=st.booleans(),
     is_same_code=st.booleans(),
-    attempt=st.sampled_from([None, "live", "ended"]),
     starts=st.integers(0, 4),
 )
 
 
 @given(facts=all_facts, retries=st.integers(0, 3), retry=st.sampled_from(["again", "all"]))
 def test_what_lives_is_waited_for_and_what_is_finished_never_started(facts: Facts, retries: int, retry: Any):
-    todo = decide(facts, retries, retry)
+    todo, record = facts.todo(retries, retry), facts.record
     assert todo in ("leave", "wait", "harvest", "tidy", "start")
-    if facts.status in FINISHED:
+    if record is not None and record.status in FINISHED:
         assert todo in ("leave", "tidy")
     elif facts.attempt is not None:
         assert todo == {"live": "wait", "ended": "harvest"}[facts.attempt]
-    if todo == "start" and facts.is_fresh and facts.status is not None:
-        assert facts.cause in RETRIED
-        assert facts.tries < retries
+    if todo == "start" and facts.is_fresh and record is not None:
+        assert record.cause in RETRIED
+        assert len(record.tries) < retries
 
 
 @given(facts=all_facts, retries=st.integers(0, 3), retry=st.sampled_from(["again", "all"]))
 def test_one_command_ends(facts: Facts, retries: int, retry: Any):
     """Were every try to end like the first, only so many would follow."""
     facts = replace(facts, starts=0, attempt=None)
-    while decide(facts, retries, retry) == "start":
-        facts = replace(facts, starts=facts.starts + 1, is_fresh=True, tries=facts.starts)
+    while facts.todo(retries, retry) == "start":
+        tries = [Try()] * facts.starts
+        record = replace(facts.record, tries=tries) if facts.record is not None else None
+        facts = replace(facts, starts=facts.starts + 1, is_fresh=True, record=record)
         assert facts.starts <= retries + 1
 
 
-@given(facts=all_facts)
-def test_what_the_same_code_did_is_done_again_on_request_only(facts: Facts):
-    facts = replace(facts, status="failed", attempt=None, is_fresh=False)
-    does_again = facts.cause is None or facts.cause in AGAIN or not facts.is_same_code
-    assert (decide(facts) == "start") == does_again
-    assert decide(facts, retry="all") == "start"
+@given(facts=all_facts, record=records)
+def test_what_the_same_code_did_is_done_again_on_request_only(facts: Facts, record: Head):
+    record = replace(record, status="failed")
+    facts = replace(facts, record=record, attempt=None, is_fresh=False)
+    does_again = record.cause is None or record.cause in AGAIN or not facts.is_same_code
+    assert (facts.todo() == "start") == does_again
+    assert facts.todo(retry="all") == "start"
 
 
 def test_code_is_the_same_if_commit_and_changes_are():
@@ -421,7 +446,7 @@ def test_no_sequence_of_events_loses_a_record_or_runs_a_point_twice(
 ):
     monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _: dict(CODE))
     monkeypatch.setattr("harness.launch.attempt.why_invalid", lambda *_: None)
-    monkeypatch.setattr("harness.launch.sweep.warnings", lambda *_: [])
+    monkeypatch.setattr("harness.launch.sweep.why_doubtful", lambda *_: None)
     monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
     monkeypatch.setattr("harness.launch.sweep.ELSEWHERE_SECONDS", 0.0)

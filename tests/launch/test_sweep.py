@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from harness.experiment.experiment import Experiment, load, points
 from harness.launch.preflight import Datasets
-from harness.launch.sweep import LeftRunning, Options, Sweep
+from harness.launch.sweep import Options, Sweep
 from harness.rank.failure import AGAIN, RETRIED, STATUSES
 from harness.rank.heartbeat import Alive, write_alive
 from harness.rank.job import ABSENT, BEHIND, JOB, SILENT, JobState, keep
@@ -231,7 +231,7 @@ def test_a_sweep_that_left_its_jobs_comes_back_to_them(tokens: Path, store: Stor
 def test_an_interrupt_leaves_the_jobs_of_a_scheduler(tokens: Path, store: Store):
     run = small(tokens)
     site = FakeSite(looks=10**9, on="slurm")
-    with pytest.raises(LeftRunning, match="1 point goes on"):
+    with pytest.raises(KeyboardInterrupt, match="1 point goes on"):
         sweep(store, [run], site=site, told=Told(on_look=interrupt))
     assert site.cancelled == []
     assert len(store.attempts_of(run.id)) == 1
@@ -357,9 +357,9 @@ def test_a_job_that_cannot_be_read_is_waited_for_as_long_as_a_submission_takes(
 
     monkeypatch.setattr(told, "waiting", a_minute_passes)
     sweep(store, [run], site=site, told=told)
-    assert looks == [f"job.json says of no job: {attempt}"] * 5
+    assert looks == [f"job.json describes no job: {attempt}"] * 5
     assert site.submitted == [run.id]
-    assert f"job.json says of no job: {attempt}; this try is given up" in told.messages[0]
+    assert f"job.json describes no job: {attempt}; this try is given up" in told.messages[0]
 
 
 class Silent(FakeSite):
