@@ -12,7 +12,7 @@ from harness.experiment.experiment import Point
 from harness.experiment.folders import of_archive
 from harness.launch.attempt import Options
 from harness.launch.decide import attempt_state, state_word
-from harness.launch.follow import LiveDisplay
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
 from harness.rank import jobs
@@ -140,5 +140,5 @@ def tell_submitted(chosen: Chosen, words: Sequence[str], json: bool) -> int:
 
 
 def _wait_for(store: Store, points: list[Point]) -> None:
-    with LiveDisplay(len(points)) as display:
+    with Display(len(points)) as display:
         Sweep(store, Datasets(store.folder), Options(), display).watch(points)

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Options
 from harness.launch.flags import DeviceChoice
-from harness.launch.follow import LiveDisplay
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site, Where
@@ -49,7 +49,7 @@ def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Op
 
 
 def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
-    with LiveDisplay(len(chosen)) as display:
+    with Display(len(chosen)) as display:
         Sweep(store, datasets, options, display).run(chosen)
 
 

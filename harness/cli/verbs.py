@@ -84,7 +84,7 @@ def run(
     from harness.cli.sweeps import carry_out, nothing_written, site_of
     from harness.launch.attempt import Options
     from harness.launch.dry_run import none_can_run, print_plan, print_refused
-    from harness.launch.sweep import Display, Sweep
+    from harness.launch.sweep import Sweep
     from harness.report.results import tell_results
 
     require_positive(**{} if jobs is None else {"jobs": jobs})
@@ -102,7 +102,7 @@ def run(
     with nothing_written(store, which.data) as datasets:
         refused = none_can_run(points, store, datasets, options)
         if dry_run:
-            print_plan(found, Sweep(store, datasets, options, Display()), points, json)
+            print_plan(found, Sweep(store, datasets, options), points, json)
             return 1 if refused else 0
         if refused:
             return print_refused(found, store, refused, which.words(plan_fields), json)

@@ -45,31 +45,14 @@ class Step(NamedTuple):
 
 
 class Display:
-    """Display of a sweep's progress; this one shows nothing."""
+    """Display, as a context, of the points that are done, and of step, loss and tokens/s of those that run.
 
-    def message(self, text: str) -> None:
-        """Show a line of text."""
+    Args:
+        total: number of points.
+        console: where it is shown; None for standard error.
+    """
 
-    def started(self, point: Point) -> None:
-        """Show that a point has started."""
-
-    def advanced(self, point: Point, steps: Sequence[Step]) -> None:
-        """Show the latest steps of a running point, the last of them last; none before the first."""
-
-    def finished(self, point: Point, record: Record) -> None:
-        """Show the outcome of a point."""
-
-    def skipped(self, point: Point) -> None:
-        """Show that nothing was to be done for a point."""
-
-    def waiting(self, pending: int, running: int, why: str = "") -> None:
-        """Show how many points a scheduler has pending and running, and why the others wait, if they do."""
-
-
-class LiveDisplay(Display):
-    """Display, as a context, of the points that are done, and of step, loss and tokens/s of those that run."""
-
-    def __init__(self, total: int, console: Console | None = None) -> None:
+    def __init__(self, total: int = 0, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -89,7 +72,7 @@ class LiveDisplay(Display):
         """Times of the last line on each running point."""
         self.queue = ""
 
-    def __enter__(self) -> "LiveDisplay":
+    def __enter__(self) -> "Display":
         self.progress.start()
         return self
 
@@ -97,9 +80,11 @@ class LiveDisplay(Display):
         self.progress.stop()
 
     def message(self, text: str) -> None:
+        """Show a line of text."""
         self.console.print(printable(text), soft_wrap=True, markup=False)
 
     def started(self, point: Point) -> None:
+        """Show that a point has started."""
         self._remove(point)
         self.tasks[point.id] = self.progress.add_task(
             f"  {point.label}", total=point.run.train.steps, detail="starting"
@@ -107,6 +92,7 @@ class LiveDisplay(Display):
         self.shown[point.id] = time.monotonic()
 
     def advanced(self, point: Point, steps: Sequence[Step]) -> None:
+        """Show the latest steps of a running point, the last of them last; none before the first."""
         if not steps:
             return
         loss, done = steps[-1].loss, steps[-1].step + 1
@@ -119,6 +105,7 @@ class LiveDisplay(Display):
             self.message(f"  {point.label}: step {done}/{point.run.train.steps}, {detail}")
 
     def finished(self, point: Point, record: Record) -> None:
+        """Show the outcome of a point."""
         self._count(point)
         outcome = f"{record.status}: {record.reason}"
         if record.status == "ok":
@@ -126,9 +113,11 @@ class LiveDisplay(Display):
         self.message(f"[{self.count}/{self.total}] {point.label}: {outcome}")
 
     def skipped(self, point: Point) -> None:
+        """Show that nothing was to be done for a point."""
         self._count(point)
 
     def waiting(self, pending: int, running: int, why: str = "") -> None:
+        """Show how many points a scheduler has pending and running, and why the others wait, if they do."""
         queue = f"{running} running, {pending} pending"
         self.progress.update(self.sweep, detail=queue)
         text = why if self.console.is_terminal else f"{queue}; waiting: {why}" if why else queue

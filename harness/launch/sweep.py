@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Entry, Jobs, Options, orders, shape, why_refused
 from harness.launch.claim_lock import ClaimLost, Claims
@@ -40,9 +42,10 @@ class Sweep:
     """Points of one experiment at one tier, the store of their records, and where they run."""
 
     def __init__(
-        self, store: Store, datasets: Datasets, options: Options, display: Display, jobs: Jobs = real_jobs
+        self, store: Store, datasets: Datasets, options: Options, display: Display | None = None, jobs: Jobs = real_jobs
     ) -> None:
-        self.store, self.datasets, self.options, self.display, self.jobs = store, datasets, options, display, jobs
+        self.store, self.datasets, self.options, self.jobs = store, datasets, options, jobs
+        self.display = display or Display(console=Console(quiet=True))
         typed = [Path(sys.argv[0]).name, *sys.argv[1:]]  # the program's path would name a person's folders
         self.environment = host_environment(typed)
         self.claims = Claims((store.folder / "claims").resolve())

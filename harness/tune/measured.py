@@ -8,7 +8,7 @@ from rich.table import Table
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Options
-from harness.launch.follow import LiveDisplay
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.slurm import Site
 from harness.launch.sweep import Sweep
@@ -30,7 +30,7 @@ class Real:
         self.options = Options(site=Site(device=system.device.kind))
 
     def run(self, points: Sequence[Point]) -> None:
-        with LiveDisplay(len(points)) as display:
+        with Display(len(points)) as display:
             Sweep(self.store, self.datasets, self.options, display).run(list(points))
 
     def judged(self, run: Run) -> Judged:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from harness.launch import claim_lock
-from harness.launch.claim_lock import ClaimLost, Claims, is_gone, whoami
+from harness.launch.claim_lock import ClaimLost, Claims, Owner
 
 POINT = "0123456789ab"
 
@@ -45,7 +46,7 @@ def test_a_point_has_one_owner_until_it_is_released(folder: Path, clock: Clock):
     assert claim.is_held()
     assert one.claim(POINT) is claim
     assert other.claim(POINT) is None
-    assert other.owner(POINT) == f"process {os.getpid()} on {whoami()['host']} ({folder / POINT})"
+    assert other.owner(POINT) == f"process {os.getpid()} on {Owner.here().host} ({folder / POINT})"
     assert other.claim("ba9876543210") is not None, "another point is another claim"
     one.release(POINT)
     assert not claim.is_held()
@@ -70,7 +71,7 @@ def test_an_owner_that_says_nothing_for_a_lease_loses_its_claim(folder: Path, cl
     assert other.claim(POINT) is not None
     assert not claim.is_held()
     one.renew()
-    assert claim.is_lost
+    assert not claim.is_held()
     one.release(POINT)
     assert one.claim(POINT) is None, "what it released was not its own any more"
 
@@ -145,7 +146,7 @@ def test_a_full_disk_does_not_lose_a_claim(folder: Path, clock: Clock, monkeypat
     claim = one.claim(POINT)
     assert claim is not None
     with monkeypatch.context() as patch:
-        patch.setattr(claim_lock, "_put", _full)
+        patch.setattr(claim_lock, "write_atomically", _full)
         one.renew()
     assert claim.is_held()
     one.renew()
@@ -198,7 +199,7 @@ def test_a_process_that_was_killed_on_this_machine_loses_its_claim_at_once(folde
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which boot this is")
 def test_owners_of_other_machines_are_never_known_to_be_gone():
-    me = whoami()
+    me = asdict(Owner.here())
     dead = {**me, "pid": 2**22 + 1}
     assert not is_gone(_as_owner(me))
     assert is_gone(_as_owner(dead))
@@ -215,9 +216,14 @@ def test_an_owner_that_names_nobody_is_not_known_to_be_gone(owner: bytes):
 
 
 def test_a_number_that_no_process_can_have_is_no_error():
-    is_gone(_as_owner({**whoami(), "pid": 2**80}))
-    is_gone(_as_owner({**whoami(), "pid": -5}))
-    is_gone(_as_owner({**whoami(), "started": "yesterday"}))
+    is_gone(_as_owner({**asdict(Owner.here()), "pid": 2**80}))
+    is_gone(_as_owner({**asdict(Owner.here()), "pid": -5}))
+    is_gone(_as_owner({**asdict(Owner.here()), "started": "yesterday"}))
+
+
+def is_gone(content: bytes) -> bool:
+    owner = Owner.read(content)
+    return owner is not None and owner.is_gone()
 
 
 def _as_owner(fields: dict[str, Any]) -> bytes:

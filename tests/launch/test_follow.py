@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.experiment.experiment import Point
-from harness.launch.follow import LATEST, Follower, LiveDisplay, Step, latest_steps
+from harness.launch.follow import LATEST, Display, Follower, Step, latest_steps
 from harness.records.store import RESUMED
 from impl.run import Run
 from tests.harness.made_up_records import changed, record
@@ -80,7 +80,7 @@ def test_a_display_counts_every_point_and_tells_the_queue_when_it_changes():
     some = [Point(Run(seed=seed), f"seed={seed}") for seed in range(3)]
     steps = [Step(41, 2.5, 0.1)]
     ended = changed(record(train__steps=1), steps=[{"step": 0, "loss": 2.5}], times={"total_seconds": 3.0})
-    with LiveDisplay(3, console) as display:
+    with Display(3, console) as display:
         display.skipped(some[0])
         display.waiting(2, 0)
         display.waiting(2, 0)
