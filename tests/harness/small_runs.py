@@ -99,6 +99,13 @@ def sweep(store: Store, runs: list[Run], *, site: Any = None, told: Told | None 
     return told
 
 
+def kept(store: Store, run: Run) -> Record:
+    """Return the record of a run that has one."""
+    record = store.read(run.id)
+    assert record is not None
+    return record
+
+
 def processes(folder: Path, program: str = "") -> list[psutil.Process]:
     """Live processes that were told of a path below this folder, of a program if one is named."""
     found = []

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from harness.launch.claim_lock import LEASE_SECONDS, Claims
-from harness.launch.decide import AttemptState, attempt_state, decide, is_same_code, state_word
-from harness.launch.flags import Retry, Trying
+from harness.launch.decide import attempt_state, decide, is_same_code, state_word
+from harness.launch.flags import Trying
 from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
 from harness.launch.sweep import Options, Sweep
@@ -38,19 +38,6 @@ from tests.harness.small_runs import Told, point, small, write_tokens
 # The decision ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Facts:
-    record: Head | None
-    attempt: AttemptState | None
-    is_fresh: bool
-    is_same_code: bool
-    starts: int
-
-    def todo(self, retries: int = 0, retry: Retry = "again") -> str:
-        given = {"is_fresh": self.is_fresh, "is_same_code": self.is_same_code, "starts": self.starts}
-        return decide(self.record, self.attempt, Trying(retries=retries, retry=retry), **given)
-
-
 records = st.builds(
     lambda status, cause, tries: Head(
         schema=2, id="x", experiment="x", tier="smoke", status=status, cause=cause, tries=[Try()] * tries
@@ -59,47 +46,47 @@ records = st.builds(
     st.sampled_from([None, *get_args(Cause)]),
     st.integers(0, 4),
 )
-all_facts = st.builds(
-    Facts,
-    st.none() | records,
-    st.sampled_from([None, "live", "ended"]),
-    is_fresh=st.booleans(),
-    is_same_code=st.booleans(),
-    starts=st.integers(0, 4),
+facts = st.fixed_dictionaries(
+    {
+        "record": st.none() | records,
+        "attempt": st.sampled_from([None, "live", "ended"]),
+        "trying": st.builds(Trying, retries=st.integers(0, 3), retry=st.sampled_from(["again", "all"])),
+        "is_fresh": st.booleans(),
+        "is_same_code": st.booleans(),
+        "starts": st.integers(0, 4),
+    }
 )
 
 
-@given(facts=all_facts, retries=st.integers(0, 3), retry=st.sampled_from(["again", "all"]))
-def test_what_lives_is_waited_for_and_what_is_finished_never_started(facts: Facts, retries: int, retry: Any):
-    todo, record = facts.todo(retries, retry), facts.record
+@given(facts)
+def test_what_lives_is_waited_for_and_what_is_finished_never_started(given: dict[str, Any]):
+    todo, record = decide(**given), given["record"]
     assert todo in ("leave", "wait", "harvest", "tidy", "start")
     if record is not None and record.status in FINISHED:
         assert todo in ("leave", "tidy")
-    elif facts.attempt is not None:
-        assert todo == {"live": "wait", "ended": "harvest"}[facts.attempt]
-    if todo == "start" and facts.is_fresh and record is not None:
+    elif given["attempt"] is not None:
+        assert todo == {"live": "wait", "ended": "harvest"}[given["attempt"]]
+    if todo == "start" and given["is_fresh"] and record is not None:
         assert record.cause in RETRIED
-        assert len(record.tries) < retries
+        assert len(record.tries) < given["trying"].retries
 
 
-@given(facts=all_facts, retries=st.integers(0, 3), retry=st.sampled_from(["again", "all"]))
-def test_one_command_ends(facts: Facts, retries: int, retry: Any):
-    """Were every try to end like the first, only so many would follow."""
-    facts = replace(facts, starts=0, attempt=None)
-    while facts.todo(retries, retry) == "start":
-        tries = [Try()] * facts.starts
-        record = replace(facts.record, tries=tries) if facts.record is not None else None
-        facts = replace(facts, starts=facts.starts + 1, is_fresh=True, record=record)
-        assert facts.starts <= retries + 1
+@given(facts)
+def test_one_command_ends(given: dict[str, Any]):
+    """If every try ended like the first, only so many would follow."""
+    given |= {"starts": 0, "attempt": None}
+    while decide(**given) == "start":
+        record = given["record"] and replace(given["record"], tries=[Try()] * given["starts"])
+        given |= {"starts": given["starts"] + 1, "is_fresh": True, "record": record}
+        assert given["starts"] <= given["trying"].retries + 1
 
 
-@given(facts=all_facts, record=records)
-def test_what_the_same_code_did_is_done_again_on_request_only(facts: Facts, record: Head):
-    record = replace(record, status="failed")
-    facts = replace(facts, record=record, attempt=None, is_fresh=False)
-    does_again = record.cause is None or record.cause in AGAIN or not facts.is_same_code
-    assert (facts.todo() == "start") == does_again
-    assert facts.todo(retry="all") == "start"
+@given(facts, records)
+def test_what_the_same_code_did_is_done_again_on_request_only(given: dict[str, Any], record: Head):
+    given |= {"record": replace(record, status="failed"), "attempt": None, "is_fresh": False}
+    does_again = record.cause is None or record.cause in AGAIN or not given["is_same_code"]
+    assert (decide(**given | {"trying": Trying()}) == "start") == does_again
+    assert decide(**given | {"trying": Trying(retry="all")}) == "start"
 
 
 def test_code_is_the_same_if_commit_and_changes_are():
@@ -143,7 +130,7 @@ class Crash(BaseException):
 
 @dataclass
 class Life:
-    """Of one harness; it ends after so many more calls, and once falls asleep in the middle of what it does."""
+    """Life of a harness: it ends after a number of calls, and once it sleeps in the middle of one."""
 
     left: float = float("inf")
     awake: float = float("inf")
