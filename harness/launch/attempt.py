@@ -67,8 +67,8 @@ class Entry:
     """Point of a sweep on its way to a record."""
 
     point: Point
-    before: str | None
-    """Attempt of the record that existed when the sweep first looked."""
+    before: str | None = ""
+    """Attempt of the record that existed at the first look; "" before that."""
     claim: Claim | None = None
     attempt: Path | None = None
     """Attempt that is live, or being started."""

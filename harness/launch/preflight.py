@@ -23,7 +23,7 @@ from impl.run import Run
 
 RANK_BYTES = 400 * 2**20
 """Resident memory of a rank after the import of PyTorch, measured on Linux."""
-ANYWAY = "--allow-oom starts it all the same"
+ANYWAY = "--allow-oom starts it anyway"
 SEGMENTS = {"gpt": 1, "bert": 2}
 """Number of separate pieces of text in a training sequence, at most."""
 

@@ -82,11 +82,7 @@ class Sweep:
         """Return the points that `run` would start now."""
         attempts = self.store.attempts()
         states = self._states([attempt for found in attempts.values() for attempt in found])
-        return [e.point for e in self._entries(points) if self._todo(e, attempts.get(e.id, []), states) == "start"]
-
-    def _entries(self, points: Sequence[Point]) -> list[Entry]:
-        heads = [(point, self.store.head(point.id)) for point in points]
-        return [Entry(point, None if head is None else head.attempt) for point, head in heads]
+        return [e.point for e in map(Entry, points) if self._todo(e, attempts.get(e.id, []), states) == "start"]
 
     def _states(self, attempts: Sequence[Path]) -> dict[Path, JobState]:
         """Return the states of jobs; a Slurm that this sweep submits to exists, even if it does not answer."""
@@ -110,7 +106,7 @@ class Sweep:
 
     def begin(self, points: Sequence[Point]) -> None:
         """Look at all points, and write the records that are due."""
-        self._settle(self._entries(points))
+        self._settle([*map(Entry, points)])
         if self.left:
             names = ", ".join(point.label for point in self.left[:NAMED]) + ", ..." * (len(self.left) > NAMED)
             what = "1 point is" if len(self.left) == 1 else f"{len(self.left)} points are"
@@ -132,6 +128,8 @@ class Sweep:
 
     def _todo(self, entry: Entry, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
         entry.record = self.store.read(entry.id)
+        if entry.before == "":
+            entry.before = entry.record.attempt if entry.record is not None else None
         found = {attempt_state(attempt, states) for attempt in attempts}
         entry.is_watched = entry.is_watched or "live" in found
         return decide(
