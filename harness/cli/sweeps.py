@@ -4,13 +4,12 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.experiment.experiment import Point
-from harness.launch.flags import DeviceChoice, Saving, Trying
-from harness.launch.options import Options
+from harness.launch.attempt import Options
+from harness.launch.flags import DeviceChoice
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
-from harness.launch.progress import LiveDisplay
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site, Where
 from harness.launch.sweep import Sweep
@@ -42,18 +41,6 @@ def site_of(
     return site
 
 
-def options_of(site: Site, trying: Trying, saving: Saving, **others: Any) -> Options:
-    return Options(
-        site,
-        time_limit_seconds=trying.time_limit,
-        hang_seconds=trying.hang_seconds,
-        retries=trying.retries,
-        retry=trying.retry,
-        saving=saving,
-        **others,
-    )
-
-
 def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
     """Run points into a writable folder, next to which the embedded language is kept."""
     store.require_writable()
@@ -62,7 +49,7 @@ def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Op
 
 
 def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
-    with LiveDisplay(len(chosen)) as display:
+    with Display(len(chosen)) as display:
         Sweep(store, datasets, options, display).run(chosen)
 
 

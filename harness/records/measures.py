@@ -1,7 +1,10 @@
 """Records as a frame: one row per run with its configuration and measures, all in SI units."""
 
+import copy
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -9,6 +12,7 @@ import pandas as pd
 
 from harness.records.frames import none_if_missing, once_for_all, rows_of
 from harness.records.labels import SHAPE, labels_by, varying
+from harness.records.parts import Step
 from harness.records.record import CONVENTION, STATES, Record
 from harness.records.statistics import estimate
 from impl.errors import InputError
