@@ -15,7 +15,7 @@ from harness.analysis.render import Column, Table, shown
 from harness.experiment import references
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import findings_of
-from harness.experiment.published import FOLDER, papers, published
+from harness.experiment.published import FOLDER, VERIFIED, papers
 from harness.experiment.references import Place
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import Judged, counts, headline_table, in_words, verdicts_table
@@ -66,7 +66,7 @@ SHAPE = {"tp": "t", "pp": "p", "dp": "d", "gpus": "GPUs", "global_batch": "batch
 PRINTED = (
     *_texts(quantity="quantity", model="model", norm_placement="norm placement"),
     *(Column(key=key, header=header) for key, header in SHAPE.items()),
-    *_texts(unit="unit", how="how", note="note"),
+    *_texts(unit="unit", verified="verified", note="note"),
 )
 HEADLINES = _texts(
     experiment="experiment", text="headline", published="published", simulated="simulated", measured="measured"
@@ -189,14 +189,14 @@ class Report:
         if paper in papers():
             csv = f"published/{paper}.csv"
             self._write(Path(csv), (FOLDER / f"{paper}.csv").read_text())
-        rows = _printed(paper)
+        rows = references.printed(paper)
         sections = []
         for place, ids in by_place.items():
             own = [found for found in self.found if found.experiment.id in ids]
             claims = [(e, ShownTable("", verdicts_table(e.id, _naming(place, e, found)), "")) for e, _, found in own]
-            printed = _printed_table(str(place), rows.get(str(place), []))
+            printed = _printed_table(str(place), rows.get(place, []))
             sections.append((place, ShownTable(slug(f"{place} printed"), printed, csv), claims))
-        others = [row for where, of_place in rows.items() if not references.PLACE.match(where) for row in of_place]
+        others = [row for place, of_place in rows.items() if isinstance(place, str) for row in of_place]
         text = ShownTable("in-the-text", _printed_table("In the text", others, with_place=True), csv)
         title = references.title(paper)
         self._page(page_of_paper(paper), "paper.html", heading=title, sections=sections, text=text)
@@ -309,18 +309,9 @@ def _environment(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _printed(paper: str) -> dict[str, list[dict[Any, Any]]]:
-    """Return the numbers that a paper prints, by their place in it."""
-    rows = published(paper).to_dict("records") if paper in papers() else []
-    by_place: dict[str, list[dict[Any, Any]]] = {}
-    for row in rows:
-        found = references.places(row["where"], paper)
-        for place in map(str, found) if found else [row["where"]]:
-            by_place.setdefault(place, []).append(row)
-    return by_place
-
-
 def _printed_table(title: str, rows: Sequence[Mapping[Any, Any]], *, with_place: bool = False) -> Table:
     frame = pd.DataFrame([{**row, "value": f"{row['value']:.10g}"} for row in rows])
     place = _texts(where="place") if with_place else ()
-    return Table("printed", title, shown((*place, *PRINTED), frame) if rows else (), frame)
+    words = {row["verified"] for row in rows}
+    notes = tuple(f"Verified, {word}: {meaning}." for word, meaning in VERIFIED.items() if word in words)
+    return Table("printed", title, shown((*place, *PRINTED), frame) if rows else (), frame, notes)

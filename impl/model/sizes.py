@@ -117,7 +117,7 @@ SIZES: dict[str, Size] = {
     "korthikanti-530b": _korthikanti("530B", 105, 20480, 128),
     "korthikanti-1t": _korthikanti("1T", 128, 25600, 160),
     # table I has hidden size 2114, which 24 heads do not divide
-    "frontier-1.4b": _frontier("with hidden size 2112 from the authors' code", "1.4B", 24, 2112, 24),
+    "frontier-1.4b": _frontier("from memory, with hidden size 2112 from the authors' code", "1.4B", 24, 2112, 24),
     "frontier-22b": _frontier("and the authors' launch script", "22B", 48, 6144, 48),
     "frontier-175b": _frontier("and the authors' launch script", "175B", 96, 12288, 96),
     "frontier-1t": _frontier("and the authors' launch script of July 2023", "1T", 128, 25600, 128),
