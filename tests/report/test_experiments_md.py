@@ -41,6 +41,7 @@ def test_a_papers_table_is_found_by_its_number(tmp_path: Path) -> None:
     rows = section(index(read(tmp_path)), "By paper and number").splitlines()
     [row] = [row for row in rows if row.startswith("| [PTD-P 2021]") and "| figure 13 |" in row]
     assert "[ptdp2021/tensor_versus_pipeline](results/ptdp2021/tensor_versus_pipeline/README.md)" in row
+    assert row.endswith("| 10 digitised |")
     assert [row for row in rows if row.startswith("| [Megatron-LM 2019]") and "| table 8 |" in row]
 
 
