@@ -178,6 +178,7 @@ def test_verdicts_are_counted_by_kind() -> None:
     )
     table = verdicts_table(NAME, found)
     assert len(table.frame) == 5
+    assert table.cells()[-1][3:] == ["–", "not run here", "–", "–"]
 
 
 def test_a_claim_simulated_for_several_systems_counts_once() -> None:
@@ -189,12 +190,6 @@ def test_a_claim_simulated_for_several_systems_counts_once() -> None:
     found = judged(claimed(FAST), [slow_there, fast_there])
     assert [one.verdict for one in found] == ["reproduced", "not reproduced"]
     assert (counts(found)["simulated"]["reproduced"], counts(found)["simulated"]["partly"]) == (0, 1)
-
-
-def test_rows_of_claims_that_no_run_can_tell_are_empty() -> None:
-    never = replace(FAST, text="runs are on GPUs", hardware="H100")
-    table = verdicts_table(NAME, judged(claimed(never), [record()]))
-    assert table.cells()[-1][3:] == ["–", "not run here", "–", "–"]
 
 
 def test_the_headline_has_what_is_published_simulated_and_measured() -> None:

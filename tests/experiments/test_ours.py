@@ -24,6 +24,7 @@ from tests.harness.made_up_records import record_of
 
 NAMES = ("engines", "single_device", "overlap", "redundant_compute", "cost_scaling")
 Seconds = Callable[[Run], float]
+Change = Callable[[Record], None]
 H200: dict[str, Any] = {"device": "cuda", "device_name": "NVIDIA H200", "tier": "paper"}
 
 
@@ -83,8 +84,7 @@ def test_engines_table_has_every_plan_and_the_engines_that_cannot() -> None:
     assert rows["tp", "fp32"]["deepspeed_rate"] == "invalid"
     assert rows["zero 3", "bf16"]["native_rate"] == pytest.approx(1.25 * rows["zero 3", "bf16"]["deepspeed_rate"])
     assert all(row["n"] == 3 for row in rows.values())
-    assert "invalid" in render.markdown(table)
-    assert "invalid" in render.csv(table)
+    assert all("invalid" in text for text in (render.markdown(table), render.csv(table)))
     refused = [run for run in engines.EXPERIMENT.runs["small"] if why_invalid(run)]
     assert {row["reason"] for row in failures_table(found).frame.to_dict("records")} == set(map(why_invalid, refused))
 
@@ -103,43 +103,43 @@ def test_engines_verdicts_on_speed(seconds: Seconds, expected: list[str]) -> Non
     assert verdicts("engines", small("engines", seconds))[2:6] == expected
 
 
-def test_engines_verdicts_on_losses_and_memory() -> None:
-    def judged(change: Callable[[Record], None], **of: Any) -> list[str]:
-        found = small("engines", ours_takes(0.8))
-        for full in found:
-            if full.status == "ok" and of.items() <= {**vars(full.run), **vars(full.run.plan)}.items():
-                change(full)
-        return [v for i, v in enumerate(verdicts("engines", found)) if i in (0, 1, 6)]
+def off_by(share: float) -> Change:
+    def change(full: Record) -> None:
+        full.steps[7].loss = (full.steps[7].loss or 0) * (1 + share)
 
-    def off_by(share: float) -> Callable[[Record], None]:
-        def change(full: Record) -> None:
-            full.steps[7].loss = (full.steps[7].loss or 0) * (1 + share)
+    return change
 
-        return change
 
-    def hoard(full: Record) -> None:
-        full.ranks[1].peak_memory_bytes = round(1.05 * (full.ranks[1].peak_memory_bytes or 0))
+def hoard(full: Record) -> None:
+    full.ranks[1].peak_memory_bytes = round(1.05 * (full.ranks[1].peak_memory_bytes or 0))
 
-    assert judged(lambda _: None) == [YES] * 3
-    assert judged(off_by(5e-6), precision="fp32", engine="torch") == [YES] * 3
-    assert judged(off_by(2e-5), precision="fp32", engine="torch", pp=2) == [NO, YES, YES]
-    assert judged(off_by(2e-3), precision="bf16", engine="deepspeed", zero_stage=2) == [YES, NO, YES]
-    assert judged(off_by(math.nan), precision="fp32", engine="torch")[0] == NO
-    assert judged(hoard, engine="native", zero_stage=3) == [YES, YES, PARTLY]
-    assert judged(hoard, engine="native", zero_stage=0) == [YES] * 3
+
+@pytest.mark.parametrize(
+    ("change", "of", "expected"),
+    [
+        (off_by(5e-6), {"precision": "fp32", "engine": "torch"}, [YES, YES, YES]),
+        (off_by(2e-5), {"precision": "fp32", "engine": "torch", "pp": 2}, [NO, YES, YES]),
+        (off_by(math.nan), {"precision": "fp32", "engine": "torch"}, [NO, YES, YES]),
+        (off_by(2e-3), {"precision": "bf16", "engine": "deepspeed", "zero_stage": 2}, [YES, NO, YES]),
+        (hoard, {"engine": "native", "zero_stage": 3}, [YES, YES, PARTLY]),
+        (hoard, {"engine": "native", "zero_stage": 0}, [YES, YES, YES]),
+    ],
+)
+def test_engines_verdicts_on_losses_and_memory(change: Change, of: dict[str, Any], expected: list[str]) -> None:
+    found = small("engines", ours_takes(0.8))
+    for full in found:
+        if full.status == "ok" and of.items() <= {**vars(full.run), **vars(full.run.plan)}.items():
+            change(full)
+    said = verdicts("engines", found)
+    assert [*said[:2], said[6]] == expected
 
 
 def test_an_interval_on_both_sides_of_the_border_decides_nothing() -> None:
-    noisy = thrice(small("engines", ours_takes(0.98)))
-    noisy = [
-        timed(one, one.step_seconds * (1 + 0.1 * (one.run.repeat - 1))) if one.run.engine == "native" else one
-        for one in noisy
-        if one.status == "ok"
-    ]
-    found = evidence(load("engines").claims, noisy)[""][2]
-    assert found is not None
-    assert (found.holds, found.fails) == (0, 0)
-    assert verdict(found) == OPEN
+    found = [one for one in thrice(small("engines", ours_takes(1.0))) if one.status == "ok"]
+    noise = lambda run: (0.98 + 0.1 * (run.repeat - 1)) if run.engine == "native" else 1.0
+    noisy = [timed(one, one.step_seconds * noise(one.run)) for one in found]
+    [said] = [one for one in evidence(load("engines").claims, noisy)[""][2:3] if one]
+    assert (said.holds, said.fails, verdict(said)) == (0, 0, OPEN)
 
 
 def at_rate(rate: Callable[[Run], float], run: Run, **place: Any) -> Record:
@@ -148,23 +148,26 @@ def at_rate(rate: Callable[[Run], float], run: Run, **place: Any) -> Record:
     return timed(full, full.flops_per_step(recomputed=True) / rate(run)) if full.status == "ok" else full
 
 
-def on_h200(mfu: Callable[[Run], float]) -> list[str]:
+@pytest.mark.parametrize(
+    ("mfu", "expected"),
+    [
+        (lambda run: 0.6 if run.engine == "native" else 0.5, [YES, YES, YES]),
+        (lambda run: 0.5 if run.engine == "native" else 0.4, [NO, YES, YES]),
+        (lambda run: 0.6 if run.engine == "native" and run.train.microbatch == 8 else 0.3, [YES, YES, YES]),
+        (lambda run: 0.4 if run.plan.recompute == "full" else 0.57 + 0.01 * (run.engine == "torch"), [YES, NO, PARTLY]),
+    ],
+)
+def test_single_device_verdicts_on_a_gpu(mfu: Callable[[Run], float], expected: list[str]) -> None:
     runs = [r for r in load("single_device").runs["paper"] if r.compile and r.engine != "deepspeed"]
     found = [at_rate(lambda run: mfu(run) * 989e12, run, **H200) for run in runs if not run.plan.zero_stage]
-    return verdicts("single_device", found)
+    enough, best, plain, alone, recomputed = verdicts("single_device", found)
+    assert (plain, alone) == (ABSENT, ABSENT)
+    assert [enough, best, recomputed] == expected
 
 
-def test_single_device_verdicts_on_a_gpu() -> None:
-    assert on_h200(lambda run: 0.6 if run.engine == "native" else 0.5) == [YES, YES, ABSENT, ABSENT, YES]
-    assert on_h200(lambda run: 0.5 if run.engine == "native" else 0.4)[:2] == [NO, YES]
-    best_is_eight = lambda run: 0.6 if run.engine == "native" and run.train.microbatch == 8 else 0.3
-    assert on_h200(best_is_eight)[:2] == [YES, YES]
-    full_is_slow = lambda run: 0.4 if run.plan.recompute == "full" else 0.57 if run.engine == "native" else 0.58
-    assert on_h200(full_is_slow) == [YES, NO, ABSENT, ABSENT, PARTLY]
-
-
-def on_cpu(share: float, limit: float) -> list[str]:
-    """Where our step takes this share of a peer's, and products and attention alone this share of our step."""
+@pytest.mark.parametrize(("share", "limit", "expected"), [(0.8, 0.9, [YES, YES]), (0.9, 0.7, [NO, NO])])
+def test_single_device_verdicts_on_a_cpu(share: float, limit: float, expected: list[str]) -> None:
+    """Our step takes this share of a peer's, and products and attention alone this share of our step."""
     found = []
     for run in load("single_device").runs["small"]:
         full = at_rate(lambda run: 1e11 / (share if run.engine == "native" else 1.0), run, cores=2, tier="small")
@@ -172,12 +175,7 @@ def on_cpu(share: float, limit: float) -> list[str]:
             alone = limit * full.timed_seconds[0]
             full.ranks[0].limit = Limit(gemm_seconds=0.75 * alone, attention_seconds=0.25 * alone, collective_seconds=0)
         found.append(full)
-    return verdicts("single_device", found)
-
-
-def test_single_device_verdicts_on_a_cpu() -> None:
-    assert on_cpu(0.8, 0.9) == [ABSENT, ABSENT, YES, YES, YES]
-    assert on_cpu(0.9, 0.7) == [ABSENT, ABSENT, NO, NO, YES]
+    assert verdicts("single_device", [one for one in found if not one.run.repeat]) == [ABSENT, ABSENT, *expected, YES]
 
 
 def test_single_device_table_counts_shares_and_stands_beside_ours() -> None:
@@ -219,10 +217,10 @@ def test_overlaps_that_change_a_loss_by_a_bit_are_found() -> None:
     assert verdicts("overlap", different) == [YES, YES, YES, PARTLY]
 
 
-def cost(factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
+def cost(factor: Seconds) -> list[Record]:
     """Time as FLOPs, and for more ranks than two cores as their turns."""
     found = []
-    for run in load("cost_scaling").runs["small"]:
+    for run in (run for run in load("cost_scaling").runs["small"] if run.repeat == 0):
         full = record_of(run, cores=2, tier="small")
         turns = max(1.0, run.plan.dp / 2)
         seconds = factor(run) * turns * full.flops_per_step() / 1e11 / run.plan.dp
@@ -230,14 +228,20 @@ def cost(factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     return found
 
 
-def test_cost_scaling_verdicts() -> None:
-    judged = lambda factor: verdicts("cost_scaling", cost(factor))
-    assert judged(lambda _: 1.0) == [YES, YES]
-    assert judged(lambda run: 1.1 if run.model.hidden_size == 320 else 1.0) == [YES, YES]
-    assert judged(lambda run: 1.3 if run.model.hidden_size == 1280 else 1.0)[0] == PARTLY
-    assert judged(lambda run: 0.8 if run.plan.dp == 8 else 1.0) == [YES, PARTLY]
-    few = [full for full in cost() if full.run.model.hidden_size < 768]
-    assert verdicts("cost_scaling", few)[0] == ABSENT
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        (lambda _: 1.0, [YES, YES]),
+        (lambda run: 1.1 if run.model.hidden_size == 320 else 1.0, [YES, YES]),
+        (lambda run: 1.3 if run.model.hidden_size == 1280 else 1.0, [PARTLY, YES]),
+        (lambda run: 0.8 if run.plan.dp == 8 else 1.0, [YES, PARTLY]),
+    ],
+)
+def test_cost_scaling_verdicts(factor: Seconds, expected: list[str]) -> None:
+    found = cost(factor)
+    assert verdicts("cost_scaling", found) == expected
+    few = [full for full in found if full.run.model.hidden_size < 768]
+    assert verdicts("cost_scaling", few) == [ABSENT, expected[1]]
 
 
 def test_cost_scaling_table_and_figure_say_what_is_over_proportional() -> None:
