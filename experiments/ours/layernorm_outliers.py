@@ -16,17 +16,17 @@ from experiments.megatron2019.layernorm_placement import NORMS
 from experiments.ours import claim
 from harness.analysis.outliers import FAR, IN_LAYERS, Look, looks, table
 from harness.experiment.kit import (
-    Check, Claim, DataConfig, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Recipe, Record, Run, about,
-    less, means, number, tally,
+    Check, Claim, DataConfig, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Recipe, Record, Run,
+    Tolerance, about, less, means, number, tally,
 )  # fmt: skip
 from impl.model.norm_placement import PLACEMENTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORTH = 10
-"""Least ratio of the loss without the most outstanding dimension to that without an average one; assumed."""
-EARLY = 0.5
+WORTH = Tolerance(10, "assumed", "2026-11-22")
+"""Least ratio of the loss without the most outstanding dimension to that without an average one."""
+EARLY = Tolerance(0.5, "assumed", "2026-11-22")
 """Share of the training after which outliers have to be there."""
 
 
@@ -139,10 +139,11 @@ EXPERIMENT = Experiment(
         Claim(
             "the dimension that stands out most is worth over ten times as much loss as an average one",
             "Kovaleva et al. 2021, abstract", worth_more, kind="direction",
+            tolerance=WORTH,
         ),
         Claim(
             "outliers are there after half of the training",
-            "Kovaleva et al. 2021, abstract", there_early, kind="direction",
+            "Kovaleva et al. 2021, abstract", there_early, kind="direction", tolerance=EARLY,
         ),
         claim("pre-layernorm has them too, in every model", has_outliers("pre")),
         claim(
