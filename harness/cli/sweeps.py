@@ -13,9 +13,12 @@ from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site, Where
 from harness.launch.sweep import Sweep
+from harness.predict.systems import load_system
 from harness.rank.devices import gpu_count
 from harness.records.store import Store
+from impl.errors import InputError
 from impl.run import Run
+from impl.simulator.system import System
 
 
 def site_of(
@@ -39,6 +42,21 @@ def site_of(
     if is_there:
         site.require()
     return site
+
+
+def forecaster(name: str | None, site: Site) -> System | None:
+    """Return the system that `--forecast` names; None if it names none.
+
+    Raises:
+        InputError: it does not exist, or has other devices than the site.
+    """
+    system = load_system(name) if name else None
+    if system and system.device.kind != site.device:
+        raise InputError(
+            f"--forecast {name}: predicts steps on {system.device.kind}, these runs are on {site.device}; "
+            "valid: a system with such devices, as `calibrate` describes this machine"
+        )
+    return system
 
 
 def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:

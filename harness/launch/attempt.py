@@ -15,6 +15,7 @@ from harness.launch.flags import Saving, Trying
 from harness.launch.follow import Follower
 from harness.launch.preflight import Datasets, summary, why_invalid
 from harness.launch.slurm import Site
+from harness.predict.forecast import forecast_of
 from harness.rank.job import JobState
 from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
@@ -22,6 +23,7 @@ from harness.records.environment import CODE
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document, Store
 from impl.run import Run, to_dict
+from impl.simulator.system import System
 
 RUN_ID = re.compile(r"[0-9a-f]{12}")
 CHECKPOINT = re.compile(r"step-\d{8,}")
@@ -38,6 +40,8 @@ class Options(Trying):
     saving: Saving = field(default_factory=Saving)
     profile: bool = False
     """True if one more step is profiled after the timed ones."""
+    forecast: System | None = None
+    """System for which a step of each run is predicted before it begins; None for no forecast."""
     detach: bool = False
     """True if the sweep ends as soon as everything is submitted to the scheduler."""
 
@@ -138,6 +142,7 @@ def orders(entry: Entry, store: Store, datasets: Datasets, options: Options, env
         interface=site.cluster.interface,
         container=tuple(site.cluster.container),
         signal_seconds=site.cluster.signal_seconds,
+        forecast=options.forecast and forecast_of(run, options.forecast),
         tries=entry.tries,
     )
 
