@@ -87,15 +87,10 @@ def billions(key: str, header: str) -> Column:
     return Column(key=key, header=header, unit="billion", scale=1e9, of=of)
 
 
-def predicted_need(one: Point) -> float:
-    """Return the predicted bytes of the fullest rank, which simulated runs have as their peak."""
-    return one.mean(lambda record: record.peak_memory_bytes if one.is_simulated else record.predicted_memory_bytes)
-
-
 COLUMNS = (
     T, N, ZERO_STAGE, gigabytes("limit", "memory", lambda one: LIMIT if one.run.plan.dp == 2 else V100),
     Column(key="layers", header="layers", of=lambda one: one.run.model.num_layers if one.records else None),
-    billions("parameters", "parameters"), COUNTED, replace(PREDICTED, of=predicted_need),
+    billions("parameters", "parameters"), COUNTED, PREDICTED,
     billions("formula", "largest, formula"), billions("published", "largest, published"),
     billions("predicted", "largest, predicted to fit"), billions("trained", "largest, trained, published"),
 )  # fmt: skip
