@@ -109,3 +109,18 @@ def test_models_that_were_trained_are_held_against_what_is_predicted_to_fit(monk
         assert row["trained"] < row["predicted"] < row["formula"]
     monkeypatch.setattr(zero_max_model_size, "largest", lambda run: float(count_parameters(run.model).total))
     assert as_printed.verdicts(LARGEST, of(27e9))[3] == YES
+
+
+def test_verdicts_on_constant_buffers_turn() -> None:
+    experiment = load("constant_buffers")
+    records = [counted(run) for run in experiment.runs["small"]]
+    assert verdicts(experiment, records) == [YES] * 3
+    assert experiment.table is not None
+    assert len(experiment.table(records).frame) == len(records)
+    for record in records:
+        for rank in record.ranks:
+            assert rank.memory is not None
+            rank.memory["buffers"] = 10**10 // record.run.plan.bucket_bytes // record.run.model.num_layers
+    assert verdicts(experiment, records) == [NO] * 3
+    paper = [simulated(run, memory=1e9 * run.plan.bucket_bytes) for run in experiment.runs["paper"]]
+    assert as_printed.verdicts(experiment, paper) == [ABSENT, ABSENT, NO]
