@@ -122,5 +122,5 @@ def test_verdicts_on_constant_buffers_turn() -> None:
             assert rank.memory is not None
             rank.memory["buffers"] = 10**13 // record.run.plan.bucket_bytes // record.run.model.num_layers
     assert verdicts(experiment, records) == [NO] * 3
-    paper = [simulated(run, memory=1e9 * run.plan.bucket_bytes) for run in experiment.runs["paper"]]
+    paper = [simulated(run, memory=1e18 / run.plan.bucket_bytes) for run in experiment.runs["paper"]]
     assert as_printed.verdicts(experiment, paper) == [ABSENT, ABSENT, NO]
