@@ -24,11 +24,18 @@ UNITS = {"TFLOP/s per GPU": ("published_rate", TERA), "GB per device": ("cached"
 T = of_run("tp", "t", lambda run: run.plan.tp)
 N = of_run("dp", "N", lambda run: run.plan.dp)
 COUNTED = gigabytes("memory_bytes", "all, counted")
-PREDICTED = gigabytes("predicted_memory_bytes", "all, predicted")
 CLOSE = Tolerance(0.05, "what formulas leave out of a step's working memory", "2026-11-21")
 """Relative distance of a step's counted memory from the predicted."""
 ALL_AS_PREDICTED = as_predicted(lambda one: one.memory_bytes, lambda one: one.predicted_memory_bytes, CLOSE)
 PRINTED_RATE = in_print("published_rate", "published rate", "TFLOP/s", TERA, "FLOP/s")
+
+
+def predicted_bytes(one: Point) -> float:
+    """Return the predicted bytes of the fullest rank, which are the peak of simulated runs."""
+    return one.mean(lambda record: record.peak_memory_bytes if one.is_simulated else record.predicted_memory_bytes)
+
+
+PREDICTED = gigabytes("predicted_memory_bytes", "all, predicted", predicted_bytes)
 
 
 def for_memory(model: ModelConfig, plan: Plan, batch: int, microbatch: int = 1) -> Run:

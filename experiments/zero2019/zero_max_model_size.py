@@ -3,19 +3,24 @@
 Table 2 gives the largest model on V100s with 32 GB, for one to 16 tensor-parallel ranks and 64 data-parallel ones: from
 2 to 32 billion parameters without ZeRO, to 2 trillion with all three stages, by the memory of the model's states alone.
 Here the memory is small and all of it counts, activations and buffers too: the deepest model that is predicted to fit
-is trained, and one with two layers more, and the memory of all their tensors is counted in a step.
+is trained, and one with two layers more, and the memory of all their tensors is counted in a step. The largest models
+that were trained (table 2's measured columns) are held against what is predicted to fit 32 GB.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 from experiments.zero2019 import COUNTED, PREDICTED, STAGES, N, T, for_memory
+from harness.experiment.checks import within_share
 from harness.experiment.kit import (
-    ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, ZeroStage, gigabytes,
-    points, published, table_of, tally,
+    ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
+    gigabytes, points, published, table_of, tally,
 )  # fmt: skip
-from impl.cost.memory import model_state_bytes
+from impl.cost.memory import memory_of_ranks, model_state_bytes
+from impl.cost.parameters import count_parameters
 
 V100, LIMIT = 32e9, 20e6
 """Bytes of the paper's devices, and bytes that a rank may take here."""
@@ -31,6 +36,8 @@ MEASURED: dict[ZeroStage, dict[int, tuple[float, int]]] = {
     1: {1: (6.2, 3072), 2: (12.5, 4096), 4: (25, 6144), 8: (50, 6144), 16: (100, 8192)},
 }
 """Table 2's measured columns: billions of parameters, with a hidden size, by tensor-parallel ranks."""
+NEAR = Tolerance(0.1, "as for figure 6's largest models in zero_r", "2026-11-24")
+"""Relative distance of the largest model that was trained from the largest predicted to fit."""
 
 
 def deep(layers: int, tp: int, zero_stage: ZeroStage, dp: int = 2) -> Run:
@@ -52,13 +59,25 @@ def on_v100s(billions: float, hidden: int, tp: int, zero_stage: ZeroStage) -> Ru
     return for_memory(model, plan, batch=1)
 
 
+@cache
+def largest(run: Run) -> float:
+    """Return the parameters of the deepest model of a run's width and plan that is predicted to fit a V100."""
+    deeper = lambda layers: replace(run, model=replace(run.model, num_layers=layers))
+    needed = lambda layers: memory_of_ranks(deeper(layers), run.model.vocab_size or 0, run.model.seq_len)[0].total
+    return float(count_parameters(deeper(bisect_right(range(1, 1024), V100, key=needed)).model).total)
+
+
 def in_paper() -> list[Point]:
-    """Return table 2's analysis: parameters whose states fill a device's memory, by formula and as printed."""
+    """Return table 2: parameters whose states fill a device's memory, and the largest that were trained."""
     rows = published("zero2019").query("where == 'table 2' and not quantity.str.contains('measured')")
     found = []
     for row in rows.to_dict("records"):
-        run = deep(1, row["tp"], STAGES[int(row["quantity"].rpartition("_")[2])], row["dp"])
-        numbers = {"formula": row["tp"] * V100 / model_state_bytes(run, 1), "published": row["value"] * 1e9}
+        stage, tp = STAGES[int(row["quantity"].rpartition("_")[2])], row["tp"]
+        run = deep(1, tp, stage, row["dp"])
+        numbers = {"formula": tp * V100 / model_state_bytes(run, 1), "published": row["value"] * 1e9}
+        if stage in MEASURED:
+            size = MEASURED[stage][tp]
+            numbers |= {"predicted": largest(on_v100s(*size, tp, stage)), "trained": size[0] * 1e9}
         found.append(Point(run, printed=numbers))
     return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage))
 
@@ -69,21 +88,25 @@ def billions(key: str, header: str) -> Column:
 
 
 COLUMNS = (
-    T, N, ZERO_STAGE, gigabytes("limit", "memory", lambda one: LIMIT if one.records else V100),
+    T, N, ZERO_STAGE, gigabytes("limit", "memory", lambda one: LIMIT if one.run.plan.dp == 2 else V100),
     Column(key="layers", header="layers", of=lambda one: one.run.model.num_layers if one.records else None),
     billions("parameters", "parameters"), COUNTED, PREDICTED,
     billions("formula", "largest, formula"), billions("published", "largest, published"),
+    billions("predicted", "largest, predicted to fit"), billions("trained", "largest, trained, published"),
 )  # fmt: skip
 NOTES = (
     "Counted: storages of all tensors on the fullest rank, at the fullest moment of the first step. Predicted: the "
     "same by `lmscale memory`.",
-    "Largest: parameters whose states alone fill the memory. Published: table 2, maximum theoretical model size.",
+    "Largest: parameters whose states alone fill the memory. Published: table 2, maximum theoretical model size. "
+    "Predicted to fit: the deepest model of a trained model's width, one sequence a replica, all memory of a step "
+    "counted. Trained, published: table 2's measured columns.",
 )
 
 
 def counted(records: Sequence[Record]) -> list[Point]:
-    """Return the points whose tensors were counted, by layout and size."""
-    found = points(records, lambda record: record.memory_bytes, failed=True)
+    """Return the points whose memory was counted, or simulated, by layout and size."""
+    size = lambda record: record.peak_memory_bytes if record.is_simulated else record.memory_bytes
+    found = points(records, size, failed=True)
     return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage, one.parameters))
 
 
@@ -108,6 +131,28 @@ def grows_with_the_stage(records: Sequence[Record]) -> Evidence | None:
     return tally([a <= b for layers in whole.values() for a, b in pairwise(layers)], "steps", "; ".join(numbers))
 
 
+def trained_models_fit(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether the models that table 2 says were trained are predicted to fit; None without simulated runs."""
+    is_one = lambda one: one.is_simulated and one.run.plan.dp > 2
+    found = [(one.peak_memory_bytes, one.run.plan.tp, one.run.plan.zero_stage) for one in filter(is_one, records)]
+    sizes = ", ".join(f"{size / 1e9:.1f} GB (t={tp}, stage {stage})" for size, tp, stage in sorted(found))
+    return tally([size <= V100 for size, *_ in found], "models", sizes)
+
+
+def trained_are_the_largest(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether the models that were trained are as large as the largest predicted to fit."""
+    if not any(one.is_simulated for one in records):
+        return None
+    known = [one for one in in_paper() if "trained" in one.printed]
+    pairs = [(one.printed["predicted"], one.printed["trained"]) for one in known]
+    text = "{:.1f}B (t={}, stage {}; trained {:g}B)"
+    numbers = (
+        text.format(fits / 1e9, one.run.plan.tp, one.run.plan.zero_stage, size / 1e9)
+        for one, (fits, size) in zip(known, pairs, strict=True)
+    )
+    return within_share(pairs, NEAR, "models", ", ".join(numbers))
+
+
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), sections 5.4 and 10.3, table 2",
     expectation="64 data-parallel ranks with 32 GB hold 2B parameters, and 7.6B, 14.4B and 128B with stages 1 to 3",
@@ -119,6 +164,15 @@ EXPERIMENT = Experiment(
             "no stage fits less than the one before", "table 2", grows_with_the_stage,
             "2, 7.6, 14.4 and 128 billion parameters (t=1, N=64)", kind="direction",
         ),
+        Claim(
+            "the models that were trained are predicted to fit 32 GB", "table 2, measured", trained_models_fit,
+            kind="arithmetic",
+        ),
+        Claim(
+            "the largest models predicted to fit 32 GB are those that were trained, within 10%", "table 2, measured",
+            trained_are_the_largest, "1.3 to 20B without ZeRO, 6.2 to 100B with stage 1 (t=1 to 16)",
+            kind="arithmetic", tolerance=NEAR,
+        ),
     ),
     table=table_of(
         "max_model_size", "The largest model that fits", COLUMNS, lambda records: [*counted(records), *in_paper()],
@@ -127,8 +181,9 @@ EXPERIMENT = Experiment(
     cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "20 min, 1024 GPUs with 32 GB"},
     deviations="What is trained at `smoke` and `small` is small, with 20 MB for each of 2 and 4 ranks, that share two "
     "cores. At `paper` the models that table 2 says were trained run, without ZeRO and with stage 1, with full "
-    "recomputation; the theoretical sizes are in the table by formula. The paper writes 512, 1,024 and 2,048 billion "
-    "as 0.5T, 1T and 2T.",
+    "recomputation; the theoretical sizes are in the table by formula. Their batch is not known to us, so that one "
+    "sequence of 1,024 tokens is assumed, and their depth follows from the printed sizes. The paper writes 512, 1,024 "
+    "and 2,048 billion as 0.5T, 1T and 2T.",
     runs={
         "smoke": both_sides([1], (0, 3)),
         "small": both_sides([1, 2], STAGES),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.frontier2023 import models, recipes, scaling, search
+from experiments.frontier2023 import models, recipes, scaling, search, sweeps
 from harness.experiment.experiment import Experiment, load
 from harness.experiment.published import published
 from harness.predict.published_scaling import FITTED, MICROBATCH, STUDIES
@@ -174,3 +174,27 @@ def test_the_small_space_leaves_out_what_two_ranks_cannot_be() -> None:
     [space] = spaces(records)
     assert all(space.rates.values())
     assert set(space.importance) == set(KNOBS)
+
+
+SWEPT = load("frontier2023/sweeps")
+
+
+def swept(rate: Callable[[Run], float]) -> list[Record]:
+    return [simulated(run, 1e12 * rate(run), device=MI250X) for run in SWEPT.runs["paper"]]
+
+
+def test_every_run_of_a_sweep_differs_from_the_recipe_by_its_knob() -> None:
+    lengths = {name: [len(line) for line in sweeps.lines(swept(lambda _: 50), name)] for name in sweeps.KNOBS}
+    assert lengths == {name: [len(changes)] for name, (_, changes) in sweeps.KNOBS.items()}
+    assert len(sweeps.table(swept(lambda _: 50)).frame) == sum(len(changes) for _, changes in sweeps.KNOBS.values())
+
+
+def test_verdicts_on_sweeps_turn() -> None:
+    best = lambda run: 50 - abs(run.train.microbatch - 2) - 5 * max(0, run.plan.zero_stage - 1)
+    assert verdicts(SWEPT, swept(best)) == [YES] * 3
+    worse = lambda run: 50 / run.plan.pp + run.train.microbatch + 5 * run.plan.zero_stage
+    assert verdicts(SWEPT, swept(worse)) == [NO] * 3
+    records = [fast(run, 1e9 * run.train.microbatch) for run in SWEPT.runs["small"]]
+    assert verdicts(SWEPT, records) == [ABSENT, NO, ABSENT]
+    assert SWEPT.figure is not None
+    assert len(SWEPT.figure(swept(best)).axes) == len(sweeps.KNOBS)
