@@ -15,8 +15,8 @@ from experiments.ptdp2021 import timed
 from harness.experiment.checks import best_of_both, falls_along, grouped, within_points
 from harness.experiment.kit import (
     BATCH, DP, EFFICIENCY, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, PP, PUBLISHED, RANKS, RUNS, TP, Claim, Column,
-    Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, flop_rate, less, point, points,
-    tabulate, tally,
+    Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, flop_rate, less, point, points, tabulate,
+    tally,
 )  # fmt: skip
 from harness.predict.published_scaling import FITTED, STUDIES, Kind, Study, published_efficiency, run_of
 

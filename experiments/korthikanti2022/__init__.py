@@ -8,8 +8,8 @@ from typing import Any
 
 from experiments.ptdp2021 import on_selene
 from harness.experiment.kit import (
-    MIB, PP, TP, Column, Estimate, EvaluationConfig, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record,
-    Run, Tolerance, apart_from, named, of_run, points, published, with_printed,
+    MIB, PP, TP, Column, Estimate, EvaluationConfig, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
+    Tolerance, apart_from, named, of_run, points, published, with_printed,
 )  # fmt: skip
 from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes

@@ -20,8 +20,8 @@ from experiments.korthikanti2022 import (
 from experiments.ptdp2021 import on_selene, small_model, timed
 from harness.experiment.checks import each, within, within_points, within_share
 from harness.experiment.kit import (
-    BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record,
-    Run, Tolerance, all_hold, and_absent, named, of_run, printed, published, share, table_of, tally,
+    BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run,
+    Tolerance, all_hold, and_absent, named, of_run, printed, published, share, table_of, tally,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 

@@ -6,9 +6,7 @@ sequence takes falls with b, and the bubble, (p - 1) b / B, rises.
 """
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
-from harness.experiment.kit import (
-    BATCH, MICROBATCH, PP, TP, Comparison, Experiment, ModelConfig, Plan, Printed, Run,
-)  # fmt: skip
+from harness.experiment.kit import BATCH, MICROBATCH, PP, TP, Comparison, Experiment, ModelConfig, Plan, Printed, Run
 
 SIZES = (1, 2, 4, 8)
 BEST = 2

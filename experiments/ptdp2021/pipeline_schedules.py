@@ -15,9 +15,8 @@ from typing import Any
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
 from harness.experiment.checks import best_of_both, within_points
 from harness.experiment.kit import (
-    AS_SIMULATED, BUBBLE, CHUNKS, MARK, MIB, MICROBATCHES, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, SCHEDULE,
-    TP, Check, Claim, Column, Evidence, Experiment, Plan, Record, Run, Tolerance, named, of_run, share,
-    tally,
+    AS_SIMULATED, BUBBLE, CHUNKS, MARK, MIB, MICROBATCHES, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, SCHEDULE, TP,
+    Check, Claim, Column, Evidence, Experiment, Plan, Record, Run, Tolerance, named, of_run, share, tally,
 )  # fmt: skip
 from harness.experiment.listing import Listing
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from experiments.ptdp2021 import SELENE, UNTESTED
 from harness.experiment.kit import (
-    GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, Measure, ModelConfig, Plan, Point, Printed, Record, Run,
-    apart_from, noted, points, published, with_printed,
+    GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, Measure, ModelConfig, Plan, Point, Printed, Record, Run, apart_from,
+    noted, points, published, with_printed,
 )  # fmt: skip
 
 AS = {"one_f_one_b": "one_f_one_b", "zb_h1": "zb_1p"}

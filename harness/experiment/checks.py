@@ -153,6 +153,9 @@ def each(
     what: str,
     text: str,
     joined: str = ", ",
+    *,
+    is_brief: bool = False,
+    after: str = "",
 ) -> Check:
     """Return a check that every point holds, with its numbers as text; points with NaN are left out.
 
@@ -162,13 +165,17 @@ def each(
         what: plural name of the points.
         text: format of a point's numbers and names, as `{:.1%} (published {:.1%})`.
         joined: separator of the texts.
+        is_brief: give only the points whose first numbers are the smallest and the largest.
+        after: end of the whole text.
     """
 
     def check(records: Sequence[Record]) -> Evidence | None:
         mean = lambda value: value.mean if isinstance(value, Estimate) else value
         isnan = lambda value: isinstance(mean(value), float) and math.isnan(mean(value))
         known = [one for one in found(records) if not any(map(isnan, one))]
-        return tally([holds(*one) for one in known], what, joined.join(text.format(*one) for one in known))
+        said = lambda one: text.format(*one)
+        numbers = ends(known, lambda one: mean(one[0]), said) if is_brief else joined.join(map(said, known))
+        return tally([holds(*one) for one in known], what, numbers + after)
 
     return check
 
