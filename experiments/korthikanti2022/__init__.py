@@ -13,6 +13,7 @@ from harness.experiment.kit import (
 )  # fmt: skip
 from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes
+from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer
 
 PAPER = {name: named(name) for name in ("korthikanti-22b", "korthikanti-175b", "korthikanti-530b", "korthikanti-1t")}
 """Models of table 3, by their names among the published numbers."""
@@ -64,6 +65,11 @@ class Saved(Point):
     def share(self, of: Callable[["Saved"], float] = counted) -> float:
         """Return the share of the bytes of nothing saved; NaN if that was not run."""
         return of(self) / of(self.same[NOTHING]) if NOTHING in self.same else math.nan
+
+    @property
+    def is_split(self) -> bool:
+        """True if ranks share a layer, and what tensor parallelism duplicates is split over the sequence."""
+        return self.run.plan.sequence_parallel and self.run.plan.tp > 1
 
     @property
     def formula_share(self) -> float:
@@ -142,6 +148,20 @@ def shallow(name: str) -> ModelConfig:
 def scores(model: ModelConfig) -> float:
     """Return 5as/h: bytes of attention's scores, in units of sbh."""
     return 5 * model.num_heads * model.seq_len / model.hidden_size
+
+
+def by_table_2(one: Point) -> float:
+    """Return table 2's bytes of a layer, which leave out what is small beside sbh."""
+    run = one.run
+    sizes = {"tp": run.plan.tp, "sequence_parallel": run.plan.sequence_parallel}
+    return activation_bytes_per_layer(
+        run.model, run.train.microbatch, **sizes, element_size=ELEMENT_BYTES[run.precision]
+    )
+
+
+def share_by_table_2(one: Point) -> float:
+    """Return table 2's share of the bytes of nothing saved."""
+    return by_table_2(one) / by_table_2(Point(with_way(one.run, NOTHING)))
 
 
 def same_in_paper(run: Run) -> list[str]:

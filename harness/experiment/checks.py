@@ -97,6 +97,27 @@ def within_share(
     return tally([near(one, 1, within) for one in ratios], what, numbers or furthest)
 
 
+def as_expected(
+    found: Callable[[Sequence[Record]], Iterable[_T]],
+    ours: Callable[[_T], Estimate | float],
+    expected: Callable[[_T], float],
+    within: float,
+    what: str = "points",
+    *,
+    digits: int = 0,
+    are_shares: bool = False,
+) -> Check:
+    """Return a check of a number of the points that `found` returns for records, as `within_share`.
+
+    Args:
+        are_shares: judge the difference of two shares, as `within_points`.
+    """
+    pairs = lambda records: ((ours(one), expected(one)) for one in found(records))
+    if are_shares:
+        return lambda records: within_points(pairs(records), within, what)
+    return lambda records: within_share(pairs(records), within, what, digits=digits)
+
+
 def within_points(
     pairs: Iterable[tuple[Estimate | float, float]], within: float, what: str, numbers: str = ""
 ) -> Evidence | None:
