@@ -1,7 +1,7 @@
 """What the experiments of Korthikanti et al. 2022 (arXiv 2205.05198) share: its models, and ways of saving memory."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -35,8 +35,6 @@ PARALLEL = of_run(
     "parallel", "parallel", text=True,
     value=lambda run: "no" if run.plan.tp == 1 else "tensor, sequence" if run.plan.sequence_parallel else "tensor",
 )  # fmt: skip
-
-
 LAYER = "layer_activation_bytes"
 
 
@@ -53,6 +51,15 @@ def layer(record: Record) -> float:
 def counted(one: Point) -> float:
     """Return the mean of `layer` over a point's records."""
     return one.mean(layer)
+
+
+def rate_of(record: Record) -> float:
+    return record.tokens_per_second
+
+
+def rate(one: Point) -> float:
+    """Return the sequences per second."""
+    return one.mean(rate_of) / one.run.model.seq_len
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +85,7 @@ class Saved(Point):
 
     def rate_over(self, way: str) -> Estimate:
         """Return the tokens per second over those of another way; NaN if that was not run, or ranks shared cores."""
-        rate: Measure = lambda record: record.tokens_per_second
-        return self.over(self.same[way], rate) if way in self.same else UNKNOWN
+        return self.over(self.same[way], rate_of) if way in self.same else UNKNOWN
 
 
 def saved(
@@ -145,6 +151,12 @@ def shallow(name: str) -> ModelConfig:
     return replace(PAPER[name], num_layers=2)
 
 
+def two_layers(name: str) -> Run:
+    """Return a two-layer run of one of the paper's models, which fits eight GPUs with any recomputation."""
+    run = few_steps(shallow(name), Plan(tp=DEGREE), MICROBATCH.get(name, 1), steps=10)
+    return replace(run, train=replace(run.train, lr=1e-4, warmup_steps=2))
+
+
 def scores(model: ModelConfig) -> float:
     """Return 5as/h: bytes of attention's scores, in units of sbh."""
     return 5 * model.num_heads * model.seq_len / model.hidden_size
@@ -182,6 +194,11 @@ def published_share(run: Run) -> float:
     """Return figure 7's share of the bytes of nothing saved, of a model with the same t and 5as/h; NaN without one."""
     names = same_in_paper(run)
     return in_print(f"activation_memory{way_of(run)}", names[0]) / 100 if names else math.nan
+
+
+def beside_figure_7(found: Iterable[Saved]) -> list[tuple[float, float]]:
+    """Return the points' shares of the bytes of nothing saved, counted and published."""
+    return [(one.share(), published_share(one.run)) for one in found]
 
 
 def size_of(name: str) -> str:

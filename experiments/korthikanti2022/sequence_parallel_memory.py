@@ -10,9 +10,9 @@ paper's degree, and its ratio of sequence to head size, has the share of the lar
 from collections.abc import Sequence
 
 from experiments.korthikanti2022 import (
-    DEGREE, LAYER, MICROBATCH, NOTHING, PAPER, PARALLEL, SAME_SHARE, SMOKE, SPLIT, Saved, T, by_table_2, counted,
-    few_steps, mebibytes, published_share, quarter, same_in_paper, saved, scores, shallow, share_by_table_2, size_of,
-    with_way,
+    DEGREE, LAYER, MICROBATCH, NOTHING, PAPER, PARALLEL, SAME_SHARE, SMOKE, SPLIT, Saved, T, beside_figure_7,
+    by_table_2, counted, few_steps, mebibytes, published_share, quarter, same_in_paper, saved, scores, shallow,
+    share_by_table_2, size_of, with_way,
 )  # fmt: skip
 from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
@@ -35,7 +35,7 @@ def counts(records: Sequence[Record]) -> list[Saved]:
 
 def shares(records: Sequence[Record]) -> list[tuple[float, float]]:
     """Return the shares that sequence parallelism leaves, counted and published."""
-    return [(one.share(), published_share(one.run)) for one in counts(records) if one.is_split]
+    return beside_figure_7(one for one in counts(records) if one.is_split)
 
 
 COLUMNS = (

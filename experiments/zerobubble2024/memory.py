@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from experiments.korthikanti2022 import few_steps
 from experiments.ptdp2021 import small_model
 from experiments.zerobubble2024 import PAPER, PIPELINE, SCHEDULES, by_memory, held, is_plain
-from harness.analysis.points import in_print
+from harness.analysis.points import printed_value
 from harness.experiment.checks import as_expected, each, grouped
 from harness.experiment.kit import (
     GB, MODEL, PP, SCHEDULE, Claim, Column, Evidence, Experiment, Plan, Record, Run, Tolerance, gigabytes, printed,
@@ -75,7 +75,7 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "the paper's models take the published memory, within 15%", "table 4",
-            as_expected(by_memory, lambda one: one.mean(held), in_print("published_memory"), NEAR, "pipelines"),
+            as_expected(by_memory, lambda one: one.mean(held), printed_value("published_memory"), NEAR, "pipelines"),
             "30 to 43 GB (1F1B), 32 to 44 GB (ZB-1p)", kind="quantitative", tolerance=NEAR, hardware="A100",
         ),
     ),

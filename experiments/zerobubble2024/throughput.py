@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from experiments.ptdp2021 import layouts
 from experiments.zerobubble2024 import PAPER, PIPELINE, SCHEDULES, bubble, by_rate, gains, samples_per_second
-from harness.analysis.points import in_print, relative
+from harness.analysis.points import printed_value, relative
 from harness.experiment.checks import as_expected, each, grouped
 from harness.experiment.kit import (
     MARK, MODEL, PERCENT, POINTS, RUNS, Claim, Column, Evidence, Experiment, Plan, Record, Tolerance, printed, share,
@@ -63,12 +63,12 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "gains are within 5 points of ZB-1p's, for the paper's models", "table 4",
-            as_expected(gains, relative, in_print("published_gain"), POINTS, "pipelines", are_shares=True),
+            as_expected(gains, relative, printed_value("published_gain"), POINTS, "pipelines", are_shares=True),
             kind="quantitative", about="bubble", tolerance=POINTS,
         ),
         Claim(
             "bubbles of 1F1B and ZB-H1 are within 3 points of the published, for the paper's models", "table 5",
-            as_expected(by_rate, bubble, in_print("published_bubble"), SAME_BUBBLE, "pipelines", are_shares=True),
+            as_expected(by_rate, bubble, printed_value("published_bubble"), SAME_BUBBLE, "pipelines", are_shares=True),
             kind="quantitative", about="bubble", tolerance=SAME_BUBBLE,
         ),
     ),
@@ -76,7 +76,7 @@ EXPERIMENT = Experiment(
     figure=figure_of(
         "ZB-H1 over 1F1B", "microbatches of a step", "gain over 1F1B (%)", gains, name=lambda one: one.model,
         at=lambda one: one.run.microbatches, ours=lambda one: (one.relative.mean - 1) / PERCENT,
-        published=lambda one: (in_print("published_gain")(one) - 1) / PERCENT,
+        published=lambda one: (printed_value("published_gain")(one) - 1) / PERCENT,
     ),
     cost={"smoke": "1 min, 2 CPU cores", "small": "5 min, 2 CPU cores", "paper": "40 min, 32 GPUs with 80 GB"},
     deviations="The paper names neither vocabulary nor dropout: Megatron's, as its memory suggests. It gives its first "

@@ -89,7 +89,7 @@ def relative(point: Point) -> Estimate:
     return point.relative
 
 
-def in_print(key: str) -> Callable[[Point], float]:
+def printed_value(key: str) -> Callable[[Point], float]:
     """Return a function that gives the number which a source prints for a point; NaN if there is none."""
     return lambda point: point.printed.get(key, math.nan)
 
