@@ -8,21 +8,20 @@ section 2.3). What is measured is the last step of every run; beside it stands t
 run's own times.
 """
 
-from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any
+from operator import attrgetter
 
 from experiments.ptdp2021 import DEVIATIONS, closed_bubble, closed_in_flight, cost, layouts, on_selene
-from harness.experiment.checks import best_of_both, each, within
+from harness.analysis.columns import value
+from harness.experiment.checks import best_over, each, within
 from harness.experiment.kit import (
     AS_SIMULATED, BUBBLE, CHUNKS, MARK, MIB, MICROBATCHES, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, SCHEDULE, TP,
-    Check, Claim, Column, Estimate, Experiment, Plan, Record, Tolerance, named, of_run, share,
+    Check, Claim, Column, Experiment, Plan, Tolerance, named, of_run, share,
 )  # fmt: skip
 from harness.experiment.listing import Listing
 
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 POINTS = Tolerance(0.1, "the closed form has neither transfers nor uneven stages", "2026-11-21")
-"""Largest difference of a bubble from the closed form."""
+in_flight = attrgetter("microbatches_in_flight")
 CLOSED = share("closed_bubble", "published", lambda point: float(closed_bubble(point.run)))
 PIPELINES = Listing(
     name="pipeline_schedules", title="Pipeline schedules", measure=lambda record: record.bubble, formula=CLOSED,
@@ -44,36 +43,17 @@ PIPELINES = Listing(
 )  # fmt: skip
 
 
-def bubbles(records: Sequence[Record]) -> list[tuple[Estimate, float, str, int]]:
-    """Return the bubbles of GPipe and 1F1B with those of the closed form, schedules and counts of microbatches."""
-    both = [one for one in PIPELINES.fair(records) if one.run.plan.schedule in SCHEDULES[:2]]
-    named = lambda one: (float(closed_bubble(one.run)), one.run.plan.schedule, one.run.microbatches)
-    return [(one.estimate(PIPELINES.measure), *named(one)) for one in both]
-
-
 def smaller_than_1f1b(schedule: str) -> Check:
     """Return a check that a schedule has a smaller bubble than 1F1B, at every count of microbatches."""
-
-    def ratios(records: Sequence[Record]) -> list[tuple[Estimate, int]]:
-        of = lambda name: [one for one in PIPELINES.fair(records) if one.run.plan.schedule == name]
-        both = best_of_both(of(schedule), of("one_f_one_b"), PIPELINES.measure, PP, MICROBATCHES)
-        return [(a.over(b, PIPELINES.measure), a.run.microbatches) for a, b in both]
-
-    return each(ratios, lambda ratio, _: ratio.scaled(-1) - -1, "counts", "{:.2f} (m={})", after=" of 1F1B's")
-
-
-def in_flight(records: Sequence[Record]) -> list[tuple[float, Fraction, str, int]]:
-    """Return what ranks keep activations of, counted with any number of cores, as `bubbles`."""
-    counted = lambda one: one.mean(lambda record: record.microbatches_in_flight)
-    found = [(one.run, counted(one)) for one in PIPELINES.points(records)]
-    return [(count, closed_in_flight(run), run.plan.schedule, run.microbatches) for run, count in found]
+    of = lambda records, name: [one for one in PIPELINES.fair(records) if one.run.plan.schedule == name]
+    both = lambda records: (of(records, schedule), of(records, "one_f_one_b"))
+    return each(
+        lambda records: best_over(*both(records), PIPELINES.measure, PP, MICROBATCHES),
+        lambda _, ratio: ratio.scaled(-1) - -1, "counts", "{1:.2f} (m={0.run.microbatches})", after=" of 1F1B's",
+    )  # fmt: skip
 
 
-def chunked(schedule: str, chunks: int) -> dict[str, Any]:
-    return {"schedule": schedule, "chunks": chunks if schedule == "interleaved" else 1}
-
-
-TWO_DEEP = [Plan(pp=2, **chunked(one, 2)) for one in SCHEDULES]
+TWO_DEEP = [Plan(pp=2, schedule=one, chunks=2 if one == "interleaved" else 1) for one in SCHEDULES]
 
 EXPERIMENT = Experiment(
     source="PTD-P 2021, section 2.2, figures 3 and 4; Zero Bubble Pipeline Parallelism (Qi et al. 2023), section 2.3",
@@ -82,8 +62,14 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(
             "the bubble of GPipe and 1F1B is (p - 1) / m, within 10 points", "PTD-P 2021, section 2.2.1",
-            each(bubbles, within(POINTS), "points", "{2} {0:.1%} (m={3}: {1:.1%})"), "(p - 1) / m",
-            kind="self-consistency", tolerance=POINTS,
+            each(
+                lambda records: [
+                    (one.estimate(PIPELINES.measure), value(one, CLOSED), one.run)
+                    for one in PIPELINES.fair(records) if one.run.plan.schedule in SCHEDULES[:2]
+                ],
+                within(POINTS), "points", "{2.plan.schedule} {0:.1%} (m={2.microbatches}: {1:.1%})",
+            ),
+            "(p - 1) / m", kind="self-consistency", tolerance=POINTS,
         ),
         Claim(
             "interleaved has a smaller bubble than 1F1B", "PTD-P 2021, section 2.2.2",
@@ -96,7 +82,11 @@ EXPERIMENT = Experiment(
         Claim(
             "every schedule keeps as many activations in flight as its source says, exactly",
             "PTD-P 2021, section 2.2; Qi et al. 2023, table 2",
-            each(in_flight, lambda count, closed, *_: count == closed, "points", "{2} {0:g} (m={3})"),
+            each(
+                lambda records: [(one.mean(in_flight), one.run) for one in PIPELINES.points(records)],
+                lambda count, run: count == closed_in_flight(run), "points",
+                "{1.plan.schedule} {0:g} (m={1.microbatches})",
+            ),
             kind="self-consistency",
         ),
         AS_SIMULATED,
@@ -106,10 +96,12 @@ EXPERIMENT = Experiment(
     "figure 12, with four chunks a rank. At `smoke` and `small` the pipeline is two ranks deep, of a model of eight "
     "small layers, with two chunks a rank.",
     runs={
-        "smoke": layouts(128, TWO_DEEP, (8, 16)),
-        "small": layouts(256, TWO_DEEP, (8, 16, 32), repeats=2),
+        "smoke": layouts(128, TWO_DEEP, (8, 16)), "small": layouts(256, TWO_DEEP, (8, 16, 32), repeats=2),
         "paper": [
-            on_selene({"tp": 8, "pp": 12, "dp": 1, "global_batch": batch}, named("gpt-175b"), **chunked(one, 4))
+            on_selene(
+                {"tp": 8, "pp": 12, "dp": 1, "global_batch": batch}, named("gpt-175b"), schedule=one,
+                chunks=4 if one == "interleaved" else 1,
+            )
             for batch in (12, 60)
             for one in SCHEDULES
         ],

@@ -168,6 +168,13 @@ def best_of_both(
     return [(best(group), others[key(group[0])]) for group in grouped(ours, *alike) if key(group[0]) in others]
 
 
+def best_over(
+    ours: Iterable[Point], theirs: Iterable[Point], measure: Measure, *alike: Column
+) -> list[tuple[Point, Estimate]]:
+    """Return our points of `best_of_both`, each with its measure over theirs."""
+    return [(one, one.over(other, measure)) for one, other in best_of_both(ours, theirs, measure, *alike)]
+
+
 def each(
     found: Callable[[Sequence[Record]], Iterable[tuple[Any, ...]]],
     holds: Callable[..., bool | Estimate],
