@@ -55,6 +55,11 @@ def grown(shapes: Sequence[tuple[int, int, Plan]], seq_len: int, microbatch: int
     return [timed(model, plan, 16, microbatch, repeat) for repeat in range(repeats) for model, plan in models]
 
 
+def microbatch_of(printed: Mapping[Any, Any]) -> int:
+    """Return the microbatch that ends the quantity of a published row."""
+    return int(printed["quantity"].rpartition("_")[2])
+
+
 def on_selene(
     printed: Mapping[Any, Any], model: ModelConfig, microbatch: int = 1, vocab_size: int = 51200, **plan: Any
 ) -> Run:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from experiments.ptdp2021 import DEVIATIONS, on_selene, timed
+from experiments.ptdp2021 import DEVIATIONS, microbatch_of, on_selene, timed
 from harness.experiment.checks import as_expected, each
 from harness.experiment.kit import (
     MICROBATCH, Claim, Column, Comparison, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record,
@@ -25,10 +25,6 @@ NEAR = Tolerance(0.1, "plots are read to a hundredth; the rest is assumed", "202
 
 SMOKE = ModelConfig(num_layers=2, hidden_size=128, num_heads=4, seq_len=128)
 SMALL = ModelConfig(num_layers=4, hidden_size=256, num_heads=8, seq_len=256)
-
-
-def microbatch_of(printed: Printed) -> int:
-    return int(printed["quantity"].rpartition("_")[2])
 
 
 def run_of(printed: Printed) -> Run:
@@ -91,14 +87,12 @@ def lines(records: Sequence[Record]) -> list[tuple[int, list[Point]]]:
 def lies_between(records: Sequence[Record]) -> Evidence | None:
     """Judge whether neither the smallest nor the largest microbatch is best once the bubble is counted."""
     found = [(batch, line) for batch, line in lines(records) if len(line) > 2]
-    margins, best = list[Estimate](), list[str]()
-    for batch, line in found:
-        rates = {one: estimate(one, batch).mean for one in line}
-        inner = max(line[1:-1], key=rates.__getitem__)
-        ends = ((one, share(inner, batch) / share(one, batch)) for one in (line[0], line[-1]))
-        margins.append(all_hold([inner.over(one, flop_rate).scaled(by) - 1 for one, by in ends]))
-        best.append(f"{max(line, key=rates.__getitem__).run.train.microbatch} at batch {batch}")
-    return tally(margins, "batches", f"best: {', '.join(best)}")
+    best = lambda line, batch: max(line, key=lambda one: estimate(one, batch).mean)
+    over = lambda one, other, batch: one.over(other, flop_rate).scaled(share(one, batch) / share(other, batch))
+    inner = [(best(line[1:-1], batch), line, batch) for batch, line in found]
+    margins = [all_hold([over(one, end, batch) - 1 for end in (line[0], line[-1])]) for one, line, batch in inner]
+    numbers = (f"{best(line, batch).run.train.microbatch} at batch {batch}" for batch, line in found)
+    return tally(margins, "batches", f"best: {', '.join(numbers)}")
 
 
 EXPERIMENT = Experiment(
