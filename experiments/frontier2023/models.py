@@ -13,11 +13,11 @@ from functools import partial
 
 from experiments.frontier2023 import cost
 from experiments.zero2019.zero_memory import divided
-from harness.analysis.columns import value, values
-from harness.experiment.checks import within_share
+from harness.analysis.columns import value
+from harness.experiment.checks import each
 from harness.experiment.kit import (
-    GB, MODEL, RANKS, ZERO_STAGE, Check, Claim, Column, Evidence, Experiment, Point, Record, Table, Tolerance,
-    ZeroStage, about, named, points, published, tally,
+    GB, MODEL, RANKS, ZERO_STAGE, Check, Claim, Column, Experiment, Point, Record, Table, Tolerance, ZeroStage, about,
+    gigabytes, named, near, points, published,
 )  # fmt: skip
 from harness.experiment.listing import listed
 from harness.predict.published_scaling import on_frontier
@@ -25,8 +25,8 @@ from impl.cost.parameters import count_parameters
 from impl.cost.place import parameter_bytes
 
 GIB = 2**30
-GCD = 64 * GIB
-"""Bytes."""
+GCD = 64
+"""GiB."""
 CLOSE = Tolerance(0.03, "the paper prints two or three digits", "2026-11-22")
 """Relative distance of numbers from the published ones."""
 SAME = 0.01
@@ -63,29 +63,22 @@ def of_states(point: Point) -> float:
     return math.nan if point.run.plan.zero_stage else point.mean(lambda record: record.states_bytes) / point.parameters
 
 
-billions, total = partial(Column, unit="billion", scale=1e9), partial(Column, unit="GB", si="B", scale=GB)
-each = partial(Column, unit="B", si="B")
+billions, of_one = partial(Column, unit="billion", scale=1e9), partial(Column, unit="B", si="B")
 PARAMETERS = billions(key="parameters", header="parameters", of=lambda one: one.parameters)
 IN_PRINT = billions(key="published_parameters", header="published", of=lambda one: of_model(one, "parameters"))
-EACH_HERE = each(key="bytes_here", header="a parameter, formula", of=lambda one: float(sum(parameter_bytes(one.run))))
-EACH_COUNTED = each(key="bytes_counted", header="a parameter, counted", of=of_states)
-STATES = total(
-    key="states_by_paper", header="states, 14 B a parameter",
-    of=lambda one: one.parameters * printed("bytes_per_parameter"),
-)  # fmt: skip
-STATES_IN_PRINT = total(
-    key="published_states", header="states, published", of=lambda one: of_model(one, "model_state_memory")
+EACH_HERE = of_one(key="bytes_here", header="a parameter, formula", of=lambda one: float(sum(parameter_bytes(one.run))))
+STATES = gigabytes(
+    "states_by_paper", "states, 14 B a parameter", lambda one: one.parameters * printed("bytes_per_parameter")
 )
-STATES_HERE = total(
-    key="states_here", header="states, as kept here", of=lambda one: one.parameters * value(one, EACH_HERE)
-)
+STATES_IN_PRINT = gigabytes("published_states", "states, published", lambda one: of_model(one, "model_state_memory"))
 NEEDED = Column(
     key="needed", header="fullest device, predicted", unit="GiB", si="B", scale=GIB, digits=3,
     of=lambda one: one.mean(lambda record: record.peak_memory_bytes if record.is_simulated else math.nan),
 )  # fmt: skip
 SHOWN = (
-    MODEL, PARAMETERS, IN_PRINT, STATES, STATES_IN_PRINT, STATES_HERE, RANKS, ZERO_STAGE, EACH_HERE, EACH_COUNTED,
-    NEEDED,
+    MODEL, PARAMETERS, IN_PRINT, STATES, STATES_IN_PRINT,
+    gigabytes("states_here", "states, as kept here", lambda one: one.parameters * value(one, EACH_HERE)), RANKS,
+    ZERO_STAGE, EACH_HERE, of_one(key="bytes_counted", header="a parameter, counted", of=of_states), NEEDED,
 )  # fmt: skip
 
 
@@ -100,22 +93,11 @@ def table(records: Sequence[Record]) -> Table:
 
 
 def as_published(ours: Column, theirs: Column, text: str) -> Check:
-    """Return a check of a column against the published one, with its numbers in billions and the models' names."""
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        known = [one for one in models(records) if not math.isnan(value(one, theirs))]
-        numbers = ", ".join(text.format(value(one, ours) / GB, one.model) for one in known)
-        return within_share([values(one, (ours, theirs)) for one in known], CLOSE, "models", numbers)
-
-    return check
-
-
-def fits(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the published models fit into a GCD's memory; by prediction, where they were not run."""
-    found = [(value(one, NEEDED), one) for one in models(records) if not math.isnan(value(one, IN_PRINT))]
-    known = [(needed, one.model) for needed, one in found if not math.isnan(needed)]
-    numbers = ", ".join(f"{needed / GIB:.0f} GiB ({model})" for needed, model in known)
-    return tally((needed <= GCD for needed, _ in known), "models", numbers)
+    """Return a check of a column against the published one, with both in billions and the models' names as text."""
+    return each(
+        lambda records: [(value(one, ours) / GB, value(one, theirs) / GB, one.model) for one in models(records)],
+        lambda own, printed, _: near(own / printed, 1, CLOSE), "models", text,
+    )  # fmt: skip
 
 
 SIZES = tuple(replace(named(name), vocab_size=512) for name in ("gpt-0.5m", "gpt-2m", "gpt-8m"))
@@ -129,25 +111,23 @@ EXPERIMENT = Experiment(
     "parameter, not 14",
     claims=(
         Claim(
-            "the models have the published parameters, within 3%",
-            "table I",
-            as_published(PARAMETERS, IN_PRINT, "{:.4g}B"),
-            published="1.4 (from memory), 22, 175 and 1000B",
-            kind="arithmetic",
+            "the models have the published parameters, within 3%", "table I",
+            as_published(PARAMETERS, IN_PRINT, "{:.4g}B"), "1.4 (from memory), 22, 175 and 1000B", kind="arithmetic",
             tolerance=CLOSE,
         ),
         Claim(
-            "14 bytes a parameter give the published states, within 3%",
-            "table II",
-            as_published(STATES, STATES_IN_PRINT, "{:,.0f} GB ({})"),
-            published="308 GB, 2.45 TB (both derived) and 14 TB",
-            kind="arithmetic",
-            tolerance=CLOSE,
+            "14 bytes a parameter give the published states, within 3%", "table II",
+            as_published(STATES, STATES_IN_PRINT, "{0:,.0f} GB ({2})"), "308 GB, 2.45 TB (both derived) and 14 TB",
+            kind="arithmetic", tolerance=CLOSE,
         ),
         Claim(
-            "every model fits GCDs of 64 GiB with its plan, by prediction",
-            "table V (from memory)",
-            fits,
+            "every model fits GCDs of 64 GiB with its plan, by prediction", "table V (from memory)",
+            each(
+                lambda records: [
+                    (value(one, NEEDED) / GIB, one.model, value(one, IN_PRINT)) for one in models(records)
+                ],
+                lambda needed, *_: needed <= GCD, "models", "{:.0f} GiB ({})",
+            ),
             kind="arithmetic",
         ),
     ),
@@ -165,4 +145,4 @@ EXPERIMENT = Experiment(
             on_frontier(name, *plan, zero_stage=0 if name == "frontier-22b" else 1) for name, plan in PLANS.items()
         ],
     },
-)
+)  # fmt: skip

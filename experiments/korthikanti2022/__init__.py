@@ -1,18 +1,19 @@
 """What the experiments of Korthikanti et al. 2022 (arXiv 2205.05198) share: its models, and ways of saving memory."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from experiments.ptdp2021 import on_selene
 from harness.experiment.kit import (
-    MIB, PP, TP, Column, Estimate, EvaluationConfig, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record,
-    Run, Tolerance, apart_from, named, of_run, points, published, with_printed,
+    MIB, PP, TP, Column, Estimate, EvaluationConfig, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
+    Tolerance, apart_from, named, of_run, points, published, with_printed,
 )  # fmt: skip
 from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes
+from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer
 
 PAPER = {name: named(name) for name in ("korthikanti-22b", "korthikanti-175b", "korthikanti-530b", "korthikanti-1t")}
 """Models of table 3, by their names among the published numbers."""
@@ -34,8 +35,6 @@ PARALLEL = of_run(
     "parallel", "parallel", text=True,
     value=lambda run: "no" if run.plan.tp == 1 else "tensor, sequence" if run.plan.sequence_parallel else "tensor",
 )  # fmt: skip
-
-
 LAYER = "layer_activation_bytes"
 
 
@@ -54,6 +53,15 @@ def counted(one: Point) -> float:
     return one.mean(layer)
 
 
+def rate_of(record: Record) -> float:
+    return record.tokens_per_second
+
+
+def rate(one: Point) -> float:
+    """Return the sequences per second."""
+    return one.mean(rate_of) / one.run.model.seq_len
+
+
 @dataclass(frozen=True, eq=False)
 class Saved(Point):
     """Point that saves memory in one way, among those that are equal but for the way."""
@@ -66,14 +74,18 @@ class Saved(Point):
         return of(self) / of(self.same[NOTHING]) if NOTHING in self.same else math.nan
 
     @property
+    def is_split(self) -> bool:
+        """True if ranks share a layer, and what tensor parallelism duplicates is split over the sequence."""
+        return self.run.plan.sequence_parallel and self.run.plan.tp > 1
+
+    @property
     def formula_share(self) -> float:
         """Predicted share of the bytes of a layer with nothing saved."""
         return layer_bytes(self.run) / layer_bytes(with_way(self.run, NOTHING))
 
     def rate_over(self, way: str) -> Estimate:
         """Return the tokens per second over those of another way; NaN if that was not run, or ranks shared cores."""
-        rate: Measure = lambda record: record.tokens_per_second
-        return self.over(self.same[way], rate) if way in self.same else UNKNOWN
+        return self.over(self.same[way], rate_of) if way in self.same else UNKNOWN
 
 
 def saved(
@@ -139,9 +151,29 @@ def shallow(name: str) -> ModelConfig:
     return replace(PAPER[name], num_layers=2)
 
 
+def two_layers(name: str) -> Run:
+    """Return a two-layer run of one of the paper's models, which fits eight GPUs with any recomputation."""
+    run = few_steps(shallow(name), Plan(tp=DEGREE), MICROBATCH.get(name, 1), steps=10)
+    return replace(run, train=replace(run.train, lr=1e-4, warmup_steps=2))
+
+
 def scores(model: ModelConfig) -> float:
     """Return 5as/h: bytes of attention's scores, in units of sbh."""
     return 5 * model.num_heads * model.seq_len / model.hidden_size
+
+
+def by_table_2(one: Point) -> float:
+    """Return table 2's bytes of a layer, which leave out what is small beside sbh."""
+    run = one.run
+    sizes = {"tp": run.plan.tp, "sequence_parallel": run.plan.sequence_parallel}
+    return activation_bytes_per_layer(
+        run.model, run.train.microbatch, **sizes, element_size=ELEMENT_BYTES[run.precision]
+    )
+
+
+def share_by_table_2(one: Point) -> float:
+    """Return table 2's share of the bytes of nothing saved."""
+    return by_table_2(one) / by_table_2(Point(with_way(one.run, NOTHING)))
 
 
 def same_in_paper(run: Run) -> list[str]:
@@ -162,6 +194,11 @@ def published_share(run: Run) -> float:
     """Return figure 7's share of the bytes of nothing saved, of a model with the same t and 5as/h; NaN without one."""
     names = same_in_paper(run)
     return in_print(f"activation_memory{way_of(run)}", names[0]) / 100 if names else math.nan
+
+
+def beside_figure_7(found: Iterable[Saved]) -> list[tuple[float, float]]:
+    """Return the points' shares of the bytes of nothing saved, counted and published."""
+    return [(one.share(), published_share(one.run)) for one in found]
 
 
 def size_of(name: str) -> str:

@@ -13,44 +13,36 @@ from dataclasses import replace
 from functools import cache
 
 from experiments.korthikanti2022 import (
-    BOTH, DEGREE, FULL, LAYER, MICROBATCH, NOTHING, PAPER, PARALLEL, SAME_SHARE, SELECTIVE, SMOKE, WAYS, P, Saved, T,
-    counted, few_steps, in_print, layer, mebibytes, of_table_5, published_share, quarter, saved, shallow, size_of,
-    way_of, with_way,
+    BOTH, DEGREE, FULL, LAYER, NOTHING, PAPER, PARALLEL, SAME_SHARE, SELECTIVE, SMOKE, WAYS, P, Saved, T,
+    beside_figure_7, counted, few_steps, in_print, layer, mebibytes, of_table_5, published_share, quarter, rate,
+    rate_of, saved, size_of, two_layers, way_of, with_way,
 )  # fmt: skip
 from experiments.ptdp2021 import on_selene, small_model, timed
-from harness.experiment.checks import each, within, within_points, within_share
+from harness.analysis.points import printed_value
+from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
-    BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record,
-    Run, Tolerance, all_hold, and_absent, named, of_run, printed, published, share, table_of, tally,
+    BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
+    Record, Run, Tolerance, all_hold, and_absent, named, of_run, printed, published, share, table_of, tally,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 
 EXACT = Tolerance(0.01, "what allocators and masks round", "2026-11-21")
-"""Relative distance of counted bytes of a layer from predicted ones."""
 A_THIRD = Tolerance(1 / 3, "one forward pass more of three", "2026-11-24")
-"""Largest share of a step's speed that a recomputed forward pass costs."""
-
-
-def two_layers(name: str) -> Run:
-    """Return a two-layer run of one of the paper's models, which fits eight GPUs with any recomputation."""
-    run = few_steps(shallow(name), Plan(tp=DEGREE), MICROBATCH.get(name, 1), steps=10)
-    return replace(run, train=replace(run.train, lr=1e-4, warmup_steps=2))
 
 
 @cache
 def of_the_paper() -> dict[Run, Saved]:
     """Return every point of figure 7, tables 4 and 5 and PTD-P's figure 17, with the published times, by its run."""
     found: list[Saved] = []
-    add = lambda run, size, **times: found.append(Saved(run, model=f"GPT {size}", printed=times))
+    add = lambda run, size, **printed: found.append(Saved(run, model=f"GPT {size}", printed=printed))
     for name in PAPER:
-        milliseconds = {way: in_print(f"layer_combined_milliseconds{way}", name) for way in WAYS}
-        for way, time in milliseconds.items():
-            speed = milliseconds[NOTHING] / time
-            add(with_way(two_layers(name), way), f"{size_of(name)}, two layers", published_speed=speed)
+        times = {way: in_print(f"layer_combined_milliseconds{way}", name) for way in WAYS}
+        for way, time in times.items():
+            add(with_way(two_layers(name), way), f"{size_of(name)}, two layers", published_speed=times[NOTHING] / time)
     for name in PAPER:
-        seconds = {way: in_print(f"iteration_seconds{way}", name) for way in (FULL, BOTH)}
-        for way, time in seconds.items():
-            add(of_table_5(name, way), size_of(name), published_gain=seconds[FULL] / time)
+        times = {way: in_print(f"iteration_seconds{way}", name) for way in (FULL, BOTH)}
+        for way, time in times.items():
+            add(of_table_5(name, way), size_of(name), published_gain=times[FULL] / time)
     rows = published("ptdp2021").query("where == 'figure 17'").to_dict("records")
     plain = {row["global_batch"]: row["value"] for row in rows if row["quantity"].endswith("no_recompute")}
     for row in rows:
@@ -64,24 +56,13 @@ def of_the_paper() -> dict[Run, Saved]:
 def compared(records: Sequence[Record], way: str | None = None, *, is_pipeline: bool | None = None) -> list[Saved]:
     """Return points, of one way and with or without a pipeline if these are given; simulated ones have times only."""
     found = saved(records, lambda record: 1.0 if record.is_simulated else layer(record), of_the_paper())
-    deep = lambda one: one.run.plan.pp > 1
-    return [one for one in found if way in (None, way_of(one.run)) and is_pipeline in (None, deep(one))]
-
-
-def rate_of(record: Record) -> float:
-    return record.tokens_per_second
-
-
-def rate(one: Saved) -> float:
-    """Return the sequences per second."""
-    return one.mean(rate_of) / one.run.model.seq_len
+    return [one for one in found if way in (None, way_of(one.run)) and is_pipeline in (None, one.run.plan.pp > 1)]
 
 
 COLUMNS = (
     MODEL, T, P, replace(BATCH, header="batch"), PARALLEL,
     of_run("recompute", "recomputed", lambda run: run.plan.recompute, text=True),
-    mebibytes(LAYER, "layer, counted"),
-    mebibytes("formula", "layer, predicted", lambda one: layer_bytes(one.run)),
+    mebibytes(LAYER, "layer, counted"), mebibytes("formula", "layer, predicted", lambda one: layer_bytes(one.run)),
     share("share", "share, counted", Saved.share),
     share("formula_share", "share, predicted", lambda one: one.formula_share),
     share("published_share", "share, published", lambda one: published_share(one.run)),
@@ -106,43 +87,23 @@ NOTES = (
 
 def ours_and_theirs(records: Sequence[Record]) -> list[Point]:
     """Return our points, then the papers' that were not run here."""
-    place = lambda one: (one.run.plan.pp, one.model, one.run.plan.tp, one.run.train.global_batch)
     ways = [*WAYS, "none of these"]
-    ours = sorted(compared(records), key=lambda one: (*place(one), ways.index(way_of(one.run))))
+    place = lambda plan, one: (plan.pp, one.model, plan.tp, one.run.train.global_batch, ways.index(way_of(one.run)))
+    ours = sorted(compared(records), key=lambda one: place(one.run.plan, one))
     return and_absent(ours, of_the_paper()) if ours else []
 
 
-def as_predicted(records: Sequence[Record]) -> Evidence | None:
-    return within_share(((counted(one), layer_bytes(one.run)) for one in compared(records)), EXACT, "points", digits=2)
-
-
-def taken(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether selective recomputation adds less than half of the time to a step that full recomputation adds."""
+def added(records: Sequence[Record]) -> list[tuple[Estimate, Estimate]]:
+    """Return the time that selective and full recomputation add to a step without a pipeline, as shares of it."""
     found = [one.same for one in compared(records, SELECTIVE, is_pipeline=False) if FULL in one.same]
-    added = [tuple(same[NOTHING].over(same[way], rate_of) - 1 for way in (SELECTIVE, FULL)) for same in found]
-    known = [(one, full) for one, full in added if not math.isnan(one.mean)]
-    numbers = "; ".join(f"{one:+.0%} of a step, full {full:+.0%}" for one, full in known)
-    return tally([full.scaled(0.5) - one for one, full in known], "pairs", numbers)
+    over = lambda same, way: same[NOTHING].over(same[way], rate_of) - 1
+    return [(over(same, SELECTIVE), over(same, FULL)) for same in found]
 
 
-def gains_over_full(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether both ways of saving together are faster than full recomputation."""
-    found = [(one.rate_over(FULL) - 1, one.model) for one in compared(records, BOTH)]
-    known = [(gain, model) for gain, model in found if not math.isnan(gain.mean)]
-    return tally([gain for gain, _ in known], "models", ", ".join(f"{gain:+.0%} ({model})" for gain, model in known))
-
-
-def gains_as_published(records: Sequence[Record]) -> Evidence | None:
-    found = [one for one in compared(records, BOTH) if "published_gain" in one.printed]
-    return within_points([(one.rate_over(FULL), one.printed["published_gain"]) for one in found], POINTS, "models")
-
-
-def slower(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether pipelines are slower with full recomputation, by a third at most."""
-    found = [(one.rate_over(NOTHING).scaled(-1) - -1, one) for one in compared(records, FULL, is_pipeline=True)]
-    known = [(share, one.run.train.global_batch) for share, one in found if not math.isnan(share.mean)]
-    margins = [all_hold([share, share.scaled(-1) - -A_THIRD]) for share, _ in known]
-    return tally(margins, "batches", ", ".join(f"{share:.0%} (batch {batch})" for share, batch in known))
+def lost(records: Sequence[Record]) -> list[tuple[Estimate, int]]:
+    """Return the share of its speed that a pipeline loses by full recomputation, and batches."""
+    found = compared(records, FULL, is_pipeline=True)
+    return [(one.rate_over(NOTHING).scaled(-1) - -1, one.run.train.global_batch) for one in found]
 
 
 def worth_more_than_it_costs(records: Sequence[Record]) -> Evidence | None:
@@ -180,31 +141,39 @@ EXPERIMENT = Experiment(
     "time, and steps 29 to 32% faster than with full recomputation",
     claims=(
         Claim(
-            "bytes of a layer are as predicted, within 1%", "table 2", as_predicted, kind="self-consistency",
-            tolerance=EXACT,
+            "bytes of a layer are as predicted, within 1%", "table 2",
+            as_expected(compared, counted, lambda one: layer_bytes(one.run), EXACT, digits=2),
+            kind="self-consistency", tolerance=EXACT,
         ),
         Claim(
             "each way leaves the share of figure 7, within a point, for the same t and 5as/h", "figure 7",
-            each(
-                lambda records: [(one.share(), published_share(one.run)) for one in compared(records)],
-                within(SAME_SHARE), "points", "{:.1%} ({:.1%})",
-            ),
+            each(lambda records: beside_figure_7(compared(records)), within(SAME_SHARE), "points", "{:.1%} ({:.1%})"),
             kind="quantitative", tolerance=SAME_SHARE,
         ),
         Claim(
-            "selective recomputation takes less than half of the time that full takes", "table 4", taken,
+            "selective recomputation takes less than half of the time that full takes", "table 4",
+            each(added, lambda one, full: full.scaled(0.5) - one, "pairs", "{:+.0%} of a step, full {:+.0%}", "; "),
             "+7% of a layer (+4% with sequence parallelism), full +39%", kind="direction", about="network",
         ),
         Claim(
             "selective with sequence parallelism is faster than full recomputation", "table 5, figure 8",
-            gains_over_full, "+29% (22B), +32% (175B), +30% (530B), +32% (1T)", kind="direction", about="computing",
+            each(
+                lambda records: [(one.rate_over(FULL) - 1, one.model) for one in compared(records, BOTH)],
+                lambda gain, _: gain, "models", "{:+.0%} ({})",
+            ),
+            "+29% (22B), +32% (175B), +30% (530B), +32% (1T)", kind="direction", about="computing",
         ),
         Claim(
-            "by the published 29, 32, 30 and 32%, within 5 points", "table 5", gains_as_published, kind="quantitative",
-            about="computing", tolerance=POINTS,
+            "by the published 29, 32, 30 and 32%, within 5 points", "table 5",
+            as_expected(
+                lambda records: compared(records, BOTH), lambda one: one.rate_over(FULL),
+                printed_value("published_gain"), POINTS, "models", are_shares=True,
+            ),
+            kind="quantitative", about="computing", tolerance=POINTS,
         ),
         Claim(
-            "full recomputation slows pipelines down at every batch, by a third at most", "PTD-P, figure 17", slower,
+            "full recomputation slows pipelines down at every batch, by a third at most", "PTD-P, figure 17",
+            each(lost, lambda one, _: all_hold([one, one.scaled(-1) - -A_THIRD]), "batches", "{:.0%} (batch {})"),
             kind="self-consistency", tolerance=A_THIRD,
         ),
         Claim(

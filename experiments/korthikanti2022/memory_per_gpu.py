@@ -12,8 +12,8 @@ from functools import cache, partial
 from typing import Any
 
 from experiments.korthikanti2022 import (
-    BOTH, LAYER, NOTHING, PAPER, SMOKE, P, Saved, T, few_steps, in_print, layer, mebibytes, of_table_5, saved,
-    size_of, way_of, with_way,
+    BOTH, LAYER, NOTHING, PAPER, SMOKE, P, Saved, T, few_steps, in_print, layer, mebibytes, of_table_5, saved, size_of,
+    way_of, with_way,
 )  # fmt: skip
 from harness.experiment.checks import each
 from harness.experiment.kit import (

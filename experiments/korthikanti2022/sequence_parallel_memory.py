@@ -10,14 +10,14 @@ paper's degree, and its ratio of sequence to head size, has the share of the lar
 from collections.abc import Sequence
 
 from experiments.korthikanti2022 import (
-    DEGREE, LAYER, MICROBATCH, NOTHING, PAPER, PARALLEL, SAME_SHARE, SMOKE, SPLIT, Saved, T, counted, few_steps,
-    mebibytes, published_share, quarter, same_in_paper, saved, scores, shallow, size_of, with_way,
+    DEGREE, LAYER, MICROBATCH, NOTHING, PAPER, PARALLEL, SAME_SHARE, SMOKE, SPLIT, Saved, T, beside_figure_7,
+    by_table_2, counted, few_steps, mebibytes, published_share, quarter, same_in_paper, saved, scores, shallow,
+    share_by_table_2, size_of, with_way,
 )  # fmt: skip
-from harness.experiment.checks import each, within, within_share
+from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
-    MODEL, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Record, Run, Tolerance, of_run, share, table_of,
+    MODEL, Claim, Column, Experiment, ModelConfig, Plan, Record, Run, Tolerance, of_run, share, table_of,
 )  # fmt: skip
-from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer
 
 CLOSE = Tolerance(0.02, "the formula leaves out what is small beside sbh", "2026-11-20")
 """Relative distance of counted bytes from the formula's."""
@@ -29,43 +29,24 @@ def memory(model: ModelConfig, tp: int, microbatch: int) -> list[Run]:
     return [with_way(run, way) for way in ((NOTHING, SPLIT) if tp > 1 else (NOTHING,))]
 
 
-def formula(run: Run) -> float:
-    """Return table 2's bytes of a layer."""
-    plan, size = run.plan, ELEMENT_BYTES[run.precision]
-    sizes = {"tp": plan.tp, "sequence_parallel": plan.sequence_parallel, "element_size": size}
-    return activation_bytes_per_layer(run.model, run.train.microbatch, **sizes)
-
-
-def formula_share(run: Run) -> float:
-    """Return table 2's share of the bytes of tensor parallelism alone."""
-    return formula(run) / formula(with_way(run, NOTHING))
-
-
 def counts(records: Sequence[Record]) -> list[Saved]:
     return saved(records, failed=True)
 
 
-def is_split(one: Saved) -> bool:
-    return one.run.plan.sequence_parallel and one.run.plan.tp > 1
-
-
-def split(records: Sequence[Record]) -> list[Saved]:
-    """Return the sequence-parallel points."""
-    return [one for one in counts(records) if is_split(one)]
+def shares(records: Sequence[Record]) -> list[tuple[float, float]]:
+    """Return the shares that sequence parallelism leaves, counted and published."""
+    return beside_figure_7(one for one in counts(records) if one.is_split)
 
 
 COLUMNS = (
-    MODEL,
-    of_run("hidden", "h", lambda run: run.model.hidden_size),
-    of_run("heads", "a", lambda run: run.model.num_heads),
-    of_run("seq_len", "s", lambda run: run.model.seq_len),
+    MODEL, of_run("hidden", "h", lambda run: run.model.hidden_size),
+    of_run("heads", "a", lambda run: run.model.num_heads), of_run("seq_len", "s", lambda run: run.model.seq_len),
     of_run("microbatch", "b", lambda run: run.train.microbatch), T,
     of_run("scores", "5as/h", lambda run: scores(run.model)), PARALLEL,
-    mebibytes(LAYER, "layer, measured"),
-    mebibytes("formula", "layer, formula", lambda one: formula(one.run)),
-    Column(key="measured_over_formula", header="measured over formula", of=lambda one: counted(one) / formula(one.run)),
-    share("share", "share, measured", lambda one: one.share() if is_split(one) else None),
-    share("formula_share", "share, formula", lambda one: formula_share(one.run) if is_split(one) else None),
+    mebibytes(LAYER, "layer, measured"), mebibytes("formula", "layer, formula", by_table_2),
+    Column(key="measured_over_formula", header="measured over formula", of=lambda one: counted(one) / by_table_2(one)),
+    share("share", "share, measured", lambda one: one.share() if one.is_split else None),
+    share("formula_share", "share, formula", lambda one: share_by_table_2(one) if one.is_split else None),
     share("published", "share, published", lambda one: published_share(one.run)),
     of_run("same", "published of", lambda run: ", ".join(map(size_of, same_in_paper(run))), text=True),
 )  # fmt: skip
@@ -76,26 +57,18 @@ NOTES = (
     "which alone the formula's share depends.",
 )
 
-
-def as_formula(records: Sequence[Record]) -> Evidence | None:
-    return within_share(((counted(one), formula(one.run)) for one in counts(records)), CLOSE, "points", digits=2)
-
-
 EXPERIMENT = Experiment(
     source="Korthikanti et al. 2022, section 4, tables 2 and 3, figure 7",
     expectation="a layer keeps what table 2's formulas say; sequence parallelism leaves 66.8% (22B), 62.0% (175B) and "
     "58.3% (530B, 1T) of it at 8 ranks",
     claims=(
         Claim(
-            "bytes of a layer are the formula's, within 2%", "table 2", as_formula, kind="self-consistency",
-            tolerance=CLOSE,
+            "bytes of a layer are the formula's, within 2%", "table 2",
+            as_expected(counts, counted, by_table_2, CLOSE, digits=2), kind="self-consistency", tolerance=CLOSE,
         ),
         Claim(
             "sequence parallelism leaves the share of figure 7, within a point, for the same t and 5as/h", "figure 7",
-            each(
-                lambda records: [(one.share(), published_share(one.run)) for one in split(records)],
-                within(SAME_SHARE), "points", "{:.1%} (published {:.1%})",
-            ),
+            each(shares, within(SAME_SHARE), "points", "{:.1%} (published {:.1%})"),
             "66.8% (22B), 62.0% (175B), 58.3% (530B and 1T)", kind="quantitative", tolerance=SAME_SHARE,
         ),
     ),

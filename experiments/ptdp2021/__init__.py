@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from harness.experiment.kit import EvaluationConfig, ModelConfig, Plan, Recipe, Run, Tier
@@ -54,6 +55,11 @@ def grown(shapes: Sequence[tuple[int, int, Plan]], seq_len: int, microbatch: int
     return [timed(model, plan, 16, microbatch, repeat) for repeat in range(repeats) for model, plan in models]
 
 
+def microbatch_of(printed: Mapping[Any, Any]) -> int:
+    """Return the microbatch that ends the quantity of a published row."""
+    return int(printed["quantity"].rpartition("_")[2])
+
+
 def on_selene(
     printed: Mapping[Any, Any], model: ModelConfig, microbatch: int = 1, vocab_size: int = 51200, **plan: Any
 ) -> Run:
@@ -66,3 +72,23 @@ def on_selene(
         evaluation=UNTESTED,
         precision="bf16",
     )
+
+
+def closed_bubble(run: Run) -> Fraction:
+    """Return idle over computing time with even stages and T_F = T_B = T_W.
+
+    Source: PTD-P (2104.04473), section 2.2; zero bubble (2401.10241), table 2, with m less than p as in
+    `impl.pipeline.schedules.zb_h1`.
+    """
+    p, m = run.plan.pp, run.microbatches
+    if run.plan.schedule == "zb_h1":
+        return Fraction(2 * (p - 1) - (min(p, m) - 1), 3 * m)
+    return Fraction(p - 1, m * run.plan.chunks)
+
+
+def closed_in_flight(run: Run) -> Fraction:
+    """Return microbatches that the fullest rank holds; source: as above, and Korthikanti et al. 2022, section 4.2.3."""
+    p, m, v = run.plan.pp, run.microbatches, run.plan.chunks
+    if run.plan.schedule == "gpipe" or m <= p:
+        return Fraction(m)
+    return p + Fraction(p - 1, v) if v > 1 else Fraction(p)

@@ -7,8 +7,8 @@ for 32 and 128 ranks and batches of 1 to 4 times as many microbatches.
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
 from harness.experiment.kit import (
-    BUBBLE, DP, MARK, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, Claim, Experiment, ModelConfig,
-    Plan, Run, Tolerance, of_run, share,
+    BUBBLE, DP, MARK, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, Claim, Experiment, ModelConfig, Plan, Run,
+    Tolerance, of_run, share,
 )  # fmt: skip
 from harness.experiment.listing import Listing
 

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
-from harness.experiment.kit import (
-    BATCH, CHUNKS, PP, SCHEDULE, TP, Comparison, Experiment, Plan, Printed, Run, named,
-)  # fmt: skip
+from harness.experiment.kit import BATCH, CHUNKS, PP, SCHEDULE, TP, Comparison, Experiment, Plan, Printed, Run, named
 
 CHUNKS_OF = {"hardware_flop_rate_one_f_one_b": 1, "hardware_flop_rate_interleaved": 4}
 

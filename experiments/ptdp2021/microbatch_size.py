@@ -5,10 +5,8 @@ batches of 128 and 512 (section 5.5, figure 16). A step takes (B/b + p - 1) (t_f
 sequence takes falls with b, and the bubble, (p - 1) b / B, rises.
 """
 
-from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
-from harness.experiment.kit import (
-    BATCH, MICROBATCH, PP, TP, Comparison, Experiment, ModelConfig, Plan, Printed, Run,
-)  # fmt: skip
+from experiments.ptdp2021 import DEVIATIONS, cost, layouts, microbatch_of, on_selene
+from harness.experiment.kit import BATCH, MICROBATCH, PP, TP, Comparison, Experiment, ModelConfig, Plan, Printed, Run
 
 SIZES = (1, 2, 4, 8)
 BEST = 2
@@ -16,8 +14,7 @@ BEST = 2
 
 
 def run_of(printed: Printed) -> Run:
-    microbatch = int(printed["quantity"].rpartition("_")[2])
-    return on_selene(printed, ModelConfig(num_layers=32, hidden_size=15360, num_heads=128), microbatch)
+    return on_selene(printed, ModelConfig(num_layers=32, hidden_size=15360, num_heads=128), microbatch_of(printed))
 
 
 FIGURE = Comparison(

@@ -1,12 +1,13 @@
-"""What the experiments of Zero Bubble (Qi et al. 2024, arXiv 2401.10241) share: its pipelines, and small ones."""
+"""What the experiments of Zero Bubble (Qi et al. 2024, arXiv 2401.10241) share: its pipelines, and their measures."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.ptdp2021 import SELENE, UNTESTED
 from harness.experiment.kit import (
-    GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, Measure, ModelConfig, Plan, Point, Printed, Record, Run,
-    apart_from, noted, points, published, with_printed,
+    GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, Estimate, Measure, ModelConfig, Plan, Point, Printed, Record, Run,
+    apart_from, exact, flop_rate, noted, points, published, with_printed,
 )  # fmt: skip
 
 AS = {"one_f_one_b": "one_f_one_b", "zb_h1": "zb_1p"}
@@ -58,10 +59,44 @@ def pipelines(records: Sequence[Record], measure: Measure, *, failed: bool = Fal
     return sorted(with_printed(both, PAPER), key=order)
 
 
+def held(record: Record) -> float:
+    """Return bytes of the fullest rank: counted over its tensors, or predicted for a simulated run."""
+    return record.peak_memory_bytes if record.is_memory_predicted else record.memory_bytes
+
+
+def by_memory(records: Sequence[Record]) -> list[Point]:
+    """Return pipelines whose memory is known, failed ones too, relative to 1F1B's; it counts with any cores."""
+    found = _with_1f1b(pipelines(records, held, failed=True))
+    return [replace(one, relative=exact(one.mean(held) / plain.mean(held))) if plain else one for one, plain in found]
+
+
+def by_rate(records: Sequence[Record]) -> list[Point]:
+    """Return timed pipelines, with their rate relative to 1F1B's."""
+    found = _with_1f1b(pipelines(records, flop_rate))
+    return [one.against(plain, lambda record: record.tokens_per_second) for one, plain in found]
+
+
+def gains(records: Sequence[Record]) -> list[Point]:
+    """Return ZB-H1's timed pipelines whose rate relative to 1F1B's is known."""
+    return [one for one in by_rate(records) if not is_plain(one) and not math.isnan(one.relative.mean)]
+
+
+def samples_per_second(one: Point) -> float:
+    """Return the rate of one device."""
+    return one.mean(lambda record: record.tokens_per_second_per_device) / one.run.model.seq_len
+
+
+def bubble(one: Point) -> Estimate:
+    """Return the share of the step, not of the computing time, that is idle, as table 5 counts."""
+    return one.estimate(lambda record: record.bubble / (1 + record.bubble))
+
+
 def is_plain(one: Point) -> bool:
     return one.run.plan.schedule == "one_f_one_b"
 
 
-def alike(one: Point) -> tuple[Run, str]:
-    """Return a point's run without its schedule, and its device."""
-    return apart_from(one.run, "plan.schedule"), one.device
+def _with_1f1b(found: Sequence[Point]) -> list[tuple[Point, Point | None]]:
+    """Return the points, each with the one of 1F1B that is equal but for the schedule; None without it."""
+    alike = lambda one: (apart_from(one.run, "plan.schedule"), one.device)
+    plain = {alike(one): one for one in found if is_plain(one)}
+    return [(one, plain.get(alike(one))) for one in found]

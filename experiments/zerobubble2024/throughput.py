@@ -7,71 +7,35 @@ the fewer microbatches there are. Here ZB-H1 is built, whose bubble table 5 says
 interleaved over as many chunks as theirs are not.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from experiments.ptdp2021 import layouts
-from experiments.zerobubble2024 import PAPER, PIPELINE, SCHEDULES, alike, is_plain, pipelines
-from harness.experiment.checks import ends, grouped, within_points
+from experiments.zerobubble2024 import PAPER, PIPELINE, SCHEDULES, bubble, by_rate, gains, samples_per_second
+from harness.analysis.points import printed_value, relative
+from harness.experiment.checks import as_expected, each, grouped
 from harness.experiment.kit import (
-    MARK, MODEL, PERCENT, POINTS, RUNS, Claim, Column, Estimate, Evidence, Experiment, Plan, Point, Record, Run,
-    Tolerance, flop_rate, table_of, tally,
+    MARK, MODEL, PERCENT, POINTS, RUNS, Claim, Column, Evidence, Experiment, Plan, Record, Tolerance, printed, share,
+    table_of, tally,
 )  # fmt: skip
 from harness.figures.style import figure_of
 
+PLANS = [Plan(pp=2, schedule=schedule) for schedule in SCHEDULES]
 SAME_BUBBLE = Tolerance(0.03, "half of the smallest difference between the two schedules' bubbles", "2026-11-21")
-"""Largest difference from a published bubble, in shares of the step, that counts as the same."""
-
-
-def compared(records: Sequence[Record]) -> list[Point]:
-    """Return timed pipelines relative to 1F1B."""
-    found = pipelines(records, flop_rate)
-    plain = {alike(one): one for one in found if is_plain(one)}
-    return [one.against(plain.get(alike(one)), lambda record: record.tokens_per_second) for one in found]
-
-
-def rate(one: Point) -> float:
-    """Return the samples a second of one device."""
-    return one.mean(lambda record: record.tokens_per_second_per_device) / one.run.model.seq_len
-
-
-def bubble(one: Point) -> Estimate:
-    """Return the share of the step, not of the computing time, that is idle."""
-    return one.estimate(lambda record: record.bubble / (1 + record.bubble))
-
-
-def in_print(ours: Column) -> Column:
-    """Return the column with the published values of another."""
-    key = f"published_{ours.key}"
-    return replace(ours, key=key, header=f"{ours.header}, published", of=lambda one: one.printed.get(key))
-
-
-SAMPLES = Column(key="rate", header="rate per device", unit="samples/s", si="samples/s", digits=3, of=rate)
-GAIN = Column(key="gain", header="over 1F1B", si="ratio", digits=3, of=lambda one: one.relative)
-BUBBLE = Column(
-    key="bubble", header="bubble", unit="% of the step", si="fraction", scale=PERCENT, digits=3,
-    of=lambda one: bubble(one).mean,
-)  # fmt: skip
 SHOWN = (
-    *PIPELINE, SAMPLES, in_print(SAMPLES), GAIN, in_print(GAIN), BUBBLE, in_print(BUBBLE), RUNS, MARK,
+    *PIPELINE,
+    Column(key="rate", header="rate per device", unit="samples/s", si="samples/s", digits=3, of=samples_per_second),
+    printed("published_rate", "rate per device, published", "samples/s", si="samples/s"),
+    Column(key="gain", header="over 1F1B", si="ratio", digits=3, of=lambda one: one.relative),
+    printed("published_gain", "over 1F1B, published", si="ratio"),
+    replace(share("bubble", "bubble", lambda one: bubble(one).mean), unit="% of the step"),
+    printed("published_bubble", "bubble, published", "% of the step", PERCENT, "fraction"), RUNS, MARK,
 )  # fmt: skip
 NOTE = (
     "Published: table 4 on A100s, where ZB-1p stands for ZB-H1, and table 5's bubbles, of ZB-H1 itself. Bubble: "
     "idle time over the whole step, as table 5 counts; the update is not in it."
 )
-
-
-def gains(records: Sequence[Record]) -> list[Point]:
-    """Return ZB-H1's points whose gain is known."""
-    return [one for one in compared(records) if not is_plain(one) and not math.isnan(one.relative.mean)]
-
-
-def is_faster(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether ZB-H1 is faster than 1F1B in every pipeline."""
-    found = [one.relative - 1 for one in gains(records)]
-    return tally(found, "pipelines", ends(found, lambda one: one.mean, lambda one: f"{one:+.1%}"))
 
 
 def falls_with_microbatches(records: Sequence[Record]) -> Evidence | None:
@@ -82,49 +46,37 @@ def falls_with_microbatches(records: Sequence[Record]) -> Evidence | None:
     return tally(margins, "increases", "; ".join(f"{at(line[0])}, {at(line[-1])} ({line[0].model})" for line in lines))
 
 
-def gains_as_published(records: Sequence[Record]) -> Evidence | None:
-    found = ((one.relative, one.printed["published_gain"]) for one in gains(records) if one.printed)
-    return within_points(found, POINTS, "pipelines")
-
-
-def bubbles_as_published(records: Sequence[Record]) -> Evidence | None:
-    found = ((bubble(one), one.printed["published_bubble"]) for one in compared(records) if one.printed)
-    return within_points(found, SAME_BUBBLE, "pipelines")
-
-
-def small_runs(seq_len: int, counts: Sequence[int], repeats: int) -> list[Run]:
-    plans = [Plan(pp=2, schedule=schedule) for schedule in SCHEDULES]
-    return layouts(seq_len, plans, [2 * m for m in counts], repeats)
-
-
 EXPERIMENT = Experiment(
     source="Zero bubble 2024 (Qi et al.), section 5, tables 3 to 5",
     expectation="4 to 15% more than 1F1B at its memory: 15% with 3 microbatches a stage, 4 to 10% with 8",
     claims=(
         Claim(
-            "ZB-H1 is faster than 1F1B", "table 4", is_faster, "+4.2% to +15.0% (ZB-1p)", kind="direction",
-            about="bubble",
+            "ZB-H1 is faster than 1F1B", "table 4",
+            each(
+                lambda records: [(one.relative - 1,) for one in gains(records)], lambda gain: gain, "pipelines",
+                "{:+.1%}", is_brief=True,
+            ),
+            "+4.2% to +15.0% (ZB-1p)", kind="direction", about="bubble",
         ),
         Claim(
             "the gain falls with the microbatches", "table 4", falls_with_microbatches, kind="direction", about="bubble"
         ),
         Claim(
-            "gains are within 5 points of ZB-1p's, for the paper's models", "table 4", gains_as_published,
+            "gains are within 5 points of ZB-1p's, for the paper's models", "table 4",
+            as_expected(gains, relative, printed_value("published_gain"), POINTS, "pipelines", are_shares=True),
             kind="quantitative", about="bubble", tolerance=POINTS,
         ),
         Claim(
             "bubbles of 1F1B and ZB-H1 are within 3 points of the published, for the paper's models", "table 5",
-            bubbles_as_published, kind="quantitative", about="bubble", tolerance=SAME_BUBBLE,
+            as_expected(by_rate, bubble, printed_value("published_bubble"), SAME_BUBBLE, "pipelines", are_shares=True),
+            kind="quantitative", about="bubble", tolerance=SAME_BUBBLE,
         ),
     ),
-    table=table_of("zero_bubble", "Zero bubble against 1F1B", SHOWN, compared, [NOTE]),
+    table=table_of("zero_bubble", "Zero bubble against 1F1B", SHOWN, by_rate, [NOTE]),
     figure=figure_of(
-        "ZB-H1 over 1F1B", "microbatches of a step", "gain over 1F1B (%)",
-        lambda records: [one for one in compared(records) if not is_plain(one)],
-        name=lambda one: one.model,
-        at=lambda one: one.run.microbatches,
-        ours=lambda one: (one.relative.mean - 1) / PERCENT,
-        published=lambda one: (one.printed.get("published_gain", math.nan) - 1) / PERCENT,
+        "ZB-H1 over 1F1B", "microbatches of a step", "gain over 1F1B (%)", gains, name=lambda one: one.model,
+        at=lambda one: one.run.microbatches, ours=lambda one: (one.relative.mean - 1) / PERCENT,
+        published=lambda one: (printed_value("published_gain")(one) - 1) / PERCENT,
     ),
     cost={"smoke": "1 min, 2 CPU cores", "small": "5 min, 2 CPU cores", "paper": "40 min, 32 GPUs with 80 GB"},
     deviations="The paper names neither vocabulary nor dropout: Megatron's, as its memory suggests. It gives its first "
@@ -132,5 +84,5 @@ EXPERIMENT = Experiment(
     "ZB-H1 is compared with ZB-1p, and the optimizer waits for all stages' norm, where theirs is validated afterwards. "
     "ZB-H2, ZB-2p, ZB-V and 1F1B with several chunks a stage are not built or not run. At `smoke` and `small` the "
     "pipeline is two ranks deep, of a model of eight small layers without dropout.",
-    runs={"smoke": small_runs(128, (4, 16), 1), "small": small_runs(512, (6, 8, 16), 3), "paper": list(PAPER)},
+    runs={"smoke": layouts(128, PLANS, (8, 32)), "small": layouts(512, PLANS, (12, 16, 32), 3), "paper": list(PAPER)},
 )  # fmt: skip

@@ -84,6 +84,16 @@ class Point:
         return replace(self, relative=self.over(baseline, measure), is_baseline=baseline is self)
 
 
+def relative(point: Point) -> Estimate:
+    """Return a point's measure over that of its baseline."""
+    return point.relative
+
+
+def printed_value(key: str) -> Callable[[Point], float]:
+    """Return a function that gives the number which a source prints for a point; NaN if there is none."""
+    return lambda point: point.printed.get(key, math.nan)
+
+
 def causes(record: Record, measure: Measure) -> dict[str, float]:
     """Return the relative change of a simulated record's measure by each cause of error, off by a standard deviation.
 

@@ -97,6 +97,27 @@ def within_share(
     return tally([near(one, 1, within) for one in ratios], what, numbers or furthest)
 
 
+def as_expected(
+    found: Callable[[Sequence[Record]], Iterable[_T]],
+    ours: Callable[[_T], Estimate | float],
+    expected: Callable[[_T], float],
+    within: float,
+    what: str = "points",
+    *,
+    digits: int = 0,
+    are_shares: bool = False,
+) -> Check:
+    """Return a check of a number of the points that `found` returns for records, as `within_share`.
+
+    Args:
+        are_shares: judge the difference of two shares, as `within_points`.
+    """
+    pairs = lambda records: ((ours(one), expected(one)) for one in found(records))
+    if are_shares:
+        return lambda records: within_points(pairs(records), within, what)
+    return lambda records: within_share(pairs(records), within, what, digits=digits)
+
+
 def within_points(
     pairs: Iterable[tuple[Estimate | float, float]], within: float, what: str, numbers: str = ""
 ) -> Evidence | None:
@@ -147,12 +168,22 @@ def best_of_both(
     return [(best(group), others[key(group[0])]) for group in grouped(ours, *alike) if key(group[0]) in others]
 
 
+def best_over(
+    ours: Iterable[Point], theirs: Iterable[Point], measure: Measure, *alike: Column
+) -> list[tuple[Point, Estimate]]:
+    """Return our points of `best_of_both`, each with its measure over theirs."""
+    return [(one, one.over(other, measure)) for one, other in best_of_both(ours, theirs, measure, *alike)]
+
+
 def each(
     found: Callable[[Sequence[Record]], Iterable[tuple[Any, ...]]],
     holds: Callable[..., bool | Estimate],
     what: str,
     text: str,
     joined: str = ", ",
+    *,
+    is_brief: bool = False,
+    after: str = "",
 ) -> Check:
     """Return a check that every point holds, with its numbers as text; points with NaN are left out.
 
@@ -162,13 +193,17 @@ def each(
         what: plural name of the points.
         text: format of a point's numbers and names, as `{:.1%} (published {:.1%})`.
         joined: separator of the texts.
+        is_brief: give only the points whose first numbers are the smallest and the largest.
+        after: end of the whole text.
     """
 
     def check(records: Sequence[Record]) -> Evidence | None:
         mean = lambda value: value.mean if isinstance(value, Estimate) else value
         isnan = lambda value: isinstance(mean(value), float) and math.isnan(mean(value))
         known = [one for one in found(records) if not any(map(isnan, one))]
-        return tally([holds(*one) for one in known], what, joined.join(text.format(*one) for one in known))
+        said = lambda one: text.format(*one)
+        numbers = ends(known, lambda one: mean(one[0]), said) if is_brief else joined.join(map(said, known))
+        return tally([holds(*one) for one in known], what, numbers + after)
 
     return check
 

@@ -17,10 +17,11 @@ from experiments.korthikanti2022 import (
     in_print,
     published_share,
     quarter,
+    two_layers,
     way_of,
     with_way,
 )  # fmt: skip
-from experiments.korthikanti2022.activation_recomputation import of_the_paper, two_layers
+from experiments.korthikanti2022.activation_recomputation import of_the_paper
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import TIERS, load
 from harness.experiment.published import published
