@@ -7,72 +7,22 @@ with its reason. Losses are compared step by step, so that speed is that of the 
 by run, so that what slows the machine down meets all.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
 
 from experiments import ours
-from harness.experiment.checks import at_most
-from harness.experiment.kit import (
-    MARK, RUNS, Cell, Check, Column, EngineName, Estimate, Evidence, Experiment, Plan, Precision, Recipe, Record, Run,
-    Table, Tolerance, about, cells, less, named, step_seconds, tabulate, tally, with_interval,
+from harness.experiment.contests import (
+    BEST, DIFFERENCE, ENGINES, LAST_LOSS, RATIO, SETUP, by_engine, least_memory, memory_of, ours_takes, rate_of,
+    same_losses,
 )  # fmt: skip
+from harness.experiment.kit import MARK, RUNS, Experiment, Plan, Recipe, Record, Run, Table, about, named, tabulate
 
-ENGINES: tuple[EngineName, ...] = get_args(EngineName)
-PEERS = tuple(engine for engine in ENGINES if engine != "native")
-SAME_MEMORY = Tolerance(1.02, "peaks of one engine differ as much from run to run", "2026-11-21")
-"""Ratio of peaks that still counts as no more memory."""
-
-
-def compared(records: Sequence[Record]) -> list[Cell]:
-    """Return each plan in each precision by all engines, our step time relative to the fastest peer's."""
-    found = sorted(cells(records, "engine", choice=lambda run: run.engine), key=ours.by_plan)
-    return [cell.compare("native", fastest_peer(cell)) for cell in found]
-
-
-def fastest_peer(cell: Cell) -> str:
-    there = (peer for peer in PEERS if peer in cell.choices)
-    return min(there, key=lambda peer: cell.of(peer).mean(step_seconds), default="")
-
-
-def memory(cell: Cell, engine: str) -> float:
-    return cell.of(engine).mean(lambda record: record.peak_memory_bytes)
-
-
-def loss_difference(cell: Cell) -> float:
-    """Return the largest relative difference of a peer's loss to ours at any step."""
-    each = [cell.loss_difference("native", peer) for peer in PEERS]
-    return max((one for one in each if not math.isnan(one)), default=math.nan)
-
-
-def last_loss(cell: Cell) -> float:
-    """Return our last loss, or an engine's where ours is unknown."""
-    found = (record.losses[-1] for engine in ENGINES for record in cell.of(engine).records if record.losses)
-    return next(found, math.nan)
-
-
-def rate_of(engine: str) -> Column:
-    """Return the column of an engine's rate, or of what became of its runs."""
-    rate = lambda cell: cell.of(engine).estimate(lambda record: record.tokens_per_second)
-    text = lambda cell: rate(cell) if rate(cell).n else cell.why_not.get(engine)
-    return Column(key=f"{engine}_rate", header=engine, unit="tokens/s", si="tokens/s", of=text)
-
-
-def memory_of(engine: str) -> Column:
-    return ours.gib(f"{engine}_memory", f"{engine}, memory per rank", lambda cell: memory(cell, engine))
-
-
-BEST = Column(key="best", header="best peer", text=True, of=lambda cell: cell.other)
-LAST_LOSS = Column(key="last_loss", header="last loss", unit="nats", si="nats", digits=6, of=last_loss)
-DIFFERENCE = Column(key="loss_difference", header="losses differ by", si="ratio", digits=2, of=loss_difference)
-RATIO = ours.relative("step time, native / best peer")
-SHOWN = (*ours.SETUP, *map(rate_of, ENGINES), BEST, RATIO, *map(memory_of, ENGINES), LAST_LOSS, DIFFERENCE, RUNS, MARK)
+SHOWN = (*SETUP, *map(rate_of, ENGINES), BEST, RATIO, *map(memory_of, ENGINES), LAST_LOSS, DIFFERENCE, RUNS, MARK)
 
 
 def table(records: Sequence[Record]) -> Table:
     """Tabulate throughput, memory and loss of every engine on every plan, and our step time over the best peer's."""
-    found = compared(records)
+    found = by_engine(records)
     ranks = (rank for cell in found for record in cell.records for rank in record.ranks if rank.peak_memory_bytes)
     kinds = ", ".join(dict.fromkeys(rank.memory_kind for rank in ranks if rank.memory_kind))
     notes = (
@@ -85,47 +35,6 @@ def table(records: Sequence[Record]) -> Table:
     return tabulate("engines", f"Engines side by side{about(records)}", SHOWN, found, notes, apart=True)
 
 
-def same_losses(precision: Precision, within: float) -> Check:
-    """Return a check that all engines' losses are ours at every step."""
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        meant = [cell for cell in compared(records) if cell.run.precision == precision]
-        found = [cell for cell in meant if not math.isnan(loss_difference(cell))]
-        if not found:
-            return None
-        steps = min(len(cell.of("native").records[0].losses) for cell in found)
-        worst, plan = max((loss_difference(cell), ours.plan_name(cell.run.plan)) for cell in found)
-        numbers = f"{len(found)} plans, {steps} steps or more; largest difference {worst:.1e} ({plan})"
-        return tally([worst <= within], "", numbers)
-
-    return check
-
-
-def ours_takes(limit: float, kind: str = "") -> Check:
-    """Return a check that our step takes at most this share of the best peer's; of a kind of plan, in bf16 only."""
-    text = lambda cell: f"{with_interval(cell.relative)} of {cell.other}'s ({ours.where(cell)})"
-    is_meant = lambda run: not kind or (run.precision == "bf16" and ours.plan_name(run.plan).startswith(kind))
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        found = [cell for cell in compared(records) if is_meant(cell.run)]
-        return at_most(found, limit, "plans", text, is_brief=True)
-
-    return check
-
-
-def least_memory(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether no peer needs less memory on a rank where states are divided; holds with any number of cores."""
-    found: list[tuple[Estimate, str]] = []
-    peak = lambda record: record.peak_memory_bytes
-    for cell in compared(records):
-        least = min((peer for peer in PEERS if peer in cell.choices), key=lambda peer: memory(cell, peer), default="")
-        ratio = cell.of("native").estimate(peak) / cell.of(least).estimate(peak)
-        if cell.run.plan.zero_stage and not math.isnan(ratio.mean):
-            found.append((ratio, ours.where(cell)))
-    numbers = ", ".join(f"{ratio:.3f} ({at})" for ratio, at in found)
-    return tally([less(ratio, SAME_MEMORY) for ratio, _ in found], "plans", f"{numbers} of the least")
-
-
 def by_engines(run: Run) -> list[Run]:
     return [replace(run, engine=engine) for engine in ENGINES]
 
@@ -134,9 +43,7 @@ TWO = [*ours.data_parallel(2), *ours.pipelines(2, chunks=2)]
 """Plans that divide a batch of 16 over two ranks; those that share layers have a whole batch of 8 on both."""
 CPU = Recipe(steps=20, global_batch=16, microbatch=2, lr=1e-4, warmup_steps=2, eps=1e-6)
 GPU = replace(CPU, steps=30, global_batch=64, microbatch=2, lr=1.5e-4)
-SMALL = ours.in_both(ours.MODEL_7M, TWO, CPU) + ours.in_both(
-    ours.MODEL_7M, ours.layers_shared(2), replace(CPU, global_batch=8)
-)
+SHARED = ours.in_both(ours.MODEL_7M, ours.layers_shared(2), replace(CPU, global_batch=8))
 ON_8, ON_32, ON_64 = (replace(named(name), dropout=0.0) for name in ("gpt-1.2b", "gpt-2.5b", "gpt-8.3b"))
 PAPER = [
     ours.timed(model, plan, replace(GPU, global_batch=batch, microbatch=microbatch), "bf16")
@@ -172,10 +79,8 @@ EXPERIMENT = Experiment(
     "the first steps whole updates. No dropout, as PyTorch's model has none. Over two cores, engines are compared, not "
     "clusters.",
     runs={
-        "smoke": ours.in_turn(
-            by_engines, [ours.timed(named("gpt-0.5m"), plan, CPU) for plan in (TWO[3], Plan(pp=2))], 1
-        ),
-        "small": ours.in_turn(by_engines, SMALL, 3),
+        "smoke": ours.in_turn(by_engines, [ours.timed(named("gpt-0.5m"), one, CPU) for one in (TWO[3], Plan(pp=2))], 1),
+        "small": ours.in_turn(by_engines, ours.in_both(ours.MODEL_7M, TWO, CPU) + SHARED, 3),
         "paper": ours.in_turn(by_engines, PAPER, 3),
     },
-)
+)  # fmt: skip
