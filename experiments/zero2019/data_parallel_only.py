@@ -6,101 +6,31 @@ with ZeRO-100B, up to 10 billion at over 40 TFLOP/s each; plain data parallelism
 billion.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, bars, compared, on_v100s, timed
-from harness.experiment.checks import measured_only, within_points
+from experiments.zero2019 import (
+    FIGURE_4, OF_ZERO_100B, PLAIN, PRINTED_RATE, as_figure_4, divided_is_no_slower, fits_the_larger, is_divided,
+    last_is_slower, of_figure_4, over_smallest, timed,
+)  # fmt: skip
+from harness.experiment.checks import measured_only
 from harness.experiment.kit import (
-    BATCH, FLOP_RATE, MARK, MICROBATCH, MODEL, PERCENT, POINTS, RANKS, RUNS, ZERO_STAGE, Claim, Evidence,
-    Experiment, ModelConfig, Plan, Point, Printed, Record, Run, flop_rate, larger, points, relative_to, share,
-    table_of, tally, with_printed,
+    BATCH, FLOP_RATE, MARK, MICROBATCH, MODEL, PERCENT, POINTS, RANKS, RUNS, ZERO_STAGE, Claim, Experiment, ModelConfig,
+    Plan, Run, share, table_of,
 )  # fmt: skip
 from harness.figures.style import figure_of
-from harness.records.measures import model_names, shape
 
-V100 = 32 * 2**30
-"""Bytes."""
 SIZES = ((2, 96, 8), (4, 128, 4), (6, 192, 2))
 """Layers, hidden size, and sequences of a rank: the larger a model, the fewer."""
 SHOWN = (
     MODEL, RANKS, ZERO_STAGE, MICROBATCH, BATCH, FLOP_RATE, PRINTED_RATE,
     share("relative", "relative", lambda one: one.relative),
-    share("published_relative", "published, relative", lambda one: in_print(one)), RUNS, MARK,
+    share("published_relative", "published, relative", lambda one: over_smallest(one)), RUNS, MARK,
 )  # fmt: skip
 NOTE = (
     "Relative: to the smallest model with divided states. Rates: ours counts model FLOPs (palm_12). Published: "
     "figure 4, read off the plot, on V100s with 32 GB; the paper does not say whether recomputed FLOPs count, and "
     "only relative rates are to be compared."
 )
-
-
-def run_of(printed: Printed) -> Run:
-    return on_v100s(printed, zero_stage=OF_ZERO_100B if printed["quantity"] == "flop_rate_zero_dp" else 0)
-
-
-PAPER = bars(run_of, "figure 4")
-SMALLEST = next(one.printed["published_rate"] for one in PAPER.values() if one.model == "GPT 1.5B")
-TOO_LARGE = next(run for run, one in PAPER.items() if one.model == "GPT 2.5B")
-PLAIN = replace(TOO_LARGE, plan=replace(TOO_LARGE.plan, zero_stage=0))
-"""Smallest of figure 4's models that does not fit with undivided states, of 16 bytes a parameter."""
-
-
-def in_print(one: Point) -> float:
-    """Return the published rate over that of the smallest model with divided states; NaN if there is none."""
-    return one.printed.get("published_rate", math.nan) / SMALLEST
-
-
-def is_divided(one: Point) -> bool:
-    return one.run.plan.zero_stage > 0
-
-
-def relative(records: Sequence[Record]) -> list[Point]:
-    """Return timed points relative to the device's smallest model with divided states, those with them first."""
-    alone = [one for one in points(records, flop_rate) if one.run.plan.dp == one.run.plan.world_size > 1]
-    found = relative_to(sorted(alone, key=lambda one: one.parameters), is_divided, flop_rate)
-    return with_printed(sorted(found, key=lambda one: not is_divided(one)), PAPER)
-
-
-def fits_the_larger(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether figure 4's models fit 32 GB as in the paper, and 2.5B only with divided states; by prediction."""
-    names, runs = model_names(records), {*PAPER, PLAIN}
-    found = [one for one in records if one.point in runs and one.is_memory_predicted]
-    is_plain = lambda one: one.run.plan.zero_stage == 0 and one.parameters > 2e9
-    numbers = (
-        f"{one.peak_memory_bytes / 1e9:.0f} GB ({names[shape(one.run)]}{', undivided' * is_plain(one)})"
-        for one in sorted(found, key=lambda one: (one.run.plan.zero_stage, one.parameters))
-        if is_plain(one) or one.parameters > 12e9
-    )
-    return tally([(one.peak_memory_bytes > V100) == is_plain(one) for one in found], "models", ", ".join(numbers))
-
-
-def as_published(records: Sequence[Record]) -> Evidence | None:
-    pairs = ((one.relative, in_print(one)) for one in compared(relative(records)))
-    return within_points(pairs, POINTS, "points")
-
-
-def falls_at_the_end(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the largest model, with the fewest sequences a rank, is slower per device than the fastest."""
-    found = [one for one in relative(records) if is_divided(one) and not math.isnan(one.relative.mean)]
-    if len(found) < 3:
-        return None
-    best, last = max(found[:-1], key=lambda one: one.relative.mean), found[-1]
-    numbers = ", ".join(f"{one.relative:.0%} ({one.model})" for one in (best, last))
-    return tally([larger(best, last, flop_rate)], "", numbers)
-
-
-def divided_is_no_slower(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the fastest model with divided states is faster than every model with undivided ones."""
-    known = [one for one in relative(records) if not math.isnan(one.relative.mean)]
-    divided, plain = ([one for one in known if is_divided(one) is wanted] for wanted in (True, False))
-    if not divided or not plain:
-        return None
-    best = max(divided, key=lambda one: one.relative.mean)
-    others = ", ".join(f"{one.relative:.0%}" for one in plain)
-    numbers = f"{best.relative:.0%} with divided states, {others} with undivided ones"
-    return tally([larger(best, one, flop_rate) for one in plain], "models", numbers)
 
 
 def small_runs(unit: int, seq_len: int, repeats: int) -> list[Run]:
@@ -125,10 +55,10 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "the largest model, with the fewest sequences a rank, is slower than the fastest", "figure 4",
-            falls_at_the_end, "116% (8B), 53% (13B) of 1.5B's rate", kind="direction", about="network",
+            last_is_slower, "116% (8B), 53% (13B) of 1.5B's rate", kind="direction", about="network",
         ),
         Claim(
-            "rates relative to 1.5B's are within 5 points of the published", "figure 4", as_published,
+            "rates relative to 1.5B's are within 5 points of the published", "figure 4", as_figure_4,
             kind="quantitative", about="network", tolerance=POINTS,
         ),
         Claim(
@@ -136,17 +66,17 @@ EXPERIMENT = Experiment(
             measured_only(divided_is_no_slower), kind="direction",
         ),
     ),
-    table=table_of("data_parallel_only", "Data parallelism alone", SHOWN, relative, [NOTE]),
+    table=table_of("data_parallel_only", "Data parallelism alone", SHOWN, of_figure_4, [NOTE]),
     figure=figure_of(
-        "Data parallelism alone", "billions of parameters", "rate per device (% of the smallest)", relative,
+        "Data parallelism alone", "billions of parameters", "rate per device (% of the smallest)", of_figure_4,
         name=lambda one: "divided states (stage 2)" if is_divided(one) else "undivided states",
         at=lambda one: one.parameters / 1e9,
         ours=lambda one: one.relative.mean / PERCENT,
-        published=lambda one: in_print(one) / PERCENT,
+        published=lambda one: over_smallest(one) / PERCENT,
     ),
     cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "30 min, 128 GPUs with 32 GB"},
     deviations="No dropout, with fused attention; vocabulary and sequence, 51,200 and 1,024, are assumed, and that all "
     "layers are recomputed. The appendix's numbering of figures is older: its table 10 is for figure 4. At `smoke` and "
     "`small` fp32 and three small models on two ranks, with 8, 4 and 2 sequences each; memory is no limit there.",
-    runs={"smoke": small_runs(1, 64, 1), "small": small_runs(2, 128, 3), "paper": [*PAPER, PLAIN]},
+    runs={"smoke": small_runs(1, 64, 1), "small": small_runs(2, 128, 3), "paper": [*FIGURE_4, PLAIN]},
 )  # fmt: skip

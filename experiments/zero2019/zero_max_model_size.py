@@ -7,19 +7,15 @@ is trained, and one with two layers more, and the memory of all their tensors is
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
 
-from experiments.zero2019 import COUNTED, PREDICTED, STAGES, N, T, for_memory
-from harness.experiment.kit import (
-    ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, ZeroStage, gigabytes,
-    points, published, table_of, tally,
+from experiments.zero2019 import (
+    COUNTED, LIMIT, N, PREDICTED, STAGES, T, V100, by_depth, deep, edge_is_where_predicted, for_memory,
+    grows_with_the_stage, table_2,
 )  # fmt: skip
-from impl.cost.memory import model_state_bytes
+from harness.experiment.kit import (
+    ZERO_STAGE, Claim, Column, Experiment, ModelConfig, Plan, Run, ZeroStage, gigabytes, printed, table_of,
+)  # fmt: skip
 
-V100, LIMIT = 32e9, 20e6
-"""Bytes of the paper's devices, and bytes that a rank may take here."""
-SHAPE = ModelConfig(hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
 DEEPEST: dict[tuple[int, ZeroStage], int] = {
     (1, 0): 5, (1, 1): 8, (1, 2): 8, (1, 3): 10,
     (2, 0): 10, (2, 1): 16, (2, 2): 18, (2, 3): 21,
@@ -31,11 +27,6 @@ MEASURED: dict[ZeroStage, dict[int, tuple[float, int]]] = {
     1: {1: (6.2, 3072), 2: (12.5, 4096), 4: (25, 6144), 8: (50, 6144), 16: (100, 8192)},
 }
 """Table 2's measured columns: billions of parameters, with a hidden size, by tensor-parallel ranks."""
-
-
-def deep(layers: int, tp: int, zero_stage: ZeroStage, dp: int = 2) -> Run:
-    plan = Plan(tp=tp, dp=dp, zero_stage=zero_stage, bucket_bytes=2**16)
-    return for_memory(replace(SHAPE, num_layers=layers), plan, batch=1)
 
 
 def both_sides(degrees: Sequence[int], stages: Sequence[ZeroStage]) -> list[Run]:
@@ -52,27 +43,12 @@ def on_v100s(billions: float, hidden: int, tp: int, zero_stage: ZeroStage) -> Ru
     return for_memory(model, plan, batch=1)
 
 
-def in_paper() -> list[Point]:
-    """Return table 2's analysis: parameters whose states fill a device's memory, by formula and as printed."""
-    rows = published("zero2019").query("where == 'table 2' and not quantity.str.contains('measured')")
-    found = []
-    for row in rows.to_dict("records"):
-        run = deep(1, row["tp"], STAGES[int(row["quantity"].rpartition("_")[2])], row["dp"])
-        numbers = {"formula": row["tp"] * V100 / model_state_bytes(run, 1), "published": row["value"] * 1e9}
-        found.append(Point(run, printed=numbers))
-    return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage))
-
-
-def billions(key: str, header: str) -> Column:
-    of = lambda one: one.parameters if key == "parameters" else one.printed.get(key)
-    return Column(key=key, header=header, unit="billion", scale=1e9, of=of)
-
-
 COLUMNS = (
     T, N, ZERO_STAGE, gigabytes("limit", "memory", lambda one: LIMIT if one.records else V100),
     Column(key="layers", header="layers", of=lambda one: one.run.model.num_layers if one.records else None),
-    billions("parameters", "parameters"), COUNTED, PREDICTED,
-    billions("formula", "largest, formula"), billions("published", "largest, published"),
+    Column(key="parameters", header="parameters", unit="billion", scale=1e9, of=lambda one: one.parameters), COUNTED,
+    PREDICTED, printed("formula", "largest, formula", "billion", 1e9, digits=4),
+    printed("published", "largest, published", "billion", 1e9, digits=4),
 )  # fmt: skip
 NOTES = (
     "Counted: storages of all tensors on the fullest rank, at the fullest moment of the first step. Predicted: the "
@@ -80,40 +56,12 @@ NOTES = (
     "Largest: parameters whose states alone fill the memory. Published: table 2, maximum theoretical model size.",
 )
 
-
-def counted(records: Sequence[Record]) -> list[Point]:
-    """Return the points whose tensors were counted, by layout and size."""
-    found = points(records, lambda record: record.memory_bytes, failed=True)
-    return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage, one.parameters))
-
-
-def edge_is_where_predicted(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the runs predicted to fit do, and the others do not."""
-    found = [one for one in records if one.run.plan.dp == 2 and one.memory_bytes > 0]
-    right = [(one.memory_bytes <= LIMIT) == (one.predicted_memory_bytes <= LIMIT) for one in found]
-    closest = min((abs(one.memory_bytes / LIMIT - 1) for one in found), default=0.0)
-    return tally(right, "points", f"the nearest is {closest:.1%} from the edge")
-
-
-def grows_with_the_stage(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the largest model that was counted to fit is larger, or as large, with every stage."""
-    fits: dict[int, dict[int, int]] = {}
-    for one in records:
-        plan, layers = one.run.plan, one.run.model.num_layers
-        if plan.dp == 2 and one.memory_bytes <= LIMIT:
-            of_tp = fits.setdefault(plan.tp, {})
-            of_tp[plan.zero_stage] = max(of_tp.get(plan.zero_stage, 0), layers)
-    whole = {tp: [of_tp[s] for s in STAGES] for tp, of_tp in sorted(fits.items()) if len(of_tp) == len(STAGES)}
-    numbers = [f"{', '.join(map(str, layers))} layers (t={tp})" for tp, layers in whole.items()]
-    return tally([a <= b for layers in whole.values() for a, b in pairwise(layers)], "steps", "; ".join(numbers))
-
-
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), sections 5.4 and 10.3, table 2",
     expectation="64 data-parallel ranks with 32 GB hold 2B parameters, and 7.6B, 14.4B and 128B with stages 1 to 3",
     claims=(
         Claim(
-            "fits what is predicted to, and nothing else", "our own", edge_is_where_predicted, kind="self-consistency"
+            "fits what is predicted to, and nothing else", "our own", edge_is_where_predicted, kind="self-consistency",
         ),
         Claim(
             "no stage fits less than the one before", "table 2", grows_with_the_stage,
@@ -121,7 +69,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of(
-        "max_model_size", "The largest model that fits", COLUMNS, lambda records: [*counted(records), *in_paper()],
+        "max_model_size", "The largest model that fits", COLUMNS, lambda records: [*by_depth(records), *table_2()],
         NOTES, is_timed=False,
     ),
     cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "20 min, 1024 GPUs with 32 GB"},

@@ -9,27 +9,23 @@ three models on 1 to 1,024. Here ranks train, and the memory of all their tensor
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.zero2019 import ALL_AS_PREDICTED, CLOSE, COUNTED, PREDICTED, STAGES, N, for_memory
+from experiments.zero2019 import (
+    ALL_AS_PREDICTED, CLOSE, COUNTED, N, PREDICTED, SAME, STAGES, divided, stages_save, states, states_formula,
+    with_states,
+)  # fmt: skip
 from harness.experiment.checks import as_predicted
 from harness.experiment.kit import (
-    GB, MODEL, ZERO_STAGE, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance,
-    ZeroStage, apart_from, gigabytes, named, points, printed, published, table_of, tally,
+    GB, MODEL, ZERO_STAGE, Claim, Experiment, ModelConfig, Point, Record, Run, gigabytes, named, printed, published,
+    table_of,
 )  # fmt: skip
-from impl.cost.memory import model_state_bytes
 
 SIZES = {"7.5b": 7.5e9, "128b": 128e9, "1t": 1e12}
 """Parameters of the paper's models, by their names among the published numbers."""
-SAME = Tolerance(0.01, "padding of slices and vocabulary", "2026-11-20")
-"""Relative distance of counted states from predicted ones, and of shares from the formulas'."""
 NOTES = (
     "Counted: storages of all tensors on the fullest rank, at the fullest moment of the first step. Predicted: the "
     "same by `lmscale memory`, padding of vocabulary and slices included. Formula: figure 1's, without padding.",
     "Published: figure 1 and table 1, where numbers are rounded, or cut off.",
 )
-
-
-def divided(model: ModelConfig, dp: int, zero_stage: ZeroStage, *, bucket_bytes: int = 2**18) -> Run:
-    return for_memory(model, Plan(dp=dp, zero_stage=zero_stage, bucket_bytes=bucket_bytes), batch=2)
 
 
 def runs(model: ModelConfig, degrees: Sequence[int], bucket_bytes: int = 2**18) -> list[Run]:
@@ -47,45 +43,18 @@ def in_paper() -> list[Point]:
     return found
 
 
-def states(record: Record) -> float:
-    return record.states_bytes
-
-
-def counted(records: Sequence[Record]) -> list[Point]:
-    return points(records, states, failed=True)
-
-
-def formula(one: Point) -> float:
-    """Return figure 1's bytes of model states on each device."""
-    return model_state_bytes(one.run, one.parameters)
-
-
 def rows(records: Sequence[Record]) -> list[Point]:
     """Return our points, then the paper's models."""
     order = lambda one: (one.parameters, one.run.plan.dp, one.run.plan.zero_stage)
-    return [*sorted(counted(records), key=order), *sorted(in_paper(), key=order)]
+    return [*sorted(with_states(records), key=order), *sorted(in_paper(), key=order)]
 
 
 COLUMNS = (
     MODEL, N, ZERO_STAGE, gigabytes("states_bytes", "states, counted"),
     gigabytes("predicted_states_bytes", "states, predicted"),
-    gigabytes("formula_states_bytes", "states, formula", formula),
+    gigabytes("formula_states_bytes", "states, formula", states_formula),
     printed("published", "states, published", "GB", GB, "B", digits=4), COUNTED, PREDICTED,
 )  # fmt: skip
-
-
-def stages_save(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether each stage leaves at most the share of stage 0's states that figure 1's formulas give."""
-    found, whole_run = counted(records), lambda one: apart_from(one.run, "plan.zero_stage")
-    whole = {one.run: one for one in found if one.run.plan.zero_stage == 0}
-    pairs = [(one, whole[whole_run(one)]) for one in found if one.run.plan.zero_stage and whole_run(one) in whole]
-    shares = [(one.mean(states) / other.mean(states), formula(one) / formula(other)) for one, other in pairs]
-    numbers = (
-        f"{share:.1%} ({most:.1%}; stage {one.run.plan.zero_stage}, N={one.run.plan.dp})"
-        for (one, _), (share, most) in zip(pairs, shares, strict=True)
-    )
-    return tally([share <= most + SAME for share, most in shares], "points", ", ".join(numbers))
-
 
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), sections 3.1, 5 and 5.4, figure 1, table 1",
@@ -101,8 +70,8 @@ EXPERIMENT = Experiment(
             "26.2, 13.8 and 1.6% with stages 1, 2 and 3 (7.5B, N=64)", kind="quantitative", tolerance=SAME,
         ),
         Claim(
-            "a step takes as much memory as predicted, within 5%", "our own", ALL_AS_PREDICTED,
-            kind="self-consistency", tolerance=CLOSE,
+            "a step takes as much memory as predicted, within 5%", "our own", ALL_AS_PREDICTED, kind="self-consistency",
+            tolerance=CLOSE,
         ),
     ),
     table=table_of("zero_memory", "Model states on each device", COLUMNS, rows, NOTES, is_timed=False),

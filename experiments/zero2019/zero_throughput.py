@@ -6,89 +6,30 @@ on each of 400 V100s, ten times the baseline (section 10.2, figure 2). The more 
 batch that each has room for: 60B parameters are more than twice as fast on twice the GPUs (section 10.3, figure 3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, STAGES, bars, compared, on_v100s, timed
+from experiments.zero2019 import (
+    BY_A_FIFTH, FIGURES_2_AND_3, OF_ZERO_100B, PRINTED_RATE, SAME_VOLUME, STAGES, beside_printed, faster_than_megatron,
+    fewest, megatron, over, super_linear, timed, volumes,
+)  # fmt: skip
 from harness.experiment.checks import measured_only, within_points, within_share
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, RANKS, RUNS, TP, TP_SENT, ZERO_STAGE, Claim, Column,
-    Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Table, Tolerance, about, and_absent,
-    flop_rate, points, printed, share, tabulate, tally, with_printed,
+    Experiment, ModelConfig, Plan, Record, Run, Table, about, and_absent, printed, share, tabulate,
 )  # fmt: skip
 
-NEAR = Tolerance(0.2, "assumed: plots are read to a tenth, and batches differ", "2026-11-21")
-"""Relative tolerance of a speed-up against the published one."""
-SAME_VOLUME = Tolerance(0.05, "the embedding is gathered once more than section 7 counts, for the head", "2026-11-21")
-"""Tolerance of sent volumes."""
 NOTES = (
     "Rates: ours counts model FLOPs (palm_12). Published: figures 2 and 3, read off the plots, on V100s with 32 "
     "GB; the paper does not say whether recomputed FLOPs count, and only ratios are to be compared.",
     "Over Megatron's: the rate per device, over that of the same model with more ranks to a layer and undivided "
     "states. Of the fewest: the rate per device, over that on the fewest ranks, whose batch is smaller.",
 )
-Baseline = Callable[[Point, Sequence[Point]], Point | None]
-"""Function that returns the baseline of a point among those of the same model on the same device, or None."""
-
-
-def megatron(one: Point, others: Sequence[Point]) -> Point | None:
-    """Return the baseline of a point with divided states: more ranks to a layer, and undivided states."""
-    is_baseline = lambda plan: plan.zero_stage == 0 and plan.tp > one.run.plan.tp
-    is_divided = one.run.plan.zero_stage > 0 and one.run.plan.dp > 1
-    return next((other for other in others if is_divided and is_baseline(other.run.plan)), None)
-
-
-def fewest(one: Point, others: Sequence[Point]) -> Point | None:
-    """Return ZeRO-100B on the fewest ranks that divide the same model, each with a smaller batch."""
-    layout = lambda point: (point.run.plan.zero_stage, point.run.plan.tp)
-    ranks = lambda point: point.run.plan.world_size
-    alike = [other for other in others if layout(other) == layout(one) == (OF_ZERO_100B, one.run.plan.tp)]
-    return min(alike, key=ranks) if len(set(map(ranks, alike))) > 1 else None
-
-
-def model_of(one: Point) -> tuple[int, int]:
-    """Return layers and hidden size: figure 2's baselines have more heads, for more ranks to share."""
-    return one.run.model.num_layers, one.run.model.hidden_size
-
-
-def baselines(found: Sequence[Point], baseline: Baseline) -> list[tuple[Point, Point | None]]:
-    """Return the points with their baselines, whose ranks do not share cores."""
-    place = lambda one: (model_of(one), one.device)
-    fair = [one for one in found if not one.is_oversubscribed]
-    return [(one, baseline(one, [other for other in fair if place(other) == place(one)])) for one in found]
-
-
-def run_of(printed: Printed) -> Run:
-    """Return the run of ZeRO-100B, or of Megatron's tensor and data parallelism."""
-    if printed["quantity"] == "flop_rate_megatron":
-        return on_v100s(printed)
-    return on_v100s(printed, zero_stage=OF_ZERO_100B, partition_activations=bool(printed["tp"] > 1))
-
-
-def in_print() -> dict[Run, Point]:
-    """Return figures 2 and 3, with ratios of the printed rates."""
-    found = bars(run_of, "figure 2", "figure 3")
-    for name, baseline in (("published_speedup", megatron), ("published_scaling", fewest)):
-        for one, other in baselines(list(found.values()), baseline):
-            if other:
-                ratio = one.printed["published_rate"] / other.printed["published_rate"]
-                found[one.run] = replace(one, printed={**one.printed, name: ratio})
-    return found
-
-
-PAPER = in_print()
-
-
-def relative(records: Sequence[Record], baseline: Baseline) -> list[Point]:
-    """Return timed points relative to their baselines, with what is printed; NaN if oversubscribed."""
-    pairs = baselines(points(records, flop_rate), baseline)
-    return with_printed((one.against(other, flop_rate) for one, other in pairs), PAPER)
 
 
 def table(records: Sequence[Record]) -> Table:
     """Tabulate our points, then those of figures 2 and 3; a published point that was run here shares one row."""
-    scaling = {(one.run, one.device): one.relative for one in relative(records, fewest)}
+    scaling = {(one.run, one.device): one.relative for one in over(records, fewest)}
     dp_sent = lambda one: one.mean(lambda record: record.dp_bytes_sent) if one.run.plan.dp > 1 else None
     columns = (
         MODEL, RANKS, ZERO_STAGE, TP, DP, MICROBATCH, BATCH, FLOP_RATE, PRINTED_RATE,
@@ -98,42 +39,8 @@ def table(records: Sequence[Record]) -> Table:
         share("published_scaling", "of the fewest, published", lambda one: one.printed.get("published_scaling")),
         replace(TP_SENT, key="dp_bytes_sent", header="sent to data-parallel ranks", of=dp_sent), TP_SENT, RUNS, MARK,
     )  # fmt: skip
-    rows = and_absent(relative(records, megatron), PAPER)
+    rows = and_absent(over(records, megatron), FIGURES_2_AND_3)
     return tabulate("zero_throughput", f"Throughput with divided states{about(records)}", columns, rows, NOTES)
-
-
-def faster_than_megatron(records: Sequence[Record]) -> Evidence | None:
-    found = [one for one in compared(relative(records, megatron)) if one.run.plan.zero_stage == OF_ZERO_100B]
-    numbers = (f"{one.relative:.3g} times ({one.model}, {one.run.plan.world_size} ranks)" for one in found)
-    return tally([one.relative - 1 for one in found], "models", ", ".join(numbers))
-
-
-def super_linear(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the rate per device is above that on the fewest ranks wherever there are more."""
-    found = compared(relative(records, fewest))
-    numbers = (f"{one.relative:.0%} of the rate per device ({one.run.plan.world_size} ranks)" for one in found)
-    return tally([one.relative - 1 for one in found], "points", ", ".join(numbers))
-
-
-def beside_printed(records: Sequence[Record], baseline: Baseline, name: str) -> list[tuple[Estimate, float]]:
-    """Return ratios over the baseline with the published ones."""
-    found = compared(relative(records, baseline))
-    return [(one.relative, one.printed[name]) for one in found if name in one.printed]
-
-
-def volumes(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether stages send 2, 2, 2 and 3 times the parameters, over stage 0's; bytes count on any cores."""
-    groups: dict[Any, dict[int, float]] = {}
-    for one in points(records, flop_rate):
-        plan, sent = one.run.plan, one.mean(lambda record: record.dp_bytes_sent)
-        if plan.dp > 1 and sent > 0:
-            at = model_of(one), plan.tp, plan.dp, one.run.train.global_batch, one.run.train.microbatch
-            groups.setdefault(at, {})[plan.zero_stage] = sent
-    whole = [group for group in groups.values() if 0 in group]
-    shares = sorted({(stage, sent / group[0]) for group in whole for stage, sent in group.items() if stage > 0})
-    held = [abs(share - (1.5 if stage == 3 else 1)) <= SAME_VOLUME for stage, share in shares]
-    numbers = ", ".join(f"{2 * share:.3g} (stage {stage})" for stage, share in shares)
-    return tally(held, "volumes", f"{numbers} times the parameters")
 
 
 def small_runs(layers: int, hidden: int, repeats: int) -> list[Run]:
@@ -156,8 +63,8 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "by the published factors, within a fifth", "figure 2",
-            lambda records: within_share(beside_printed(records, megatron, "published_speedup"), NEAR, "models"),
-            kind="quantitative", about="network", tolerance=NEAR,
+            lambda records: within_share(beside_printed(records, megatron, "published_speedup"), BY_A_FIFTH, "models"),
+            kind="quantitative", about="network", tolerance=BY_A_FIFTH,
         ),
         Claim(
             "more ranks, with larger batches each, are faster each", "figure 3", super_linear, kind="direction",
@@ -179,5 +86,5 @@ EXPERIMENT = Experiment(
     "The baseline is ours too, not Megatron-LM of 2019. At `smoke` and `small` fp32, nothing is recomputed, and a "
     "small model is on two ranks, in all of ZeRO's stages beside two tensor-parallel ranks; one rank has a batch of "
     "two, two ranks of four each. There is no slow network, nor a memory that limits the batch.",
-    runs={"smoke": small_runs(4, 128, 1), "small": small_runs(6, 256, 3), "paper": list(PAPER)},
+    runs={"smoke": small_runs(4, 128, 1), "small": small_runs(6, 256, 3), "paper": list(FIGURES_2_AND_3)},
 )  # fmt: skip
