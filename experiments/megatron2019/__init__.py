@@ -1,4 +1,4 @@
-"""What the experiments of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053) share: its models and small ones."""
+"""What the experiments of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053) share: models, curves and checks."""
 
 import functools
 import math
@@ -8,10 +8,10 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from harness.experiment.checks import known, within_share
+from harness.experiment.checks import known
 from harness.experiment.kit import (
-    EFFICIENCY, MIB, PUBLISHED, Column, EvaluationConfig, Evidence, Measure, ModelConfig, Plan, Point, Precision,
-    Recipe, Record, Run, Tier, Tolerance, all_hold, flop_rate, named, points, published, relative_to, tally,
+    EFFICIENCY, PUBLISHED, Column, EvaluationConfig, Evidence, Measure, ModelConfig, Plan, Point, Precision, Recipe,
+    Record, Run, Tier, all_hold, flop_rate, named, points, published, relative_to, tally,
 )  # fmt: skip
 from harness.records.measures import in_order, model_names, shape
 from impl.cost.memory import state_bytes
@@ -147,7 +147,6 @@ def by_heads(records: Sequence[Record]) -> list[Point]:
 
 
 tokens_per_second = attrgetter("tokens_per_second")
-SAME = Tolerance(0.02, "scalars that are reduced besides activations", "2026-11-21")
 
 
 def sped_up(records: Sequence[Record]) -> list[Point]:
@@ -168,14 +167,6 @@ def faster_but_less_so(records: Sequence[Record]) -> Evidence | None:
     ratios = [b.over(a, tokens_per_second) for a, b in pairwise(found)]
     margins = [all_hold([ratio - 1, ratio.scaled(-1) - -2]) for ratio in ratios]
     return tally(margins, "doublings", times_as_fast(found[1:]))
-
-
-def sends_no_less(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether bytes that a rank sends grow as (t - 1) / t; they count with any number of cores."""
-    sizes = {one.run.plan.tp: one.tp_bytes_sent for one in records if one.run.plan.tp > 1}
-    sent = sorted((t, size) for t, size in sizes.items() if not math.isnan(size))
-    grown = [(b / a, (1 - 1 / u) / (1 - 1 / t)) for (t, a), (u, b) in pairwise(sent)]
-    return within_share(grown, SAME, "", ", ".join(f"{size / MIB:.3g} MiB (t={t})" for t, size in sent))
 
 
 LINES = {GROWS: "model grows", GROWS_WITH_DATA: "model and data grow", CONSTANT: "only ranks grow"}

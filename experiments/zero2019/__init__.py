@@ -1,4 +1,4 @@
-"""What the experiments of ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) share: its runs on V100s, and small ones."""
+"""What the experiments of ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) share: runs, bars and checks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ def compared(found: Sequence[Point]) -> list[Point]:
 
 
 V100_BYTES = 32 * 2**30
-"""Bytes."""
+"""Memory of a V100, which the runs of figure 4 have to fit."""
 
 
 def run_of_figure_4(printed: Printed) -> Run:
@@ -309,6 +309,7 @@ def stages_save(records: Sequence[Record]) -> Evidence | None:
 
 
 V100 = 32e9
+"""Memory of a V100 as the paper counts it."""
 SHAPE = ModelConfig(hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
 
 
