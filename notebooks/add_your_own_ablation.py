@@ -29,8 +29,7 @@ from harness.experiment.checks import falls
 from harness.experiment.claims import Claim, Evidence, claims_table, means
 from harness.experiment.experiment import Experiment, points
 from harness.figures import figures, style
-from harness.launch.follow import Display
-from harness.launch.options import Options
+from harness.launch.attempt import Options
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
 from harness.records.record import Record
@@ -89,7 +88,7 @@ CLAIMS = (Claim("perplexity falls with the batch", "our own", falls_with_the_bat
 
 # %%
 store = Store(Path("my-results"), "mine/batch_size", "smoke")
-sweep = Sweep(store, Datasets(store.out / ".synthetic"), Options(), Display())
+sweep = Sweep(store, Datasets(store.out / ".synthetic"), Options())
 sweep.run(points(runs(BATCHES)))
 records = store.records()
 claims_table(CLAIMS, records)

@@ -82,8 +82,9 @@ EXPERIMENT = Experiment(
     table=FIGURE.table,
     cost=cost("3 min", "90 min, 1024"),
     deviations="Plans and batches are the authors' launch scripts', as is that the counter includes recomputation; the "
-    "largest model's batch and heads are assumed, and the vocabulary of all. `frontier`'s constants are fitted to the "
-    "row of 175B. At `smoke` and `small` fp32 and small models on two ranks: two pipelines of growing depth, and a "
+    "largest model's batch is from memory; its heads and the vocabulary of all are assumed. The rates of 22B and 175B "
+    "are from news, and that of 1T is derived from the abstract's share. `frontier`'s constants are fitted to the row "
+    "of 175B. At `smoke` and `small` fp32 and small models on two ranks: two pipelines of growing depth, and a "
     "wider model whose layers two ranks share.",
     runs={"smoke": grown(shapes(64), 64, 1, 1), "small": grown(shapes(192), 128, 1, 3), "paper": FIGURE.runs},
 )

@@ -67,21 +67,21 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(
             "more ranks to a layer lower the rate, all else equal",
-            "section III",
+            "section III (from memory)",
             moves("tp", falls=True),
             kind="direction",
             about="network",
         ),
         Claim(
             "more microbatches a step raise the rate, all else equal",
-            "section III",
+            "section III (from memory)",
             moves("microbatches", falls=False),
             kind="direction",
             about="bubble",
         ),
         Claim(
             "more pipeline ranks lower the rate at as many microbatches, all else equal",
-            "section III",
+            "section III (from memory)",
             moves("pp", falls=True),
             kind="direction",
             about="bubble",

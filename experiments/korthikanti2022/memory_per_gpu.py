@@ -153,7 +153,7 @@ EXPERIMENT = Experiment(
         Claim(
             "each model needs more than 80 GB with nothing saved, and fits with both ways", "figure 1",
             each(filled, lambda size, _, both: (size <= A100 / 1e9) == bool(both), "bars", "{:.0f} GB ({}{})"),
-            "113 to 176 GB, 59 to 64 GB (states and activations)", kind="arithmetic",
+            "113 to 176 GB, 59 to 64 GB (states and activations, by formula)", kind="arithmetic",
         ),
         Claim(
             "both ways leave at most a quarter of the activations", "section 1: a fifth",

@@ -17,6 +17,11 @@ def claim(text: str, check: Check, **more: Any) -> Claim:
     return Claim(text, "our own", check, **more)
 
 
+def within(text: str, limit: Tolerance, check_of: Callable[..., Check], *about: Any) -> Claim:
+    """Return a claim of our own whose check is made by a function of the limit."""
+    return claim(text, check_of(limit, *about), tolerance=limit)
+
+
 def timed(model: ModelConfig, plan: Plan, train: Recipe, precision: Precision = "fp32") -> Run:
     """Return a run for speed only."""
     return Run(model=model, plan=plan, train=train, evaluation=EvaluationConfig(sequences=None), precision=precision)

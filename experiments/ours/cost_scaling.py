@@ -15,7 +15,7 @@ from harness.experiment.kit import (
     FLOP_RATE, MARK, MODEL, RUNS, TERA, Column, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Table,
     about, milliseconds, named, of_run, share, step_seconds, tabulate,
 )  # fmt: skip
-from harness.experiment.rates import flops, is_linear, name, sizes, turns_add_nothing
+from harness.experiment.rates import LINEAR, NO_FASTER, flops, is_linear, name, sizes, turns_add_nothing
 
 
 def one_rank(models: Sequence[ModelConfig], recipe: Recipe, repeats: int, precision: Precision = "fp32") -> list[Run]:
@@ -70,8 +70,9 @@ EXPERIMENT = Experiment(
     claims=(
         claim(
             "from 8M parameters to 20 times as many or more, time is proportional to model FLOPs within 15%", is_linear,
+            tolerance=LINEAR,
         ),
-        claim("ranks that share cores are no faster together, but for 5%", turns_add_nothing),
+        claim("ranks that share cores are no faster together, but for 5%", turns_add_nothing, tolerance=NO_FASTER),
     ),
     table=table,
     cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "30 min, 8 GPUs with 141 GB"},

@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.analysis.render import Column, Table, shown
 from harness.analysis.tables import measured
-from harness.records.measures import devices, in_order, model_names, shape
+from harness.records.measures import devices, in_order, model_names, shape, with_seconds
 from harness.records.record import Record
 from harness.records.statistics import UNKNOWN, Estimate, estimate, simulated
 from impl.run import Run
@@ -93,7 +93,7 @@ def causes(record: Record, measure: Measure) -> dict[str, float]:
     if not steps or not (value := measure(record)):
         return {}
     small = 1e-4
-    elasticity = (measure(record.with_seconds(steps[0] * (1 + small))) / value - 1) / small
+    elasticity = (measure(with_seconds(record, steps[0] * (1 + small))) / value - 1) / small
     shared = {f"{record.environment.system} {name}": slope for name, slope in kept.slopes.items()}
     return {name: elasticity * by for name, by in (shared | {record.id: kept.own_sd}).items()}
 

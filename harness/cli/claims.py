@@ -30,7 +30,7 @@ def claims(
     calibration: Flag = False,
     json: Flag = False,
 ) -> int:
-    """Check the claims of experiments against the records: reproduced, partly, not reproduced, or not run here.
+    """Check the claims of experiments against the records: reproduced, partly, not reproduced, or cannot tell here.
 
     Args:
         name: Id of an experiment, its last word, or the folder of a paper, as megatron2019; all where it is left out.

@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from harness.cli import verb_table
 from harness.cli.verb_table import SIZED, VERBS
 from harness.cli.which import Which
-from harness.launch.interruption import LeftRunning
 from harness.records.labels import FIELDS
 from harness.records.printable import printable
 from impl.errors import InputError
@@ -31,6 +30,7 @@ from impl.plan import Plan
 from impl.run import Run
 
 FAILED, INTERRUPTED = 1, 130
+ALL_STOPPED = "all ranks stopped, finished records kept: the same command continues"
 TRACEBACK = "LMSCALE_TRACEBACK"
 """Environment variable: if not empty, internal errors are raised with their traceback."""
 OBJECTS = 1_000_000
@@ -57,11 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_in_own_words(error))
     except ValidationError as error:
         return _complain(_first_problem(error))
-    except LeftRunning as left:
-        print(f"interrupted; {left}: `watch` shows them, `cancel` ends them", file=sys.stderr)
-        return INTERRUPTED
-    except KeyboardInterrupt:
-        print("interrupted; all ranks stopped, finished records kept: the same command continues", file=sys.stderr)
+    except KeyboardInterrupt as left:
+        print(f"interrupted; {left if left.args else ALL_STOPPED}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return 0

@@ -10,10 +10,10 @@ from rich.text import Text
 from harness.cli.which import Chosen, OfWhich
 from harness.experiment.experiment import Point
 from harness.experiment.folders import of_archive
+from harness.launch.attempt import Options
 from harness.launch.decide import attempt_state, state_word
-from harness.launch.options import Options
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
-from harness.launch.progress import LiveDisplay
 from harness.launch.sweep import Sweep
 from harness.rank import jobs
 from harness.rank.job import STOP, job_of
@@ -151,5 +151,5 @@ def tell_submitted(chosen: Chosen, words: Sequence[str], json: bool) -> int:
 
 
 def _wait_for(store: Store, points: list[Point]) -> None:
-    with LiveDisplay(len(points)) as display:
+    with Display(len(points)) as display:
         Sweep(store, Datasets(store.folder), Options(), display).watch(points)

@@ -4,19 +4,21 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.experiment.experiment import Point
-from harness.launch.flags import DeviceChoice, Saving, Trying
-from harness.launch.options import Options
+from harness.launch.attempt import Options
+from harness.launch.flags import DeviceChoice
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
-from harness.launch.progress import LiveDisplay
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site, Where
 from harness.launch.sweep import Sweep
+from harness.predict.systems import load_system
 from harness.rank.devices import gpu_count
 from harness.records.store import Store
+from impl.errors import InputError
 from impl.run import Run
+from impl.simulator.system import System
 
 
 def site_of(
@@ -42,16 +44,19 @@ def site_of(
     return site
 
 
-def options_of(site: Site, trying: Trying, saving: Saving, **others: Any) -> Options:
-    return Options(
-        site,
-        time_limit_seconds=trying.time_limit,
-        hang_seconds=trying.hang_seconds,
-        retries=trying.retries,
-        retry=trying.retry,
-        saving=saving,
-        **others,
-    )
+def forecaster(name: str | None, site: Site) -> System | None:
+    """Return the system that `--forecast` names; None if it names none.
+
+    Raises:
+        InputError: it does not exist, or has other devices than the site.
+    """
+    system = load_system(name) if name else None
+    if system and system.device.kind != site.device:
+        raise InputError(
+            f"--forecast {name}: predicts steps on {system.device.kind}, these runs are on {site.device}; "
+            "valid: a system with such devices, as `calibrate` describes this machine"
+        )
+    return system
 
 
 def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
@@ -62,7 +67,7 @@ def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Op
 
 
 def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
-    with LiveDisplay(len(chosen)) as display:
+    with Display(len(chosen)) as display:
         Sweep(store, datasets, options, display).run(chosen)
 
 

@@ -58,6 +58,7 @@ def run(
     jobs: int | None = None,
     trying: Annotated[Trying, tyro.conf.arg(name="")] = Trying(),  # noqa: B008 - frozen
     profile: Flag = False,
+    forecast: str | None = None,
     saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
     detach: Flag = False,
     dry_run: Flag = False,
@@ -72,6 +73,8 @@ def run(
             cluster what its site file says.
         trying: How long a try may take, and when there is another one.
         profile: Also measure where a step's time goes, and the time of its parts alone, after the timed steps.
+        forecast: System for which a step of each run is predicted before it begins, a packaged one or a YAML file;
+            the record keeps the prediction, and `claims --calibration` scores it.
         saving: Checkpoints, if any.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
         dry_run: Print what would be run, with the scripts for Slurm; nothing is written. The exit status is that of
@@ -79,9 +82,10 @@ def run(
         json: Print one JSON document on standard output.
     """
     from harness.cli.status import tell_submitted
-    from harness.cli.sweeps import carry_out, nothing_written, options_of, site_of
+    from harness.cli.sweeps import carry_out, forecaster, nothing_written, site_of
+    from harness.launch.attempt import Options
     from harness.launch.dry_run import none_can_run, print_plan, print_refused
-    from harness.launch.sweep import Display, Sweep
+    from harness.launch.sweep import Sweep
     from harness.report.results import tell_results
 
     require_positive(**{} if jobs is None else {"jobs": jobs})
@@ -93,11 +97,12 @@ def run(
     found, _, store, points = chosen
     runs = [point.run for point in points]
     site = site_of(place.on, place.device, runs, place.cluster(), allow_oom=place.allow_oom, is_there=not dry_run)
-    options = options_of(site, trying, saving, jobs=jobs, profile=profile or found.profiles, detach=detach)
+    how = {"forecast": forecaster(forecast, site), "profile": profile or found.profiles, "jobs": jobs, "detach": detach}
+    options = Options(**vars(trying), site=site, saving=saving, **how)
     with nothing_written(store, which.data) as datasets:
         refused = none_can_run(points, store, datasets, options)
         if dry_run:
-            print_plan(found, Sweep(store, datasets, options, Display()), points, json)
+            print_plan(found, Sweep(store, datasets, options), points, json)
             return 1 if refused else 0
         if refused:
             return print_refused(found, store, refused, which.words(), json)
@@ -190,9 +195,9 @@ def train_from(default: Run) -> Callable[..., int]:
             out: Keep the record, tables and figures in this folder; without it they are only printed.
             json: Print the record.
         """
-        from harness.cli.sweeps import carry_out, nothing_written, options_of, site_of
+        from harness.cli.sweeps import carry_out, nothing_written, site_of
         from harness.experiment.experiment import Point
-        from harness.launch.attempt import why_refused
+        from harness.launch.attempt import Options, why_refused
         from harness.report.results import all_tables, print_tables, write_results
 
         trying.require()
@@ -205,7 +210,7 @@ def train_from(default: Run) -> Callable[..., int]:
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(out or Path(scratch), "train", "small")
             # a run requested by name is repeated whatever its last outcome
-            options = options_of(site, dataclasses.replace(trying, retry="all"), saving)
+            options = Options(**vars(dataclasses.replace(trying, retry="all")), site=site, saving=saving)
             with nothing_written(store) as datasets:
                 if reason := why_refused(config, store, datasets, options):
                     raise InputError(reason)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 import pandas as pd
 
 from harness.analysis.render import Column, Table, number
-from harness.records.measures import about, is_one_each, size_name
+from harness.records.measures import about, is_one_each, size_name, with_seconds
 from harness.records.parts import Evaluation
 from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide, slope
@@ -136,7 +136,7 @@ def idealised(records: Iterable[Record], part: Part) -> list[Record]:
     What does not fit a device's memory does not fit the idealised one.
     """
     bubble = 0.0 if part == "bubble" else None
-    ideal = lambda one: one.with_seconds(one.prediction.without[part], bubble)
+    ideal = lambda one: with_seconds(one, one.prediction.without[part], bubble)
     known = [one for one in records if one.is_simulated and (part in one.prediction.without or not one.steps)]
     return [ideal(one) if one.steps else one for one in known]
 

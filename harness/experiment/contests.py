@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -93,7 +94,7 @@ def memory_of(engine: str) -> Column:
     return gib(f"{engine}_memory", f"{engine}, memory per rank", lambda cell: cell.of(engine).mean(peak))
 
 
-def same_losses(precision: Precision, within: float) -> Check:
+def same_losses(within: float, precision: Precision) -> Check:
     """Return a check that all engines' losses are ours at every step."""
 
     def check(records: Sequence[Record]) -> Evidence | None:
@@ -180,3 +181,7 @@ def plan_in_words(run: Run) -> str:
     parts += [f"ZeRO {plan.zero_stage}"] if plan.zero_stage else []
     flags = ("sequence_parallel", "partition_activations", "offload_activations", "offload_optimizer")
     return ", ".join([*parts, *(flag.replace("_", " ") for flag in flags if getattr(plan, flag))])
+
+
+def by_engines(run: Run) -> list[Run]:
+    return [replace(run, engine=engine) for engine in ENGINES]

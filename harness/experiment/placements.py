@@ -78,9 +78,9 @@ def deep_post_fails(records: Sequence[Record]) -> Evidence | None:
     return tally(margins, "pairs", "; ".join(numbers))
 
 
-WORTH = 10
-"""Least ratio of the loss without the most outstanding dimension to that without an average one; assumed."""
-EARLY = 0.5
+WORTH = Tolerance(10, "assumed", "2026-11-22")
+"""Least ratio of the loss without the most outstanding dimension to that without an average one."""
+EARLY = Tolerance(0.5, "assumed", "2026-11-22")
 """Share of the training after which outliers have to be there."""
 
 

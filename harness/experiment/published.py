@@ -14,7 +14,16 @@ FOLDER = Path(__file__).resolve().with_suffix("")
 """Folder with one CSV file per paper, all with the same columns."""
 
 _INTEGERS = ("tp", "pp", "dp", "gpus", "global_batch")
-_TEXTS = ("paper", "arxiv", "where", "quantity", "model", "norm_placement", "unit", "how", "note")
+_TEXTS = ("paper", "arxiv", "where", "quantity", "model", "norm_placement", "unit", "verified", "note")
+VERIFIED = {
+    "source": "checked against a copy of the paper, or of the table as its authors publish it elsewhere",
+    "digitised": "read off a figure of the paper",
+    "derived": "computed from other numbers of the paper",
+    "formula": "computed by another tool from the paper's formulas, not read in the paper",
+    "secondary": "read in others' texts or in the authors' scripts, not in the paper",
+    "memory": "found in no copy of the paper or of other texts; a lead only",
+}
+"""How a published number was checked: words of the column `verified`, most certain first, with what they mean."""
 
 
 def papers() -> list[str]:
@@ -26,7 +35,7 @@ def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
     """Return the numbers that a paper prints, one per row, in the printed unit.
 
     Columns: paper, arxiv, where (table, figure or section), quantity, model (a name of `impl.model.sizes` if there is
-    one), norm_placement, tp, pp, dp, gpus, global_batch, value, unit, how (stated, digitised or derived), note. A value
+    one), norm_placement, tp, pp, dp, gpus, global_batch, value, unit, verified (a word of `VERIFIED`), note. A value
     that the paper does not give is an empty text or a missing integer.
 
     Args:
@@ -61,6 +70,9 @@ def _read(path: Path) -> pd.DataFrame:
         rows[list(_TEXTS)] = rows[list(_TEXTS)].fillna("")
         if lacking := [row for row, value in enumerate(rows["value"], 2) if pd.isna(value)]:
             raise ValueError(f"line {lacking[0]} has no value")
+        if unknown := [(row, word) for row, word in enumerate(rows["verified"], 2) if word not in VERIFIED]:
+            row, word = unknown[0]
+            raise ValueError(f"line {row} has verified {word!r}, which is none of {', '.join(VERIFIED)}")
     except ValueError as error:  # includes the errors of pandas
         told = " ".join(str(error).split())
         raise InputError(f"{path}: {told}; valid: a CSV file with columns {', '.join(columns)}") from None

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import papers, published
@@ -90,7 +90,9 @@ def answered(experiments: Iterable[Experiment]) -> dict[str, dict[Place, list[st
 
     Experiments of the paper's own folder come first.
     """
-    found: dict[Place, list[str]] = {place: [] for paper in papers() for place in _printed(paper)}
+    found: dict[Place, list[str]] = {
+        place: [] for paper in papers() for place in printed(paper) if isinstance(place, Place)
+    }
     for experiment in experiments:
         for place in of_experiment(experiment):
             found.setdefault(place, []).append(experiment.id)
@@ -102,8 +104,10 @@ def answered(experiments: Iterable[Experiment]) -> dict[str, dict[Place, list[st
     return by_paper
 
 
-def _printed(paper: str) -> Iterator[Place]:
-    """Yield the tables and figures with numbers in `harness/experiment/published`."""
-    for where in dict.fromkeys(published(paper)["where"]):
-        for kind, text in PLACE.findall(where):
-            yield from (Place(paper, kind.lower(), n) for n in _numbers(text))
+def printed(paper: str) -> dict[Place | str, list[dict[Any, Any]]]:
+    """Return a paper's rows in `harness/experiment/published` by table or figure, or by the name of another place."""
+    found: dict[Place | str, list[dict[Any, Any]]] = {}
+    for row in published(paper).to_dict("records") if paper in papers() else ():
+        for place in places(row["where"], paper) or [row["where"]]:
+            found.setdefault(place, []).append(row)
+    return found

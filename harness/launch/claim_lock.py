@@ -15,22 +15,23 @@ Clocks of other machines are never compared: an owner is dead if its process is 
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import secrets
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import psutil
 
-from harness.records.store import read_json
+from harness.rank.json_files import from_document
+from harness.records.store import write_atomically
 from impl.files import rename
 
 LEASE_SECONDS = 30.0
@@ -46,13 +47,12 @@ class ClaimLost(Exception):  # noqa: N818  (nothing went wrong here)
     """Another harness has taken the point over."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Claim:
     """Claim on one point."""
 
     folder: Path
     """Folder `claims/POINT/TOKEN`."""
-    is_lost: bool = False
 
     def publish(self, path: Path, text: str) -> None:
         """Write a file atomically if the claim is still held.
@@ -63,7 +63,7 @@ class Claim:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _put(text, self.folder, path, is_lasting=True)
+            write_atomically(path, text, by_way_of=self.folder)
         except OSError:
             if self.is_held():
                 raise
@@ -71,18 +71,52 @@ class Claim:
 
     def is_held(self) -> bool:
         """Return True if no other harness has taken the point over."""
-        self.is_lost = self.is_lost or not self.folder.is_dir()
-        return not self.is_lost
+        return self.folder.is_dir()
 
 
-@dataclass
-class _Seen:
+@dataclass(frozen=True)
+class Owner:
+    """Process that owns a claim, distinguished from all others of this machine and of others."""
+
+    host: str
+    pid: int
+    started: float
+    machine: str | None
+
+    @classmethod
+    def here(cls) -> "Owner":
+        """Return this process."""
+        process = psutil.Process()
+        return cls(socket.gethostname(), process.pid, process.create_time(), _machine())
+
+    @classmethod
+    def read(cls, content: bytes) -> "Owner | None":
+        """Return the owner in a file; None if it is damaged."""
+        try:
+            return from_document(cls, json.loads(content))
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+    def is_gone(self) -> bool:
+        """Return True if it was a process of this very machine and has ended; False if that cannot be known."""
+        if self.machine is None or self.machine != _machine():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            is_another = abs(process.create_time() - self.started) > 2
+            return is_another or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+        except (psutil.Error, ValueError, OverflowError):
+            return False
+
+
+class _Seen(NamedTuple):
     token: str
     content: bytes
     since: float
 
 
-@dataclass
 class Claims:
     """Claims of one harness on the points of one store; as a context it renews them, and releases them at its end.
 
@@ -91,16 +125,13 @@ class Claims:
         clock: returns seconds that never go back.
     """
 
-    folder: Path
-    seconds: float = field(default_factory=lambda: LEASE_SECONDS)
-    clock: Callable[[], float] = time.monotonic
-    held: dict[str, Claim] = field(default_factory=dict)
-    _seen: dict[str, _Seen] = field(default_factory=dict)
-    _owner: dict[str, Any] = field(default_factory=lambda: whoami())
-    _count: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _keeper: threading.Thread | None = None
+    def __init__(self, folder: Path, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.clock = folder, clock
+        self.seconds = LEASE_SECONDS if seconds is None else seconds
+        self.held: dict[str, Claim] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._owner, self._count = asdict(Owner.here()), itertools.count()
+        self._lock, self._ended = threading.Lock(), threading.Event()
 
     def __enter__(self) -> "Claims":
         self._ended.clear()
@@ -110,8 +141,7 @@ class Claims:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if self._keeper is not None:
-            self._keeper.join()
+        self._keeper.join()
         for name in list(self.held):
             self.release(name)
 
@@ -131,28 +161,25 @@ class Claims:
         claim = Claim(folder / token)
         with self._lock:
             self.held[name] = claim
-            self._seen.pop(name, None)
+        self._seen.pop(name, None)
         return claim
 
     def owner(self, name: str) -> str | None:
         """Return the owner of this point in words that name the claim; None if there is none."""
-        folder, token = self.folder / name, self._token(name)
+        folder, token = self.folder / name, self._look(name)
         if token is None:
             return None if os.access(folder, os.R_OK) or not folder.exists() else f"another user ({folder})"
-        owner: Any = read_json(folder / token / OWNER)
-        who = f"process {owner['pid']} on {owner['host']}" if _is_owner(owner) else "an unknown process"
+        owner = Owner.read(self._seen[name].content)
+        who = f"process {owner.pid} on {owner.host}" if owner is not None else "an unknown process"
         return f"{who} ({folder})"
 
     def renew(self) -> None:
-        """Show other harnesses that the owner of these claims is alive; claims that were taken over become lost."""
+        """Show other harnesses that the owner of these claims is alive."""
         with self._lock:
             held = list(self.held.values())
-            self._count += 1
         for claim in held:
-            try:
+            with contextlib.suppress(OSError):  # only another owner takes a claim, not a full disk
                 self._write_owner(claim.folder)
-            except OSError as error:  # a full disk does not lose a claim, only another owner does
-                claim.is_lost = claim.is_lost or error.errno in LOST
 
     def release(self, name: str) -> None:
         """Make this point free for all."""
@@ -165,21 +192,17 @@ class Claims:
             rename(claim.folder, away)
             shutil.rmtree(away, ignore_errors=True)
             os.rmdir(self.folder / name)  # an empty one is free; not empty: claimed again at once
-        claim.is_lost = True
 
     def _keep(self) -> None:
         while not self._ended.wait(self.seconds / RENEWALS):
             self.renew()
 
-    def _token(self, name: str) -> str | None:
-        try:
-            return min(os.listdir(self.folder / name), default=None)
-        except OSError:
-            return None
-
     def _look(self, name: str) -> str | None:
         """Return the token of the owner, None if there is none; remember since when it has been unchanged."""
-        token = self._token(name)
+        try:
+            token = min(os.listdir(self.folder / name), default=None)
+        except OSError:
+            token = None
         if token is None:
             self._seen.pop(name, None)
             return None
@@ -187,8 +210,7 @@ class Claims:
             content = (self.folder / name / token / OWNER).read_bytes()
         except OSError:
             content = b""
-        seen = self._seen.get(name)
-        if seen is None or (seen.token, seen.content) != (token, content):
+        if name not in self._seen or self._seen[name][:2] != (token, content):
             self._seen[name] = _Seen(token, content, self.clock())
         return token
 
@@ -209,8 +231,10 @@ class Claims:
 
     def _take_over(self, folder: Path, owner: str, token: str) -> bool:
         seen = self._seen[folder.name]
-        if self.clock() - seen.since < self.seconds and not is_gone(seen.content):
-            return False
+        if self.clock() - seen.since < self.seconds:
+            process = Owner.read(seen.content)
+            if process is None or not process.is_gone():
+                return False
         try:
             rename(folder / owner, folder / token)
             self._write_owner(folder / token)
@@ -221,55 +245,9 @@ class Claims:
             return False  # released, or another process was quicker
 
     def _write_owner(self, folder: Path) -> None:
-        _put(json.dumps({**self._owner, "count": self._count}), folder, folder / OWNER)
-
-
-def _put(text: str, folder: Path, path: Path, *, is_lasting: bool = False) -> None:
-    """Write a file by way of a new one in this folder, which is never made: without it nothing is written.
-
-    It is a new one each time, since a former owner may still be writing.
-    """
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            if is_lasting:
-                file.flush()
-                os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        rename(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def whoami() -> dict[str, Any]:
-    """Return what distinguishes this process from all others, of this machine and of others."""
-    process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time(), "machine": _machine()}
-
-
-def is_gone(owner: bytes) -> bool:
-    """Return True if this owner was a process of this very machine and has ended; False if that cannot be known."""
-    try:
-        found = json.loads(owner)
-    except (ValueError, RecursionError):
-        return False
-    if not _is_owner(found) or found.get("machine") is None or found["machine"] != _machine():
-        return False
-    try:
-        process = psutil.Process(found["pid"])
-        is_another = abs(process.create_time() - found["started"]) > 2
-        return is_another or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
-        return False
-
-
-def _is_owner(document: Any) -> bool:
-    return isinstance(document, dict) and isinstance(document.get("pid"), int) and isinstance(document.get("host"), str)
+        """Write the owner by way of a new file each time, since a former owner may still be writing."""
+        content = json.dumps({**self._owner, "count": next(self._count)})
+        write_atomically(folder / OWNER, content, by_way_of=folder, is_lasting=False)
 
 
 def _machine() -> str | None:

@@ -1,11 +1,10 @@
 """Decision on what a point of a sweep needs next, from the files on disk and the scheduler's answers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from harness.launch.flags import Retry
+from harness.launch.flags import Trying
 from harness.rank.collect import document_of
 from harness.rank.failure import AGAIN, RETRIED
 from harness.rank.heartbeat import is_alive
@@ -24,49 +23,44 @@ Todo = Literal["leave", "wait", "harvest", "tidy", "start"]
 AttemptState = Literal["live", "ended"]
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts about a point."""
+def decide(
+    record: Head | None,
+    attempt: AttemptState | None,
+    trying: Trying,
+    *,
+    is_fresh: bool = False,
+    is_same_code: bool = False,
+    starts: int = 0,
+) -> Todo:
+    """Return what a point needs next.
 
-    status: str | None = None
-    """Status of its record; None if it has none."""
-    cause: str | None = None
-    """Cause in its record; None in records older than causes."""
-    tries: int = 0
-    """Number of attempts before the record's, in one command."""
-    is_fresh: bool = False
-    """True if the record is of this command, not of an earlier one."""
-    is_same_code: bool = False
-    """True if the record was made by the very code that would run now."""
-    attempt: AttemptState | None = None
-    """State of an attempt that was submitted and has no record yet."""
-    starts: int = 0
-    """Number of starts in this command, by this harness."""
-
-
-def decide(facts: Facts, retries: int = 0, retry: Retry = "again") -> Todo:
-    """Return what the point needs next.
-
-    After a failure of the infrastructure it is tried again at once, `retries` times in one command; what a person or a
-    limit ended is run by the next command; what the code itself caused (an error, too little memory), once the code
+    After a failure of the infrastructure it is tried again at once, up to the retries of one command; what a person or
+    a limit ended is run by the next command; what the code itself caused (an error, too little memory), once the code
     has changed.
+
+    Args:
+        record: record of the point.
+        attempt: state of its attempts that were submitted and have no record yet.
+        is_fresh: True if the record is of this command, not of an earlier one.
+        is_same_code: True if the record was made by the very code that would run now.
+        starts: number of starts in this command, by this harness.
     """
-    if facts.status in FINISHED:
-        return "tidy" if facts.attempt == "ended" else "leave"
-    if facts.attempt is not None:
-        return "wait" if facts.attempt == "live" else "harvest"
-    if facts.status is None:
-        return "start" if facts.starts <= retries else "leave"
-    if facts.is_fresh:
-        return "start" if facts.cause in RETRIED and max(facts.tries, facts.starts - 1) < retries else "leave"
-    is_open = facts.status == "invalid" or facts.cause is None or facts.cause in AGAIN
-    return "start" if is_open or retry == "all" or not facts.is_same_code else "leave"
+    if record is not None and record.status in FINISHED:
+        return "tidy" if attempt == "ended" else "leave"
+    if attempt is not None:
+        return "wait" if attempt == "live" else "harvest"
+    if record is None:
+        return "start" if starts <= trying.retries else "leave"
+    if is_fresh:
+        return "start" if record.cause in RETRIED and max(len(record.tries), starts - 1) < trying.retries else "leave"
+    is_open = record.status == "invalid" or record.cause is None or record.cause in AGAIN
+    return "start" if is_open or trying.retry == "all" or not is_same_code else "leave"
 
 
-def is_same_code(record: Record, environment: Mapping[str, Any]) -> bool:
+def is_same_code(record: Record, environment: Document) -> bool:
     """Return True if a record was made by the code of this environment; False if that is not known."""
     here, made_by = environment.get("git"), record.environment.git
-    if not isinstance(here, Mapping) or not isinstance(here.get("commit"), str) or made_by is None:
+    if not here or made_by is None:
         return False
     return (made_by.commit, made_by.diff_sha256) == (here["commit"], here.get("diff_sha256"))
 
@@ -114,17 +108,11 @@ def waits_for(attempts: Sequence[Path], states: Mapping[Path, JobState]) -> str:
     for attempt in attempts:
         state, job = states.get(attempt), job_of(attempt)
         if state is None or job is None:
-            reasons.setdefault(f"{JOB} says of no job", []).append(str(attempt))
+            reasons.setdefault(f"{JOB} describes no job", []).append(str(attempt))
         elif state.name in ("pending", "unknown"):
             reasons.setdefault(state.reason or state.name, []).append(f"job {job.job} in {attempt}")
     named = (f"{why}: {which[0]}" + f" and {len(which) - 1} more" * (len(which) > 1) for why, which in reasons.items())
     return "; ".join(named)
-
-
-def attempts_state(attempts: Sequence[Path], states: Mapping[Path, JobState]) -> AttemptState | None:
-    """Return the state of all attempts at a point together: live if one is; None if there are none."""
-    found = {attempt_state(attempt, states) for attempt in attempts}
-    return "live" if "live" in found else "ended" if found else None
 
 
 def is_local(attempt: Path) -> bool:

@@ -1,44 +1,139 @@
-"""Progress of running attempts for a display."""
+"""Progress of a sweep: what its attempts write is shown on a terminal as bars, elsewhere as lines."""
 
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from harness.experiment.experiment import Point
 from harness.rank.results import step_of
+from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import RESUMED, read_json
 
 LOOK_SECONDS = 1.0
 """Time between two looks at the steps of a running point."""
-MOST_BYTES = 2**20
-"""Longest part of a log that is read at a time; the end is the same if it has grown by more."""
 LATEST = 10
 """Number of steps passed to a display."""
+TAIL_BYTES = 2**14
+"""Bytes at the end of a log that are read for them."""
+REFRESHES = 2
+"""Updates of a terminal's display per second, few as the ranks may need the processor."""
+PLAIN_SECONDS = 15.0
+"""Time between two lines on a running point if the display is not a terminal."""
+
+
+class Step(NamedTuple):
+    """Step in the log of a rank."""
+
+    step: int
+    loss: float | None
+    """Training loss; None if it is not finite."""
+    seconds: float
 
 
 class Display:
-    """Display of a sweep's progress; this one shows nothing."""
+    """Display, as a context, of the points that are done, and of step, loss and tokens/s of those that run.
+
+    Args:
+        total: number of points.
+        console: where it is shown; None for standard error.
+    """
+
+    def __init__(self, total: int = 0, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            refresh_per_second=REFRESHES,
+            disable=not self.console.is_terminal,
+        )
+        self.total, self.count = total, 0
+        self.sweep = self.progress.add_task("points", total=total, detail="")
+        self.tasks: dict[str, TaskID] = {}
+        self.shown: dict[str, float] = {}
+        """Times of the last line on each running point."""
+        self.queue = ""
+
+    def __enter__(self) -> "Display":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
 
     def message(self, text: str) -> None:
         """Show a line of text."""
+        self.console.print(printable(text), soft_wrap=True, markup=False)
 
     def started(self, point: Point) -> None:
         """Show that a point has started."""
+        self._remove(point)
+        self.tasks[point.id] = self.progress.add_task(
+            f"  {point.label}", total=point.run.train.steps, detail="starting"
+        )
+        self.shown[point.id] = time.monotonic()
 
-    def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None:
+    def advanced(self, point: Point, steps: Sequence[Step]) -> None:
         """Show the latest steps of a running point, the last of them last; none before the first."""
+        if not steps:
+            return
+        loss, done = steps[-1].loss, steps[-1].step + 1
+        rate = point.run.tokens_per_step * len(steps) / max(1e-9, sum(step.seconds for step in steps))
+        detail = f"loss {'not finite' if loss is None else format(loss, '.3f')}, {rate:,.0f} tokens/s"
+        self.progress.update(self.tasks[point.id], completed=done, detail=detail)
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self.shown[point.id] > PLAIN_SECONDS:
+            self.shown[point.id] = now
+            self.message(f"  {point.label}: step {done}/{point.run.train.steps}, {detail}")
 
     def finished(self, point: Point, record: Record) -> None:
         """Show the outcome of a point."""
+        self._count(point)
+        outcome = f"{record.status}: {record.reason}"
+        if record.status == "ok":
+            outcome = f"ok, last loss {record.losses[-1]:.4f}, {record.times.total_seconds or 0.0:.0f} s"
+        self.message(f"[{self.count}/{self.total}] {point.label}: {outcome}")
 
     def skipped(self, point: Point) -> None:
         """Show that nothing was to be done for a point."""
+        self._count(point)
 
     def waiting(self, pending: int, running: int, why: str = "") -> None:
         """Show how many points a scheduler has pending and running, and why the others wait, if they do."""
+        queue = f"{running} running, {pending} pending"
+        self.progress.update(self.sweep, detail=queue)
+        text = why if self.console.is_terminal else f"{queue}; waiting: {why}" if why else queue
+        if text and text != self.queue:
+            self.message(f"  {text}")
+        self.queue = text
+
+    def _count(self, point: Point) -> None:
+        self.count += 1
+        self._remove(point)
+        self.progress.update(self.sweep, completed=self.count)
+
+    def _remove(self, point: Point) -> None:
+        """Remove the bar of an attempt that has ended, if there is one."""
+        if (task := self.tasks.pop(point.id, None)) is not None:
+            self.progress.remove_task(task)
 
 
 class Follower:
@@ -50,7 +145,6 @@ class Follower:
 
     def __init__(self, display: Display, point: Point, attempt: Path, *, is_shown: bool) -> None:
         self.display, self.point, self.attempt, self.is_shown = display, point, attempt, is_shown
-        self.log = StepLog(attempt / "rank-0.steps.jsonl")
         self.looked = 0.0
         self.has_resumed = False
 
@@ -64,7 +158,7 @@ class Follower:
             self.is_shown = True
             self.display.started(self.point)
         self.show_resumed()
-        self.display.advanced(self.point, self.log.latest())
+        self.display.advanced(self.point, latest_steps(self.attempt / "rank-0.steps.jsonl"))
 
     def show_resumed(self) -> None:
         """Report once which step the attempt was resumed at, if it was."""
@@ -79,39 +173,13 @@ class Follower:
         self.display.message(f"{label}: {what}")
 
 
-def again(point: Point, record: Record, tries: int, retries: int) -> str:
-    """Return the message that a point is run once more after the outcome in its record."""
-    follows = f"try {tries + 1} of {retries + 1} follows" if tries else "runs again"
-    return f"{point.label}: {record.status}: {record.reason}; {follows}"
-
-
-def left_alone(points: Sequence[Point]) -> str:
-    """Return the message that points are not run, since they would fail again."""
-    names = ", ".join(point.label for point in points[:5]) + (", ..." if len(points) > 5 else "")
-    what = "1 point is" if len(points) == 1 else f"{len(points)} points are"
-    return f"{what} left alone, since the same code failed: {names}; --retry all runs them again"
-
-
-class StepLog:
-    """End of a growing log of steps; each look reads on from where the last one ended."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.read = path, 0
-        self.kept: list[dict[str, Any]] = []
-
-    def latest(self) -> list[dict[str, Any]]:
-        """Return the last steps in whole lines; other lines are ignored."""
-        try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if size < self.read:  # rewritten by a rank that resumed from a checkpoint
-                    self.read, self.kept = 0, []
-                self.read = file.seek(max(self.read, size - MOST_BYTES))
-                text = file.read(size - self.read)
-        except OSError:
-            return self.kept
-        whole = text[: text.rfind(b"\n") + 1]
-        self.read += len(whole)
-        new = [step_of(line) for line in whole.decode(errors="replace").split("\n")[-LATEST - 1 : -1]]
-        self.kept = (self.kept + [step for step in new if step is not None])[-LATEST:]
-        return self.kept
+def latest_steps(log: Path) -> list[Step]:
+    """Return the last steps in whole lines of a growing log; other lines are ignored."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return []
+    found = [step for line in lines[-LATEST - 1 : -1] if (step := step_of(line)) is not None]
+    return [Step(step["step"], step["loss"], step["seconds"]) for step in found]

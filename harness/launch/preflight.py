@@ -4,25 +4,25 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from harness.launch import texts
 from harness.launch.slurm import Site
 from harness.predict.memory import gpu_memory, in_one_line, predicted
+from harness.records.store import Document
 from harness.terminal import shown
 from impl.data.config import SYNTHETIC
 from impl.data.race import why_no_race
 from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
-from impl.data.tokens import SPLITS, Entropy, TokenFolder
+from impl.data.tokens import SPLITS, TokenFolder
 from impl.errors import InputError
 from impl.model.config import SPECIAL_TOKENS
 from impl.run import Run
 
 RANK_BYTES = 400 * 2**20
 """Resident memory of a rank after the import of PyTorch, measured on Linux."""
-ANYWAY = "--allow-oom starts it all the same"
+ANYWAY = "--allow-oom starts it anyway"
 SEGMENTS = {"gpt": 1, "bert": 2}
 """Number of separate pieces of text in a training sequence, at most."""
 
@@ -64,9 +64,14 @@ class Datasets:
         return folder
 
 
-def summary(data: TokenFolder, dataset: str) -> dict[str, Any]:
+def summary(data: TokenFolder, dataset: str) -> Document:
     """Return the data's summary for a record: identity, tokenizer, counts and, if known, entropy."""
-    manifest = data.manifest
+    manifest, rates = data.manifest, None
+    if (entropy := manifest.entropy) is not None:
+        rates = {name: getattr(entropy, name) for name in ("nats_per_token", "nats_per_word", "nats_per_byte")}
+        # the code length of the very text of validation
+        valid = {"nats_per_token": entropy.valid_nats_per_token, "standard_error": entropy.valid_standard_error}
+        rates |= {"valid": valid}
     return {
         "name": dataset if dataset == SYNTHETIC else Path(dataset).name,
         "sha256": data.sha256,
@@ -75,17 +80,8 @@ def summary(data: TokenFolder, dataset: str) -> dict[str, Any]:
         "split_rule": manifest.split_rule,
         "train_tokens": manifest.train.tokens,
         "valid_tokens": manifest.valid.tokens,
-        "entropy": _entropy(manifest.entropy),
+        "entropy": rates,
     }
-
-
-def _entropy(entropy: Entropy | None) -> dict[str, Any] | None:
-    """Return the language's exact rates, and the code length of the very text of validation."""
-    if entropy is None:
-        return None
-    rates = {name: getattr(entropy, name) for name in ("nats_per_token", "nats_per_word", "nats_per_byte")}
-    sample = {"nats_per_token": entropy.valid_nats_per_token, "standard_error": entropy.valid_standard_error}
-    return {**rates, "valid": sample}
 
 
 def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
@@ -104,15 +100,13 @@ def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
     return reason or _memory(run, data.manifest.vocab_size, site)
 
 
-def warnings(run: Run, site: Site) -> list[str]:
-    """Return reasons why a run's timing on this machine is doubtful."""
+def why_doubtful(run: Run, site: Site) -> str | None:
+    """Return why a run's timing on this machine is doubtful, in one line; None if it is not."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    wanted = run.plan.world_size * run.threads
-    if (site.on, site.device) == ("local", "cpu") and wanted > cores:
-        return [
-            f"{run.plan.world_size} ranks x {run.threads} threads share {cores} cores: no scaling can be read from this"
-        ]
-    return []
+    ranks, threads = run.plan.world_size, run.threads
+    if (site.on, site.device) != ("local", "cpu") or ranks * threads <= cores:
+        return None
+    return f"{ranks} ranks x {threads} threads share {cores} cores: no scaling can be read from this"
 
 
 def _vocabulary(run: Run, data: TokenFolder) -> str | None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import submitit
 from submitit.core.utils import FailedSubmissionError, UncompletedJobError
@@ -33,6 +32,8 @@ ARRAY = 1000
 """Jobs in one array; Slurm refuses more by default (MaxArraySize 1001)."""
 SPARE_MINUTES = 5
 """Time of a job beyond the run's own limit, which the ranks' supervisors keep."""
+MOST_MINUTES = 10**6
+"""Longest limit of a run that is passed on to Slurm: two years."""
 BUSY = ("Unable to contact", "Socket timed out", "Connection refused", "Communication connection failure", "try again")
 """Messages of sbatch while the controller restarts or is overloaded."""
 TRIES, PAUSE_SECONDS = 6, 10.0
@@ -102,11 +103,12 @@ class Site:
     ) -> str:
         """Return the script for sbatch by `submit` for this many points of one shape, with attempts in `folder`."""
         executor = self._executor(submissions(folder / "attempt") / "NAME", ranks, threads, seconds, at_once)
-        return executor.script(min(points, ARRAY))
+        executor.parameters |= {"map_count": min(points, ARRAY)} if points > 1 else {}
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def job_minutes(self, seconds: float) -> int:
         """Return the time limit of a job for a run of this duration, at most the site's or its partition's limit."""
-        needed = _minutes(seconds)
+        needed = min(math.ceil(seconds / 60), MOST_MINUTES) + SPARE_MINUTES
         return min(needed, self.cluster.job_minutes or longest(self.cluster.partition) or needed)
 
     def _gpus(self, attempt: Path, ranks: int) -> list[str]:
@@ -122,7 +124,8 @@ class Site:
             raise InputError(f"--on slurm: {root} has a %, which Slurm reads as a pattern; give another --out")
         root.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=root))
-        executor = self._executor(folder, ranks, _threads(attempts[0]), seconds, at_once)
+        orders = Orders.found(attempts[0])
+        executor = self._executor(folder, ranks, orders.threads if orders is not None else 1, seconds, at_once)
         try:
             found = [job.job_id for job in _accepted(executor, attempts)]
         except BaseException:
@@ -134,22 +137,27 @@ class Site:
 
     def _executor(self, folder: Path, ranks: int, threads: int, seconds: float, at_once: int) -> "SlurmExecutor":
         """Return an executor for jobs of this shape; its files are in the folder, which all nodes see."""
-        nodes, site = self.nodes(ranks), self.cluster
-        given: dict[str, Any] = {name: getattr(site, name) for name in ("partition", "account", "qos", "constraint")}
-        cpus = given["cpus_per_task"] = site.cpus_per_rank or (threads if threads > 1 else None)
+        site, nodes = self.cluster, self.nodes(ranks)
+        per_node, cpus = ranks // nodes, site.cpus_per_rank or (threads if threads > 1 else None)
+        memory = None
         if site.memory_per_rank:
-            size, unit = int(site.memory_per_rank[:-1]), site.memory_per_rank[-1]
-            given["mem"] = f"{ranks // nodes * size}{unit}"
+            memory = f"{per_node * int(site.memory_per_rank[:-1])}{site.memory_per_rank[-1]}"
         # a site with its own options for GPUs needs no others
-        if self.device == "cuda" and not any(o == "gres" or o.startswith("gpus") for o in site.extra):
-            given["gpus_per_node"] = ranks // nodes
+        asks_itself = any(option == "gres" or option.startswith("gpus") for option in site.extra)
         extra = {option.replace("-", "_"): setting for option, setting in site.extra.items()}
         extra |= {"reservation": site.reservation} if site.reservation else {}
         executor = SlurmExecutor(folder, python=PYTHON)
         executor.update_parameters(
             job_name="lmscale",
+            partition=site.partition,
+            account=site.account,
+            qos=site.qos,
+            constraint=site.constraint,
             nodes=nodes,
-            ntasks_per_node=ranks // nodes,
+            ntasks_per_node=per_node,
+            cpus_per_task=cpus,
+            gpus_per_node=per_node if self.device == "cuda" and not asks_itself else None,
+            mem=memory,
             time=self.job_minutes(seconds),
             signal_delay_s=site.signal_seconds,
             array_parallelism=at_once or ARRAY,
@@ -157,7 +165,6 @@ class Site:
             # srun does not take the processors from sbatch; a supervisor exits otherwise only when it was killed
             srun_args=["--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus}"] if cpus else [])],
             additional_parameters={"requeue": True, **extra},
-            **{name: value for name, value in given.items() if value is not None},
         )
         return executor
 
@@ -167,19 +174,12 @@ PYTHON = f"""bash -c 'trap "" USR2; exec "$0" "$@"' {shlex.quote(sys.executable)
 
 
 class SlurmExecutor(submitit.SlurmExecutor):
-    """submitit's executor, which can also show what it would submit, on a machine without Slurm too."""
+    """submitit's executor, which also shows what it would submit on a machine without Slurm."""
 
     @classmethod
     def affinity(cls) -> int:
         """Return submitit's mark of an executor that can be used."""
         return 2
-
-    def script(self, points: int) -> str:
-        """Return the script for sbatch: a job, or an array of several."""
-        one = SlurmExecutor(self.folder, python=self.python)
-        one.update_parameters(**self.parameters)
-        one.parameters |= {"map_count": points} if points > 1 else {}
-        return one._make_submission_file_text(self._submitit_command_str, "")
 
 
 def _accepted(executor: SlurmExecutor, attempts: Sequence[Path]) -> list[submitit.Job[None]]:
@@ -187,28 +187,17 @@ def _accepted(executor: SlurmExecutor, attempts: Sequence[Path]) -> list[submiti
 
     A try that was received without an answer does no harm: submitit's job without its files ends in a minute.
     """
-    for left in reversed(range(TRIES)):
+    tries = 1
+    while True:
         try:
             with contextlib.redirect_stderr(io.StringIO()), _outside_of_jobs():  # submitit prints what it then raises
                 return executor.map_array(supervise, [str(attempt) for attempt in attempts])
         except (UncompletedJobError, FailedSubmissionError) as error:
-            if not left or not any(text in str(error) for text in BUSY):
-                raise InputError(
-                    f"--on slurm: the cluster refuses the job: {' '.join(str(error).split())[:300]}"
-                ) from None
+            why = " ".join(str(error).split())
+            if tries == TRIES or not any(text in why for text in BUSY):
+                raise InputError(f"--on slurm: the cluster refuses the job: {why[:300]}") from None
+        tries += 1
         time.sleep(PAUSE_SECONDS)
-    raise AssertionError("the last try returns or raises")
-
-
-def _threads(attempt: Path) -> int:
-    """Return the threads of each rank of the run in an attempt."""
-    orders = Orders.found(attempt)
-    return orders.threads if orders is not None else 1
-
-
-def _minutes(seconds: float) -> int:
-    """Return the time limit of a job whose run ends by itself after this time, two years at most."""
-    return min(math.ceil(seconds / 60), 10**6) + SPARE_MINUTES
 
 
 @contextlib.contextmanager

@@ -5,51 +5,47 @@ All state is on disk. A sweep looks at a point, decides what it needs (`decide`)
 later one continues with what it finds: it waits for live jobs, and writes the records of those that have ended.
 """
 
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
+
 from harness.experiment.experiment import Point
-from harness.launch.attempt import (
-    Entry,
-    Jobs,
-    facts_of,
-    first_to_start,
-    orders,
-    refused_record,
-    shape,
-    why_refused,
-)
+from harness.launch.attempt import Entry, Jobs, Options, orders, shape, why_refused
 from harness.launch.claim_lock import ClaimLost, Claims
-from harness.launch.decide import Todo, attempt_state, attempts_state, decide, document_of_attempt, is_local, waits_for
-from harness.launch.follow import Display, Follower, again, left_alone
-from harness.launch.interruption import LeftRunning, go_on, undisturbed
-from harness.launch.options import Options
-from harness.launch.preflight import Datasets, warnings
+from harness.launch.decide import Todo, attempt_state, decide, document_of_attempt, is_local, is_same_code, waits_for
+from harness.launch.follow import Display, Follower
+from harness.launch.preflight import Datasets, why_doubtful
 from harness.rank import jobs as real_jobs
+from harness.rank.collect import base_record
 from harness.rank.job import ABSENT, SILENT, JobState, stop
 from harness.rank.orders import TrainingOrders, UnreadableError
 from harness.records.environment import host_environment, keep_changes
 from harness.records.parse import of_document
 from harness.records.record import Record
 from harness.records.store import FINISHED, JOB, Store
+from impl.run import to_dict
 
 POLL_SECONDS = 0.25
 SCHEDULER_SECONDS = 5.0
 """Time between two queries of a scheduler about all jobs."""
 ELSEWHERE_SECONDS = 0.2
 """Time between two looks at each point that another harness has claimed."""
+NAMED = 5
+"""Number of points that a message names."""
 
 
 class Sweep:
     """Points of one experiment at one tier, the store of their records, and where they run."""
 
     def __init__(
-        self, store: Store, datasets: Datasets, options: Options, display: Display, jobs: Jobs = real_jobs
+        self, store: Store, datasets: Datasets, options: Options, display: Display | None = None, jobs: Jobs = real_jobs
     ) -> None:
-        self.store, self.datasets, self.options, self.display, self.jobs = store, datasets, options, display, jobs
+        self.store, self.datasets, self.options, self.jobs = store, datasets, options, jobs
+        self.display = display or Display(console=Console(quiet=True))
         typed = [Path(sys.argv[0]).name, *sys.argv[1:]]  # the program's path would name a person's folders
         self.environment = host_environment(typed)
         self.claims = Claims((store.folder / "claims").resolve())
@@ -63,26 +59,26 @@ class Sweep:
         """Attempts whose ranks are processes of this machine started by this sweep."""
         self.asked = self.waited = -SCHEDULER_SECONDS
 
-    def run(self, points: list[Point]) -> None:
+    def run(self, points: Sequence[Point]) -> None:
         """Bring every point to a record; a point that fails does not end the sweep.
 
         Raises:
-            KeyboardInterrupt: after all ranks of this machine were stopped, whose points keep no new record;
-                LeftRunning if jobs go on at a scheduler.
+            KeyboardInterrupt: after all ranks of this machine were stopped, whose points keep no new record; with a
+                message if jobs go on at a scheduler.
         """
         keep_changes(self.store.changes, self.environment)
         self._go(points)
 
-    def watch(self, points: list[Point]) -> None:
+    def watch(self, points: Sequence[Point]) -> None:
         """Wait for the jobs of these points and write their records; start nothing.
 
         Raises:
-            LeftRunning: interrupted; nothing was stopped.
+            KeyboardInterrupt: interrupted; nothing was stopped.
         """
         self.may_start = False
         self._go(points)
 
-    def missing(self, points: list[Point]) -> list[Point]:
+    def missing(self, points: Sequence[Point]) -> list[Point]:
         """Return the points that `run` would start now."""
         attempts = self.store.attempts()
         states = self._states([attempt for found in attempts.values() for attempt in found])
@@ -93,7 +89,7 @@ class Sweep:
         instead = {} if self.options.is_local else {ABSENT: SILENT}
         return {path: instead.get(state, state) for path, state in self.jobs.states(attempts).items()}
 
-    def _go(self, points: list[Point]) -> None:
+    def _go(self, points: Sequence[Point]) -> None:
         with self.claims:
             try:
                 self.begin(points)
@@ -101,17 +97,21 @@ class Sweep:
                     if not self.step():
                         time.sleep(POLL_SECONDS)
             except BaseException as error:
-                with undisturbed():
-                    self._stop_mine()
-                if isinstance(error, KeyboardInterrupt) and self.live:
-                    raise LeftRunning(go_on(len(self.live))) from None
+                self._stop_mine()
+                if isinstance(error, KeyboardInterrupt) and (count := len(self.live)):
+                    left = "1 point goes on" if count == 1 else f"{count} points go on"
+                    shown = "`watch` shows them, `cancel` ends them"
+                    raise KeyboardInterrupt(f"{left} without this command: {shown}") from None
                 raise
 
-    def begin(self, points: list[Point]) -> None:
+    def begin(self, points: Sequence[Point]) -> None:
         """Look at all points, and write the records that are due."""
         self._settle([*map(Entry, points)])
         if self.left:
-            self.display.message(left_alone(self.left))
+            names = ", ".join(point.label for point in self.left[:NAMED]) + ", ..." * (len(self.left) > NAMED)
+            what = "1 point is" if len(self.left) == 1 else f"{len(self.left)} points are"
+            why = "left alone, since the same code failed"
+            self.display.message(f"{what} {why}: {names}; --retry all runs them again")
 
     @property
     def is_open(self) -> bool:
@@ -127,17 +127,21 @@ class Sweep:
         return bool(changed) or len(self.ready) != ready
 
     def _todo(self, entry: Entry, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
-        record, attempt = self.store.read(entry.id), attempts_state(attempts, states)
-        if not entry.is_known:
-            entry.before, entry.is_known = record.attempt if record else None, True
-        entry.is_watched = entry.is_watched or attempt == "live"
-        facts = facts_of(entry, record, attempt, self.environment)
-        todo = decide(facts, self.options.retries, self.options.retry)
-        if record is not None:
-            entry.tries = [*map(asdict, record.tries), record.as_try()] if todo == "start" and facts.is_fresh else []
-        return todo
+        entry.record = self.store.read(entry.id)
+        if entry.before == "":
+            entry.before = entry.record.attempt if entry.record is not None else None
+        found = {attempt_state(attempt, states) for attempt in attempts}
+        entry.is_watched = entry.is_watched or "live" in found
+        return decide(
+            entry.record,
+            "live" if "live" in found else "ended" if found else None,
+            self.options,
+            is_fresh=entry.is_fresh,
+            is_same_code=entry.record is not None and is_same_code(entry.record, self.environment),
+            starts=entry.starts,
+        )
 
-    def _settle(self, entries: list[Entry]) -> None:
+    def _settle(self, entries: Sequence[Entry]) -> None:
         """Write the records that are due, and put each entry among those to be started, live or elsewhere."""
         attempts = self.store.attempts()
         states = self._states([attempt for entry in entries for attempt in attempts.get(entry.id, [])])
@@ -156,7 +160,9 @@ class Sweep:
                 todo = self._todo(entry, self.store.attempts_of(entry.id), states)
             if todo == "start" and self.may_start:
                 if harvested:
-                    self.display.message(again(entry.point, harvested, len(entry.tries), self.options.retries))
+                    tries, most = len(entry.tries) + 1, self.options.retries + 1
+                    follows = f"try {tries} of {most} follows" if entry.tries else "runs again"
+                    self._message(entry, f"{harvested.status}: {harvested.reason}; {follows}")
                 at = 0 if entry.starts else len(self.ready)  # what is tried again goes first
                 self.ready.insert(at, entry)
             elif todo == "wait":
@@ -178,20 +184,22 @@ class Sweep:
     def _end(self, entry: Entry, harvested: Record | None) -> None:
         """Report a point for which nothing more is to be done here."""
         self._release(entry)
-        head = self.store.head(entry.id) or harvested
-        has_ended = head is not None and (harvested or head.attempt != entry.before)
-        if has_ended and (record := self.store.read(entry.id) or harvested):
+        record = entry.record or harvested
+        if record is not None and (harvested or entry.is_fresh):
             self.display.finished(entry.point, record)
             return
         self.display.skipped(entry.point)
-        if head and head.status not in FINISHED and self.may_start:
+        if record is not None and record.status not in FINISHED and self.may_start:
             self.left.append(entry.point)
+
+    def _message(self, entry: Entry, text: str) -> None:
+        self.display.message(f"{entry.point.label}: {text}")
 
     def _claim(self, entry: Entry) -> bool:
         entry.claim = self.claims.claim(entry.id)
         if entry.claim is None:
             if not entry.is_watched and (owner := self.claims.owner(entry.id)):
-                self.display.message(f"{entry.point.label}: {owner} works on it; waiting")
+                self._message(entry, f"{owner} works on it; waiting")
             entry.is_watched = True
             self.elsewhere.append(entry)
         return entry.claim is not None
@@ -211,26 +219,26 @@ class Sweep:
         now = time.monotonic()
         is_due = now - self.asked >= SCHEDULER_SECONDS
         looked = {entry.attempt: entry for entry in self.live if entry.attempt and (entry.is_local or is_due)}
-        states = self._states(list(looked))
-        changed = [entry for entry in looked.values() if entry.claim is not None and not entry.claim.is_held()]
-        for entry in changed:
-            self._abandon(entry)
+        states, changed = self._states(list(looked)), list[Entry]()
         for attempt, entry in looked.items():
-            state = states.get(attempt)
-            if entry in changed:
-                continue
-            if state is None or attempt_state(attempt, states) == "ended":
+            if entry.claim is not None and not entry.claim.is_held():
+                self._message(entry, "another harness has taken it over")
+                self.jobs.cancel([attempt])
+                self._forget(attempt)
+                self._release(entry)
                 changed.append(entry)
-            elif entry.follower and state.name == "running":
+            elif attempt not in states or attempt_state(attempt, states) == "ended":
+                changed.append(entry)
+            elif entry.follower and states[attempt].name == "running":
                 entry.follower.look()
         if is_due and not all(entry.is_local for entry in looked.values()):
             self.asked = now
             names = [state.name for state in states.values()]
             self.display.waiting(names.count("pending"), names.count("running"), waits_for(list(looked), states))
+        self.live = [entry for entry in self.live if entry not in changed]
         if now - self.waited >= ELSEWHERE_SECONDS * len(self.elsewhere):
             self.waited = now
             changed, self.elsewhere = changed + self.elsewhere, []
-        self.live = [entry for entry in self.live if entry not in changed]
         return changed
 
     def _harvest(self, entry: Entry, states: Mapping[Path, JobState]) -> Record | None:
@@ -239,21 +247,22 @@ class Sweep:
         Raises:
             ClaimLost: another harness has taken the point over.
         """
-        record = None
+        record, keeps_checkpoints = None, self.options.saving.keep_checkpoints or entry.point.run.keep_end
         for attempt in self.store.attempts_of(entry.id):
             if attempt_state(attempt, states) == "ended":
+                given = TrainingOrders.found(attempt)
+                keeps_checkpoints = keeps_checkpoints or (given is not None and given.keep_checkpoints)
                 record = self._record(entry, attempt, states.get(attempt)) or record
         if self.store.has_finished(entry.id):
             for attempt in self.store.all_attempts(entry.id):
                 self._forget(attempt)
-            if not (entry.keeps_checkpoints or self.options.saving.keep_checkpoints or entry.point.run.keep_end):
+            if not keeps_checkpoints:
                 self.store.forget_checkpoints(entry.id)
         return record
 
     def _record(self, entry: Entry, attempt: Path, state: JobState | None) -> Record | None:
         """Write the record of an attempt; None if it leaves none, as it was stopped with its harness or is damaged."""
         assert entry.claim is not None
-        entry.keeps_checkpoints = (given := TrainingOrders.found(attempt)) is not None and given.keep_checkpoints
         if self.store.has_finished(entry.id):
             return None
         if entry.follower is not None:
@@ -267,21 +276,17 @@ class Sweep:
         except UnreadableError as error:
             if not entry.claim.is_held():
                 raise ClaimLost from None  # and its new owner has removed the attempt
-            self._set_aside(entry, attempt, str(error))
+            self._message(entry, f"{error}; this try is {'given up' if self.may_start else 'left out'}")
+            self.mine.discard(attempt)
+            if self.may_start:
+                stop(attempt)
+                self.store.close(attempt)
+            else:
+                self.store.ignored[attempt] = str(error)
             return None
         self.store.close(attempt)
         self.mine.discard(attempt)
         return of_document(document)
-
-    def _set_aside(self, entry: Entry, attempt: Path, why: str) -> None:
-        """Give up an attempt of which no record can be made; a command that starts nothing only leaves it out."""
-        self.display.message(f"{entry.point.label}: {why}; this try is {'given up' if self.may_start else 'left out'}")
-        if self.may_start:
-            stop(attempt)
-            self.store.close(attempt)
-        else:
-            self.store.ignored[attempt] = why
-        self.mine.discard(attempt)
 
     def _void(self, attempt: Path) -> None:
         """Remove an attempt that was not submitted; ranks that start all the same find no orders."""
@@ -293,22 +298,22 @@ class Sweep:
         self.jobs.forget(attempt)
         self.store.forget_attempt(attempt)
 
-    def _room(self) -> int:
-        """Return how many points may be started now; a scheduler takes all at once, and keeps the limit itself."""
-        return self.options.at_once - len(self.mine) if self.options.is_local else len(self.ready)
-
     def _start(self) -> None:
         """Start what is ready, as far as there is room, after another look under a claim."""
-        shapes: dict[tuple[int, int], list[Entry]] = {}
-        coming = [] if self.options.detach else [*self.ready, *self.live, *self.elsewhere]
-        while self._room() > 0 and (entry := first_to_start(self.ready, coming)):
+        options, shapes = self.options, dict[tuple[int, int], list[Entry]]()
+        coming = set[str]() if options.detach else {e.id for e in (*self.ready, *self.live, *self.elsewhere)}
+        while not options.is_local or len(self.mine) < options.at_once:  # a scheduler keeps the limit itself
+            # a run that starts from the end of another one waits for it
+            entry = next((entry for entry in self.ready if entry.point.run.start not in coming), None)
+            if entry is None:
+                break
             self.ready.remove(entry)
             if not self._claim(entry):
                 continue
             attempts = self.store.attempts_of(entry.id)
-            if self._todo(entry, attempts, self._states(attempts) if attempts else {}) != "start":
+            if self._todo(entry, attempts, self._states(attempts)) != "start":
                 self._settle([entry])
-            elif not self._is_refused(entry) and self.options.is_local:
+            elif not self._is_refused(entry) and options.is_local:
                 self._submit([entry])
             elif entry.claim is not None:
                 shapes.setdefault(shape(entry.point), []).append(entry)
@@ -319,12 +324,13 @@ class Sweep:
         """Return True if it cannot run here, after writing that into a record."""
         run = entry.point.run
         if (reason := why_refused(run, self.store, self.datasets, self.options)) is None:
-            for warning in warnings(run, self.options.site):
-                self.display.message(f"{entry.point.label}: {warning}")
+            if doubt := why_doubtful(run, self.options.site):
+                self._message(entry, doubt)
             return False
         assert entry.claim is not None
+        document = base_record(entry.id, self.store.experiment, self.store.tier, to_dict(run))
+        document |= {"status": "invalid", "reason": reason, "cause": "", "environment": self.environment}
         try:
-            document = refused_record(entry, self.store, reason, self.environment)
             self.store.write(document, entry.claim.publish)
         except ClaimLost:
             self._lose(entry)
@@ -333,7 +339,7 @@ class Sweep:
         self.display.finished(entry.point, of_document(document))
         return True
 
-    def _submit(self, entries: list[Entry]) -> None:
+    def _submit(self, entries: Sequence[Entry]) -> None:
         """Write the orders of these points, and start their ranks; on a cluster they are one array of jobs."""
         options, made = self.options, list[Entry]()
         try:
@@ -346,7 +352,7 @@ class Sweep:
             held = [entry for entry in made if entry.claim and entry.claim.is_held()]
             if attempts := [entry.attempt for entry in held if entry.attempt]:
                 ranks = entries[0].point.run.plan.world_size
-                options.site.submit(attempts, ranks, options.time_limit_seconds, options.at_once)
+                options.site.submit(attempts, ranks, options.time_limit, options.at_once)
         finally:  # whatever stops this: what was submitted is followed, and of the others nothing is left
             for entry in made:
                 self._follow_or_forget(entry)
@@ -377,19 +383,16 @@ class Sweep:
             self._forget(attempt)
             raise
 
-    def _abandon(self, entry: Entry) -> None:
-        """Stop the ranks of a point whose claim was lost while they ran here."""
-        self.display.message(f"{entry.point.label}: another harness has taken it over")
-        if entry.attempt is not None:
-            self.jobs.cancel([entry.attempt])
-            self._forget(entry.attempt)
-        self._release(entry)
-
     def _stop_mine(self) -> None:
         """Stop the ranks that are processes of this sweep; the next one writes the records of what has ended."""
-        states = self._states(list(self.mine))
-        running = [attempt for attempt in self.mine if attempt_state(attempt, states) == "live"]
-        self.jobs.cancel(running)
-        self.live = [entry for entry in self.live if entry.attempt not in self.mine]
-        for attempt in running:
-            self._forget(attempt)
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            states = self._states(list(self.mine))
+            running = [attempt for attempt in self.mine if attempt_state(attempt, states) == "live"]
+            self.jobs.cancel(running)
+            self.live = [entry for entry in self.live if entry.attempt not in self.mine]
+            for attempt in running:
+                self._forget(attempt)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

@@ -32,7 +32,8 @@ class Study(NamedTuple):
 
 
 STUDIES = (Study("frontier-175b", 4, 16, 2, 16, 320, 8000), Study("frontier-1t", 8, 64, 1, 6, 1600, 8016))
-"""Studies with the plans of the authors' launch scripts; batches and starting points are assumed."""
+"""Studies with the plans of the authors' launch scripts; batches are from memory or assumed, and starting
+points are assumed."""
 Kind = Literal["weak", "strong", "strong, fitted"]
 MICROBATCH: dict[Kind, int] = {"weak": 1, "strong": 1, "strong, fitted": 4}
 """Sequences of a microbatch: 1 in the launch scripts. The DeepSpeed configuration stored with them has 4, and 4 was

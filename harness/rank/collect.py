@@ -60,6 +60,7 @@ def document_of(
         "engine": first.engine or {"name": orders.engine},
         "resolved": {**first.resolved, "data": orders.data_summary},
         "environment": {**orders.environment, **first.device},
+        **({"forecast": orders.forecast} if orders.forecast else {}),
         "times": _times(orders.submitted, [*lives.values(), *failures], [*results.values()]),
         "ranks": [result.rank for result in results.values()],
         "steps": _steps(attempt, ranks),

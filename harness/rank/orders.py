@@ -129,6 +129,8 @@ class TrainingOrders(Orders):
     data_summary: Document
     environment: Document
     """Submitting host."""
+    forecast: Document | None = None
+    """Seconds of a step that were predicted before the attempt; None if none were."""
     tries: list[Document] = field(default_factory=list)
     """Outcomes of earlier attempts, from their records."""
     start: Path | None = None

@@ -1,7 +1,10 @@
 """Records as a frame: one row per run with its configuration and measures, all in SI units."""
 
+import copy
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -9,6 +12,7 @@ import pandas as pd
 
 from harness.records.frames import none_if_missing, once_for_all, rows_of
 from harness.records.labels import SHAPE, labels_by, varying
+from harness.records.parts import Step
 from harness.records.record import CONVENTION, STATES, Record
 from harness.records.statistics import estimate
 from impl.errors import InputError
@@ -202,6 +206,17 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> l
             row[name] = mean.mean if mean else math.nan
             row[f"{name}_half_width"] = mean.half_width if mean and mean.half_width is not None else math.nan
     return combined
+
+
+def with_seconds(record: Record, seconds: float, bubble: float | None = None) -> Record:
+    """Return a simulated record whose step takes other seconds, as in a null model or at an interval's end."""
+    other = copy.copy(record)
+    for name in [name for name in other.__dict__ if isinstance(getattr(Record, name, None), cached_property)]:
+        del other.__dict__[name]
+    other.steps = [Step(seconds=[seconds])]
+    if bubble is not None:
+        other.prediction = dataclasses.replace(record.prediction, bubble=bubble)
+    return other
 
 
 def devices(records: Sequence[Record]) -> dict[str | None, str]:

@@ -1,6 +1,5 @@
 """The typed record of one run, and what is measured from it: each measure is defined once, in SI units."""
 
-import copy
 import dataclasses
 import functools
 import math
@@ -290,16 +289,6 @@ class Record(Head):
     def training_seconds(self) -> float:
         """Seconds of all steps."""
         return float_or_nan(self.times.training_seconds)
-
-    def with_seconds(self, seconds: float, bubble: float | None = None) -> "Record":
-        """Return a simulated record whose step takes other seconds, as in a null model or at an interval's end."""
-        other = copy.copy(self)
-        for name in [name for name in other.__dict__ if isinstance(getattr(Record, name, None), cached_property)]:
-            del other.__dict__[name]
-        other.steps = [Step(seconds=[seconds])]
-        if bubble is not None:
-            other.prediction = dataclasses.replace(self.prediction, bubble=bubble)
-        return other
 
     def simulated_timeline(self) -> Timeline:
         """Return the schedule simulated with the median times of each stage's passes in `timeline`.

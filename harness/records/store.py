@@ -52,19 +52,23 @@ Document = dict[str, Any]
 """JSON object of a record, before it is written; one that is read is a `Record`."""
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes, by_way_of: Path | None = None, is_lasting: bool = True) -> None:
     """Write a file so that it has all of `content` or its earlier content, even if the process is killed.
+
+    It is made in the existing folder `by_way_of`, if given. Only an `is_lasting` one outlives a machine's failure.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    if by_way_of is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=by_way_of or path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with naming(path), os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+            if is_lasting:
+                file.flush()
+                os.fsync(file.fileno())
         os.chmod(name, 0o644)
         rename(name, path)
     except BaseException:
@@ -292,14 +296,13 @@ class Store:
     def attempts(self) -> dict[str, list[Path]]:
         """Return the attempts that were submitted and have no record yet, by the id of their run."""
         found: dict[str, list[Path]] = {}
-        for attempt in self._attempts():
-            if self._is_open(attempt):
-                found.setdefault(attempt.name.rpartition("-")[0], []).append(attempt)
+        for attempt in filter(self._is_open, self.all_attempts()):
+            found.setdefault(attempt.name.rpartition("-")[0], []).append(attempt)
         return found
 
     def attempts_of(self, run_id: str) -> list[Path]:
         """Return the attempts at one run that were submitted and have no record yet."""
-        return [attempt for attempt in self._attempts(run_id) if self._is_open(attempt)]
+        return [attempt for attempt in self.all_attempts(run_id) if self._is_open(attempt)]
 
     def _is_open(self, attempt: Path) -> bool:
         """Return True if an attempt was submitted and has no record yet; one that cannot be read is left out."""
@@ -322,7 +325,8 @@ class Store:
         except OSError as error:
             self.ignored[attempt] = f"it is over, which could not be marked there ({error.strerror})"
 
-    def _attempts(self, run_id: str = "") -> list[Path]:
+    def all_attempts(self, run_id: str = "") -> list[Path]:
+        """Return all attempts at a run, or at any."""
         root = (self.folder / "attempts").resolve()
         try:
             names = sorted(os.listdir(root))
@@ -336,11 +340,7 @@ class Store:
 
     def dead_starts(self, run_id: str) -> list[Path]:
         """Return the attempts at a run that were never submitted, as their process was stopped before."""
-        return [attempt for attempt in self._attempts(run_id) if _is_missing(attempt / JOB)]
-
-    def all_attempts(self, run_id: str) -> list[Path]:
-        """Return all attempts at a run."""
-        return self._attempts(run_id)
+        return [attempt for attempt in self.all_attempts(run_id) if _is_missing(attempt / JOB)]
 
     def checkpoints(self, run_id: str) -> Path:
         """Return the folder of a run's checkpoints, shared by all its attempts."""

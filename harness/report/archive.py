@@ -24,7 +24,7 @@ from harness.records.environment import CODE, git_state
 from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import Document, Store, write_atomically
-from harness.report.experiments_md import Found, as_markdown, content
+from harness.report.experiments_md import WORDS, Found, as_markdown, content
 from harness.report.results import described, verdicts_of, write_results
 from harness.terminal import Flag, print_json, shown, shown_progress
 from impl.errors import InputError
@@ -198,12 +198,13 @@ def _readme(found: Found, findings: str) -> str:
     return LINK.sub(r"\1", as_markdown([*content(found, findings), "## Files", HERE, commands]))
 
 
-HERE = """\
+HERE = f"""\
 - `specification.json`: every run of every tier, all fields; `experiments/` has the file that they are made in.
 - `results/`: a record for every run, measured in `records/`, simulated in `simulated/`; `tables/` and `figures/` are
   made of them alone.
 - `verdicts.md`, `verdicts.csv`: the claims and what became of them.
 - `environment.json`, `requirements.lock`: where it ran, by which code, with which packages; `systems/` describes what
   was simulated.
-- `published/`: the papers' numbers. `CITATION.cff` says how to cite this, and them; `LICENSE` is the code's.
+- `published/`: the papers' numbers; column `verified` has how each was checked. {WORDS}.
+- `CITATION.cff` says how to cite this, and the papers; `LICENSE` is the code's.
 - `SHA256SUMS`: `sha256sum --check SHA256SUMS`."""

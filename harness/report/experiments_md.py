@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,8 +16,8 @@ from harness.analysis.tables import denominators, scaling_table
 from harness.experiment.claims import KINDS
 from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.experiment.folders import findings_of
-from harness.experiment.published import papers
-from harness.experiment.references import Place, answered, title
+from harness.experiment.published import VERIFIED, papers
+from harness.experiment.references import Place, answered, printed, title
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import (
     NOT_RUN,
@@ -42,6 +43,8 @@ from impl.data.batches import head_positions
 from impl.data.config import SYNTHETIC
 from impl.run import Run
 
+WORDS = "; ".join(f"*{word}*: {meaning}" for word, meaning in VERIFIED.items())
+"""Words for how a published number was checked, with what they mean."""
 INTRODUCTION = """\
 # Experiments
 
@@ -151,12 +154,14 @@ def index_sections(found: Sequence[Found], links: Links) -> str:
 
 def _by_number(found: Sequence[Found], links: Links) -> Iterator[str]:
     """Yield a row for every table and figure of the papers with an experiment or published numbers."""
-    yield "## By paper and number\n"
-    yield from _rows("paper", "table or figure", "experiments")
+    yield f"## By paper and number\n\nHow each published number was checked: {WORDS}.\n"
+    yield from _rows("paper", "table or figure", "experiments", "published numbers")
     for paper, places in answered(one.experiment for one in found).items():
+        rows = printed(paper)
         for place, ids in places.items():
-            experiments = ", ".join(map(links.experiment, ids)) or "published numbers only"
-            yield _row(links.paper(paper), links.place(place), experiments)
+            words = Counter(row["verified"] for row in rows.get(place, ()))
+            numbers = ", ".join(f"{words[word]} {word}" for word in VERIFIED if words[word]) or "–"
+            yield _row(links.paper(paper), links.place(place), ", ".join(map(links.experiment, ids)) or "–", numbers)
 
 
 def _overview(found: Sequence[Found], links: Links) -> Iterator[str]:

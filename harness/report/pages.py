@@ -14,7 +14,7 @@ from harness.analysis.render import Column, Table, shown
 from harness.experiment import references
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import findings_of
-from harness.experiment.published import FOLDER, papers, published
+from harness.experiment.published import FOLDER, VERIFIED, papers
 from harness.experiment.references import Place
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import counts, headline_table, in_words, verdicts_table
@@ -65,7 +65,7 @@ SHAPE = {"tp": "t", "pp": "p", "dp": "d", "gpus": "GPUs", "global_batch": "batch
 PRINTED = (
     *_texts(quantity="quantity", model="model", norm_placement="norm placement"),
     *(Column(key=key, header=header) for key, header in SHAPE.items()),
-    *_texts(unit="unit", how="how", note="note"),
+    *_texts(unit="unit", verified="verified", note="note"),
 )
 HEADLINES = _texts(
     experiment="experiment", text="headline", published="published", simulated="simulated", measured="measured"
@@ -197,7 +197,7 @@ class Report:
         if paper in papers():
             csv = f"published/{paper}.csv"
             self._write(Path(csv), (FOLDER / f"{paper}.csv").read_text())
-        rows = _printed(paper)
+        rows = references.printed(paper)
         sections = []
         for place, ids in by_place.items():
             claims = []
@@ -205,9 +205,9 @@ class Report:
                 own = e.id.partition("/")[0]
                 of_place = [one for one in verdicts if place in references.places(one.claim.source, own)]
                 claims.append((e, ShownTable(verdicts_table(e.id, of_place))))
-            printed = _printed_table(str(place), rows.get(str(place), []))
+            printed = _printed_table(str(place), rows.get(place, []))
             sections.append((place, ShownTable(printed, slug(f"{place} printed"), csv), claims))
-        others = [row for where, of_place in rows.items() if not references.PLACE.match(where) for row in of_place]
+        others = [row for where, of_place in rows.items() if isinstance(where, str) for row in of_place]
         text = ShownTable(_printed_table("In the text", others, with_place=True), "in-the-text", csv)
         heading = references.title(paper)
         self._page(page_of_paper(paper), "paper.html", heading=heading, sections=sections, text=text)
@@ -295,18 +295,9 @@ def _environment(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _printed(paper: str) -> dict[str, list[dict[Any, Any]]]:
-    """Return the numbers that a paper prints, by their place in it."""
-    rows = published(paper).to_dict("records") if paper in papers() else []
-    by_place: dict[str, list[dict[Any, Any]]] = {}
-    for row in rows:
-        found = references.places(row["where"], paper)
-        for place in map(str, found) if found else [row["where"]]:
-            by_place.setdefault(place, []).append(row)
-    return by_place
-
-
 def _printed_table(title: str, rows: Sequence[Mapping[Any, Any]], *, with_place: bool = False) -> Table:
     frame = pd.DataFrame([{**row, "value": f"{row['value']:.10g}"} for row in rows])
     place = _texts(where="place") if with_place else ()
-    return Table("printed", title, shown((*place, *PRINTED), frame) if rows else (), frame)
+    words = {row["verified"] for row in rows}
+    notes = tuple(f"Verified, {word}: {meaning}." for word, meaning in VERIFIED.items() if word in words)
+    return Table("printed", title, shown((*place, *PRINTED), frame) if rows else (), frame, notes)

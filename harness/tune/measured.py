@@ -7,9 +7,9 @@ import numpy as np
 from rich.table import Table
 
 from harness.experiment.experiment import Point
-from harness.launch.options import Options
+from harness.launch.attempt import Options
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
-from harness.launch.progress import LiveDisplay
 from harness.launch.slurm import Site
 from harness.launch.sweep import Sweep
 from harness.rank.devices import Device
@@ -28,8 +28,8 @@ def run_here(runs: Sequence[Run], store: Store, device: Device) -> list[Judged]:
 
     A run that fails has the reason instead.
     """
-    options = Options(Site(device=device))
-    with LiveDisplay(len(runs)) as display:
+    options = Options(site=Site(device=device))
+    with Display(len(runs)) as display:
         Sweep(store, Datasets(store.out / ".synthetic"), options, display).run(
             [Point(run, _label(run)) for run in runs]
         )

@@ -143,11 +143,7 @@ def tune_from(default: Run) -> Callable[..., int]:
         base = replace(default, plan=Plan(), train=recipe, precision=_precision(found, precision))
         base, _ = completed(base, _searched(base), found)
         task = _Task(base, found, gpus, limit)
-        real = None
-        if measure and out is not None:
-            store = Store(out, "tune", "small")
-            store.require_writable()
-            real = partial(run_here, store=store, device=found.device.kind)
+        real = _here(out, found) if measure and out is not None else None
         document, inside = _search(task, task.plans(fix), top, out)
         if trials:
             document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
@@ -157,6 +153,12 @@ def tune_from(default: Run) -> Callable[..., int]:
         return print_json(document) if json else _print(document, task)
 
     return tune
+
+
+def _here(out: Path, system: System) -> Machine:
+    store = Store(out, "tune", "small")
+    store.require_writable()
+    return partial(run_here, store=store, device=system.device.kind)
 
 
 def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> Judged:

@@ -109,7 +109,7 @@ SIZES: dict[str, Size] = {
     "korthikanti-530b": _korthikanti("530B", 105, 20480, 128),
     "korthikanti-1t": _korthikanti("1T", 128, 25600, 160),
     # table I has hidden size 2114, which 24 heads do not divide
-    "frontier-1.4b": _frontier("1.4B", 24, 2112, 24, where="with hidden size 2112 from the authors' code"),
+    "frontier-1.4b": _frontier("1.4B", 24, 2112, 24, where="from memory, with hidden size 2112 from the authors' code"),
     "frontier-22b": _frontier("22B", 48, 6144, 48, where="and the authors' launch script"),
     "frontier-175b": _frontier("175B", 96, 12288, 96, where="and the authors' launch script"),
     "frontier-1t": _frontier("1T", 128, 25600, 128, where="and the authors' launch script of July 2023"),

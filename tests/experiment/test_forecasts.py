@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 
 from harness.experiment.forecasts import forecasts_table, scored
+from harness.predict.interval import interval
+from harness.predict.simulation import predicted_seconds
+from harness.predict.systems import load_system
 from harness.records.parts import Forecast
 from harness.records.record import Record
+from harness.records.store import Store
+from impl.plan import Plan
 from tests.harness.calls import call, refused
 from tests.harness.made_up_records import record
+from tests.harness.small_runs import kept, small, sweep, write_tokens
+
+CORES = "results/ours/predicted/two_cores.yaml"
 
 
 def forecast(seconds: float, low: float, high: float, **changes: object) -> Record:
@@ -39,3 +47,23 @@ def test_runs_without_forecast_are_not_scored(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     assert "no record has a forecast" in refused("claims", "quickstart", "--calibration", "--out", tmp_path)
     assert call("claims", "--help").status == 0
+
+
+def test_a_run_keeps_the_forecast_that_was_made_before_it_began(tmp_path: Path) -> None:
+    store, system = Store(tmp_path, "made_up", "smoke"), load_system(CORES)
+    run = small(write_tokens(tmp_path / "tokens"), dp=2)
+    other = replace(run, engine="torch", plan=Plan(dp=1))  # is not simulated
+    sweep(store, [run, other], forecast=system)
+    found = kept(store, run)
+    assert found.forecast is not None
+    seconds = predicted_seconds(run, system)
+    assert (found.forecast.seconds, found.forecast.low) == (seconds, interval(system, run, seconds).low)
+    assert found.forecast.made <= (found.times.started or "")
+    assert kept(store, other).forecast is None
+
+
+def test_a_forecast_for_other_devices_is_refused() -> None:
+    assert "predicts steps on cuda, these runs are on cpu" in refused(
+        "run", "quickstart", "--forecast", "selene", "--device", "cpu"
+    )
+    assert "system 'selen' does not exist" in refused("run", "quickstart", "--forecast", "selen")

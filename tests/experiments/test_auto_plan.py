@@ -6,14 +6,12 @@ from dataclasses import replace
 import pytest
 
 from experiments.ours import auto_plan as experiment
-from harness.experiment.claims import claims_table
-from harness.experiment.experiment import load
 from harness.predict.simulation import predicted
 from harness.predict.systems import load_system
 from harness.records.parts import Environment, Step
 from harness.records.record import Record, point
 from impl.run import Run
-from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, bare
+from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, bare, verdicts
 from tests.harness.made_up_records import record_of
 
 Seconds = Callable[[experiment.Hand, experiment.Way], float]
@@ -36,34 +34,28 @@ def simulated(seconds: Seconds) -> list[Record]:
     return list(made.values())
 
 
-def verdicts(seconds: Seconds) -> list[str]:
-    shown = claims_table(load("auto_plan").claims, simulated(seconds)).frame
-    return list(shown[next(name for name in shown if name.startswith("verdict"))])
-
-
 def by_way(hand: float, same: float, best: float) -> Seconds:
     seconds = dict(zip(experiment.WAYS, (hand, same, best), strict=True))
     return lambda _, way: seconds[way]
 
 
-def test_verdicts_turn() -> None:
-    assert verdicts(by_way(10, 9.5, 8)) == [ABSENT, YES, PARTLY]  # the simulator that searched is no judge of the first
-    assert verdicts(by_way(10, 8, 7))[1] == NO
-    seconds = {point(hand.way("by hand")): 10.0 for hand in experiment.CPUS}
-    for found, expected in ((8.0, YES), (11.0, NO)):
-        ran = [record_of(run, seconds=seconds.get(point(run), found)) for run in experiment.runs(experiment.CPUS)]
-        assert claims_table(load("auto_plan").claims, ran).frame["verdict"].tolist()[0] == expected
-    assert claims_table(load("auto_plan").claims, []).frame["verdict"].tolist() == [ABSENT] * 3
+@pytest.mark.parametrize(("found", "expected"), [(8.0, [YES, NO]), (9.5, [YES, YES]), (11.0, [NO, YES])])
+def test_verdicts_on_measured_plans(found: float, expected: list[str]) -> None:
+    by_hand = {point(hand.way("by hand")) for hand in experiment.CPUS}
+    ran = [record_of(run, seconds=10.0 if run in by_hand else found) for run in experiment.runs(experiment.CPUS)]
+    assert verdicts(experiment.EXPERIMENT, ran) == [*expected, ABSENT]
 
 
-def test_plans_within_nodes_bear_the_third_claim_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_judges_where_layers_are_shared_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator that searched is no judge of what it found."""
+    assert verdicts(experiment.EXPERIMENT, simulated(by_way(10, 9.5, 8))) == [ABSENT, ABSENT, PARTLY]
     plans = lambda hand: {
         way: plan | {"tp": 8, "dp": 2 * plan.get("dp", 1)} if plan.get("tp") == 16 else plan
         for way, plan in hand.plans.items()
     }
     changed = [hand if "ZeRO" in hand.name else hand._replace(plans=plans(hand)) for hand in experiment.HANDS]
     monkeypatch.setattr(experiment, "HANDS", changed)
-    assert verdicts(by_way(10, 9.5, 8))[2] == YES
+    assert verdicts(experiment.EXPERIMENT, simulated(by_way(10, 9.5, 8)))[2] == YES
 
 
 def test_the_table_has_every_recipe_in_all_ways() -> None:
@@ -96,8 +88,3 @@ def test_a_found_plan_is_faster_than_the_hand_made_by_events() -> None:
 def test_a_search_finds_what_is_said_to_be_found() -> None:
     hand = experiment.CPUS[0]
     assert hand.searched("same knobs") == hand.plans["same knobs"]
-
-
-def test_plans_in_words() -> None:
-    hand = experiment.HANDS[0]
-    assert experiment.in_words(hand.way("by hand")) == "tp 8, dp 64, microbatch 8, full recomputation"

@@ -81,9 +81,3 @@ def test_verdicts_turn() -> None:
     assert verdicts(lambda run, _: look(out=20.0 if pre(run) else 40.0))[5] == NO
     only_bert = lambda run, _: look(out=30.0 if run.model.family == "bert" else 1.05)
     assert verdicts(only_bert)[0] == PARTLY
-
-
-def test_runs_are_looked_at() -> None:
-    runs = load("layernorm_outliers").runs
-    assert all(run.evaluation.dimensions for tier in runs.values() for run in tier)
-    assert {run.seed for run in runs["small"]} == {0, 1, 2}

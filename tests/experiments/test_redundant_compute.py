@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from experiments.ours import redundant_compute as experiment
-from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
 from harness.experiment.pairs import step_seconds
 from harness.predict.systems import load_system
 from harness.records.parts import Environment
 from harness.records.record import Record
 from impl.run import Run
-from tests.experiments.as_printed import ABSENT, NO, YES
+from tests.experiments.as_printed import ABSENT, NO, YES, thrice, verdicts
 from tests.harness.made_up_records import record_of
 
 SELENE = load_system("selene_2022")
@@ -32,13 +31,12 @@ def simulated(seconds: Seconds) -> list[Record]:
 
 
 def here(seconds: Seconds) -> list[Record]:
-    runs = load("redundant_compute").runs["small"]
+    runs = [run for run in load("redundant_compute").runs["small"] if run.repeat == 0]
     return [record_of(run, seconds=seconds(run), tier="small") for run in runs]
 
 
-def verdicts(records: list[Record]) -> list[str]:
-    shown = claims_table(load("redundant_compute").claims, records).frame
-    return list(shown[next(name for name in shown if name.startswith("verdict"))])
+def judged(records: list[Record]) -> list[str]:
+    return verdicts(experiment.EXPERIMENT, records)
 
 
 def saving(share: float, by_rank: float = 0.0, step: float = 0.01) -> Seconds:
@@ -61,7 +59,7 @@ def test_ways_are_paired_and_the_third_is_slower_by_its_gathers() -> None:
     assert wide[16] > 1.5 * wide[8]  # two nodes
     published = [experiment.published_ratio(cell) for cell in found]
     assert [one for one in published if one == one] == [pytest.approx(19.0 / 19.6)]
-    on_cpu = experiment.compared(here(saving(0.1)))
+    on_cpu = experiment.compared(thrice(here(saving(0.1))))
     assert [cell.n for cell in on_cpu] == [3, 3, 3]
     assert all(math.isnan(experiment.gathered_ratio(cell)) for cell in on_cpu)
 
@@ -73,9 +71,9 @@ def test_the_table_says_what_is_simulated() -> None:
 
 
 def test_verdicts_turn() -> None:
-    assert verdicts(simulated(saving(0.031, 0.001))) == [YES] * 4
-    assert verdicts(simulated(saving(0.1, step=1.0)))[:2] == [NO, NO]
-    assert verdicts(simulated(saving(-0.03)))[1:3] == [NO, NO]
-    assert verdicts(simulated(saving(0.031, -0.001)))[3] == NO
-    assert verdicts(here(saving(0.1))) == [ABSENT, ABSENT, YES, ABSENT]
-    assert verdicts(here(saving(-0.1))) == [ABSENT, ABSENT, NO, ABSENT]
+    assert judged(simulated(saving(0.031, 0.001))) == [YES] * 4
+    assert judged(simulated(saving(0.1, step=1.0)))[:2] == [NO, NO]
+    assert judged(simulated(saving(-0.03)))[1:3] == [NO, NO]
+    assert judged(simulated(saving(0.031, -0.001)))[3] == NO
+    assert judged(here(saving(0.1))) == [ABSENT, ABSENT, YES, ABSENT]
+    assert judged(here(saving(-0.1))) == [ABSENT, ABSENT, NO, ABSENT]

@@ -1,4 +1,4 @@
-"""Carries the fault matrix out and keeps it as a table: `python -m tests.faults --keep results/faults.md`."""
+"""Carry out the fault matrix, and keep it as a table: `python -m tests.faults --keep results/faults.md`."""
 
 import argparse
 import contextlib
@@ -7,29 +7,30 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 
 from harness.records.store import write_atomically
-from tests.faults.carry_out import Outcome, alone, no_slurm, undisturbed
+from tests.faults.carry_out import Outcome, carry_out, no_slurm, undisturbed
 from tests.faults.cases import Case, cases
 from tests.harness.small_runs import write_tokens
 from tests.slurm.two_nodes import two_nodes, why_not
 
 EQUAL, SKIPPED = "equal", "skipped"
-HEADER = ("where", "plan", "place", "phase", "fault", "first told as", "commands", "record after that")
+HEADER = ("where", "plan", "place", "phase", "fault", "first outcome", "commands", "record after that")
 ABOUT = """# Faults
 
-Each row is a sweep of one point with two ranks, in which one thing happens once; then the same command is given again
-until the point is finished. `commands` counts those behind the one with the fault. 0: it recovered within that one.
-What failed by itself is first left alone by one, and then asked for with `--retry all`. A record is *equal* if its
-configuration, losses, gradient norms, learning rates and evaluations are those of an undisturbed sweep, bit by bit, and
-no other record has changed. `make faults` makes this table.
+Each row is a sweep of one point with two ranks, in which one fault happens once; then the same command is given again
+until the point is finished. `commands` counts the commands after the one with the fault; with 0 it recovered by
+itself. A point that the code itself made fail is left alone by the next command, and run by one with `--retry all`. A
+record is *equal* if its configuration, losses, gradient norms, learning rates and evaluations are those of an
+undisturbed sweep, bit by bit, and no other record has changed. `make faults` makes this table.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 if every case that was carried out held, 1 if one did not."""
+    """Return 0 if every case that was carried out held, 1 if one did not."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="cases at a time")
@@ -53,45 +54,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def carried_out(chosen: Sequence[Case], jobs: int) -> Iterator[Outcome]:
-    """Outcomes in the order of the cases, each in a process and a folder of its own."""
-    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
-        tokens = write_tokens(Path(scratch) / "tokens")
-        layouts = list(dict.fromkeys(case.layout for case in chosen))
+    """Yield outcomes in the order of the cases, each from a process and a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
+        scratch = Path(name)
+        tokens, layouts = write_tokens(scratch / "tokens"), list(dict.fromkeys(case.layout for case in chosen))
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            folders = [Path(scratch) / layout for layout in layouts]
-            expected = dict(zip(layouts, pool.map(undisturbed, layouts, folders, [tokens] * len(layouts)), strict=True))
-            tasks = [(case, Path(scratch) / str(i), tokens, expected[case.layout]) for i, case in enumerate(chosen)]
-            yield from pool.map(alone, tasks)
+            folders = [scratch / layout for layout in layouts]
+            expected = dict(zip(layouts, pool.map(undisturbed, layouts, folders, repeat(tokens)), strict=True))
+            folders = [scratch / str(i) for i in range(len(chosen))]
+            of_layouts = [expected[case.layout] for case in chosen]
+            yield from pool.map(carry_out, chosen, folders, repeat(tokens), of_layouts)
 
 
 def row(case: Case, outcome: Outcome) -> tuple[str, ...]:
-    """What the table says of a case."""
-    what = (case.on, case.layout, case.place, case.phase, case.fault)
-    if outcome.skipped:
-        return (*what, "", "", f"{SKIPPED}: {_in_a_cell(outcome.skipped)}")
-    first = outcome.first or "no failure"
-    return (*what, _in_a_cell(first), str(outcome.commands), _in_a_cell(outcome.problem or EQUAL))
-
-
-def _in_a_cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())
+    """Return the cells of a case."""
+    ended = f"{SKIPPED}: {outcome.skipped}" if outcome.skipped else outcome.problem or EQUAL
+    first, commands = ("", "") if outcome.skipped else (outcome.first or "no failure", str(outcome.commands))
+    cells = (case.on, case.layout, case.place, case.phase, case.fault, first, commands, ended)
+    return tuple(" ".join(cell.replace("|", "/").split()) for cell in cells)
 
 
 def rows(text: str) -> dict[str, tuple[str, ...]]:
-    """The rows of a table, by the names of their cases."""
+    """Return the rows of a table, by the names of their cases."""
     found = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in text.splitlines() if line[:1] == "|"]
     return {", ".join(cells[:5]): cells for cells in found if len(cells) == len(HEADER)}
 
 
 def table(found: Mapping[str, Sequence[str]]) -> str:
-    """The matrix as Markdown, as far as it was carried out, and the counts below it."""
+    """Return the matrix as Markdown, as far as it was carried out, with the counts below it."""
     known = [found[case.name] for case in cases() if case.name in found]
     lines = ["| " + " | ".join(cells) + " |" for cells in (HEADER, ["---"] * len(HEADER), *known)]
     return "\n".join([ABOUT, *lines, "", counted(found), ""])
 
 
 def counted(found: Mapping[str, Sequence[str]]) -> str:
-    """How many cases there are, and what came of them."""
+    """Return the numbers of cases by their outcome."""
     ends = [found[case.name][-1] for case in cases() if case.name in found]
     skipped, equal = sum(end.startswith(SKIPPED) for end in ends), ends.count(EQUAL)
     done, missing = len(ends) - skipped, len(cases()) - len(ends)

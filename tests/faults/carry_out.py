@@ -1,4 +1,4 @@
-"""Carries one case of the matrix out: a sweep with the fault, then as many as it takes, and is the record as it was?"""
+"""Carries out one case of the matrix: a sweep with the fault, then sweeps until the point is finished."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,32 +29,32 @@ from tests.harness.small_runs import Told, processes, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_SECONDS = 15.0
-"""Longer than ranks take to start on a machine with too much to do."""
+"""Longer than ranks take to start on a busy machine."""
 COMMANDS = 3
-"""At most, behind the one with the fault."""
+"""Most commands after the one with the fault."""
 KEPT = ("id", "status", "reason", "run", "evaluations")
-"""Of a record, what has to be equal bit by bit, beside the numbers of every step."""
+"""Fields of a record that must be equal bit by bit, besides the numbers of every step."""
 KILLED_SECONDS = 12.0
-"""A job that is cancelled has some seconds before it is killed; that long a rank stands in a step."""
+"""Pause of a rank in a step, longer than a cancelled job has before it is killed."""
 ROOM = "256k"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case."""
+    """Outcome of a case."""
 
     first: str
-    """Status and cause of the first try; what there was instead, where it left none."""
+    """Status and cause of the first try, or what happened if it left none."""
     commands: int
-    """`run`s that it took behind the one with the fault."""
+    """Commands after the one with the fault."""
     problem: str = ""
-    """What was not as it has to be; nothing: it held."""
+    """What did not hold; "" if all did."""
     skipped: str = ""
-    """Why it was not carried out."""
+    """Why the case was not carried out."""
 
 
 def undisturbed(layout: str, folder: Path, tokens: Path) -> dict[str, Any]:
-    """What the record of a point has to say, by a sweep that nothing happens to."""
+    """Return what the record of a point has to hold, from a sweep without a fault."""
     run = run_of(layout, tokens)
     sweep(store_of(folder), [run], saving=SAVING)
     found = essence(store_of(folder).read(run.id))
@@ -63,7 +63,7 @@ def undisturbed(layout: str, folder: Path, tokens: Path) -> dict[str, Any]:
 
 
 def essence(record: Record | None) -> dict[str, Any]:
-    """Of a record, what no fault may change."""
+    """Return the part of a record that no fault may change."""
     if record is None:
         return {}
     steps = [{name: value for name, value in asdict(step).items() if name != "seconds"} for step in record.steps]
@@ -71,60 +71,48 @@ def essence(record: Record | None) -> dict[str, Any]:
 
 
 def carry_out(case: Case, folder: Path, tokens: Path, expected: dict[str, Any]) -> Outcome:
-    """The sweep with the fault, and sweeps until the point is finished; its record beside the expected one."""
+    """Return the outcome of a case in a folder of its own; any error is a problem of the case."""
     if case.on == "slurm" and (why := no_slurm()):
         return Outcome("", 0, skipped=why)
+    folder.mkdir(exist_ok=True)
     run, store = run_of(case.layout, tokens), store_of(folder)
     bystander = put_bystander(store)
-    code = host_environment([])  # somebody may be at work on it: what failed by itself is left alone by the same code
+    unchanged, code = bystander.read_text(), host_environment([])  # the same code in each command
     try:
-        with patch.object(sweeps, "host_environment", lambda _: code), output_of(case, folder) as mend:
+        with (
+            patch.object(sweeps, "host_environment", lambda _: code),
+            patch.object(sweeps, "SCHEDULER_SECONDS", 1.0),
+            output_of(case, folder) as mend,
+        ):
             first, commands = in_turn(case, folder, run, mend)
     except Unmountable as why:
         return Outcome("", 0, skipped=str(why))
+    except Exception as error:
+        return Outcome("", 0, problem=f"{type(error).__name__}: {error}")
     finally:
         for process in processes(folder):
             process.kill()
-    record = store.read(run.id)
-    return Outcome(first, commands, problem=why_not(case, folder, record, expected, first, bystander))
-
-
-def alone(task: tuple[Case, Path, Path, dict[str, Any]]) -> Outcome:
-    """`carry_out` in a folder that it makes; whatever goes wrong is the case's own problem."""
-    case, folder, tokens, expected = task
-    folder.mkdir()
-    sweeps.SCHEDULER_SECONDS = 1.0
-    try:
-        return carry_out(case, folder, tokens, expected)
-    except Exception as error:
-        return Outcome("", 0, problem=f"{type(error).__name__}: {error}")
-
-
-def why_not(
-    case: Case, folder: Path, record: Record | None, expected: dict[str, Any], first: str, bystander: tuple[Path, str]
-) -> str:
-    """What did not hold; nothing: all did."""
-    path, text = bystander
-    if not (folder / "fired").exists():
-        return "the fault never happened"
-    if case.causes and not any(first.endswith(f" {cause}") for cause in case.causes):
-        return f"told as {first}, not {' or '.join(case.causes)}"
-    if path.read_text() != text:
-        return "another record was changed"
+    record, problem = store.read(run.id), ""
     found = essence(record)
-    if differing := [name for name in expected if found.get(name) != expected[name]]:
+    if not (folder / "fired").exists():
+        problem = "the fault never happened"
+    elif case.causes and not any(first.endswith(f" {cause}") for cause in case.causes):
+        problem = f"first outcome {first}, not {' or '.join(case.causes)}"
+    elif bystander.read_text() != unchanged:
+        problem = "another record was changed"
+    elif differing := [name for name in expected if found.get(name) != expected[name]]:
         ended = f"{record.status}: {record.reason}" if record else "no record"
-        return f"not as undisturbed: {', '.join(differing)} ({ended})"
-    return ""
+        problem = f"not as undisturbed: {', '.join(differing)} ({ended})"
+    return Outcome(first, commands, problem)
 
 
-def in_turn(case: Case, folder: Path, run: Run, mend: Any) -> tuple[str, int]:
-    """The first try's end, and the number of commands behind the one with the fault."""
+def in_turn(case: Case, folder: Path, run: Run, mend: Callable[[], object]) -> tuple[str, int]:
+    """Return the end of the first try, and the number of commands after the one with the fault."""
     store = store_of(folder)
     first = with_fault(case, folder, run)
     record = store.read(run.id)
-    if record is not None and (tries := record.tries):
-        first = f"{tries[0].status} {tries[0].cause}"
+    if record is not None and record.tries:
+        first = f"{record.tries[0].status} {record.tries[0].cause}"
     elif record is not None and not (record.status == "ok" and first):
         first = f"{record.status} {record.cause or ''}".strip()
     mend()
@@ -132,25 +120,24 @@ def in_turn(case: Case, folder: Path, run: Run, mend: Any) -> tuple[str, int]:
         record = store.read(run.id)
         if record is not None and record.status == "ok":
             return first, count
+        # what the code itself caused is left alone until it is asked for
         left = record is not None and record.cause in ("error", "oom")
-        # what failed by itself is left alone until it is asked for
-        ordered = {"retry": "all"} if left and count else {}
-        told = run_again(case, folder, run, **ordered)
-        if left and not ordered and told.starts:
+        told = run_again(case, folder, run, **({"retry": "all"} if left and count else {}))
+        if left and not count and told.starts:
             return f"{first}, and run again unasked", count
     return first, COMMANDS
 
 
-def run_again(case: Case, folder: Path, run: Run, **ordered: Any) -> Told:
-    """The same command, without a fault of its own."""
-    site = FaultySite(fault=fault_of(case, folder), **place(case.on))
-    return attempted(store_of(folder), run, site, Told(), **ordered)
+def run_again(case: Case, folder: Path, run: Run, **options: Any) -> Told:
+    """Give the same command again, without a fault of its own."""
+    return attempted(case, folder, run, fault_of(case, folder), Told(), **options)
 
 
-def attempted(store: Store, run: Run, site: FaultySite, told: Told, **ordered: Any) -> Told:
-    """A sweep of the one point; what ends it is told."""
+def attempted(case: Case, folder: Path, run: Run, fault: dict[str, Any], told: Told, **options: Any) -> Told:
+    """Sweep the one point; an error that ends it becomes a message."""
+    site = FaultySite(fault=fault, **place(case.on))
     try:
-        return sweep(store, [run], site=site, told=told, saving=SAVING, hang_seconds=HANG_SECONDS, **ordered)
+        return sweep(store_of(folder), [run], site=site, told=told, saving=SAVING, hang_seconds=HANG_SECONDS, **options)
     except (OSError, InputError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         told.messages.append(f"{type(error).__name__}: {why}")
@@ -158,41 +145,33 @@ def attempted(store: Store, run: Run, site: FaultySite, told: Told, **ordered: A
 
 
 def fault_of(case: Case, folder: Path, **other: Any) -> dict[str, Any]:
-    """The fault as a rank is told of it; of a case that has none in a rank, one that never happens."""
+    """Return the fault in a rank's orders; without a fault in a rank, one that never happens."""
     rank = -1 if case.rank is None else case.rank
     return {"rank": rank, "phase": case.phase, "what": case.fault, "fired": str(folder / "fired"), **other}
 
 
 def with_fault(case: Case, folder: Path, run: Run) -> str:
-    """The command with the fault; what there is to say of it where no record does."""
-    store, kinds = store_of(folder), {"record": damaged_record, "checkpoint": damaged_checkpoint}
+    """Give the command with the fault; return what happened where no record says it."""
+    kinds = {"harness": dying_harness, "record": damaged_record, "checkpoint": damaged_checkpoint}
     kinds |= {"attempt": damaged_attempt, "job": signalled_job}
-    if case.place == "harness":
-        return dying_harness(case, folder, run)
     if case.place in kinds:
         return kinds[case.place](case, folder, run)
     if case.place == "output":
         (folder / "fired").touch()
-    told = attempted(store, run, FaultySite(fault=fault_of(case, folder), **place(case.on)), Told())
-    return told.messages[-1] if case.place == "output" and told.messages else ""
+    messages = run_again(case, folder, run).messages
+    return messages[-1] if case.place == "output" and messages else ""
 
 
 def dying_harness(case: Case, folder: Path, run: Run) -> str:
-    """A harness of its own process, which has the fault."""
+    """Run a harness that has the fault, in a process of its own."""
     given = {"folder": str(folder), "run": to_dict(run), "on": case.on, "phase": case.phase, "what": case.fault}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.faulty", json.dumps(given)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    return f"the harness ended with {signal.Signals(-done.returncode).name if done.returncode < 0 else done.returncode}"
+    command = [sys.executable, "-m", "tests.faults.faulty", json.dumps(given)]
+    status = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=180, check=False).returncode
+    return f"the harness ended with {signal.Signals(-status).name if status < 0 else status}"
 
 
 def damaged_record(case: Case, folder: Path, run: Run) -> str:
-    """An undisturbed sweep, whose record is damaged afterwards."""
+    """Sweep undisturbed, then damage the record."""
     (folder / "fired").touch()
     run_again(case, folder, run)
     damage(store_of(folder).path(run.id), case.fault)
@@ -200,26 +179,24 @@ def damaged_record(case: Case, folder: Path, run: Run) -> str:
 
 
 def damaged_checkpoint(case: Case, folder: Path, run: Run) -> str:
-    """A sweep that is killed behind two checkpoints, of which the newest, or all, are damaged afterwards."""
-    store = store_of(folder)
+    """Kill a sweep after two checkpoints, then damage the newest of them, or all."""
     killed = Case("rank 0", "optimizer", "SIGKILL", case.layout, case.on)
-    site = FaultySite(fault=fault_of(killed, folder), **place(case.on))
-    attempted(store, run, site, Told(), retries=0)
-    own = store.checkpoints(run.id)
+    attempted(case, folder, run, fault_of(killed, folder), Told(), retries=0)
+    own = store_of(folder).checkpoints(run.id)
     saved = sorted(path for path in own.glob("step-*") if not path.suffix)
-    for path in saved if case.phase == "all of them" else saved[-1:]:
-        chosen = {
-            "metadata": [path / ".metadata"],
-            "data": sorted(path.glob("*.distcp")),
-            "all of them": [path / ".metadata"],
-        }
-        for file in chosen.get(case.phase) or [own / "rank-1.json"]:
-            damage(file, case.fault)
+    files = {
+        "metadata": [saved[-1] / ".metadata"],
+        "data": sorted(saved[-1].glob("*.distcp")),
+        "journal": [own / "rank-1.json"],
+        "all of them": [path / ".metadata" for path in saved],
+    }
+    for file in files[case.phase]:
+        damage(file, case.fault)
     return f"{case.phase}: {case.fault}"
 
 
 def damaged_attempt(case: Case, folder: Path, run: Run) -> str:
-    """A try whose harness was killed before it wrote the record, and of which a file is damaged afterwards."""
+    """Kill a harness before it writes the record, then damage a file of its attempt."""
     dying_harness(Case("harness", "record write", "SIGKILL"), folder, run)
     [attempt] = store_of(folder).attempts_of(run.id)
     names = {"job": "job.json", "orders": "spec.json", "result": "rank-1.json", "steps log": "rank-1.steps.jsonl"}
@@ -231,58 +208,50 @@ def damaged_attempt(case: Case, folder: Path, run: Run) -> str:
 
 
 def damage(path: Path, how: str) -> None:
-    """Does to a file what disks, editors and people do."""
+    """Damage a file as disks, editors and people do."""
     content = path.read_bytes()
     if how == "missing":
         path.unlink()
-    else:
-        changed = {
-            "empty": b"",
-            "cut short": content[: len(content) // 2],
-            "junk": b"\x00\xff junk \xfe" * (1 + len(content) // 9),
-            "middle overwritten": content[: len(content) // 2] + b"#" * 9 + content[len(content) // 2 + 9 :],
-            "fields missing": re.sub(rb', "seconds": [\d.e-]+', b"", content),
-            "first byte flipped": bytes([content[0] ^ 1 if content else 1]) + content[1:],
-            "one bit flipped": _with_one_bit_flipped(content),
-        }
-        path.write_bytes(changed[how])
-
-
-def _with_one_bit_flipped(content: bytes) -> bytes:
-    """Flip a bit, in the middle, of what is a digit in JSON: the document stays one."""
-    if not content:
-        return b""
-    at = next((at for at in range(len(content) // 2, len(content)) if chr(content[at]) in "2468"), len(content) // 2)
-    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        return
+    middle = len(content) // 2
+    # a bit of a digit in JSON, which stays a document
+    bit = next((at for at in range(middle, len(content)) if chr(content[at]) in "2468"), middle)
+    flipped = lambda at: content[:at] + bytes(byte ^ 1 for byte in content[at : at + 1]) + content[at + 1 :]
+    changed = {
+        "empty": b"",
+        "cut short": content[:middle],
+        "junk": b"\x00\xff junk \xfe" * (1 + len(content) // 9),
+        "middle overwritten": content[:middle] + b"#" * 9 + content[middle + 9 :],
+        "fields missing": re.sub(rb', "seconds": [\d.e-]+', b"", content),
+        "first byte flipped": flipped(0),
+        "one bit flipped": flipped(bit),
+    }
+    path.write_bytes(changed[how])
 
 
 def signalled_job(case: Case, folder: Path, run: Run) -> str:
-    """A Slurm job that somebody cancels or requeues while it trains."""
-    store = store_of(folder)
-    pausing = fault_of(
-        case, folder, rank=0, phase="forward", what=f"pause {KILLED_SECONDS}", fired=str(folder / "paused")
-    )
+    """Cancel or requeue a Slurm job while it trains."""
+    paused = folder / "paused"
+    pausing = fault_of(case, folder, rank=0, phase="forward", what=f"pause {KILLED_SECONDS}", fired=str(paused))
 
     def act(point: Point) -> None:
-        jobs = [job for path in (store.folder / "attempts").glob(f"{run.id}-*") if (job := job_of(path))]
-        if (folder / "paused").exists() and not (folder / "fired").exists() and jobs:
+        attempts = (store_of(folder).folder / "attempts").glob(f"{run.id}-*")
+        jobs = [job for path in attempts if (job := job_of(path))]
+        if paused.exists() and not (folder / "fired").exists() and jobs:
             (folder / "fired").touch()
             subprocess.run([*case.fault.split(), jobs[0].job], check=True, timeout=60)
 
-    attempted(store, run, FaultySite(fault=pausing, **place(case.on)), Told(on_look=act))
+    attempted(case, folder, run, pausing, Told(on_look=act))
     return ""
 
 
-# What has to be there ------------------------------------------------------------------------------------------------
-
-
 class Unmountable(Exception):  # noqa: N818  (nothing went wrong)
-    """This machine lets nobody here make a small disk."""
+    """No small disk can be mounted here."""
 
 
 @contextlib.contextmanager
-def output_of(case: Case, folder: Path) -> Iterator[Any]:
-    """For faults of the output folder a small disk, full or read-only until it is mended."""
+def output_of(case: Case, folder: Path) -> Iterator[Callable[[], object]]:
+    """Mount a small disk, full or read-only, for faults of the output folder; yield what mends it."""
     if case.place != "output":
         yield lambda: None
         return
@@ -314,21 +283,20 @@ def mount(*words: str) -> None:
 
 
 def fill(path: Path) -> None:
-    """Until there is no room for another byte."""
+    """Write until there is no room for another byte."""
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
 
 
-def put_bystander(store: Store) -> tuple[Path, str]:
-    """A finished record of another point, which nothing may touch, and its text."""
+def put_bystander(store: Store) -> Path:
+    """Write a finished record of another point, which must stay as it is."""
     record = {"schema": SCHEMA, "id": "bystander", "experiment": store.experiment, "tier": store.tier}
-    path = store.write({**record, "source": "measured", "config": {}, "status": "ok", "reason": None})
-    return path, path.read_text()
+    return store.write({**record, "source": "measured", "config": {}, "status": "ok", "reason": None})
 
 
 def no_slurm() -> str:
-    """Why no case can be carried out on Slurm; nothing: one answers."""
+    """Return why no case can be carried out on Slurm; "" if one answers."""
     try:
         Site("slurm").require()
     except InputError as error:

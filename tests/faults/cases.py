@@ -1,4 +1,4 @@
-"""The fault matrix: where, in which phase, what, and what the first try at the point has to be told as."""
+"""The fault matrix: where, in which phase, which fault, and the cause of the first attempt's failure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ CAUSES = {
     "out of memory": ("oom",),
     "scancel": ("cancelled",),
 }
-"""Of a rank's first try; a rank that errs in a collective because another has died must not be told as the cause."""
+"""Causes in the record of the first try; a rank that fails because another one has died must not be its cause."""
 DAMAGES = ("missing", "empty", "cut short", "junk", "first byte flipped", "middle overwritten", "one bit flipped")
-"""Of a record, and of a checkpoint's files."""
+"""Damages of a record, and of a checkpoint's files."""
 OF_ATTEMPT = {
     "job": ("empty", "cut short", "junk"),
     "orders": ("missing", "empty", "cut short", "junk"),
     "result": ("missing", "cut short", "junk"),
     "steps log": ("missing", "cut short", "junk", "middle overwritten", "fields missing"),
 }
-"""Damages of the files of a try that has ended, and whose harness was killed before it wrote the record."""
+"""Damages of the files of an attempt that has ended, and whose harness was killed before it wrote the record."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Case:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """What the first try may be told as; nothing: any, or there is no record of it."""
+        """Return the causes that the first attempt may have; none if any, or if it leaves no record."""
         return CAUSES.get(self.fault, ()) if self.rank is not None or self.place == "job" else ()
 
 
 def cases() -> list[Case]:
-    """All of them, each once."""
+    """Return all cases, each once."""
     return list(dict.fromkeys((*_of_ranks(), *_of_files(), *_of_harness(), *_on_slurm())))
 
 

@@ -17,13 +17,13 @@ ERRORS = {
 
 
 class Fault:
-    """What happens, at most once: the file `fired` is the sign that it has."""
+    """Fault that happens at most once: the file `fired` shows that it has."""
 
     def __init__(self, what: str, fired: Path) -> None:
         self.what, self.fired = what, fired
 
     def is_due(self) -> bool:
-        """Whether it has not happened yet; from now on it has."""
+        """Return True if it has not happened yet, and mark it as happened."""
         try:
             os.close(os.open(self.fired, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -45,7 +45,7 @@ class Fault:
 
 
 def at_renaming(fault: Fault, name: str, *, behind: bool = False) -> None:
-    """The fault happens when a file of this name is written and does not have its name yet, or just has got it."""
+    """Make the fault happen just before, or `behind`, the renaming of a complete new file to this name."""
     replace: Callable[..., None] = os.replace
 
     def instead(source: Any, target: Any, **kwargs: Any) -> None:

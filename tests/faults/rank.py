@@ -1,14 +1,16 @@
 """A rank with one fault in one phase: the worker itself, some of whose functions are replaced before it starts.
 
-"fault" in the file of its orders says which: {"rank", "phase", "what", "fired"}; it happens once, however often the
-point is tried.
+"fault" in its orders holds {"rank", "phase", "what", "fired"}; it happens once, however often the point is tried.
 """
 
+import itertools
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch.distributed.checkpoint as dcp
 
 from harness.rank import worker
 from impl.checkpoint import Checkpoints
@@ -19,13 +21,13 @@ from impl.train import Trainer
 from tests.faults.fault import Fault, at_renaming
 
 AT_STEP = 4
-"""The step in which faults of a step happen: behind two checkpoints, of which the second may still be written."""
+"""Step in which faults of a step happen: after two checkpoints, the second of which may still be being written."""
 AT_SAVE = 2
-"""Which save of a try it is for faults of a save."""
+"""Save of an attempt in which faults of a save happen."""
 
 
 def put(fault: Fault, phase: str, result: str) -> None:
-    """Make the fault happen when the worker comes to the phase; `result`: the name of the file of its results."""
+    """Make the fault happen when the worker comes to the phase; `result` is the name of the file of its results."""
     {
         "rendezvous": lambda: before(worker, "join", fault),
         "start-up": lambda: before(worker, "make", fault),
@@ -33,28 +35,31 @@ def put(fault: Fault, phase: str, result: str) -> None:
         "backward": lambda: in_a_step(fault, Op.B),
         "optimizer": lambda: in_a_step(fault, None),
         "checkpoint save": lambda: before(Checkpoints, "_write", fault, AT_SAVE),
-        "checkpoint publish": lambda: between_saving_and_publishing(fault),
+        "checkpoint publish": lambda: before(dcp, "save", fault, AT_SAVE, behind=True),
         "evaluation": lambda: before(Trainer, "evaluate", fault),
         "steps log": lambda: writes_to_a_full_disk(fault),
         "record write": lambda: at_renaming(fault, result),
     }[phase]()
 
 
-def before(owner: Any, name: str, fault: Fault, call: int = 1) -> None:
-    """The fault happens when the function is called for this time."""
-    function, calls = getattr(owner, name), [0]
+def before(owner: Any, name: str, fault: Fault, call: int = 1, *, behind: bool = False) -> None:
+    """Make the fault happen just before, or `behind`, the call of a function with this number."""
+    function, calls = getattr(owner, name), itertools.count(1)
 
     def instead(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == call:
+        is_due = next(calls) == call
+        if is_due and not behind:
             fault.strike()
-        return function(*args, **kwargs)
+        done = function(*args, **kwargs)
+        if is_due and behind:
+            fault.strike()
+        return done
 
     setattr(owner, name, instead)
 
 
 def in_a_step(fault: Fault, op: Op | None) -> None:
-    """The fault happens in a step: after a pass of this kind, or before the update."""
+    """Make the fault happen in a step: after a pass of this kind, or without one before the update."""
     at: list[int] = [-1]
     step, compute, update = Trainer.step, Engine._compute, MasterAdamW.step
 
@@ -78,24 +83,8 @@ def in_a_step(fault: Fault, op: Op | None) -> None:
     Trainer.step, Engine._compute, MasterAdamW.step = stepping, computing, updating  # type: ignore[method-assign]
 
 
-def between_saving_and_publishing(fault: Fault) -> None:
-    """The fault happens when this rank has written its part of a checkpoint, and nobody has renamed the whole."""
-    import torch.distributed.checkpoint as dcp
-
-    save, calls = dcp.save, [0]
-
-    def instead(*args: Any, **kwargs: Any) -> Any:
-        done = save(*args, **kwargs)
-        calls[0] += 1
-        if calls[0] == AT_SAVE:
-            fault.strike()
-        return done
-
-    dcp.save = instead
-
-
 def writes_to_a_full_disk(fault: Fault) -> None:
-    """What the rank writes of its steps goes to a device that is always full."""
+    """Let the rank write its steps to a device that is always full."""
     really_open = open
 
     def instead(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +95,7 @@ def writes_to_a_full_disk(fault: Fault) -> None:
 
 
 def main(attempt: Path, rank: int, *place: int, rendezvous: str) -> int:
-    """The worker's exit status, if it comes to that."""
+    """Return the worker's exit status, if it comes to that."""
     fault = json.loads((attempt / "spec.json").read_text())["fault"]
     if fault["rank"] == rank:
         put(Fault(fault["what"], Path(fault["fired"])), fault["phase"], f"rank-{rank}.json")

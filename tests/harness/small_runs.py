@@ -1,7 +1,7 @@
 """Runs whose start takes longer than their training, what shows them, and the processes that carry them out."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from harness.experiment.experiment import Point
-from harness.launch.follow import Display
+from harness.launch.follow import Display, Step
 from harness.launch.preflight import Datasets
 from harness.launch.slurm import Site
 from harness.launch.sweep import Options, Sweep
@@ -73,7 +73,7 @@ class Told(Display):
         if self.on_start is not None:
             self.on_start(point.run.id)
 
-    def advanced(self, point: Point, steps: list[dict[str, Any]]) -> None:
+    def advanced(self, point: Point, steps: Sequence[Step]) -> None:
         if self.on_look is not None:
             self.on_look(point)
 

@@ -21,12 +21,14 @@ from hypothesis.stateful import (
 )
 
 from harness.launch.claim_lock import LEASE_SECONDS, Claims
-from harness.launch.decide import Facts, attempt_state, decide, is_same_code, state_word
+from harness.launch.decide import attempt_state, decide, is_same_code, state_word
+from harness.launch.flags import Trying
 from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
 from harness.launch.sweep import Options, Sweep
 from harness.rank.failure import AGAIN, RETRIED, Cause
 from harness.rank.job import Job, JobState, job_of, keep
+from harness.records.parts import Head, Status, Try
 from harness.records.store import FINISHED, Store
 from harness.terminal import counted
 from tests.harness.fake_site import CODE, end_rank
@@ -35,46 +37,58 @@ from tests.harness.small_runs import Told, point, small, write_tokens
 
 # The decision ---------------------------------------------------------------------------------------------------------
 
-all_facts = st.builds(
-    Facts,
-    status=st.sampled_from([None, "ok", "nan", "invalid", "oom", "failed", "timeout"]),
-    cause=st.sampled_from([None, *get_args(Cause)]),
-    tries=st.integers(0, 4),
-    is_fresh=st.booleans(),
-    is_same_code=st.booleans(),
-    attempt=st.sampled_from([None, "live", "ended"]),
-    starts=st.integers(0, 4),
+
+records = st.builds(
+    lambda status, cause, tries: Head(
+        schema=2, id="x", experiment="x", tier="smoke", status=status, cause=cause, tries=[Try()] * tries
+    ),
+    st.sampled_from(get_args(Status)),
+    st.sampled_from([None, *get_args(Cause)]),
+    st.integers(0, 4),
+)
+facts = st.fixed_dictionaries(
+    {
+        "record": st.none() | records,
+        "attempt": st.sampled_from([None, "live", "ended"]),
+        "trying": st.builds(Trying, retries=st.integers(0, 3), retry=st.sampled_from(["again", "all"])),
+        "is_fresh": st.booleans(),
+        "is_same_code": st.booleans(),
+        "starts": st.integers(0, 4),
+    }
 )
 
 
-@given(facts=all_facts, retries=st.integers(0, 3), retry=st.sampled_from(["again", "all"]))
-def test_what_lives_is_waited_for_and_what_is_finished_never_started(facts: Facts, retries: int, retry: Any):
-    todo = decide(facts, retries, retry)
+@given(facts)
+def test_what_lives_is_waited_for_and_what_is_finished_never_started(given: dict[str, Any]):
+    todo, record = decide(**given), given["record"]
     assert todo in ("leave", "wait", "harvest", "tidy", "start")
-    if facts.status in FINISHED:
+    if record is not None and record.status in FINISHED:
         assert todo in ("leave", "tidy")
-    elif facts.attempt is not None:
-        assert todo == {"live": "wait", "ended": "harvest"}[facts.attempt]
-    if todo == "start" and facts.is_fresh and facts.status is not None:
-        assert facts.cause in RETRIED
-        assert facts.tries < retries
+    elif given["attempt"] is not None:
+        assert todo == {"live": "wait", "ended": "harvest"}[given["attempt"]]
+    if todo == "start" and given["is_fresh"] and record is not None:
+        assert record.cause in RETRIED
+        assert len(record.tries) < given["trying"].retries
 
 
-@given(facts=all_facts, retries=st.integers(0, 3), retry=st.sampled_from(["again", "all"]))
-def test_one_command_ends(facts: Facts, retries: int, retry: Any):
-    """Were every try to end like the first, only so many would follow."""
-    facts = replace(facts, starts=0, attempt=None)
-    while decide(facts, retries, retry) == "start":
-        facts = replace(facts, starts=facts.starts + 1, is_fresh=True, tries=facts.starts)
-        assert facts.starts <= retries + 1
+@given(facts)
+def test_one_command_ends(given: dict[str, Any]):
+    """If every try ended like the first, only so many would follow."""
+    given |= {"starts": 0, "attempt": None}
+    while decide(**given) == "start":
+        record = given["record"] and replace(given["record"], tries=[Try()] * given["starts"])
+        given |= {"starts": given["starts"] + 1, "is_fresh": True, "record": record}
+        assert given["starts"] <= given["trying"].retries + 1
 
 
-@given(facts=all_facts)
-def test_what_the_same_code_did_is_done_again_on_request_only(facts: Facts):
-    facts = replace(facts, status="failed", attempt=None, is_fresh=False)
-    does_again = facts.cause is None or facts.cause in AGAIN or not facts.is_same_code
-    assert (decide(facts) == "start") == does_again
-    assert decide(facts, retry="all") == "start"
+@given(facts, records)
+def test_what_the_same_code_did_is_done_again_on_request_only(given: dict[str, Any], record: Head):
+    given |= {"record": replace(record, status="failed"), "attempt": None, "is_fresh": False}
+    does_again = record.cause is None or record.cause in AGAIN or not given["is_same_code"]
+    given["trying"] = Trying()
+    assert (decide(**given) == "start") == does_again
+    given["trying"] = Trying(retry="all")
+    assert decide(**given) == "start"
 
 
 def test_code_is_the_same_if_commit_and_changes_are():
@@ -118,7 +132,7 @@ class Crash(BaseException):
 
 @dataclass
 class Life:
-    """Of one harness; it ends after so many more calls, and once falls asleep in the middle of what it does."""
+    """Life of a harness: it ends after a number of calls, and once it sleeps in the middle of one."""
 
     left: float = float("inf")
     awake: float = float("inf")
@@ -421,7 +435,7 @@ def test_no_sequence_of_events_loses_a_record_or_runs_a_point_twice(
 ):
     monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _: dict(CODE))
     monkeypatch.setattr("harness.launch.attempt.why_invalid", lambda *_: None)
-    monkeypatch.setattr("harness.launch.sweep.warnings", lambda *_: [])
+    monkeypatch.setattr("harness.launch.sweep.why_doubtful", lambda *_: None)
     monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
     monkeypatch.setattr("harness.launch.sweep.ELSEWHERE_SECONDS", 0.0)

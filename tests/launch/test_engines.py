@@ -35,9 +35,9 @@ from tests.harness.calls import (
     refused,
     stop_before_training,
 )
+from tests.harness.fake_site import FakeSite
 from tests.harness.made_up_records import changed, made_of, record, record_of
 from tests.harness.small_runs import small, sweep
-from tests.launch.test_sweep import FakeSite
 
 INSIDE = ("state_bytes", "activation_bytes", "memory", "traffic", "timeline")
 """What only our own trainer shows."""
@@ -63,16 +63,11 @@ def made_up(points: list[Run], no_gpu: None, monkeypatch: pytest.MonkeyPatch) ->
     return one
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run") / "out"
-
-
 @pytest.mark.parametrize("engine", PEERS)
 def test_an_engine_trains_the_points_that_it_can(
-    engine: EngineName, made_up: Experiment, points: list[Run], out: Path, one_rank: dist.ProcessGroup
+    engine: EngineName, made_up: Experiment, points: list[Run], tmp_path: Path, one_rank: dist.ProcessGroup
 ) -> None:
-    answer = call("run", "made_up", "--engine", engine, "--profile", "--json", "--out", out)
+    answer = call("run", "made_up", "--engine", engine, "--profile", "--json", "--out", tmp_path / "out")
     assert answer.status == 0, answer.errors
     trained, refused = document(answer.output)["records"]
     assert [trained["id"], refused["id"]] == [replace(run, engine=engine).id for run in points]
@@ -95,38 +90,24 @@ def test_an_engine_trains_the_points_that_it_can(
     assert (found["tokens"], found["words"], found["key"]) == (expected.tokens, expected.words, expected.key)
 
 
-def test_what_engines_have_trained_stands_side_by_side(made_up: Experiment, out: Path) -> None:
-    records = Store(out, "made_up", "smoke").records()
-    engines = sorted({one.run.engine for one in records if one.status == "ok"})
-    if len(engines) < 2:
-        pytest.skip("only one engine has trained")
-    made = document(call("table", "made_up", "--json", "--out", out).output)["tables"][:3]
-    assert [table["name"] for table in made] == ["throughput", "limit", "breakdown"]
-    for table in made:
-        assert sorted(row["varies"] for row in table["rows"]) == [f"engine={engine}" for engine in engines]
-
-
 # The command line, without processes ---------------------------------------------------------------------------------
 
 
-def test_an_engine_that_is_given_replaces_that_of_every_point(tmp_path: Path) -> None:
+def test_an_engine_that_is_given_replaces_that_of_every_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    status = lambda *given: document(call("status", "quickstart", "--json", "--out", tmp_path, *given).output)
     first, *rest = load("quickstart").runs["smoke"]
     put_record(tmp_path, "quickstart", replace(first, engine="torch"))
-    found = document(call("status", "quickstart", "--engine", "torch", "--json", "--out", tmp_path).output)
+    found = status("--engine", "torch")
     assert [p["id"] for p in found["points"]] == [replace(run, engine="torch").id for run in (first, *rest)]
     assert found["counts"] == {"ok": 1, "missing": len(rest)}
-    native = document(call("status", "quickstart", "--json", "--out", tmp_path).output)
+    native = status()
     assert native["counts"] == {"missing": 1 + len(rest)}
     assert not {p["id"] for p in native["points"]} & {p["id"] for p in found["points"]}
-
-
-def test_what_differs_in_the_engine_alone_is_one_point_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engines: tuple[EngineName, ...] = ("native", "torch", "deepspeed")
     several = replace(load("quickstart"), runs={tier: [Run(engine=engine) for engine in engines] for tier in TIERS})
     answer_every_name(monkeypatch, several)
-    status = lambda *given: document(call("status", "quickstart", "--json", "--out", tmp_path, *given).output)
-    assert status()["counts"] == {"missing": 3}
-    assert status("--engine", "native")["counts"] == {"missing": 1}
+    assert status("--out", tmp_path / "empty")["counts"] == {"missing": 3}
+    assert status("--out", tmp_path / "empty", "--engine", "native")["counts"] == {"missing": 1}, "they differ no more"
 
 
 @pytest.mark.parametrize(

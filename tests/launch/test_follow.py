@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.experiment.experiment import Point
-from harness.launch.follow import LATEST, Follower, StepLog, left_alone
-from harness.launch.progress import LiveDisplay
+from harness.launch.follow import LATEST, Display, Follower, Step, latest_steps
 from harness.records.store import RESUMED
 from impl.run import Run
 from tests.harness.made_up_records import changed, record
@@ -26,42 +25,26 @@ def step(number: int, **fields: Any) -> str:
     return json.dumps({"step": number, "loss": 1.0, "seconds": 0.5, **fields}) + "\n"
 
 
-def test_steps_are_read_on_as_they_come(path: Path):
-    log = StepLog(path)
-    assert log.latest() == []
+def test_the_last_steps_of_a_growing_log_are_read(path: Path, monkeypatch: pytest.MonkeyPatch):
+    numbers = lambda: [one.step for one in latest_steps(path)]
+    assert numbers() == []
     text = "".join(map(step, range(25)))
     path.write_text(text[:-10])
-    assert [one["step"] for one in log.latest()] == list(range(24 - LATEST, 24)), "the last line is not whole yet"
-    path.write_text(text + step(25))
-    assert [one["step"] for one in log.latest()] == list(range(26 - LATEST, 26))
-    assert [one["step"] for one in log.latest()] == list(range(26 - LATEST, 26))
-
-
-def test_a_log_that_was_written_anew_is_read_anew(path: Path):
-    log = StepLog(path)
-    path.write_text("".join(map(step, range(5))))
-    log.latest()
-    path.write_text(step(3) + step(4, loss=2.0))
-    assert [(one["step"], one["loss"]) for one in log.latest()] == [(3, 1.0), (4, 2.0)]
-
-
-def test_of_a_long_log_the_end_is_read(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.launch.follow.MOST_BYTES", 300)
-    log = StepLog(path)
-    path.write_text("".join(map(step, range(100))))
-    assert 0 < len(log.latest()) < LATEST
-    assert log.latest()[-1]["step"] == 99
+    assert numbers() == list(range(24 - LATEST, 24)), "the last line is not whole yet"
+    path.write_text(text)
+    assert numbers() == list(range(25 - LATEST, 25))
+    path.write_text(step(3) + step(4, loss=float("nan")))
+    assert [(one.step, one.loss) for one in latest_steps(path)] == [(3, 1.0), (4, None)]
+    path.write_text(text)
+    monkeypatch.setattr("harness.launch.follow.TAIL_BYTES", 300)
+    assert 0 < len(numbers()) < LATEST
+    assert numbers()[-1] == 24
 
 
 @pytest.mark.parametrize("junk", ["{\n", "[]\n", "null\n", "\xff\xfe\n", '{"step": 1}\n', "[" * 5000 + "\n"])
 def test_what_is_no_step_is_left_out(path: Path, junk: str):
     path.write_bytes(step(0).encode() + junk.encode("latin-1") + step(1).encode())
-    assert [one["step"] for one in StepLog(path).latest()] == [0, 1]
-
-
-def test_a_loss_that_is_no_number_is_none(path: Path):
-    path.write_text(step(0, loss=float("nan")))
-    assert StepLog(path).latest()[0]["loss"] is None
+    assert [one.step for one in latest_steps(path)] == [0, 1]
 
 
 def test_a_point_starts_and_resumes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -78,20 +61,13 @@ def test_a_point_starts_and_resumes_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert told.messages[2:] == ["two: no checkpoint is whole", "two: begins again at step 0"]
 
 
-def test_points_that_are_left_alone_are_named_up_to_a_few():
-    some = [Point(Run(seed=seed), f"seed={seed}") for seed in range(7)]
-    assert "7 points are left alone" in left_alone(some)
-    assert "seed=4, ..." in left_alone(some)
-    assert "seed=5" not in left_alone(some)
-
-
 def test_a_display_counts_every_point_and_tells_the_queue_when_it_changes():
     shown = io.StringIO()
     console = Console(file=shown, width=200)
     some = [Point(Run(seed=seed), f"seed={seed}") for seed in range(3)]
-    steps = [{"step": 41, "loss": 2.5, "seconds": 0.1}]
+    steps = [Step(41, 2.5, 0.1)]
     ended = changed(record(train__steps=1), steps=[{"step": 0, "loss": 2.5}], times={"total_seconds": 3.0})
-    with LiveDisplay(3, console) as display:
+    with Display(3, console) as display:
         display.skipped(some[0])
         display.waiting(2, 0)
         display.waiting(2, 0)

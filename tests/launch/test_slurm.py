@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.cli.sweeps import site_of
 from harness.launch.site_file import Cluster, read_cluster
@@ -88,20 +86,14 @@ def refusal(path: Path | None, **given: Any) -> str:
     return text
 
 
-def test_a_site_file_says_what_slurm_is_told(site_file: Callable[[str], Path]):
-    found = read_cluster(site_file(SITE))
-    assert found.partition == "gpu"
+def test_a_site_file_is_read_and_the_command_line_overrides_it(site_file: Callable[[str], Path]):
+    found = read_cluster(site_file(SITE), partition="debug", account=None, ranks_per_node=2)
+    assert (found.partition, found.account, found.ranks_per_node, found.qos) == ("debug", "lab", 2, None)
     assert found.container == ("apptainer", "exec", "--nv", "image.sif")
     assert found.extra == {"exclusive": True, "mail-type": "END", "hint": "nomultithread"}
-    assert found.qos is None
     assert read_cluster() == read_cluster(site_file("")) == Cluster()
-
-
-def test_the_command_line_goes_before_the_file(site_file: Callable[[str], Path]):
-    found = read_cluster(site_file(SITE), partition="debug", account=None, ranks_per_node=2)
-    assert (found.partition, found.account, found.ranks_per_node) == ("debug", "lab", 2)
-    assert "--ranks-per-node 0: must be a whole number from 1" in refusal(None, ranks_per_node=0)
-    assert "--partition 'a b'" in refusal(site_file(SITE), partition="a b")
+    assert "--ranks-per-node 0: must be a whole number from 1 to 4096" in refusal(None, ranks_per_node=0)
+    assert "--partition 'a b': must be a name" in refusal(site_file(SITE), partition="a b")
 
 
 @pytest.mark.parametrize(
@@ -131,8 +123,8 @@ def test_the_command_line_goes_before_the_file(site_file: Callable[[str], Path])
         ("setup = [1]", ("setup",)),
         ('container = ["a", ""]', ("container", "list of words")),
         ("extra = 1", ("extra", "table")),
-        ('extra = { wrap = "id" }', ("wrap is not for a site to say",)),
-        ('extra = { output = "/etc/passwd" }', ("output is not for a site to say",)),
+        ('extra = { wrap = "id" }', ("wrap cannot be set by a site",)),
+        ('extra = { output = "/etc/passwd" }', ("output cannot be set by a site",)),
         ("extra = { partition = 1 }", ("partition has a setting of its own",)),
         ("extra = { cpus-per-rank = 1 }", ("cpus-per-rank has a setting of its own, cpus_per_rank",)),
         ('extra = { "--uid" = 0 }', ("'--uid' must be a long option",)),
@@ -140,10 +132,9 @@ def test_the_command_line_goes_before_the_file(site_file: Callable[[str], Path])
         ("extra = { exclusive = false }", ("exclusive must be",)),
         ("a = " + "[" * 5000, ("not a TOML file",)),
         ("a = 1\na = 2", ("not a TOML file",)),
-        ("x" * 2**17, ("over 65536 bytes",)),
+        ("x" * 2**17, ("up to 65,536 bytes",)),
         ("\0", ("not a TOML file",)),
     ],
-    ids=range(35),
 )
 def test_what_a_site_file_must_not_say_is_told_in_one_line(
     site_file: Callable[[str], Path], text: str, words: tuple[str, ...]
@@ -160,32 +151,6 @@ def test_what_is_no_site_file_is_told_in_one_line(tmp_path: Path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for name in ("missing", ".", "pipe", "bytes", "nul\0"):
         assert refusal(tmp_path / name).startswith("--site ")
-
-
-NASTY = st.text(st.sampled_from("aA1,.-_=& |$`'\"\\;#\n\r\0\u2028é%()"), max_size=8)
-
-
-@given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            **dict.fromkeys(("partition", "account", "qos", "constraint", "reservation", "memory_per_rank"), NASTY),
-            "extra": st.dictionaries(NASTY, NASTY, max_size=1),
-        },
-    )
-)
-def test_no_value_makes_a_line_of_its_own(given: dict[str, Any]):
-    try:
-        cluster = Cluster(**given)
-    except InputError:
-        return
-    lines = Site("slurm", cluster=cluster).script(2, 60).splitlines()
-    more = lines[: lines.index("# setup")]
-    plain = Site("slurm").script(2, 60).splitlines()
-    options = {line.partition("=")[0].removeprefix("#SBATCH --") for line in more}
-    given = {"mem" if name == "memory_per_rank" else name: value for name, value in given.items() if name != "extra"}
-    assert options <= {line.partition("=")[0].removeprefix("#SBATCH --") for line in plain} | {*given, *cluster.extra}
-    assert lines[len(more) :] == plain[plain.index("# setup") :]
 
 
 # What Slurm is handed -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from impl.model.config import ModelConfig
 from impl.recipe import Recipe
 from impl.run import Run
 from tests.harness.fake_site import FakeSite
-from tests.harness.small_runs import small, sweep, write_tokens
+from tests.harness.small_runs import kept, small, sweep, write_tokens
 from tests.impl.data.race_files import write_race
 
 
@@ -32,8 +32,7 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
     store = Store(tmp_path / "results", "race", "smoke")
 
     sweep(store, [answering])
-    record = store.read(answering.id)
-    assert record is not None
+    record = kept(store, answering)
     assert (record.status, record.reason) == (
         "invalid",
         f"start {pretraining.id}: that run has not ended; when it has come to its end, the same command goes on here",
@@ -41,8 +40,7 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
 
     told = sweep(store, [pretraining, answering])
     assert told.ends == [(pretraining.id, "ok"), (answering.id, "ok")]
-    record = store.read(answering.id)
-    assert record is not None
+    record = kept(store, answering)
     assert [one.kind for one in record.evaluations] == ["choice"] * 4
     assert record.resolved.head_positions == 0
     assert [path.name for path in store.checkpoints(pretraining.id).glob("step-*")] == ["step-00000003"]
@@ -51,9 +49,7 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
     store.forget_checkpoints(pretraining.id)
     again = replace(answering, seed=1)
     sweep(store, [again])
-    record = store.read(again.id)
-    assert record is not None
-    assert "the checkpoint of that run is gone" in str(record.reason)
+    assert "the checkpoint of that run is gone" in str(kept(store, again).reason)
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +94,7 @@ def test_what_starts_from_a_run_that_failed_says_so(tmp_path: Path) -> None:
     store, (first, after, _) = started_from(tmp_path)
     told = sweep(store, [first, after], site=FakeSite({first.id: "error"}))
     assert told.ends == [(first.id, "failed"), (after.id, "invalid")]
-    record = store.read(after.id)
-    assert record is not None
-    assert "that run ended as failed;" in str(record.reason)
+    assert "that run ended as failed;" in str(kept(store, after).reason)
 
 
 def test_train_says_what_it_cannot_start_from_or_keep(tmp_path: Path, capsys) -> None:

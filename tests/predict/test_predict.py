@@ -203,7 +203,7 @@ def test_simulated_and_published_rates_stand_side_by_side_with_verdicts(predicte
     assert "counted_rate" not in [column["key"] for column in made["interleaving"]["columns"]]  # nothing was measured
     assert any(file.endswith("figures/interleaving.png") for file in said["files"])
     verdicts = [row["verdict, simulated on selene"] for row in made["claims"]["rows"]]
-    assert (verdicts[0], verdicts[-1]) == ("reproduced", "not run here")
+    assert (verdicts[0], verdicts[-1]) == ("reproduced", "cannot tell here")
     text = page(next(one for one in read(out) if one.experiment.id == NAME), out)
     assert "No records yet." not in text
     assert "Tier `paper`, simulated for selene (Megatron-LM 2021). 10 points: 10 ok." in text

@@ -66,7 +66,7 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "data.race": ("synthetic", {"model.family": "bert", "plan.pp": 1}),
     "precision": ("fp32", {}),
     "fp32_gradients": (False, {}),
-    "engine": ("torch", {}),
+    "engine": ("torch", {"plan.tp": 1, "plan.pp": 1, "plan.recompute": "none"}),
     "compile": (True, {}),
     "threads": (2, {}),
 }

@@ -75,7 +75,7 @@ def test_a_killed_rank_or_supervisor_fails_its_point_and_the_sweep_goes_on(token
     assert all(map(dead, ranks))
     assert processes(store.folder) == []
 
-    again = sweep(store, [hit, orphaned, other], time_limit_seconds=1.0, jobs=2, retries=0)
+    again = sweep(store, [hit, orphaned, other], time_limit=1.0, jobs=2, retries=0)
     assert again.starts == [hit.id, orphaned.id]
     for run in (hit, orphaned):
         found = kept(store, run)

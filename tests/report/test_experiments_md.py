@@ -33,7 +33,7 @@ def test_without_records_there_are_no_tables(tmp_path: Path) -> None:
     assert "No records yet." in shown
     assert "###" not in shown
     assert f"[{NAME}]({page_of(NAME)})" in text
-    assert "reproduced |" not in text.partition("\n## ")[2]
+    assert "1 reproduced" not in text
     assert f"- [{NAME}]({page_of(NAME)}): a rank keeps more" in section(text, "Not run here")
 
 
@@ -41,6 +41,7 @@ def test_a_papers_table_is_found_by_its_number(tmp_path: Path) -> None:
     rows = section(index(read(tmp_path)), "By paper and number").splitlines()
     [row] = [row for row in rows if row.startswith("| [PTD-P 2021]") and "| figure 13 |" in row]
     assert "[ptdp2021/tensor_versus_pipeline](results/ptdp2021/tensor_versus_pipeline/README.md)" in row
+    assert row.endswith("| 10 digitised |")
     assert [row for row in rows if row.startswith("| [Megatron-LM 2019]") and "| table 8 |" in row]
 
 
@@ -61,9 +62,10 @@ def test_tables_device_commit_and_denominators(tmp_path: Path) -> None:
 
 
 def test_verdicts_and_the_headline_stand_in_the_section_and_in_the_overview(tmp_path: Path) -> None:
-    keep(tmp_path, record(plan__dp=1, train__global_batch=8))
-    keep(tmp_path, record(plan__dp=2, train__global_batch=16, seconds=0.105))
-    keep(tmp_path, record(plan__dp=2, train__global_batch=8, seconds=0.075))
+    for repeat, slower in enumerate((1.0, 1.01, 0.99)):
+        keep(tmp_path, record(repeat=repeat, plan__dp=1, train__global_batch=8, seconds=0.1 * slower))
+        keep(tmp_path, record(repeat=repeat, plan__dp=2, train__global_batch=16, seconds=0.105 * slower))
+        keep(tmp_path, record(repeat=repeat, plan__dp=2, train__global_batch=8, seconds=0.075 * slower))
     shown, text = shown_of(tmp_path), index(read(tmp_path))
     assert "| headline | published | simulated | measured (smoke) |" in shown
     assert "| 1 of 1 degrees; 95% and 67% (2 ranks) |" in shown

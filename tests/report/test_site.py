@@ -161,6 +161,7 @@ def test_a_table_or_figure_is_found_by_its_number(site: Path) -> None:
     page = pages(site)["index.html"]
     assert "paper-megatron2019.html#figure-5" in page.links
     assert {"table-1", "figure-5"} <= set(pages(site)["paper-megatron2019.html"].ids)
+    assert "Verified, digitised: read off a figure" in pages(site)["paper-zero2019.html"].text
     assert "paper-zero2019.html#figure-6" in page.links, "published, without an experiment here"
 
 

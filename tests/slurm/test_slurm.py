@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm of two nodes: what becomes of points that fail, are preempted, or outlive who asked for them.
+"""Sweeps on a real Slurm of two nodes: points that fail, are preempted, or outlive their harness.
 
 All of it runs on this machine (start.sh), where that can be: as root, with Debian's packages.
 """
@@ -27,7 +27,7 @@ from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.run import Run
 from tests.harness.calls import call, document
-from tests.harness.small_runs import Told, processes, small, sweep, trains, wait_until, write_tokens
+from tests.harness.small_runs import Told, kept, processes, small, sweep, trains, wait_until, write_tokens
 from tests.slurm.two_nodes import TwoNodes, two_nodes
 
 pytestmark = pytest.mark.slurm
@@ -66,35 +66,22 @@ def on_slurm(**settings: Any) -> Site:
     return Site("slurm", cluster=Cluster(**{"memory_per_rank": "1G", **settings}))
 
 
-def kept(store: Store, run: Run) -> Record:
-    found = store.read(run.id)
-    assert found is not None
-    return found
-
-
 def attempt_of(store: Store, run: Run) -> Path:
     [attempt] = (store.folder.resolve() / "attempts").glob(f"{run.id}-*")
     return attempt
 
 
 def in_training(store: Store, run: Run) -> Path:
-    """Waits until all ranks of a run train; the folder of its attempt."""
-
-    def ready() -> bool:
-        found = list((store.folder / "attempts").glob(f"{run.id}-*"))
-        return len(found) == 1 and trains(found[0], run.plan.world_size)
-
-    wait_until(ready, 180)
+    """Wait until all ranks of a run train, and return its attempt."""
+    found = lambda: list((store.folder / "attempts").glob(f"{run.id}-*"))
+    wait_until(lambda: len(found()) == 1 and trains(found()[0], run.plan.world_size), 180)
     return attempt_of(store, run)
 
 
 def ranks_of(attempt: Path) -> list[psutil.Process]:
-    """The processes that train."""
-    found: list[psutil.Process] = []
-    for process in processes(attempt.parent, "harness.rank.worker"):
-        with suppress(psutil.NoSuchProcess):  # it has just ended
-            found += [process] if str(attempt) in process.cmdline() else []
-    return found
+    """Return the processes that train."""
+    found = processes(attempt.parent, "harness.rank.worker")
+    return [process for process in found if str(attempt) in process.info["cmdline"]]
 
 
 def send(signal_number: int, ranks: Sequence[psutil.Process]) -> None:
@@ -105,7 +92,7 @@ def send(signal_number: int, ranks: Sequence[psutil.Process]) -> None:
 
 @contextmanager
 def held(ranks: Sequence[psutil.Process]) -> Iterator[None]:
-    """They do nothing meanwhile."""
+    """Stop processes meanwhile."""
     send(signal.SIGSTOP, ranks)
     try:
         yield
@@ -126,7 +113,7 @@ def losses(record: Record) -> list[float]:
 
 @contextmanager
 def meanwhile(action: Callable[[], None]) -> Iterator[None]:
-    """Does something beside a sweep, and sees that it was done."""
+    """Do something during a sweep, and check that it was done."""
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(action)
         yield
@@ -137,7 +124,7 @@ def meanwhile(action: Callable[[], None]) -> Iterator[None]:
 
 
 class Limited:
-    """A point whose job may take a minute, though the point takes longer: its rank is held until it has been told."""
+    """A point that takes longer than its job may: its rank is stopped until just before the end is announced."""
 
     def __init__(self, folder: Path, tokens: Path) -> None:
         self.store, self.run = Store(folder, "made_up", "smoke"), small(tokens, steps=STEPS, seed=100)
@@ -150,7 +137,7 @@ class Limited:
         attempt = in_training(self.store, self.run)
         job = job_of(attempt)
         assert job is not None
-        with held(ranks_of(attempt)):  # none, where it has been told already
+        with held(ranks_of(attempt)):  # none if it has ended already
             time.sleep(max(0.0, job.submitted + JOB_SECONDS - TOLD_SECONDS - time.time()))
 
 
@@ -192,10 +179,8 @@ def test_points_that_fail_say_why_and_the_others_finish(tokens: Path, store: Sto
     over_nodes = replace(small(tokens, seed=7), model=model, plan=Plan(tp=2, pp=2))
     runs = [raises, hungry, cancelled, hangs, *others, over_nodes]
 
-    def stop(run: Run) -> None:
-        send(signal.SIGSTOP, ranks_of(in_training(store, run)))
-
     def hit() -> None:
+        stop = lambda run: send(signal.SIGSTOP, ranks_of(in_training(store, run)))
         with ThreadPoolExecutor(2) as pool:  # each as soon as it trains
             assert list(pool.map(stop, (hangs, cancelled))) == [None, None]
         slurm.ask("scancel", number(attempt_of(store, cancelled)))

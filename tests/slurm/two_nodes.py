@@ -18,7 +18,7 @@ PACKAGES = "munge slurm-wlm slurmdbd mariadb-server-core mariadb-client-core"
 
 
 def why_not() -> str | None:
-    """Why none can be started here; None: one can."""
+    """Return why no Slurm can be started here; None if one can."""
     if os.geteuid():
         return "starting a Slurm needs root"
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -36,7 +36,7 @@ class TwoNodes:
         self.folder = folder
 
     def start(self, *daemon: str) -> None:
-        """All of it, or one daemon that was killed."""
+        """Start all of it, or one daemon that was killed."""
         subprocess.run([HERE / "start.sh", self.folder, *daemon], check=True)
 
     def stop(self) -> None:
@@ -46,21 +46,20 @@ class TwoNodes:
         os.kill(int((self.folder / "run" / f"{daemon}.pid").read_text()), signal.SIGKILL)
 
     def save(self, job: str) -> None:
-        """Have the controller write down what it knows of a job, which it does some seconds after any change; killed
-        before, it would have forgotten the job, and give its number to another."""
+        """Make the controller save a job's state, without which a killed one forgets the job and reuses its number."""
         begin = time.time()
         self.ask("scontrol", "update", f"jobid={job}", "comment=saved")
         while (self.folder / "state" / "job_state").stat().st_mtime < begin:
             time.sleep(0.1)
 
     def ask(self, *command: str) -> str:
-        """What one of Slurm's commands answers."""
+        """Return the output of one of Slurm's commands."""
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
 @contextmanager
 def two_nodes() -> Iterator[TwoNodes]:
-    """A cluster that Slurm's commands reach meanwhile; skips the test where there can be none."""
+    """Start a cluster that Slurm's commands reach meanwhile; skip the test where there can be none."""
     if reason := why_not():
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # a short path: it holds sockets
