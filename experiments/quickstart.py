@@ -27,15 +27,12 @@ def perplexity(sizes: list[ModelConfig], recipe: Recipe, precision: Precision = 
     """Return each size with LayerNorm before and after its blocks."""
     return [
         Run(
-            model=replace(size, norm_placement=norm),
-            plan=Plan(dp=2),
-            train=recipe,
+            model=replace(size, norm_placement=norm), plan=Plan(dp=2), train=recipe, precision=precision,
             evaluation=EvaluationConfig(every=recipe.steps // 4, sequences=512),
-            precision=precision,
         )
         for size in sizes
         for norm in ("pre", "post")
-    ]
+    ]  # fmt: skip
 
 
 def over_floor(records: Sequence[Record]) -> list[tuple[Record, float, float]]:
@@ -74,9 +71,7 @@ EXPERIMENT = Experiment(
     claims=(
         Claim("the largest model comes within 10% of the perplexity floor", "our own", near_floor, tolerance=NEAR),
         Claim(
-            "no perplexity is below the floor by more than two sampling errors",
-            "our own",
-            none_below_floor,
+            "no perplexity is below the floor by more than two sampling errors", "our own", none_below_floor,
             kind="self-consistency",
         ),
     ),
@@ -89,4 +84,4 @@ EXPERIMENT = Experiment(
             *sweep(named("gpt-355m"), (1, 2, 4, 8), replace(SPEED, global_batch=32), "bf16"),
         ],
     },
-)
+)  # fmt: skip

@@ -1,15 +1,20 @@
-"""What the experiments of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053) share: its models and small ones."""
+"""What the experiments of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053) share: models, curves and checks."""
 
 import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
+from harness.experiment.checks import known
 from harness.experiment.kit import (
-    EFFICIENCY, PUBLISHED, Column, EvaluationConfig, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record,
-    Run, Tier, named, points, published, relative_to,
+    EFFICIENCY, PUBLISHED, Column, EvaluationConfig, Evidence, Measure, ModelConfig, Plan, Point, Precision, Recipe,
+    Record, Run, Tier, all_hold, flop_rate, named, points, published, relative_to, tally,
 )  # fmt: skip
+from harness.records.measures import in_order, model_names, shape
+from impl.cost.memory import state_bytes
 
 MODELS: dict[Tier, dict[int, ModelConfig]] = {
     "smoke": {
@@ -25,6 +30,8 @@ MODELS: dict[Tier, dict[int, ModelConfig]] = {
 CPU = Recipe(steps=16, global_batch=8, microbatch=8, warmup_steps=2)
 V100S = Recipe(steps=20, global_batch=8, microbatch=8, lr=1.5e-4, warmup_steps=2)
 """Batch of a data-parallel rank, in one microbatch; layers are recomputed (section 5.1)."""
+BERT = Recipe(steps=2_000_000, global_batch=1024, microbatch=8, lr=1e-4, warmup_steps=10_000, decay="linear")
+"""Pretraining of BERT (section 5.4)."""
 GROWS, GROWS_WITH_DATA, CONSTANT = "model", "model and data", "ranks only"
 """What grows along a curve."""
 SENT = Column(
@@ -108,6 +115,125 @@ def printed_speedup(one: Point) -> float:
     return one.printed["published"] * one.run.plan.tp
 
 
-def known(found: Sequence[Point]) -> list[Point]:
-    """Return the points whose efficiency is known."""
-    return [one for one in found if not math.isnan(one.relative.mean)]
+DEGREE: dict[Tier, int] = {"smoke": 2, "small": 2, "paper": 8}
+HEADS: dict[Tier, tuple[int, int, int]] = {"smoke": (4, 6, 8), "small": (4, 6, 8), "paper": (16, 24, 32)}
+"""Numbers of heads, in the paper's proportions."""
+
+
+def with_heads(model: ModelConfig) -> Tier | None:
+    """Return the tier in which the model is one of those whose heads vary; None: no tier."""
+    for tier, heads in HEADS.items():
+        if model.num_heads in heads and replace(MODELS[tier][DEGREE[tier]], num_heads=model.num_heads) == model:
+            return tier
+    return None
+
+
+def in_paper(one: Point) -> int:
+    """Return the paper's number of heads that stands in the same proportion; 0 for the first model."""
+    model, tier = one.run.model, with_heads(one.run.model)
+    if tier is None or one.run.plan.tp != DEGREE[tier]:
+        return 0
+    return HEADS["paper"][HEADS[tier].index(model.num_heads)]
+
+
+def by_heads(records: Sequence[Record]) -> list[Point]:
+    """Return timed points by heads, with their rate of model FLOPs per device over the first model's on one rank."""
+    table_7 = published("megatron2019", "heads_scaling_efficiency").to_dict("records")
+    printed = {int(row["note"].partition(" heads")[0]): row["value"] / 100 for row in table_7}
+    first = [models[1] for models in MODELS.values()]
+    is_first = lambda one: one.run.plan.world_size == 1 and one.run.model in first
+    found = efficiencies(records, flop_rate, is_first, lambda one: printed.get(in_paper(one), float("nan")))
+    return sorted(found, key=lambda one: (in_paper(one), one.run.model.num_heads))
+
+
+tokens_per_second = attrgetter("tokens_per_second")
+
+
+def sped_up(records: Sequence[Record]) -> list[Point]:
+    """Return points relative to one rank, by tensor-parallel degree."""
+    is_first = lambda one: one.run.plan.world_size == 1
+    in_table_8 = lambda one: published_efficiency(CONSTANT, one.run.plan.tp, 1)
+    found = efficiencies(records, tokens_per_second, is_first, in_table_8)
+    return sorted(found, key=lambda one: one.run.plan.tp)
+
+
+def times_as_fast(found: Sequence[Point]) -> str:
+    return ", ".join(f"{one.relative.mean:.2f} times on {one.run.plan.world_size}" for one in found)
+
+
+def faster_but_less_so(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether every doubling of the ranks is faster, and less than twice as fast."""
+    found = known(sped_up(records))
+    ratios = [b.over(a, tokens_per_second) for a, b in pairwise(found)]
+    margins = [all_hold([ratio - 1, ratio.scaled(-1) - -2]) for ratio in ratios]
+    return tally(margins, "doublings", times_as_fast(found[1:]))
+
+
+LINES = {GROWS: "model grows", GROWS_WITH_DATA: "model and data grow", CONSTANT: "only ranks grow"}
+"""Names of the curves in the figure."""
+
+
+def what_grows(run: Run) -> str:
+    """Return what grows along the curve of a point; all curves begin at the first model on one rank."""
+    tp, dp = run.plan.tp, run.plan.dp
+    for models in MODELS.values():
+        if models.get(tp) == run.model:
+            return GROWS if dp == 1 else GROWS_WITH_DATA
+        if models[1] == run.model and dp == 1:
+            return CONSTANT
+    return "other"
+
+
+def begins(run: Run) -> bool:
+    """Return True for the first model on one rank, where all curves begin."""
+    return what_grows(run) == GROWS and run.plan.world_size == 1
+
+
+def is_plain(run: Run) -> bool:
+    """Return True if layers work as in the paper, and gradients are reduced as they come."""
+    return not run.plan.sequence_parallel and run.plan.overlap_input_grad_reduce
+
+
+def printed_on_curve(one: Point) -> float:
+    """Return what the paper prints for a point's degrees and curve, whatever the size of the model here."""
+    plan = one.run.plan
+    return published_efficiency(what_grows(one.run), plan.tp, plan.dp) if is_plain(one.run) else math.nan
+
+
+def on_all_curves(records: Sequence[Record]) -> list[Point]:
+    """Return timed points, each with its rate of model FLOPs per device over that of the first model on one rank."""
+    return efficiencies(records, flop_rate, lambda one: begins(one.run), printed_on_curve)
+
+
+def line_of(run: Run) -> str:
+    """Return the name of a point's line in the figure; empty where all begin."""
+    if begins(run):
+        return ""
+    way = "" if is_plain(run) else ", sequence parallel" if run.plan.sequence_parallel else ", no input overlap"
+    return LINES.get(what_grows(run), what_grows(run)) + way
+
+
+def on_curve(records: Sequence[Record], grows: str) -> list[Point]:
+    """Return a curve's plain points whose efficiency is known, by degree."""
+    is_on = lambda run: what_grows(run) == grows or (grows == CONSTANT and begins(run))
+    found = [one for one in known(on_all_curves(records)) if is_plain(one.run) and is_on(one.run)]
+    return sorted(found, key=lambda one: one.run.plan.tp)
+
+
+def states_fall(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether every rank holds the bytes of the formula; shares are of models that one rank held whole, too."""
+    names, exact = model_names(records), list[bool]()
+    by_model: dict[str, dict[int, tuple[float, float]]] = {}
+    for one in in_order(records):
+        run, held = one.run, (one.split_state_bytes, one.whole_state_bytes)
+        if not math.isnan(held[0]):
+            vocab_size = one.resolved.vocab_size or 0
+            exact.append(held == state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision))
+            by_model.setdefault(names[shape(run)], {})[run.plan.tp] = held
+    numbers = [
+        f"{model}, tp={tp}: {sum(at[tp]) / sum(at[1]):.1%} ({at[tp][1] / sum(at[1]):.1%} whole)"
+        for model, at in by_model.items()
+        for tp in sorted(at)
+        if tp > 1 and 1 in at
+    ]
+    return tally(exact, "runs to the byte", "; ".join(numbers)) if numbers else None

@@ -8,16 +8,15 @@ same count of model FLOPs; efficiency is the rate of these per GPU over that of 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.megatron2019 import CPU, IN_PRINT, MODELS, SHARE, efficiencies, known, on_v100s, repeated, speed
-from harness.experiment.checks import falls_along, within_points
+from experiments.megatron2019 import (
+    CPU, DEGREE, HEADS, IN_PRINT, MODELS, SHARE, by_heads, in_paper, on_v100s, repeated, speed, with_heads,
+)  # fmt: skip
+from harness.experiment.checks import falls_along, known, within_points
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run,
-    Table, Tier, about, flop_rate, of_run, published, tabulate,
+    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Evidence, Experiment, Plan, Record, Run, Table, Tier, about,
+    flop_rate, of_run, tabulate,
 )  # fmt: skip
 
-DEGREE: dict[Tier, int] = {"smoke": 2, "small": 2, "paper": 8}
-HEADS: dict[Tier, tuple[int, int, int]] = {"smoke": (4, 6, 8), "small": (4, 6, 8), "paper": (16, 24, 32)}
-"""Numbers of heads, in the paper's proportions."""
 SHOWN = (
     MODEL, of_run("heads", "heads", lambda run: run.model.num_heads),
     of_run("head_size", "head size", lambda run: run.model.hidden_size // run.model.num_heads), RANKS, FLOP_RATE, SHARE,
@@ -35,32 +34,6 @@ def runs(tier: Tier, repeats: int) -> list[Run]:
     every = [(models[1], 1), *((replace(models[tp], num_heads=n), tp) for n in HEADS[tier])]
     run_of = on_v100s if tier == "paper" else lambda model, tp: speed(model, Plan(tp=tp), CPU)
     return repeated([run_of(*one) for one in every], repeats)
-
-
-def with_heads(model: ModelConfig) -> Tier | None:
-    """Return the tier in which the model is one of those whose heads vary; None: no tier."""
-    for tier, heads in HEADS.items():
-        if model.num_heads in heads and replace(MODELS[tier][DEGREE[tier]], num_heads=model.num_heads) == model:
-            return tier
-    return None
-
-
-def in_paper(one: Point) -> int:
-    """Return the paper's number of heads that stands in the same proportion; 0 for the first model."""
-    model, tier = one.run.model, with_heads(one.run.model)
-    if tier is None or one.run.plan.tp != DEGREE[tier]:
-        return 0
-    return HEADS["paper"][HEADS[tier].index(model.num_heads)]
-
-
-def by_heads(records: Sequence[Record]) -> list[Point]:
-    """Return timed points by heads, with their rate of model FLOPs per device over the first model's on one rank."""
-    table_7 = published("megatron2019", "heads_scaling_efficiency").to_dict("records")
-    printed = {int(row["note"].partition(" heads")[0]): row["value"] / 100 for row in table_7}
-    first = [models[1] for models in MODELS.values()]
-    is_first = lambda one: one.run.plan.world_size == 1 and one.run.model in first
-    found = efficiencies(records, flop_rate, is_first, lambda one: printed.get(in_paper(one), float("nan")))
-    return sorted(found, key=lambda one: (in_paper(one), one.run.model.num_heads))
 
 
 def table(records: Sequence[Record]) -> Table:

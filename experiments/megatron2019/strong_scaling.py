@@ -9,40 +9,30 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from experiments import megatron2019 as paper
-from harness.experiment.checks import within_share
+from experiments.megatron2019 import (
+    IN_PRINT, PRINTED_SPEEDUP, SENT, SENT_NOTE, SHARE_OF_RANKS, SPEEDUP, faster_but_less_so, on_v100s, printed_speedup,
+    repeated, sped_up, speed, times_as_fast,
+)  # fmt: skip
+from harness.experiment.checks import known, within_share
 from harness.experiment.kit import (
-    MARK, MIB, MODEL, RANKS, RATE, RUNS, TP, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Recipe,
-    Record, Run, Table, Tolerance, about, all_hold, named, tabulate, tally,
+    MARK, MIB, MODEL, RANKS, RATE, RUNS, TP, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Recipe, Record,
+    Run, Table, Tolerance, about, named, tabulate,
 )  # fmt: skip
 
 NEAR = Tolerance(0.1, "assumed: neither repeats nor the cards' clocks are in the paper", "2026-11-21")
 """Relative tolerance of a speed-up against the published one."""
 SAME = Tolerance(0.02, "scalars that are reduced besides activations", "2026-11-21")
 LARGE = named("gpt-1.2b")
-CPU = Recipe(steps=10, global_batch=8, microbatch=8, warmup_steps=2)
+TEN_STEPS = Recipe(steps=10, global_batch=8, microbatch=8, warmup_steps=2)
 SHOWN = (
-    MODEL, RANKS, TP, RATE, paper.SPEEDUP, paper.PRINTED_SPEEDUP, paper.SHARE_OF_RANKS, paper.IN_PRINT, paper.SENT,
-    RUNS, MARK,
+    MODEL, RANKS, TP, RATE, SPEEDUP, PRINTED_SPEEDUP, SHARE_OF_RANKS, IN_PRINT, SENT, RUNS, MARK,
 )  # fmt: skip
 LINE = Column(key="line", header="line", of=lambda one: "" if one.run.plan.tp == 1 else "only ranks grow")
 NOTES = (
     "Speed-up: tokens a second over one rank's, at the same batch; efficiency: that over the number of ranks. "
     "Published: table 8, of 1.2B on V100s, whatever the size here.",
-    paper.SENT_NOTE,
+    SENT_NOTE,
 )
-
-
-def rate(record: Record) -> float:
-    return record.tokens_per_second
-
-
-def sped_up(records: Sequence[Record]) -> list[Point]:
-    """Return points relative to one rank, by tensor-parallel degree."""
-    is_first = lambda one: one.run.plan.world_size == 1
-    in_table_8 = lambda one: paper.published_efficiency(paper.CONSTANT, one.run.plan.tp, 1)
-    found = paper.efficiencies(records, rate, is_first, in_table_8)
-    return sorted(found, key=lambda one: one.run.plan.tp)
 
 
 def table(records: Sequence[Record]) -> Table:
@@ -50,23 +40,11 @@ def table(records: Sequence[Record]) -> Table:
     return tabulate("strong_scaling", title, SHOWN, sped_up(records), NOTES, line=LINE)
 
 
-def in_words(found: Sequence[Point]) -> str:
-    return ", ".join(f"{one.relative.mean:.2f} times on {one.run.plan.world_size}" for one in found)
-
-
-def faster_but_less_so(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether every doubling of the ranks is faster, and less than twice as fast."""
-    found = paper.known(sped_up(records))
-    ratios = [b.over(a, rate) for a, b in pairwise(found)]
-    margins = [all_hold([ratio - 1, ratio.scaled(-1) - -2]) for ratio in ratios]
-    return tally(margins, "doublings", in_words(found[1:]))
-
-
 def as_published(records: Sequence[Record]) -> Evidence | None:
     """Judge the speed-ups of the paper's model."""
-    found = [one for one in paper.known(sped_up(records)) if one.run.plan.tp > 1 and one.run.model == LARGE]
-    pairs = [(one.relative, paper.printed_speedup(one)) for one in found]
-    return within_share(pairs, NEAR, "degrees", in_words(found))
+    found = [one for one in known(sped_up(records)) if one.run.plan.tp > 1 and one.run.model == LARGE]
+    pairs = [(one.relative, printed_speedup(one)) for one in found]
+    return within_share(pairs, NEAR, "degrees", times_as_fast(found))
 
 
 def sends_no_less(records: Sequence[Record]) -> Evidence | None:
@@ -78,7 +56,7 @@ def sends_no_less(records: Sequence[Record]) -> Evidence | None:
 
 
 def runs(model: ModelConfig, repeats: int) -> list[Run]:
-    return paper.repeated([paper.speed(model, Plan(tp=tp), CPU) for tp in (1, 2, 4)], repeats)
+    return repeated([speed(model, Plan(tp=tp), TEN_STEPS) for tp in (1, 2, 4)], repeats)
 
 
 EXPERIMENT = Experiment(
@@ -105,6 +83,6 @@ EXPERIMENT = Experiment(
     runs={
         "smoke": runs(ModelConfig(num_layers=2, hidden_size=128, num_heads=4, seq_len=128, dropout=0.1), 1),
         "small": runs(ModelConfig(num_layers=4, hidden_size=384, num_heads=8, seq_len=256, dropout=0.1), 3),
-        "paper": [paper.on_v100s(LARGE, tp) for tp in (1, 2, 4, 8)],
+        "paper": [on_v100s(LARGE, tp) for tp in (1, 2, 4, 8)],
     },
 )  # fmt: skip

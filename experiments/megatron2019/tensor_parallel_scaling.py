@@ -12,23 +12,18 @@ parallelism). Input gradients are reduced while weight gradients are computed, o
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from experiments.megatron2019 import (
-    CONSTANT, CPU, GROWS, GROWS_WITH_DATA, IN_PRINT, MODELS, SENT, SENT_NOTE, SHARE, efficiencies, known, on_v100s,
-    published_efficiency, repeated, speed,
+    CONSTANT, CPU, GROWS, GROWS_WITH_DATA, IN_PRINT, MODELS, SENT, SENT_NOTE, SHARE, begins, is_plain, line_of,
+    on_all_curves, on_curve, on_v100s, repeated, speed, states_fall, what_grows,
 )  # fmt: skip
 from harness.experiment.checks import within_points, within_share
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MIB, MODEL, POINTS, RANKS, RUNS, VARIES, Check, Claim, Column, Evidence, Experiment, Plan, Point,
-    Record, Run, Table, Tier, Tolerance, about, apart_from, flop_rate, larger, of_run, tabulate, tally,
+    FLOP_RATE, MARK, MIB, MODEL, POINTS, RANKS, RUNS, VARIES, Check, Claim, Column, Evidence, Experiment, Plan, Record,
+    Run, Table, Tier, Tolerance, about, apart_from, checks, flop_rate, larger, of_run, tabulate, tally,
 )  # fmt: skip
 from harness.records.labels import SHAPE, labels
-from harness.records.measures import in_order, model_names, shape
-from impl.cost.memory import state_bytes
 
-LINES = {GROWS: "model grows", GROWS_WITH_DATA: "model and data grow", CONSTANT: "only ranks grow"}
-"""Names of the curves in the figure."""
 ORDER = [GROWS, GROWS_WITH_DATA, CONSTANT, "other"]
 SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-21")
 """Loss of speed that still counts as no slower."""
@@ -63,42 +58,10 @@ def runs(tier: Tier, repeats: int) -> list[Run]:
     return repeated([speed(*one, CPU) for one in made], repeats)
 
 
-def what_grows(run: Run) -> str:
-    """Return what grows along the curve of a point; all curves begin at the first model on one rank."""
-    tp, dp = run.plan.tp, run.plan.dp
-    for models in MODELS.values():
-        if models.get(tp) == run.model:
-            return GROWS if dp == 1 else GROWS_WITH_DATA
-        if models[1] == run.model and dp == 1:
-            return CONSTANT
-    return "other"
-
-
-def begins(run: Run) -> bool:
-    """Return True for the first model on one rank, where all curves begin."""
-    return what_grows(run) == GROWS and run.plan.world_size == 1
-
-
-def is_plain(run: Run) -> bool:
-    """Return True if layers work as in the paper, and gradients are reduced as they come."""
-    return not run.plan.sequence_parallel and run.plan.overlap_input_grad_reduce
-
-
-def printed(one: Point) -> float:
-    """Return what the paper prints for a point's degrees and curve, whatever the size of the model here."""
-    plan = one.run.plan
-    return published_efficiency(what_grows(one.run), plan.tp, plan.dp) if is_plain(one.run) else math.nan
-
-
-def compared(records: Sequence[Record]) -> list[Point]:
-    """Return timed points, each with its rate of model FLOPs per device over that of the first model on one rank."""
-    return efficiencies(records, flop_rate, lambda one: begins(one.run), printed)
-
-
 def table(records: Sequence[Record]) -> Table:
     """Tabulate efficiency next to the published one, and weights, gradients and optimizer states of a rank."""
     order = lambda one: (ORDER.index(what_grows(one.run)), one.run.plan.tp, not is_plain(one.run))
-    found = sorted(compared(records), key=order)
+    found = sorted(on_all_curves(records), key=order)
     varies = dict(zip(found, labels([one.run for one in found], SHAPE), strict=True))
     columns = (
         of_run("grows", "what grows", what_grows, text=True), MODEL,
@@ -107,21 +70,6 @@ def table(records: Sequence[Record]) -> Table:
     line = of_run("line", "line", line_of)
     title = f"Efficiency of tensor parallelism{about(records)}"
     return tabulate("tensor_parallel", title, columns, found, NOTES, line=line)
-
-
-def line_of(run: Run) -> str:
-    """Return the name of a point's line in the figure; empty where all begin."""
-    if begins(run):
-        return ""
-    way = "" if is_plain(run) else ", sequence parallel" if run.plan.sequence_parallel else ", no input overlap"
-    return LINES.get(what_grows(run), what_grows(run)) + way
-
-
-def on_curve(records: Sequence[Record], grows: str) -> list[Point]:
-    """Return a curve's plain points whose efficiency is known, by degree."""
-    is_on = lambda run: what_grows(run) == grows or (grows == CONSTANT and begins(run))
-    found = [one for one in known(compared(records)) if is_plain(one.run) and is_on(one.run)]
-    return sorted(found, key=lambda one: one.run.plan.tp)
 
 
 def as_published(grows: str) -> Check:
@@ -145,8 +93,7 @@ def falls_along(grows: str) -> Check:
     def check(records: Sequence[Record]) -> Evidence | None:
         curve = on_curve(records, grows)
         numbers = ", ".join(f"{one.relative:.1%} (tp={one.run.plan.tp})" for one in curve)
-        steps = [larger(a, b, flop_rate) for a, b in pairwise(curve)]
-        return tally(steps, "steps", numbers)
+        return checks.falls_along([curve], flop_rate, "steps", numbers)
 
     return check
 
@@ -155,7 +102,7 @@ def rate(ranks: int, published: float) -> Check:
     """Return a check that the paper's model on this many GPUs reaches the published rate of all, within RATES."""
 
     def check(records: Sequence[Record]) -> Evidence | None:
-        found = [one for one in compared(records) if one.run in PAPER and one.run.plan.world_size == ranks]
+        found = [one for one in on_all_curves(records) if one.run in PAPER and one.run.plan.world_size == ranks]
         rates = [one.estimate(flop_rate).scaled(ranks) for one in found]
         numbers = ", ".join(f"{each.mean / 1e12:,.1f} TFLOP/s" for each in rates)
         return within_share([(each, published) for each in rates], RATES, "", numbers)
@@ -163,31 +110,12 @@ def rate(ranks: int, published: float) -> Check:
     return check
 
 
-def states_fall(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether every rank holds the bytes of the formula; shares are of models that one rank held whole, too."""
-    names, exact = model_names(records), list[bool]()
-    by_model: dict[str, dict[int, tuple[float, float]]] = {}
-    for one in in_order(records):
-        run, held = one.run, (one.split_state_bytes, one.whole_state_bytes)
-        if not math.isnan(held[0]):
-            vocab_size = one.resolved.vocab_size or 0
-            exact.append(held == state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision))
-            by_model.setdefault(names[shape(run)], {})[run.plan.tp] = held
-    numbers = [
-        f"{model}, tp={tp}: {sum(at[tp]) / sum(at[1]):.1%} ({at[tp][1] / sum(at[1]):.1%} whole)"
-        for model, at in by_model.items()
-        for tp in sorted(at)
-        if tp > 1 and 1 in at
-    ]
-    return tally(exact, "runs to the byte", "; ".join(numbers)) if numbers else None
-
-
 def no_slower(way: str) -> Check:
     """Return a check that layers are no slower with a field of the plan on than off, wherever both were measured."""
 
     def check(records: Sequence[Record]) -> Evidence | None:
         place = lambda one: (apart_from(one.run, f"plan.{way}"), one.device)
-        split = [one for one in compared(records) if one.run.plan.tp > 1 and not one.is_simulated]
+        split = [one for one in on_all_curves(records) if one.run.plan.tp > 1 and not one.is_simulated]
         off = {place(one): one for one in split if not getattr(one.run.plan, way)}
         pairs = [(one, off[place(one)]) for one in split if getattr(one.run.plan, way) and place(one) in off]
         margins = [(larger(a, b, flop_rate, by=-SLOWER), a) for a, b in pairs]

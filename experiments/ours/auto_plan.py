@@ -16,14 +16,15 @@ import yaml
 
 from experiments.ours import SLOWER, claim, timed
 from harness.experiment.checks import ends, known, measured_only
+from harness.experiment.contests import plan_in_words as in_words
 from harness.experiment.folders import ARCHIVE
 from harness.experiment.kit import (
-    GIB, MARK, RANKS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision,
-    Recipe, Record, Run, Table, Tolerance, about, named, of_run, point, points, share, step_seconds, tabulate, tally,
+    GIB, MARK, RANKS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision, Recipe,
+    Record, Run, Table, Tolerance, about, named, of_run, point, points, share, step_seconds, tabulate, tally,
 )  # fmt: skip
 from harness.predict.systems import load_system
-from harness.tune.tune import best_plan
 from harness.records.statistics import UNKNOWN
+from harness.tune.tune import best_plan
 from impl.files import read_text
 from impl.simulator.plans import DEFAULTS, KNOBS
 
@@ -112,19 +113,6 @@ def compared(records: Sequence[Record]) -> list[Planned]:
     return found
 
 
-def in_words(run: Run) -> str:
-    """Return a plan's fields that are not defaults, as `tp 8, pp 8, dp 24, microbatch 2, interleaved 2, full`."""
-    plan = run.plan
-    parts = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp") if getattr(plan, axis) > 1]
-    parts += [f"microbatch {run.train.microbatch}"]
-    if plan.pp > 1 and plan.schedule != "one_f_one_b":
-        parts += [plan.schedule + (f" {plan.chunks}" if plan.chunks > 1 else "")]
-    parts += [f"{plan.recompute} recomputation"] if plan.recompute != "none" else []
-    parts += [f"ZeRO {plan.zero_stage}"] if plan.zero_stage else []
-    flags = ("sequence_parallel", "partition_activations", "offload_activations", "offload_optimizer")
-    return ", ".join([*parts, *(flag.replace("_", " ") for flag in flags if getattr(plan, flag))])
-
-
 SHOWN = (
     Column(key="recipe", header="recipe", text=True, of=lambda one: one.hand.name), RANKS,
     Column(key="device_name", header="device", text=True),
@@ -192,8 +180,7 @@ EXPERIMENT = Experiment(
         ),
         claim(
             "every hand-made plan takes at most 10% more than the best with the same knobs",
-            measured_only(near_the_best),
-            tolerance=NEAR_BEST,
+            measured_only(near_the_best), tolerance=NEAR_BEST,
         ),
         Claim(
             "in the plans found, layers are shared within a node at most", "PTD-P 2021, section 3.2", within_nodes,

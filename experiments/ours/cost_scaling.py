@@ -9,22 +9,13 @@ more ranks than cores take turns, and say nothing of scaling but that.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import geometric_mean, linear_regression
-from typing import Any
 
 from experiments.ours import claim, timed
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MILLI, MODEL, RUNS, TERA, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
-    Precision, Recipe, Record, Run, Table, Tolerance, about, exact, flop_rate, named, near, of_run, points, share,
-    size_name, step_seconds, tabulate, tally,
+    FLOP_RATE, MARK, MODEL, RUNS, TERA, Column, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Table,
+    about, milliseconds, named, of_run, share, step_seconds, tabulate,
 )  # fmt: skip
-
-LINEAR = Tolerance(0.15, "assumed", "2026-11-21")
-"""Relative tolerance of a step's time against time proportional to its FLOPs."""
-LEAST, SPAN = 7e6, 20
-"""Parameters of the smallest model that counts, and the least ratio of the largest to it for a law."""
-NO_FASTER = Tolerance(0.05, "repeats of one point differ by as much", "2026-11-21")
-"""Share by which a rate that still counts as no faster may be higher."""
+from harness.experiment.rates import LINEAR, NO_FASTER, flops, is_linear, name, sizes, turns_add_nothing
 
 
 def one_rank(models: Sequence[ModelConfig], recipe: Recipe, repeats: int, precision: Precision = "fp32") -> list[Run]:
@@ -32,53 +23,17 @@ def one_rank(models: Sequence[ModelConfig], recipe: Recipe, repeats: int, precis
     return [replace(run, repeat=repeat) for repeat in range(repeats) for run in every]
 
 
-def in_ranks(
-    degrees: Sequence[int], model: ModelConfig, recipe: Recipe, repeats: int, precision: Precision = "fp32"
-) -> list[Run]:
-    """Return runs of data-parallel ranks with a batch of `recipe.global_batch` each."""
-    return [
-        replace(run, plan=Plan(dp=dp), train=replace(recipe, global_batch=recipe.global_batch * dp))
-        for run in one_rank([model], recipe, repeats, precision)
-        for dp in degrees
-    ]
-
-
-def sizes(records: Sequence[Record]) -> list[list[Point]]:
-    """Return models of one rank with the same tokens a step on one device, by parameters, over proportional time."""
-    groups: dict[tuple[Any, ...], list[Point]] = {}
-    for one in sorted(points(records, flop_rate), key=lambda one: one.parameters):
-        if one.run.plan.world_size == 1:
-            groups.setdefault((one.device, one.run.tokens_per_step, one.run.engine), []).append(one)
-    return [over_proportional(group) for group in groups.values() if len(group) > 1]
-
-
-def over_proportional(group: Sequence[Point]) -> list[Point]:
-    """Return points with their time over c times their FLOPs.
-
-    c is the geometric mean of time over FLOPs, so that the models deviate to both sides.
-    """
-    mean = geometric_mean(one.mean(flop_rate) for one in group)
-    return [replace(one, relative=exact(mean) / one.estimate(flop_rate)) for one in group]
-
-
-def flops(one: Point) -> float:
-    """Return the model FLOPs of a step."""
-    return one.records[0].flops_per_step()
-
-
-def name(one: Point) -> str:
-    return size_name(round(one.parameters))
+def in_ranks(degrees: Sequence[int], runs: Sequence[Run]) -> list[Run]:
+    """Return runs of one rank on data-parallel ranks, each with the batch of the one."""
+    batch = lambda run, dp: replace(run.train, global_batch=run.train.global_batch * dp)
+    return [replace(run, plan=Plan(dp=dp), train=batch(run, dp)) for run in runs for dp in degrees]
 
 
 SHOWN = (
     MODEL, Column(key="parameters", header="parameters", of=lambda one: round(one.parameters)),
     of_run("tokens_per_step", "tokens a step", lambda run: run.tokens_per_step),
     Column(key="flops", header="model FLOPs a step", unit="TFLOP", si="FLOP", scale=TERA, digits=3, of=flops),
-    Column(
-        key="step_seconds", header="step, median", unit="ms", si="s", scale=MILLI,
-        of=lambda one: one.estimate(step_seconds),
-    ),
-    FLOP_RATE,
+    milliseconds("step_seconds", "step, median", lambda one: one.estimate(step_seconds)), FLOP_RATE,
     share("over", "over proportional", lambda one: one.relative.mean - 1), RUNS, MARK,
 )  # fmt: skip
 LINE = of_run("line", "line", lambda run: f"{run.tokens_per_step:,} tokens a step")
@@ -96,49 +51,8 @@ def table(records: Sequence[Record]) -> Table:
     return tabulate("cost_scaling", title, SHOWN, found, NOTES, line=LINE, at=AT, published_rate=UNPUBLISHED)
 
 
-def is_linear(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether time is proportional to FLOPs within LINEAR, from LEAST parameters on, where sizes span enough."""
-    fair = [[one for one in group if one.parameters >= LEAST and not one.is_oversubscribed] for group in sizes(records)]
-    spans = [group for group in fair if len(group) > 2 and group[-1].parameters >= SPAN * group[0].parameters]
-    judged = [over_proportional(group) for group in spans]
-    if not judged:
-        return None
-    every = [one for group in judged for one in group]
-    worst = max(every, key=lambda one: abs(one.relative.mean - 1))
-    grows = (f"{name(group[0])} to {name(group[-1])}: time grows as FLOPs^{slope(group):.3f}" for group in judged)
-    numbers = f"{'; '.join(grows)}; furthest {worst.relative - 1:+.1%} ({name(worst)})"
-    return tally([near(one.relative, 1, LINEAR) for one in every], "sizes", numbers)
-
-
-def slope(group: Sequence[Point]) -> float:
-    """Return the slope of log time over log FLOPs, by least squares."""
-    seconds = [math.log(one.mean(step_seconds)) for one in group]
-    return linear_regression([math.log(flops(one)) for one in group], seconds).slope
-
-
-def turns_add_nothing(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether ranks that share cores have in total no higher rate than ranks with a core each."""
-    groups: dict[tuple[Any, ...], list[Point]] = {}
-    for one in points(records, rate):
-        run, ranks = one.run, one.run.plan.world_size
-        if run.plan.dp == ranks:
-            at = one.model, run.train.global_batch / ranks, one.device, run.engine
-            groups.setdefault(at, []).append(one)
-    gains: list[tuple[Estimate, int]] = []
-    for group in groups.values():
-        own = max((one for one in group if not one.is_oversubscribed), key=lambda one: one.mean(rate), default=None)
-        shared = [one for one in group if one.is_oversubscribed] if own else []
-        gains += [(one.estimate(rate) / own.estimate(rate), one.run.plan.world_size) for one in shared if own]
-    numbers = ", ".join(f"{gain:.2f} times ({ranks} ranks)" for gain, ranks in gains)
-    margins = [gain.scaled(-1) - -(1 + NO_FASTER) for gain, _ in gains]
-    return tally(margins, "points", f"{numbers} the best rate of a core each")
-
-
-def rate(record: Record) -> float:
-    return record.tokens_per_second
-
-
 CPU = Recipe(steps=9, global_batch=2, microbatch=2, lr=1e-4, warmup_steps=2)
+FOUR = replace(CPU, global_batch=4)
 GPU = Recipe(steps=15, global_batch=32, microbatch=4, lr=1.5e-4, warmup_steps=2)
 SMALL = [
     named("gpt-8m"), named("gpt-25m"),
@@ -155,8 +69,7 @@ EXPERIMENT = Experiment(
     expectation="proportional within 15%; with more ranks than cores, no more tokens a second",
     claims=(
         claim(
-            "from 8M parameters to 20 times as many or more, time is proportional to model FLOPs within 15%",
-            is_linear,
+            "from 8M parameters to 20 times as many or more, time is proportional to model FLOPs within 15%", is_linear,
             tolerance=LINEAR,
         ),
         claim("ranks that share cores are no faster together, but for 5%", turns_add_nothing, tolerance=NO_FASTER),
@@ -168,9 +81,9 @@ EXPERIMENT = Experiment(
     runs={
         "smoke": [
             *one_rank([replace(named(f"gpt-{size}"), seq_len=256) for size in ("0.5m", "2m", "8m")], CPU, 1),
-            *in_ranks((1, 2, 4), replace(named("gpt-0.5m"), seq_len=256), replace(CPU, global_batch=4), 1),
+            *in_ranks((1, 2, 4), one_rank([replace(named("gpt-0.5m"), seq_len=256)], FOUR, 1)),
         ],
-        "small": [*one_rank(SMALL, CPU, 2), *in_ranks((1, 2, 4, 8), named("gpt-8m"), replace(CPU, global_batch=4), 2)],
-        "paper": [*one_rank(PAPER, GPU, 3, "bf16"), *in_ranks((2, 4, 8), PAPER[1], GPU, 3, "bf16")],
+        "small": [*one_rank(SMALL, CPU, 2), *in_ranks((1, 2, 4, 8), one_rank([named("gpt-8m")], FOUR, 2))],
+        "paper": [*one_rank(PAPER, GPU, 3, "bf16"), *in_ranks((2, 4, 8), one_rank(PAPER[1:2], GPU, 3, "bf16"))],
     },
-)
+)  # fmt: skip

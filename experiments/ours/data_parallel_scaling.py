@@ -7,17 +7,14 @@ reduction after it, so that the difference is what overlap buys.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from experiments.ours import timed
-from harness.experiment.checks import known, measured_only, within_points
+from harness.experiment.checks import measured_only, within_points
 from harness.experiment.kit import (
-    Claim, Evidence, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tolerance, less,
-    named, points, tally,
+    Claim, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Tolerance, named,
 )  # fmt: skip
+from harness.experiment.rates import SLOWER, choices, overlap_is_no_slower, scaled, weak_keeps_more
 
-SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-21")
-"""Loss of speed that still counts as no slower."""
 LOST = Tolerance(0.02, "half of the published loss: a network that takes no time must not pass", "2026-11-23")
 """Largest distance of an efficiency from the published one."""
 PUBLISHED = 0.96
@@ -41,57 +38,6 @@ def with_and_without_overlap(
     return [replace(run, repeat=repeat) for repeat in range(repeats) for run in both]
 
 
-def rate(record: Record) -> float:
-    return record.tokens_per_second_per_device
-
-
-def scaled(records: Sequence[Record]) -> list[Point]:
-    """Return points on several ranks relative to one rank with the same model, device and overlap, where known."""
-    found = points(records, rate)
-    like = lambda one: (one.model, one.device, one.run.engine, one.run.plan.overlap_grad_reduce)
-    alone = {like(one): one for one in found if one.run.plan.world_size == 1}
-    out = []
-    for one in found:
-        first = alone.get(like(one), one)
-        batch, ranks = first.run.train.global_batch, one.run.plan.world_size
-        if one is not first and one.run.train.global_batch in (batch, batch * ranks):
-            is_weak = one.run.train.global_batch == batch * ranks
-            out.append(replace(one, relative=one.over(first, rate), printed={"weak": is_weak}))
-    return known(out)
-
-
-def choices(one: Point) -> dict[str, bool]:
-    """Return whether the batch grows with the ranks, and whether gradients are reduced in the backward pass."""
-    return {"weak": bool(one.printed["weak"]), "overlap": one.run.plan.overlap_grad_reduce}
-
-
-def pairs(records: Sequence[Record], choice: str) -> list[tuple[Point, Point]]:
-    """Return points with a choice, each with the one that differs in this choice only."""
-    found: dict[tuple[Any, ...], dict[bool, Point]] = {}
-    for one in scaled(records):
-        rest = choices(one)
-        chosen = rest.pop(choice)
-        at = (one.model, one.device, one.run.engine, one.run.plan.world_size, *rest.values())
-        found.setdefault(at, {})[chosen] = one
-    return [(ways[True], ways[False]) for ways in found.values() if len(ways) == 2]
-
-
-def weak_keeps_more(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether a rank keeps more of its rate in weak scaling than in strong."""
-    found = [(a, b) for a, b in pairs(records, "weak") if choices(a)["overlap"]]
-    one = lambda a, b: f"{a.relative:.0%} and {b.relative:.0%} ({a.run.plan.world_size} ranks)"
-    margins = [less(b.relative, a.relative) for a, b in found]
-    return tally(margins, "degrees", ", ".join(one(*ab) for ab in found))
-
-
-def overlap_is_no_slower(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether gradients that are reduced during the backward pass make no step slower, but for SLOWER."""
-    found = [(on, on.over(off, rate)) for on, off in pairs(records, "overlap")]
-    kind = lambda one: "weak" if choices(one)["weak"] else "strong"
-    numbers = (f"{gain:.3f} times as fast ({one.run.plan.world_size} ranks, {kind(one)})" for one, gain in found)
-    return tally([gain - (1 - SLOWER) for _, gain in found], "points", ", ".join(numbers))
-
-
 def as_published(records: Sequence[Record]) -> Evidence | None:
     """Judge whether 1.2B on 64 GPUs has the efficiency of figure 5."""
     is_of_paper = lambda one: one.parameters > 1e9 and one.run.plan.world_size == 64 and all(choices(one).values())
@@ -104,41 +50,30 @@ EXPERIMENT = Experiment(
     expectation="weak scaling stays near 100% while gradients are small against compute; strong scaling falls behind",
     claims=(
         Claim(
-            "a rank keeps more of its rate in weak scaling than in strong",
-            "our own",
-            weak_keeps_more,
-            published="96% weak (1.2B on 64 GPUs, Megatron-LM 2019, figure 5)",
-            about="network",
+            "a rank keeps more of its rate in weak scaling than in strong", "our own", weak_keeps_more,
+            published="96% weak (1.2B on 64 GPUs, Megatron-LM 2019, figure 5)", about="network",
         ),
         Claim(
-            "gradients that are reduced during the backward pass make no step over 2% slower",
-            "our own",
-            measured_only(overlap_is_no_slower),
-            tolerance=SLOWER,
+            "gradients that are reduced during the backward pass make no step over 2% slower", "our own",
+            measured_only(overlap_is_no_slower), tolerance=SLOWER,
         ),
         Claim(
             "1.2B on 64 GPUs with as many sequences each loses the published 4% of its rate, within 2 points",
-            "Megatron-LM 2019, figure 5, model and data parallel",
-            as_published,
-            kind="quantitative",
-            about="network",
+            "Megatron-LM 2019, figure 5, model and data parallel", as_published, kind="quantitative", about="network",
             tolerance=LOST,
         ),
     ),
     cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "20 min, 64 GPUs"},
     runs={
         "smoke": with_and_without_overlap(
-            named("gpt-0.5m"), (1, 2), Recipe(steps=15, global_batch=8, microbatch=4, warmup_steps=2), 1
+            named("gpt-0.5m"), (1, 2), Recipe(steps=15, global_batch=8, microbatch=4, warmup_steps=2), 1,
         ),
         "small": with_and_without_overlap(
-            named("gpt-8m"), (1, 2), Recipe(steps=16, global_batch=8, microbatch=4, warmup_steps=2), 3
+            named("gpt-8m"), (1, 2), Recipe(steps=16, global_batch=8, microbatch=4, warmup_steps=2), 3,
         ),
         "paper": with_and_without_overlap(
-            named("gpt-1.2b"),
-            (1, 2, 4, 8, 16, 32, 64),
-            Recipe(steps=100, global_batch=64, microbatch=1, lr=1.5e-4, warmup_steps=10),
-            3,
-            "bf16",
+            named("gpt-1.2b"), (1, 2, 4, 8, 16, 32, 64),
+            Recipe(steps=100, global_batch=64, microbatch=1, lr=1.5e-4, warmup_steps=10), 3, "bf16",
         ),
     },
-)
+)  # fmt: skip

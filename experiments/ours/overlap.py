@@ -5,28 +5,15 @@ their use; and input gradients of layers that ranks share are reduced while weig
 switched off alone, next to the run that has all of them, and the two take turns: their ratio is what it buys.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments import ours
-from harness.experiment.checks import at_most
+from harness.experiment.contests import OVERLAPS, SETUP, by_overlap, no_slower_with, same_without
 from harness.experiment.kit import (
-    MARK, RUNS, Cell, Check, Column, Evidence, Experiment, Plan, Recipe, Record, Run, Table, about, cells, named,
-    step_seconds, tabulate, tally, with_interval,
+    MARK, RUNS, Column, Experiment, Plan, Recipe, Record, Run, Table, about, milliseconds, named, ratio, step_seconds,
+    tabulate,
 )  # fmt: skip
-
-OVERLAPS = {
-    "overlap_grad_reduce": "gradients' reductions, with the backward pass",
-    "overlap_param_gather": "parameters' gathers, ahead of their use",
-    "overlap_input_grad_reduce": "input gradients' reductions, with weight gradients",
-}
-"""Fields of the plan, and the communication and computation that each overlaps."""
-
-
-def without(run: Run) -> str:
-    """Return the overlap that a run lacks; empty if it has all."""
-    return " ".join(name for name in OVERLAPS if not getattr(run.plan, name))
 
 
 def one_by_one(run: Run) -> list[Run]:
@@ -36,16 +23,10 @@ def one_by_one(run: Run) -> list[Run]:
     return [run, *(replace(run, plan=replace(plan, **{name: False})) for name in OVERLAPS if has_effect[name])]
 
 
-def compared(records: Sequence[Record]) -> list[Cell]:
-    """Return each plan with each of its overlaps, its step time relative to that without the overlap."""
-    found = sorted(cells(records, *(f"plan.{name}" for name in OVERLAPS), choice=without), key=ours.by_plan)
-    return [cell.compare("", name) for cell in found for name in OVERLAPS if {"", name} <= cell.choices.keys()]
-
-
 OVERLAPPED = Column(key="overlapped", header="overlapped", text=True, of=lambda cell: OVERLAPS[cell.other])
-WITH = ours.milliseconds("with", "step", lambda cell: cell.of("").estimate(step_seconds))
-WITHOUT = ours.milliseconds("without", "step without it", lambda cell: cell.of(cell.other).estimate(step_seconds))
-SHOWN = (*ours.SETUP, OVERLAPPED, WITH, WITHOUT, ours.relative("with / without"), RUNS, MARK)
+WITH = milliseconds("with", "step", lambda cell: cell.of("").estimate(step_seconds))
+WITHOUT = milliseconds("without", "step without it", lambda cell: cell.of(cell.other).estimate(step_seconds))
+SHOWN = (*SETUP, OVERLAPPED, WITH, WITHOUT, ratio("ratio", "with / without", lambda cell: cell.relative), RUNS, MARK)
 
 
 def table(records: Sequence[Record]) -> Table:
@@ -55,21 +36,7 @@ def table(records: Sequence[Record]) -> Table:
         "the row. With / without: mean over the pairs of repeats, with its 95% t-interval; below 1 it pays.",
     )
     title = f"What overlaps buy{about(records)}"
-    return tabulate("overlap", title, SHOWN, compared(records), notes, apart=True)
-
-
-def no_slower(name: str) -> Check:
-    """Return a check that steps with an overlap take no more time than without it, but for SLOWER, on every plan."""
-    text = lambda cell: f"{with_interval(cell.relative)} ({ours.where(cell)})"
-    of_one = lambda records: [cell for cell in compared(records) if cell.other == name]
-    return lambda records: at_most(of_one(records), ours.SLOWER, "plans", text)
-
-
-def same_losses(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether every step's loss is the same with and without each overlap, with any number of cores."""
-    differences = [cell.loss_difference("", cell.other) for cell in compared(records)]
-    same = [one == 0 for one in differences if not math.isnan(one)]
-    return tally(same, "pairs")
+    return tabulate("overlap", title, SHOWN, by_overlap(records), notes, apart=True)
 
 
 CPU = Recipe(steps=13, global_batch=16, microbatch=4, lr=1e-4, warmup_steps=2)
@@ -85,7 +52,6 @@ PAPER = [
     for plan in plans
 ]
 
-
 EXPERIMENT = Experiment(
     source="our own; ZeRO 2019, section 7, and Megatron-LM 2019, section 3, say what is sent when",
     expectation="where ranks compute while others' bytes arrive, a step is shorter by up to what it communicates; two "
@@ -93,20 +59,17 @@ EXPERIMENT = Experiment(
     claims=(
         ours.claim(
             "reducing gradients during the backward pass makes no step over 2% slower",
-            no_slower("overlap_grad_reduce"),
-            tolerance=ours.SLOWER,
+            no_slower_with("overlap_grad_reduce", ours.SLOWER), tolerance=ours.SLOWER,
         ),
         ours.claim(
             "gathering parameters ahead makes no step over 2% slower",
-            no_slower("overlap_param_gather"),
-            tolerance=ours.SLOWER,
+            no_slower_with("overlap_param_gather", ours.SLOWER), tolerance=ours.SLOWER,
         ),
         ours.claim(
             "reducing input gradients beside weight gradients makes no step over 2% slower",
-            no_slower("overlap_input_grad_reduce"),
-            tolerance=ours.SLOWER,
+            no_slower_with("overlap_input_grad_reduce", ours.SLOWER), tolerance=ours.SLOWER,
         ),
-        ours.claim("overlaps change no loss, to the bit", same_losses),
+        ours.claim("overlaps change no loss, to the bit", same_without),
     ),
     table=table,
     cost={"smoke": "1 min, 2 CPU cores", "small": "30 min, 2 CPU cores", "paper": "40 min, 64 GPUs with 80 GB"},
@@ -117,4 +80,4 @@ EXPERIMENT = Experiment(
         "small": ours.in_turn(one_by_one, SMALL, 3),
         "paper": ours.in_turn(one_by_one, PAPER, 3),
     },
-)
+)  # fmt: skip

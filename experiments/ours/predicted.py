@@ -6,105 +6,41 @@ the machine. What counts is how far the two are apart, and whether they put the 
 search for the fastest plan lives on.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pandas as pd
-
-from experiments.ours import claim, milliseconds, plan_name, timed
+from experiments.ours import claim, timed
 from harness.experiment.kit import (
-    MARK, MODEL, PERCENT, RANKS, RUNS, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Recipe,
-    Record, Run, Table, Tolerance, about, estimate, named, of_run, points, step_seconds, tabulate, tally,
+    MARK, MODEL, RANKS, RUNS, Experiment, ModelConfig, Plan, Recipe, Record, Table, about, milliseconds, named, of_run,
+    share, step_seconds, tabulate,
 )  # fmt: skip
-from harness.records.statistics import t_quantile
+from harness.experiment.simulated_steps import OFF, SAME_ORDER, close, compared, in_order, name, off, predicted, systems
 
-OFF = Tolerance(0.1, "a goal", "2026-11-21")
-"""Largest mean of the errors' sizes."""
-SAME_ORDER = Tolerance(0.85, "a goal", "2026-11-21")
-"""Least Kendall's tau."""
-
-
-def compared(records: Sequence[Record]) -> list[Point]:
-    """Return every point both trained and simulated, as measured; relative is the simulated step over the measured."""
-    found = points(records, step_seconds)
-    ran = {one.run: one for one in found if not one.is_simulated}
-    pairs = [(ran[one.run], one) for one in found if one.is_simulated and one.run in ran]
-    return [replace(one, relative=other.estimate(step_seconds) / one.estimate(step_seconds)) for one, other in pairs]
-
-
-def off(one: Point) -> float:
-    """Return the relative error of the simulated step."""
-    return one.relative.mean - 1
-
-
-def predicted(one: Point) -> float:
-    """Return the simulated seconds of a step."""
-    return one.relative.mean * one.mean(step_seconds)
-
-
-def name(run: Run) -> str:
-    again = "" if run.plan.recompute == "none" else f", {run.plan.recompute} recomputation"
-    return plan_name(run.plan) + (", zero-bubble" if run.plan.schedule == "zb_h1" else "") + again
-
-
-ERROR = Column(key="off", header="simulated / measured - 1", unit="%", si="fraction", scale=PERCENT, digits=2, of=off)
 SHOWN = (
-    MODEL, RANKS,
-    of_run("plan", "plan", name, text=True),
+    MODEL, RANKS, of_run("plan", "plan", name, text=True),
     of_run("microbatches", "microbatches", lambda run: run.microbatches),
     milliseconds("predicted", "step, simulated", predicted),
     milliseconds("step", "step, measured", lambda one: one.estimate(step_seconds)),
-    ERROR, RUNS, MARK,
+    share("off", "simulated / measured - 1", off, digits=2), RUNS, MARK,
 )  # fmt: skip
 
 
 def table(records: Sequence[Record]) -> Table:
     """Tabulate the step of every point that was trained and simulated, and the error of the prediction."""
     found = compared(records)
-    systems = ", ".join(dict.fromkeys(str(one.environment.system) for one in records if one.is_simulated))
     numbers = "; ".join(judged.numbers for judged in (close(records), in_order(records)) if judged)
     notes = (
-        f"Simulated for {systems}. Measured: the median of a run's steps, mean over repeats.",
+        f"Simulated for {systems(records)}. Measured: the median of a run's steps, mean over repeats.",
         f"{len(found)} points: {numbers}.",
     )
     return tabulate("predicted", f"Predicted and measured{about(records)}", SHOWN, found, notes)
-
-
-def close(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether predictions are off by OFF on average, or less."""
-    if not (found := compared(records)):
-        return None
-    mean, worst = sum(abs(off(one)) for one in found) / len(found), max(found, key=lambda one: abs(off(one)))
-    where = f"{worst.model}, {name(worst.run)}"
-    sure = estimate([abs(off(one)) for one in found])
-    wide = "" if sure.half_width is None else f" ± {sure.half_width:.1%}"
-    return tally([sure.scaled(-1) - -OFF], "", f"{mean:.1%}{wide} off on average, {off(worst):+.1%} at most ({where})")
-
-
-def in_order(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether predicted and measured steps are in the same order, but for a few pairs."""
-    if len(found := compared(records)) < 2:
-        return None
-    both = [(predicted(one), one.mean(step_seconds)) for one in found]
-    tau = kendall(both)
-    left_out = [kendall([*both[:i], *both[i + 1 :]]) for i in range(len(both))]
-    jackknife = math.sqrt((len(both) - 1) / len(both) * sum((one - tau) ** 2 for one in left_out))
-    margin = Estimate(tau - SAME_ORDER, t_quantile(len(both) - 1) * jackknife, len(both))
-    return tally([margin], "", f"Kendall's tau {tau:.2f} ± {margin.half_width:.2f}")
-
-
-def kendall(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Kendall's tau of pairs."""
-    return float(pd.DataFrame(pairs).corr(method="kendall").iloc[0, 1])
 
 
 CPU = Recipe(steps=15, lr=1e-4, warmup_steps=2)
 GPU = replace(CPU, steps=30, global_batch=64, microbatch=2)
 SMALL = [
     timed(
-        ModelConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, seq_len=seq_len),
-        plan,
+        ModelConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, seq_len=seq_len), plan,
         replace(CPU, global_batch=size * count * plan.dp, microbatch=size),
     )
     for (layers, hidden, heads, seq_len), plan, size, count in (
@@ -121,7 +57,7 @@ SMALL = [
         ((5, 256, 4, 192), Plan(dp=2, zero_stage=3), 4, 2),
         ((2, 512, 8, 64), Plan(dp=2, recompute="selective"), 8, 1),
     )
-]
+]  # fmt: skip
 """Models, their plans, and the size and number of a rank's microbatches in a step."""
 PAPER = (
     Plan(dp=8), Plan(dp=8, zero_stage=1), Plan(dp=8, zero_stage=3), Plan(dp=4, tp=2), Plan(tp=8),
@@ -130,7 +66,6 @@ PAPER = (
 )  # fmt: skip
 ON_8 = replace(named("gpt-1.2b"), dropout=0.0)
 
-
 EXPERIMENT = Experiment(
     source="our own",
     expectation="errors of 10% on average, as constants fitted to small runs carry to shapes that differ by a factor "
@@ -138,9 +73,7 @@ EXPERIMENT = Experiment(
     claims=(
         claim("predicted steps are off by 10% on average, or less", close, compares=True, tolerance=OFF),
         claim(
-            "predicted and measured steps are in the same order: Kendall's tau 0.85 or more",
-            in_order,
-            compares=True,
+            "predicted and measured steps are in the same order: Kendall's tau 0.85 or more", in_order, compares=True,
             tolerance=SAME_ORDER,
         ),
     ),
@@ -153,4 +86,4 @@ EXPERIMENT = Experiment(
         "small": [replace(run, repeat=repeat) for repeat in range(3) for run in SMALL],
         "paper": [timed(ON_8, replace(plan, bucket_bytes=2**27), GPU, "bf16") for plan in PAPER],
     },
-)
+)  # fmt: skip

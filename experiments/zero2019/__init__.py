@@ -12,6 +12,8 @@ from harness.experiment.kit import (
 )  # fmt: skip
 from harness.experiment.kit import printed as in_print
 
+V100 = 32e9
+"""Bytes of a device."""
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 OF_ZERO_100B: ZeroStage = 2
 """Stage that divides gradients and optimizer states."""
@@ -77,3 +79,35 @@ def bars(run_of: Callable[[Printed], Run], *figures: str) -> dict[Run, Point]:
 def compared(found: Sequence[Point]) -> list[Point]:
     """Return the points whose relative rate is known, without the baselines."""
     return [one for one in found if not one.is_baseline and not math.isnan(one.relative.mean)]
+
+
+OPTIONS = ("zero_stage", "partition_activations", "offload_activations")
+P_A: dict[str, Any] = {"partition_activations": True}
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "C1": {"zero_stage": 1}, "C2": {"zero_stage": 1, **P_A}, "C3": {"zero_stage": 2}, "C4": {"zero_stage": 2, **P_A},
+    "C5": {"zero_stage": 2, **P_A, "offload_activations": True},
+}  # fmt: skip
+"""Configurations of table 3; constant-size buffers and one-time allocation (C_B, M_D) are in all of them."""
+
+
+def configuration(run: Run) -> str:
+    """Return a run's configuration in table 3; empty for others."""
+    own = {name: value for name in OPTIONS if (value := getattr(run.plan, name))}
+    alike = (name for name, fields in CONFIGURATIONS.items() if fields == own and run.plan.recompute == "full")
+    return next(alike, "")
+
+
+def of_bar(bar: Printed) -> str:
+    return bar["quantity"].rpartition("_")[2].upper()
+
+
+def five_ways(model: ModelConfig, tp: int, dp: int, batch: int, bucket_bytes: int = 2**18) -> list[Run]:
+    """Return all configurations on CPUs, for the memory."""
+    plan = Plan(tp=tp, dp=dp, recompute="full", bucket_bytes=bucket_bytes)
+    return [for_memory(model, replace(plan, **fields), batch, batch) for fields in CONFIGURATIONS.values()]
+
+
+def for_speed(found: Sequence[Run], repeats: int) -> list[Run]:
+    """Return the runs with more steps and in fp32."""
+    longer = [replace(one, train=replace(one.train, steps=8), precision="fp32", fp32_gradients=True) for one in found]
+    return [replace(one, repeat=repeat) for repeat in range(repeats) for one in longer]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
-from experiments.zero2019 import COUNTED, PREDICTED, STAGES, N, T, for_memory
+from experiments.zero2019 import COUNTED, PREDICTED, STAGES, V100, N, T, for_memory
 from harness.experiment.checks import within_share
 from harness.experiment.kit import (
     ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
@@ -22,8 +22,8 @@ from harness.experiment.kit import (
 from impl.cost.memory import memory_of_ranks, model_state_bytes
 from impl.cost.parameters import count_parameters
 
-V100, LIMIT = 32e9, 20e6
-"""Bytes of the paper's devices, and bytes that a rank may take here."""
+LIMIT = 20e6
+"""Bytes that a rank may take here."""
 SHAPE = ModelConfig(hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
 DEEPEST: dict[tuple[int, ZeroStage], int] = {
     (1, 0): 5, (1, 1): 8, (1, 2): 8, (1, 3): 10,

@@ -13,28 +13,21 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from experiments.zero2019 import ALL_AS_PREDICTED, CLOSE, PRINTED_RATE, N, T, bars, compared, for_memory, on_v100s
+from experiments.zero2019 import (
+    ALL_AS_PREDICTED, CLOSE, CONFIGURATIONS, N, OPTIONS, PRINTED_RATE, T, V100, bars, compared,
+    configuration, five_ways, for_speed, of_bar, on_v100s,
+)  # fmt: skip
 from harness.analysis.scaling import LEAST_TIMED_STEPS
 from harness.experiment.checks import within_points
 from harness.experiment.kit import (
-    FLOP_RATE, GB, MARK, MODEL, POINTS, RUNS, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Printed,
-    Record, Run, Table, Tolerance, about, and_absent, apart_from, gigabytes, of_run, points, printed, published,
-    relative_to, tabulate, tally, with_printed,
+    FLOP_RATE, GB, MARK, MODEL, POINTS, RUNS, Claim, Evidence, Experiment, ModelConfig, Point, Record, Run, Table,
+    Tolerance, about, and_absent, apart_from, gigabytes, of_run, points, printed, published, relative_to, tabulate,
+    tally, with_printed,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory_of_ranks
 
-V100 = 32e9
-"""Bytes."""
 NEAR = Tolerance(0.1, "the paper prints its sizes to ten billions", "2026-11-23")
-"""Relative tolerance of a largest model against the published one."""
-OPTIONS = ("zero_stage", "partition_activations", "offload_activations")
-P_A: dict[str, Any] = {"partition_activations": True}
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "C1": {"zero_stage": 1}, "C2": {"zero_stage": 1, **P_A}, "C3": {"zero_stage": 2}, "C4": {"zero_stage": 2, **P_A},
-    "C5": {"zero_stage": 2, **P_A, "offload_activations": True},
-}  # fmt: skip
-"""Configurations of table 3; constant-size buffers and one-time allocation (C_B, M_D) are in all of them."""
 SAVES = (("C1", "C2"), ("C1", "C3"), ("C2", "C4"), ("C3", "C4"))
 """Pairs of configurations, of which the second has one saving more than the first."""
 SMOKE = ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_len=128)
@@ -49,17 +42,6 @@ NOTES = (
     "Published: figures 7 and 8, read off the plots. Cached is what PyTorch's allocator had taken, in use or not. "
     "The paper does not say whether recomputed FLOPs count in its rates; ours are model FLOPs.",
 )
-
-
-def configuration(run: Run) -> str:
-    """Return a run's configuration in table 3; empty for others."""
-    own = {name: value for name in OPTIONS if (value := getattr(run.plan, name))}
-    alike = (name for name, fields in CONFIGURATIONS.items() if fields == own and run.plan.recompute == "full")
-    return next(alike, "")
-
-
-def of_bar(bar: Printed) -> str:
-    return bar["quantity"].rpartition("_")[2].upper()
 
 
 @cache
@@ -171,18 +153,6 @@ def rates_as_published(records: Sequence[Record]) -> Evidence | None:
     return within_points(pairs, POINTS, "points")
 
 
-def runs(model: ModelConfig, tp: int, dp: int, batch: int, bucket_bytes: int = 2**18) -> list[Run]:
-    """Return all configurations on CPUs, for the memory."""
-    plan = Plan(tp=tp, dp=dp, recompute="full", bucket_bytes=bucket_bytes)
-    return [for_memory(model, replace(plan, **fields), batch, batch) for fields in CONFIGURATIONS.values()]
-
-
-def for_speed(found: Sequence[Run], repeats: int) -> list[Run]:
-    """Return the runs with more steps and in fp32."""
-    longer = [replace(one, train=replace(one.train, steps=8), precision="fp32", fp32_gradients=True) for one in found]
-    return [replace(one, repeat=repeat) for repeat in range(repeats) for one in longer]
-
-
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), sections 6.1 and 10.5, tables 3 and 7 to 9, figures 6 to 8",
     expectation="memory falls from C1 to C5, P_a leaves 1/t of the activations; 40, 60, 50, 140 and 150B fit; "
@@ -190,8 +160,8 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(
             "a step takes as much memory as predicted, within 5%", "our own",
-            lambda records: ALL_AS_PREDICTED([one.records[0] for one in configured(records)]),
-            kind="self-consistency", tolerance=CLOSE,
+            lambda records: ALL_AS_PREDICTED([one.records[0] for one in configured(records)]), kind="self-consistency",
+            tolerance=CLOSE,
         ),
         Claim(
             "P_a leaves one of t parts of the activations, exactly", "section 6.1", leaves_a_part,
@@ -218,8 +188,13 @@ EXPERIMENT = Experiment(
     "two steps: these say what is kept, and nothing of speed, which two tensor-parallel ranks are for, in fp32. A "
     "CPU's memory is the host's, so that P_a+cpu moves nothing there.",
     runs={
-        "smoke": [*runs(TINY, 2, 2, 4, TINY_BUCKETS), *for_speed(runs(SMOKE, 2, 1, 8, TINY_BUCKETS)[3:], 1)],  # C4, C5
-        "small": [*runs(SMALL, 2, 2, 8), *runs(SMOKE, 4, 2, 8), *for_speed(runs(SMALL, 2, 1, 4)[2:], 3)],  # from C3
+        "smoke": [
+            *five_ways(TINY, 2, 2, 4, TINY_BUCKETS), *for_speed(five_ways(SMOKE, 2, 1, 8, TINY_BUCKETS)[3:], 1),
+        ],  # for speed C4 and C5
+        "small": [
+            *five_ways(SMALL, 2, 2, 8), *five_ways(SMOKE, 4, 2, 8),
+            *for_speed(five_ways(SMALL, 2, 1, 4)[2:], 3),  # from C3
+        ],
         "paper": list(in_print()),
     },
 )  # fmt: skip

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from harness.analysis.columns import milliseconds, share
 from harness.analysis.render import Column, Table
 from harness.analysis.scaling import shown_elsewhere
-from harness.analysis.tables import DEVICE, MARK, MILLI, MODEL, PERCENT, RANKS, RUNS, VARIES, measured, timed
+from harness.analysis.tables import DEVICE, MARK, MODEL, RANKS, RUNS, VARIES, measured, timed
 from harness.records.labels import labels
 from harness.records.measures import about, combine
 from harness.records.parts import Limit
@@ -24,31 +25,23 @@ PARTS = {
 """Parts of a profiled step: names in `harness.rank.profile`, and headers in tables."""
 
 
-def _milliseconds(key: str, header: str) -> Column:
-    return Column(key=key, header=header, unit="ms", si="s", scale=MILLI)
-
-
-def _percent(key: str, header: str) -> Column:
-    return Column(key=key, header=header, unit="%", si="fraction", scale=PERCENT, digits=3)
-
-
 LIMIT = (
     MODEL, VARIES, DEVICE, RANKS,
-    _milliseconds("gemm_alone_seconds", "matrix products alone"),
-    _milliseconds("attention_alone_seconds", "attention alone"),
-    _milliseconds("collective_alone_seconds", "collectives alone"),
-    _milliseconds("limit_seconds", "limit"),
-    _milliseconds("step_seconds", "step, median"),
-    _percent("limit_share", "share of the limit reached"),
+    milliseconds("gemm_alone_seconds", "matrix products alone"),
+    milliseconds("attention_alone_seconds", "attention alone"),
+    milliseconds("collective_alone_seconds", "collectives alone"),
+    milliseconds("limit_seconds", "limit"),
+    milliseconds("step_seconds", "step, median"),
+    share("limit_share", "share of the limit reached"),
     RUNS, MARK,
 )  # fmt: skip
 BREAKDOWN = (
     MODEL, VARIES, DEVICE, RANKS,
-    _milliseconds("profiled_seconds", "profiled step"),
+    milliseconds("profiled_seconds", "profiled step"),
     *(
         column
         for part, header in PARTS.items()
-        for column in (_milliseconds(f"{part}_seconds", header), _percent(f"{part}_share", header))
+        for column in (milliseconds(f"{part}_seconds", header), share(f"{part}_share", header))
     ),
     RUNS, MARK,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from harness.analysis.render import Column
-from harness.analysis.tables import PERCENT
+from harness.analysis.tables import MILLI, PERCENT
 from impl.run import Run
 
 MIB, GB = 2**20, 1e9
@@ -18,6 +18,11 @@ def of_run(key: str, header: str, value: Callable[[Run], Any], *, text: bool = F
 def share(key: str, header: str, of: Callable[[Any], Any] | None = None, digits: int = 3) -> Column:
     """Return a column of fractions, shown in percent."""
     return Column(key=key, header=header, unit="%", si="fraction", scale=PERCENT, digits=digits, of=of)
+
+
+def milliseconds(key: str, header: str, of: Callable[[Any], Any] | None = None) -> Column:
+    """Return a column of seconds, shown in milliseconds."""
+    return Column(key=key, header=header, unit="ms", si="s", scale=MILLI, of=of)
 
 
 def ratio(key: str, header: str, of: Callable[[Any], Any]) -> Column:

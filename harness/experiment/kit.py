@@ -18,8 +18,10 @@ from harness.analysis.columns import (
     TP,
     TP_SENT,
     ZERO_STAGE,
+    milliseconds,
     of_run,
     printed,
+    ratio,
     share,
 )  # fmt: skip
 from harness.analysis.points import Measure, Point, points, relative_to, tabulate
@@ -149,6 +151,7 @@ __all__ = [
     "largest",
     "less",
     "means",
+    "milliseconds",
     "named",
     "near",
     "noted",
@@ -159,6 +162,7 @@ __all__ = [
     "printed",
     "published",
     "rate_with_recomputation",
+    "ratio",
     "relative_to",
     "share",
     "size_name",

@@ -1,0 +1,194 @@
+"""Checks on placements of LayerNorm: which diverge, end worse, have outlier dimensions, and what their laws give."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from harness.analysis.outliers import FAR, IN_LAYERS, Look, looks
+from harness.analysis.placement_laws import BASELINE, SURE, ends, fits, targets
+from harness.analysis.render import number
+from harness.analysis.scaling_law import difference
+from harness.experiment.claims import Check, Evidence, Tolerance, less, means, tally
+from harness.experiment.published import published
+from harness.records.measures import size_name
+from harness.records.record import Record
+from harness.records.statistics import Estimate, estimate
+from harness.records.store import FINISHED
+from impl.model.norm_placement import PLACEMENTS
+
+WORSE = Tolerance(0.05, "assumed before the spread between seeds was measured", "2026-11-20")
+"""Share by which a perplexity that counts as worse is larger."""
+Model = tuple[str, int, float, float]
+"""Family, layers, parameters and learning rate."""
+
+
+def perplexities(record: Record) -> list[float]:
+    return [math.inf] if record.has_diverged else [last.token_perplexity for last in record.last_evaluations]
+
+
+def by_rate(records: Sequence[Record], norm: str) -> dict[Model, Estimate]:
+    """Return the mean perplexity on held-out text of each model with this placement; infinite if a run diverged."""
+    key = lambda one: (one.run.model.family, one.run.model.num_layers, one.parameters, one.run.train.lr)
+    ours = [one for one in records if one.run.model.norm_placement == norm]
+    return means((key(one), value) for one in ours for value in perplexities(one))
+
+
+def pre_beats_post(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether pre-layernorm has the lower perplexity in every model at every learning rate."""
+    pre, post = by_rate(records, "pre"), by_rate(records, "post")
+    both = sorted(pre.keys() & post.keys())
+    most = max((post[model].mean / pre[model].mean for model in both), default=math.nan)
+    return tally([less(pre[model], post[model]) for model in both], "pairs", f"post is up to {most:.2f} times pre")
+
+
+def only_post_diverges(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether some run with LayerNorm after each block diverges, and none with it before."""
+    finished = [record for record in records if record.status in FINISHED]
+    runs = {
+        norm: [one.has_diverged for one in finished if one.run.model.norm_placement == norm] for norm in ("pre", "post")
+    }
+    if not all(runs.values()):
+        return None
+    numbers = (f"{sum(of_one)} of {len(of_one)} runs ({norm})" for norm, of_one in runs.items())
+    return tally([not any(runs["pre"]) and any(runs["post"])], "", f"diverged: {', '.join(numbers)}")
+
+
+def rate_hurts_post_more(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether post-layernorm loses more than pre, or gains less, from the lowest learning rate to the highest."""
+    pre, post = by_rate(records, "pre"), by_rate(records, "post")
+    rates: dict[tuple[str, int, float], list[float]] = {}
+    for family, layers, size, lr in sorted(pre.keys() & post.keys()):
+        rates.setdefault((family, layers, size), []).append(lr)
+    loses = lambda found, model, lr: found[*model, lr[-1]] / found[*model, lr[0]]
+    both = {model: (loses(post, model, lr), loses(pre, model, lr)) for model, lr in rates.items() if len(lr) > 1}
+    numbers = (f"{model[0]} of {model[1]} layers: post {a:.3f}, pre {b:.3f} times" for model, (a, b) in both.items())
+    return tally([less(b, a) for a, b in both.values()], "models", "; ".join(numbers))
+
+
+def deep_post_fails(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether every deeper post-layernorm model ends over WORSE worse than shallow ones at the same rate."""
+    post = by_rate(records, "post")
+    pairs = [
+        (shallow, deep)
+        for shallow, deep in product(sorted(post), repeat=2)
+        if (shallow[0], shallow[3]) == (deep[0], deep[3]) and shallow[1] < deep[1]
+    ]
+    numbers = [f"{s[0]} lr {s[3]:g}: {number(post[d].mean)} deep, {number(post[s].mean)} shallow" for s, d in pairs]
+    margins = [less(post[shallow].scaled(1 + WORSE), post[deep]) for shallow, deep in pairs]
+    return tally(margins, "pairs", "; ".join(numbers))
+
+
+WORTH = Tolerance(10, "assumed", "2026-11-22")
+"""Least ratio of the loss without the most outstanding dimension to that without an average one."""
+EARLY = Tolerance(0.5, "assumed", "2026-11-22")
+"""Share of the training after which outliers have to be there."""
+
+
+def at_the_end(records: Sequence[Record], norm: str) -> list[Look]:
+    """Return the last look at each run of one placement."""
+    return [one for one in looks(records) if one.share == 1 and one.norm == norm]
+
+
+def by_model(found: Iterable[Look], measure: str) -> str:
+    """Return means over seeds by model, as `1.3 (GPT 0.3M), 2 (BERT 0.3M)`."""
+    values = means((one.model, getattr(one, measure)) for one in found)
+    return ", ".join(f"{number(value.mean, 3)} ({model})" for model, value in values.items())
+
+
+def has_outliers(norm: str) -> Check:
+    """Return a check that every model with this placement ends with outlier dimensions."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        found = at_the_end(records, norm)
+        return tally([one.outliers > 0 for one in found], "runs", by_model(found, "outliers"))
+
+    return check
+
+
+def same_in_most_norms(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether post-layernorm BERTs have their furthest weight over FAR, in the same dimension of most norms."""
+    found = [one for one in at_the_end(records, "post") if one.record.run.model.family == "bert"]
+    numbers = f"furthest {by_model(found, 'weight')} sd; the same in {by_model(found, 'same')} of the norms"
+    return tally([one.weight > FAR and one.same > IN_LAYERS for one in found], "runs", numbers)
+
+
+def worth_more(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether losing the most outstanding dimension raises the loss WORTH times as much as losing another."""
+    found = {norm: [one for one in at_the_end(records, norm) if not math.isnan(one.lost)] for norm in PLACEMENTS}
+    numbers = (
+        f"{norm}: {by_model(own, 'lost')} and {by_model(own, 'lost_average')} nats"
+        for norm, own in found.items()
+        if own
+    )
+    held = [one.lost > WORTH * max(one.lost_average, 0.0) for own in found.values() for one in own]
+    return tally(held, "runs", "; ".join(numbers))
+
+
+def there_early(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether runs that end with outliers have some after EARLY of their training, or before."""
+    found = [one for one in looks(records) if one.outliers > 0]
+    early = {one.record.id for one in found if one.share <= EARLY}
+    return tally([one.record.id in early for one in found if one.share == 1], "runs that end with some")
+
+
+def most_without_end_norm(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether the largest dimension stands out more with pre-layernorm, whose sum is unscaled, than with post."""
+    pre, post = (means((one.model, one.ratio) for one in at_the_end(records, norm)) for norm in ("pre", "post"))
+    both = [(pre[model], post[model], model) for model in pre if model in post]
+    numbers = ", ".join(f"{a:.2f} and {b:.2f} ({model})" for a, b, model in both)
+    return tally([less(b, a) for a, b, _ in both], "models", f"{numbers} times the median")
+
+
+CLOSE = Tolerance(0.02, "assumed", "2026-11-22")
+"""Largest root mean square of log loss over the law's that counts as described by it."""
+
+
+def described(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether the law is close to the losses of every placement."""
+    laws = fits(records)
+    numbers = ", ".join(f"{one.off:.2%} ({norm})" for norm, one in laws.items())
+    return tally([one.off <= CLOSE for one in laws.values()], "placements", numbers)
+
+
+def higher_here(other: str) -> Check:
+    """Return a check that the other placement ends higher than the baseline at every size that was trained."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        ours, theirs = ends(records, BASELINE), ends(records, other)
+        mean = lambda end: estimate(end.losses)
+        over = {name: mean(theirs[name]) - mean(end) for name, end in ours.items() if name in theirs}
+        numbers = ", ".join(f"{one:+.3f} ({name})" for name, one in over.items())
+        return tally(list(over.values()), "sizes", f"{numbers} nats")
+
+    return check
+
+
+def higher_beyond(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether SURE of the draws have post above the baseline at every larger size; None if a law fails."""
+    laws = fits(records)
+    if any(norm not in laws or laws[norm].off > CLOSE for norm in (BASELINE, "post")):
+        return None
+    found = [(size, difference(laws["post"], laws[BASELINE], size, tokens)) for size, tokens in targets(laws)]
+    found = [(size, one) for size, one in found if not math.isnan(one.above)]
+    numbers = ", ".join(
+        f"{one.mean:+.2f}, {one.low:+.2f} to {one.high:+.2f}, in {one.above:.0%} of the draws "
+        f"({size_name(round(size))})"
+        for size, one in found
+    )
+    return tally([one.above >= SURE for _, one in found], "sizes", numbers)
+
+
+def as_chinchilla(records: Sequence[Record]) -> Evidence | None:
+    """Judge whether the baseline's exponents are Chinchilla's, within the interval of the draws."""
+    one = fits(records).get(BASELINE)
+    if one is None:
+        return None
+    held, parts = [], []
+    for name in ("alpha", "beta"):
+        (printed,) = published("chinchilla2022", f"fit_{name}")["value"]
+        low, high = one.interval(lambda law, name=name: getattr(law, name))
+        if math.isnan(low):
+            return None
+        held.append(low <= printed <= high)
+        parts.append(f"{name} {getattr(one.law, name):.2f}, {low:.2f} to {high:.2f}")
+    return tally(held, "exponents", "; ".join(parts))

@@ -1,0 +1,53 @@
+"""Figures of norm placements during training: outlier dimensions, and losses with the law through them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.outliers import looks
+from harness.analysis.placement_laws import fits
+from harness.figures.style import COLOURS, panels
+from harness.records.measures import about, size_name
+from harness.records.record import Record
+from impl.model.norm_placement import PLACEMENTS
+
+
+def of_outliers(records: Sequence[Record]) -> Any:
+    """Draw the largest dimension over the median during training: a panel a model, a line a placement and seed."""
+    found = looks(records)
+    if not found:
+        return None
+    models = list(dict.fromkeys(one.model for one in found))
+    made, axes = panels(len(models))
+    for ax, model in zip(axes, models, strict=True):
+        for norm, colour in zip(PLACEMENTS, COLOURS, strict=False):
+            own = [one for one in found if (one.model, one.norm) == (model, norm)]
+            for i, run in enumerate(dict.fromkeys(one.record.id for one in own)):
+                line = [(one.tokens, one.ratio) for one in own if one.record.id == run]
+                ax.plot(*zip(*line, strict=True), "o-", markersize=3, color=colour, label=norm if i == 0 else None)
+        ax.set(title=model, xlabel="tokens", ylabel="largest dimension over median", ylim=(1, None))
+        ax.legend()
+    made.suptitle(f"How far one dimension stands out{about(records)}")
+    return made
+
+
+def of_laws(records: Sequence[Record]) -> Any:
+    """Draw loss against tokens of every model, a panel a placement, with its law; None without a law."""
+    laws = fits(records)
+    if not laws:
+        return None
+    every = [point.loss for one in laws.values() for point in one.points]
+    limits = 0.98 * min(every), 1.02 * max(every)
+    made, axes = panels(len(laws))
+    for ax, (norm, one) in zip(axes, laws.items(), strict=True):
+        sizes = sorted({point.parameters for point in one.points})
+        for colour, size in zip(COLOURS, sizes, strict=False):
+            own = [point for point in one.points if point.parameters == size]
+            tokens = np.geomspace(min(point.tokens for point in own), max(point.tokens for point in own))
+            ax.plot([p.tokens for p in own], [p.loss for p in own], "o", markersize=3, alpha=0.6, color=colour)
+            ax.plot(tokens, one.law.loss(size, tokens), color=colour, label=size_name(round(size)))
+        ax.set(title=norm, xlabel="tokens", ylabel="loss (nats per token)", xscale="log", ylim=limits)
+        ax.legend(title="parameters", fontsize=8)
+    made.suptitle(f"Losses, and the law through them{about(records)}")
+    return made
