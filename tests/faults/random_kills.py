@@ -3,7 +3,8 @@
 Sweeps of four points, two at a time, each in a process of its own. While one runs, a process of it (the harness, a
 supervisor, a rank) is killed every few seconds; on Slurm a job may be requeued or cancelled, a node drained or the
 controller killed instead. Then the same command is given until every point is finished, and each record must be that
-of an undisturbed sweep.
+of an undisturbed sweep. Like an administrator, it resumes nodes that Slurm drains by itself ("Duplicate jobid", after a
+controller was killed) and releases jobs that Slurm holds.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -48,6 +50,8 @@ def main() -> int:
     chance, done = random.Random(given.seed), Counter[str]()
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(two_nodes()) if given.on == "slurm" else None
+        if cluster:
+            threading.Thread(target=administrate, daemon=True).start()
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kills-")))
         tokens = write_tokens(scratch / "tokens")
         expected = {run_of(name, tokens).id: undisturbed(name, scratch / name, tokens) for name in LAYOUTS}
@@ -61,6 +65,23 @@ def main() -> int:
             print(f"{done.total()}/{given.kills}: {problem or 'all records equal'}", flush=True)
     print(", ".join(f"{count} {what}" for what, count in done.most_common()), f"(seed {given.seed})")
     return int(problems > 0)
+
+
+def ask(*words: str) -> str:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(words, capture_output=True, timeout=60, check=False, text=True).stdout
+    return ""
+
+
+def administrate() -> None:
+    """Resume drained nodes and release held jobs, for ever."""
+    while True:
+        time.sleep(10)
+        for node in ask("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N").split():
+            ask("scontrol", "update", f"nodename={node}", "state=resume")
+        for job in ask("squeue", "--noheader", "--array", "--states=pending", "--format=%i|%r").splitlines():
+            if "held" in job.lower():
+                ask("scontrol", "release", job.partition("|")[0])
 
 
 def runs(tokens: Path) -> list[Run]:
@@ -122,7 +143,6 @@ def strike(folder: Path, driver: subprocess.Popen[Any], chance: random.Random, c
 def on_slurm(folder: Path, cluster: TwoNodes, chance: random.Random) -> list[tuple[str, Callable[[], Any]]]:
     """What can be done to a cluster and the sweep's jobs."""
     jobs = [job.job for attempt in store_of(folder).folder.glob("attempts/*") if (job := job_of(attempt))]
-    ask = lambda *words: subprocess.run(words, capture_output=True, timeout=60, check=False)
 
     def drained() -> None:
         ask("scontrol", "update", "nodename=node1", "state=drain", "reason=chaos")
