@@ -15,7 +15,7 @@ TAILS = (0.05, 0.95)
 
 
 class Scored(NamedTuple):
-    """Forecasts of an experiment's runs beside the median seconds of their steps."""
+    """Forecasts of an experiment's runs, with the median seconds of their steps."""
 
     experiment: str
     pairs: Sequence[tuple[Record, float]]

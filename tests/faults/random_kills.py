@@ -33,6 +33,8 @@ from tests.slurm.two_nodes import TwoNodes, two_nodes
 COMMANDS = 8
 """At most until every point is finished, once nothing is killed any more."""
 PER_SWEEP = 4
+ENDING = 30
+"""Seconds in which Slurm has to end what it has signalled."""
 
 
 def main() -> int:
@@ -174,8 +176,9 @@ def finished(folder: Path, tokens: Path, on: Where, expected: dict[str, dict[str
         for run_id, record in found.items()
         if essence(record) != expected[run_id]
     ]
-    time.sleep(2)
-    left = [one.info["cmdline"] for one in processes(folder)]
+    until = time.monotonic() + (2 if on == "local" else ENDING)
+    while (left := [one.info["cmdline"] for one in processes(folder)]) and time.monotonic() < until:
+        time.sleep(0.5)
     files = sorted(path.stem for path in store.recorded.glob("*.json"))
     lost = "" if files == sorted(expected) else f"records {files}, not {sorted(expected)}"
     return "; ".join(
