@@ -1,6 +1,6 @@
 """Errors caused by the user's input, in one line each."""
 
-from pydantic import ValidationError
+import sys
 
 
 class InputError(ValueError):
@@ -9,7 +9,8 @@ class InputError(ValueError):
 
 def in_one_line(error: Exception) -> str:
     """Return an error's text as one line; of a file that does not fit its types the first field that does not."""
-    if isinstance(error, ValidationError):
+    pydantic = sys.modules.get("pydantic")  # not imported for this: supervisors start faster without it
+    if pydantic and isinstance(error, pydantic.ValidationError):
         first = error.errors()[0]
         return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
     return " ".join(str(error).split())
