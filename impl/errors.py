@@ -1,7 +1,5 @@
 """Errors caused by the user's input, in one line each."""
 
-import sys
-
 
 class InputError(ValueError):
     """One line for the user: what is wrong, where, and what would be valid. The command line prints it and exits 2."""
@@ -9,8 +7,9 @@ class InputError(ValueError):
 
 def in_one_line(error: Exception) -> str:
     """Return an error's text as one line; of a file that does not fit its types the first field that does not."""
-    pydantic = sys.modules.get("pydantic")  # not imported for this: supervisors start faster without it
-    if pydantic and isinstance(error, pydantic.ValidationError):
+    from pydantic import ValidationError  # supervisors start faster without it
+
+    if isinstance(error, ValidationError):
         first = error.errors()[0]
         return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
     return " ".join(str(error).split())
