@@ -102,7 +102,7 @@ class Site:
         self, ranks: int, seconds: float, points: int = 1, at_once: int = 0, folder: Path = Path(), threads: int = 1
     ) -> str:
         """Return the script for sbatch by `submit` for this many points of one shape, with attempts in `folder`."""
-        executor = self._executor(submissions(folder / "attempt") / "NAME", ranks, threads, seconds, at_once)
+        executor = self._executor(_readable(submissions(folder / "attempt")) / "NAME", ranks, threads, seconds, at_once)
         executor.parameters |= {"map_count": min(points, ARRAY)} if points > 1 else {}
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
@@ -119,9 +119,7 @@ class Site:
         return sorted(visible_gpus(), key=in_use.count)[:ranks]
 
     def _submit(self, attempts: Sequence[Path], ranks: int, seconds: float, at_once: int) -> list[str]:
-        root = submissions(attempts[0])
-        if "%" in str(root):
-            raise InputError(f"--on slurm: {root} has a %, which Slurm reads as a pattern; give another --out")
+        root = _readable(submissions(attempts[0]))
         root.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=root))
         orders = Orders.found(attempts[0])
@@ -180,6 +178,13 @@ class SlurmExecutor(submitit.SlurmExecutor):
     def affinity(cls) -> int:
         """Return submitit's mark of an executor that can be used."""
         return 2
+
+
+def _readable(folder: Path) -> Path:
+    """Return a folder whose name Slurm reads as it is: % begins a pattern, and a line break ends an option's line."""
+    if "%" in str(folder) or not str(folder).isprintable():
+        raise InputError(f"--on slurm: {str(folder)!r} has a % or a control character; give another --out")
+    return folder
 
 
 def _accepted(executor: SlurmExecutor, attempts: Sequence[Path]) -> list[submitit.Job[None]]:

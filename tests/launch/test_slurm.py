@@ -272,10 +272,13 @@ def test_a_job_that_submits_hands_nothing_of_its_own_on(
     assert os.environ["SLURM_MEM_PER_CPU"] == "7"
 
 
-def test_a_folder_that_slurm_would_read_as_a_pattern_is_refused(slurm: Callable[[str], Path], tmp_path: Path):
+@pytest.mark.parametrize("name", ["100%", "a\n#SBATCH --uid=0"])
+def test_a_folder_that_slurm_would_read_otherwise_is_refused(name: str, slurm: Callable[[str], Path], tmp_path: Path):
     slurm(ACCEPT)
-    with pytest.raises(InputError, match="has a %"):
-        Site("slurm").submit(attempts(tmp_path / "100%", 1), 1, 60.0)
+    with pytest.raises(InputError, match="has a % or a control character"):
+        Site("slurm").submit(attempts(tmp_path / name, 1), 1, 60.0)
+    with pytest.raises(InputError, match="has a % or a control character"):
+        Site("slurm").script(1, 60.0, folder=tmp_path / name)
 
 
 @pytest.mark.parametrize(
