@@ -44,10 +44,11 @@ class Measured:
         return found if has_steps and all(isinstance(line.get("step"), int) for line in found.evaluations) else None
 
     def until(self, step: int) -> "Measured":
-        """Return the measurements before a step."""
+        """Return the measurements before a step; those that were written may be of a later one than its checkpoint."""
         steps = [line for line in self.steps if line["step"] < step]
         evaluations = [line for line in self.evaluations if line["step"] <= step]
-        return dataclasses.replace(self, steps=steps, evaluations=evaluations)
+        seconds = self.seconds | {"training": sum(line.get("seconds", 0.0) for line in steps)}
+        return dataclasses.replace(self, steps=steps, evaluations=evaluations, seconds=seconds)
 
 
 class DamagedError(RuntimeError):

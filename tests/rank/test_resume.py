@@ -143,9 +143,11 @@ def test_ranks_agree_on_what_they_go_on_from(tokens: Path, tmp_path: Path) -> No
 
 
 def test_what_was_measured_until_a_step() -> None:
-    steps = [{"step": i} for i in range(5)]
-    whole = Measured(steps=steps, evaluations=[{"step": 2}, {"step": 4}], resumed=[1])
-    assert whole.until(2) == Measured(steps=steps[:2], evaluations=[{"step": 2}], resumed=[1])
+    steps = [{"step": i, "seconds": 0.5} for i in range(5)]
+    seconds = {"startup": 3.0, "training": 2.5}
+    whole = Measured(steps=steps, evaluations=[{"step": 2}, {"step": 4}], seconds=seconds, resumed=[1])
+    left = Measured(steps=steps[:2], evaluations=[{"step": 2}], seconds=seconds | {"training": 1.0}, resumed=[1])
+    assert whole.until(2) == left, "steps after the checkpoint are done again"
 
 
 @given(found=st.recursive(st.none() | st.integers() | st.text(), st.lists) | st.dictionaries(
