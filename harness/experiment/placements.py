@@ -8,6 +8,7 @@ from harness.analysis.outliers import FAR, IN_LAYERS, Look, looks
 from harness.analysis.placement_laws import BASELINE, SURE, ends, fits, targets
 from harness.analysis.render import number
 from harness.analysis.scaling_law import difference
+from harness.analysis.stability import Arm, arms
 from harness.experiment.claims import Check, Evidence, Tolerance, less, means, tally
 from harness.experiment.published import published
 from harness.records.measures import size_name
@@ -192,3 +193,79 @@ def as_chinchilla(records: Sequence[Record]) -> Evidence | None:
         held.append(low <= printed <= high)
         parts.append(f"{name} {getattr(one.law, name):.2f}, {low:.2f} to {high:.2f}")
     return tally(held, "exponents", "; ".join(parts))
+
+
+def _paired(records: Sequence[Record], one: str, other: str) -> list[tuple[Arm, Arm]]:
+    """Return the arms of two placements, paired by depth and warm-up."""
+    found = {(arm.norm, arm.layers, arm.warmup): arm for arm in arms(records)}
+    pairs = ((arm, found.get((other, arm.layers, arm.warmup))) for arm in found.values() if arm.norm == one)
+    return [(arm, its) for arm, its in pairs if its]
+
+
+def _at(arm: Arm) -> str:
+    return f"{arm.layers} layers, warm-up {arm.warmup}"
+
+
+def stable_at_higher_rates(layers: int) -> Check:
+    """Return a check that pre-layernorm's largest stable rate is above post-layernorm's, with `layers` and more."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        pairs = [(pre, post) for pre, post in _paired(records, "pre", "post") if pre.layers >= layers]
+        numbers = (f"{pre.stable_rate:g} and {post.stable_rate:g} ({_at(pre)})" for pre, post in pairs)
+        return tally([pre.stable_rate > post.stable_rate for pre, post in pairs], "models", "; ".join(numbers))
+
+    return check
+
+
+def as_stable(one: str, other: str) -> Check:
+    """Return a check that one placement's largest stable rate is not below the other's, in every model."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        pairs = _paired(records, one, other)
+        numbers = (f"{a.stable_rate:g} and {b.stable_rate:g} ({_at(a)})" for a, b in pairs)
+        return tally([a.stable_rate >= b.stable_rate for a, b in pairs], "models", "; ".join(numbers))
+
+    return check
+
+
+def best_beats(lower: str, higher: str) -> Check:
+    """Return a check that a placement's loss at its best rate is below another's at its own, in every model."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        pairs = _paired(records, lower, higher)
+        over = [less(a.best_loss, b.best_loss) for a, b in pairs]
+        numbers = (f"{a.best_loss.mean:.3f} and {b.best_loss.mean:.3f} ({_at(a)})" for a, b in pairs)
+        return tally(over, "models", f"{'; '.join(numbers)}; nats")
+
+    return check
+
+
+def falls_with_depth(norm: str) -> Check:
+    """Return a check that the deepest model's largest stable rate is below the shallowest's, for every warm-up."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        found: dict[int, list[Arm]] = {}
+        for arm in arms(records):
+            if arm.norm == norm:
+                found.setdefault(arm.warmup, []).append(arm)
+        lines = [own for own in found.values() if len(own) > 1]
+        rates = (", ".join(f"{arm.stable_rate:g} ({arm.layers})" for arm in own) for own in lines)
+        numbers = (f"warm-up {own[0].warmup}: {text}" for own, text in zip(lines, rates, strict=True))
+        return tally([own[-1].stable_rate < own[0].stable_rate for own in lines], "warm-ups", "; ".join(numbers))
+
+    return check
+
+
+def warmup_helps(norm: str, layers: int) -> Check:
+    """Return a check that the longest warm-up's largest stable rate is above the shortest's, with `layers` and more."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        found: dict[int, list[Arm]] = {}
+        for arm in arms(records):
+            if arm.norm == norm and arm.layers >= layers:
+                found.setdefault(arm.layers, []).append(arm)
+        pairs = [(own[0], own[-1]) for own in found.values() if len(own) > 1]
+        numbers = (f"{a.stable_rate:g} to {b.stable_rate:g} ({a.layers} layers)" for a, b in pairs)
+        return tally([b.stable_rate > a.stable_rate for a, b in pairs], "depths", "; ".join(numbers))
+
+    return check

@@ -1,12 +1,14 @@
 """Figures of norm placements during training: outlier dimensions, and losses with the law through them."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from harness.analysis.outliers import looks
 from harness.analysis.placement_laws import fits
+from harness.analysis.stability import arms, outcome
 from harness.figures.style import COLOURS, panels
 from harness.records.measures import about, size_name
 from harness.records.record import Record
@@ -50,4 +52,38 @@ def of_laws(records: Sequence[Record]) -> Any:
         ax.set(title=norm, xlabel="tokens", ylabel="loss (nats per token)", xscale="log", ylim=limits)
         ax.legend(title="parameters", fontsize=8)
     made.suptitle(f"Losses, and the law through them{about(records)}")
+    return made
+
+
+def of_stability(records: Sequence[Record]) -> Any:
+    """Draw the loss over depth and learning rate: a panel a placement and warm-up, a cell a model at a rate.
+
+    A cell is crossed out where a run diverged, with how many did; the rates below are those that train.
+    """
+    found = arms(records)
+    if not found:
+        return None
+    norms = [norm for norm in PLACEMENTS if any(arm.norm == norm for arm in found)]
+    warmups, depths = (sorted({getattr(arm, name) for arm in found}) for name in ("warmup", "layers"))
+    rates = list(found[0].losses)
+    known = [loss for arm in found for losses in arm.losses.values() for loss in losses if np.isfinite(loss)]
+    made, axes = panels(len(warmups) * len(norms))
+    for ax, (warmup, norm) in zip(axes, product(warmups, norms), strict=True):
+        own = {arm.layers: arm for arm in found if (arm.norm, arm.warmup) == (norm, warmup)}
+        losses = [[own[depth].losses[rate] if depth in own else [] for rate in rates] for depth in depths]
+        means = np.array([[np.mean(cell) if cell else np.nan for cell in row] for row in losses])
+        drawn = ax.imshow(
+            np.where(np.isfinite(means), means, np.nan), aspect="auto", origin="lower", cmap="viridis_r",
+            vmin=min(known, default=0), vmax=max(known, default=1),
+        )  # fmt: skip
+        for (y, x), mean in np.ndenumerate(means):
+            failed = outcome(losses[y][x]) if losses[y][x] else None
+            text = failed.removesuffix(" diverged") if failed else "" if np.isnan(mean) else f"{mean:.2f}"
+            ax.text(x, y, f"\u00d7\n{text}" if failed else text, ha="center", va="center", fontsize=8)
+        ax.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+        ax.set_yticks(range(len(depths)), [str(depth) for depth in depths])
+        ax.set(title=f"{norm}, warm-up {warmup}", xlabel="learning rate", ylabel="layers")
+        ax.grid(visible=False)
+    made.colorbar(drawn, ax=axes, label="loss (nats per token)")
+    made.suptitle(f"Where each placement trains; \u00d7: so many runs diverged{about(records)}")
     return made
