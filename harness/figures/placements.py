@@ -67,6 +67,7 @@ def of_stability(records: Sequence[Record]) -> Any:
     warmups, depths = (sorted({getattr(arm, name) for arm in found}) for name in ("warmup", "layers"))
     rates = list(found[0].losses)
     known = [loss for arm in found for losses in arm.losses.values() for loss in losses if np.isfinite(loss)]
+    middle = (min(known, default=0) + max(known, default=1)) / 2
     made, axes = panels(len(warmups) * len(norms))
     for ax, (warmup, norm) in zip(axes, product(warmups, norms), strict=True):
         own = {arm.layers: arm for arm in found if (arm.norm, arm.warmup) == (norm, warmup)}
@@ -79,7 +80,16 @@ def of_stability(records: Sequence[Record]) -> Any:
         for (y, x), mean in np.ndenumerate(means):
             failed = outcome(losses[y][x]) if losses[y][x] else None
             text = failed.removesuffix(" diverged") if failed else "" if np.isnan(mean) else f"{mean:.2f}"
-            ax.text(x, y, f"\u00d7\n{text}" if failed else text, ha="center", va="center", fontsize=8)
+            dark = np.isfinite(mean) and mean > middle
+            ax.text(
+                x,
+                y,
+                f"\u00d7\n{text}" if failed else text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if dark else "black",
+            )
         ax.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         ax.set_yticks(range(len(depths)), [str(depth) for depth in depths])
         ax.set(title=f"{norm}, warm-up {warmup}", xlabel="learning rate", ylabel="layers")

@@ -27,6 +27,12 @@ KNOWN = {
         "public domain",
         "ad410640931d7a31b6bbc06cd4f17a7df4d8747ada06a231dbb903f758cc0099",
     ),
+    "data/books.test.txt": Text(
+        "the last four of the six books to validate on, with an empty line between them",
+        CLASSICS,
+        "public domain",
+        "491b54e0e57530d987ca68ea724f4e7befaecf7d3864f1e36cecb89d1a190bb7",
+    ),
     "data/wikitext2.test.txt": Text(
         "test split of WikiText-2, word-tokenised as published",
         "github.com/pytorch/examples, word_language_model/data/wikitext-2/test.txt",
