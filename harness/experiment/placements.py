@@ -195,9 +195,17 @@ def as_chinchilla(records: Sequence[Record]) -> Evidence | None:
     return tally(held, "exponents", "; ".join(parts))
 
 
+SEEDS = 3
+"""Least number of runs of every cell of the map before a claim on it is judged."""
+
+
+def _arms(records: Sequence[Record]) -> list[Arm]:
+    return [one for one in arms(records) if min(map(len, one.losses.values())) >= SEEDS]
+
+
 def _paired(records: Sequence[Record], one: str, other: str) -> list[tuple[Arm, Arm]]:
     """Return the arms of two placements, paired by depth and warm-up."""
-    found = {(arm.norm, arm.layers, arm.warmup): arm for arm in arms(records)}
+    found = {(arm.norm, arm.layers, arm.warmup): arm for arm in _arms(records)}
     pairs = ((arm, found.get((other, arm.layers, arm.warmup))) for arm in found.values() if arm.norm == one)
     return [(arm, its) for arm, its in pairs if its]
 
@@ -245,7 +253,7 @@ def falls_with_depth(norm: str) -> Check:
 
     def check(records: Sequence[Record]) -> Evidence | None:
         found: dict[int, list[Arm]] = {}
-        for arm in arms(records):
+        for arm in _arms(records):
             if arm.norm == norm:
                 found.setdefault(arm.warmup, []).append(arm)
         lines = [own for own in found.values() if len(own) > 1]
@@ -261,7 +269,7 @@ def warmup_helps(norm: str, layers: int) -> Check:
 
     def check(records: Sequence[Record]) -> Evidence | None:
         found: dict[int, list[Arm]] = {}
-        for arm in arms(records):
+        for arm in _arms(records):
             if arm.norm == norm and arm.layers >= layers:
                 found.setdefault(arm.layers, []).append(arm)
         pairs = [(own[0], own[-1]) for own in found.values() if len(own) > 1]
