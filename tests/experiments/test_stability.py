@@ -86,7 +86,8 @@ def test_a_run_diverged_that_learnt_no_more_than_frequencies() -> None:
 def test_an_arm_without_all_rates_is_left_out() -> None:
     some = [one for one in records(as_expected) if one.run.train.lr != 3e-2 or one.run.model.norm_placement == "pre"]
     assert {one.norm for one in arms(some)} == {"pre"}
-    assert list(claims_table(experiment.EXPERIMENT.claims, some).frame["verdict"])[0] == ABSENT
+    verdicts = list(claims_table(experiment.EXPERIMENT.claims, some).frame["verdict"])
+    assert verdicts[0] == ABSENT
 
 
 def test_nothing_is_judged_before_three_seeds_have_run() -> None:
