@@ -138,3 +138,113 @@ def test_perplexities_are_in_the_order_of_sizes() -> None:
     found = [printed for name, printed, _ in FOUND if name.startswith("perplexity")]
     assert all(a > b for a, b in pairwise(found))
     assert len(FOUND) >= 10
+
+
+def flop_rate(one: Document) -> float:
+    """Return FLOP/s of a rank: (6N + 12Lhs) a token, N = 12Lh^2 + Vh."""
+    model, plan = one["config"]["model"], one["config"]["plan"]
+    layers, hidden, vocabulary = model["num_layers"], model["hidden_size"], one["resolved"]["vocab_size"]
+    n = 12 * layers * hidden**2 + vocabulary * hidden
+    flops = 6 * n + 12 * layers * hidden * model["seq_len"]
+    return tokens_per_second(one) * flops / (plan["dp"] * plan["tp"] * plan["pp"])
+
+
+def greater(large: list[float], small: list[float], *, times: float = 1.0) -> float:
+    """Return Welch's one-sided p that the first mean is not over `times` the second."""
+    found: Any = stats.ttest_ind(large, [times * one for one in small], equal_var=False, alternative="greater")
+    return float(found.pvalue)
+
+
+def by(key: str, experiment: str, of: Callable[[Document], float] = flop_rate, **wanted: object) -> list[list[float]]:
+    """Return a number of every run by a field of the configuration, the least value of it first."""
+    found: dict[Any, list[float]] = {}
+    for one in records(experiment, **wanted):
+        found.setdefault(at(one["config"], key), []).append(of(one))
+    return [found[value] for value in sorted(found)]
+
+
+def falls_with_size(name: str, unit: str) -> list[float]:
+    """Return the one-sided p that a loss does not fall with the parameters, both as logarithms, over all runs."""
+    every = records("megatron2019/model_size_perplexity")
+    sizes = [math.log(one["resolved"]["parameters"]) for one in every]
+    losses = [math.log(last(one, name)["nats"] / last(one, name)[unit]) for one in every]
+    found: Any = stats.linregress(sizes, losses, alternative="less")
+    return [float(found.pvalue)]
+
+
+def strong_scaling() -> list[float]:
+    one, two, _ = by("plan__tp", "megatron2019/strong_scaling", tokens_per_second)  # four ranks share two cores
+    return [greater(two, one), greater(one, two, times=0.5)]
+
+
+def tensor_versus_data() -> list[float]:
+    lines = [
+        by("plan__tp", "ptdp2021/tensor_versus_data", train__global_batch=batch, plan__dp=2 // tp, plan__tp=tp)
+        for batch in (8, 32)
+        for tp in (1, 2)
+    ]
+    return [greater(*data, *tensor) for data, tensor in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def data_parallel_only() -> list[float]:
+    *others, largest = by("model__hidden_size", "zero2019/data_parallel_only", plan__zero_stage=2)
+    return [greater(max(others, key=mean), largest)]
+
+
+def deep_post_fails() -> list[float]:
+    """Return the p of the models that fail, those of the higher rate."""
+    perplexity = lambda one: math.exp(last(one, "valid")["nats"] / last(one, "valid")["tokens"])
+    found = []
+    for family in ("bert", "gpt"):
+        post = {"model__norm_placement": "post", "train__lr": 4e-3, "model__family": family}
+        shallow, deep = by("model__num_layers", "megatron2019/layernorm_placement", perplexity, **post)
+        found.append(greater(deep, shallow, times=1.05))
+    return found
+
+
+SURE: dict[tuple[str, str], Callable[[], list[float]]] = {
+    ("frontier2023/scaling", "every increase of the devices lowers the rate per device at the same batch"): lambda: [
+        greater(*by("plan__dp", "frontier2023/scaling", train__global_batch=16, train__microbatch=4))
+    ],
+    ("megatron2019/layernorm_placement",
+     "with LayerNorm after each block every deeper model ends over 5% worse than shallow ones"): deep_post_fails,
+    ("megatron2019/model_size_perplexity", "validation loss falls with model size"): lambda: falls_with_size(
+        "valid", "tokens"
+    ),
+    ("megatron2019/model_size_perplexity", "bits per byte of WikiText fall with model size"): lambda: falls_with_size(
+        "wikitext2.test.txt", "bytes"
+    ),
+    ("megatron2019/model_size_perplexity", "the loss of LAMBADA's last words falls with model size"): lambda: (
+        falls_with_size("lambada", "words")
+    ),
+    ("megatron2019/strong_scaling", "every doubling of the ranks is faster, and less than twice as fast"):
+        strong_scaling,
+    ("ptdp2021/end_to_end", "a device is faster with the largest model than with the smallest"): lambda: [
+        greater(
+            *by("model__num_layers", "ptdp2021/end_to_end", model__num_layers=8),
+            *by("model__hidden_size", "ptdp2021/end_to_end", model__hidden_size=128),
+        )
+    ],
+    ("ptdp2021/microbatch_throughput",
+     "a device computes faster with the largest microbatch than with the smallest"): lambda: [
+        greater(*by("train__microbatch", "ptdp2021/microbatch_throughput")[::-4])
+    ],
+    ("ptdp2021/tensor_versus_data",
+     "the fewest ranks to a layer are fastest and the most slowest, at as many ranks and the same batch"):
+        tensor_versus_data,
+    ("zero2019/data_parallel_only",
+     "the largest model, with the fewest sequences a rank, is slower than the fastest"): data_parallel_only,
+}  # fmt: skip
+"""One-sided p of each point that holds of the claims about a paper that noisy measurements reproduce, or partly."""
+
+
+@pytest.mark.parametrize("claim", SURE, ids=" ".join)
+def test_a_direction_that_is_reproduced_is_not_chance(claim: tuple[str, str]) -> None:
+    found = SURE[claim]()
+    assert found
+    assert all(0 <= p <= 0.05 for p in found), found
+
+
+def test_a_direction_that_is_open_is_not_sure() -> None:
+    plain, divided = by("plan__zero_stage", "zero2019/data_parallel_only", model__hidden_size=256)
+    assert min(greater(divided, plain), greater(plain, divided)) > 0.025

@@ -43,22 +43,22 @@ EXPERIMENT = Experiment(
     "with pre-layernorm larger ones, as nothing scales what the layers add up to",
     claims=(
         Claim(
-            "every model with LayerNorm after its blocks ends with outlier dimensions", KOVALEVA,
+            "every run with LayerNorm after its blocks ends with outlier dimensions", KOVALEVA,
             placements.has_outliers("post"), kind="direction",
         ),
         Claim(
-            "its norms' furthest weights are over three standard deviations out, in the same dimension of most",
-            KOVALEVA, placements.same_in_most_norms, kind="direction",
+            "in every such run of BERT the norms' furthest weights are over three standard deviations out, in the same "
+            "dimension of most", KOVALEVA, placements.same_in_most_norms, kind="direction",
         ),
         Claim(
-            "the dimension that stands out most is worth over ten times as much loss as an average one", KOVALEVA,
-            placements.worth_more, kind="direction", tolerance=placements.WORTH,
+            "in every run the dimension that stands out most is worth over ten times as much loss as an average one",
+            KOVALEVA, placements.worth_more, kind="direction", tolerance=placements.WORTH,
         ),
         Claim(
-            "outliers are there after half of the training", KOVALEVA, placements.there_early, kind="direction",
-            tolerance=placements.EARLY,
+            "outliers are there after half of the training, in every run that ends with some", KOVALEVA,
+            placements.there_early, kind="direction", tolerance=placements.EARLY,
         ),
-        claim("pre-layernorm has them too, in every model", placements.has_outliers("pre")),
+        claim("pre-layernorm has them too, in every run", placements.has_outliers("pre")),
         claim(
             "the largest dimension stands out more with pre-layernorm than with post-layernorm",
             placements.most_without_end_norm,

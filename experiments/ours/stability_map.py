@@ -41,22 +41,26 @@ EXPERIMENT = Experiment(
     "depth, and rises with a longer warm-up",
     claims=(
         Claim(
-            "with 12 layers and more, LayerNorm before each block trains at higher rates than after it",
-            "Megatron-LM 2019, section 5.4", placements.stable_at_higher_rates(12), kind="direction",
+            "with 12 layers and more, LayerNorm before each block trains at higher rates than after it, by the runs "
+            "that diverge", "Megatron-LM 2019, section 5.4", placements.stable_at_higher_rates(12), kind="direction",
         ),
         Claim(
             "at each placement's best rate, LayerNorm before each block ends lower than after it, at every depth",
             "Megatron-LM 2019, section 5.4", placements.best_beats("pre", "post"), kind="direction",
         ),
         claim(
-            "the largest stable rate with LayerNorm after each block is lower with 24 layers than with 2",
-            placements.falls_with_depth("post"),
+            "the largest stable rate with LayerNorm after each block is lower with 24 layers than with 2, by the runs "
+            "that diverge", placements.falls_with_depth("post"),
         ),
         Claim(
-            "with 12 layers and more, a longer warm-up lets LayerNorm after each block train at a higher rate",
+            "with 12 layers and more, a longer warm-up lets LayerNorm after each block train at a higher rate, by the "
+            "runs that diverge",
             "Xiong et al. 2020, section 3.2", placements.warmup_helps("post", 12), kind="direction",
         ),
-        claim("sandwich trains at all rates that pre trains at", placements.as_stable("sandwich", "pre")),
+        claim(
+            "sandwich trains at all rates that pre trains at, by the runs that diverge",
+            placements.as_stable("sandwich", "pre"),
+        ),
         claim(
             "at each placement's best rate, pre ends lower than sandwich, at every depth",
             placements.best_beats("pre", "sandwich"),

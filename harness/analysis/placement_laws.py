@@ -32,16 +32,23 @@ def validated(records: Sequence[Record], norm: str) -> list[tuple[Record, list[E
     return [(one, course) for one in good for (_, kind), course in one.courses.items() if kind == "causal"]
 
 
+def points_of(run: Record, course: Sequence[Evaluation]) -> list[Point]:
+    """Return the points of the law that a run gives: its validations from FITTED_FROM of its steps on.
+
+    If its learning rate decays, only the last: the earlier ones are not what a run of that length ends with.
+    """
+    start = FITTED_FROM * course[-1].step if run.run.train.decay == "constant" else course[-1].step
+    counted = [one for one in course if one.step >= start]
+    return [
+        Point(run.parameters, float(one.step * run.run.tokens_per_step), one.per("tokens"), run.id) for one in counted
+    ]
+
+
 def fits(records: Sequence[Record]) -> dict[str, Fitted]:
     """Return the law of every norm placement that has enough models, from FITTED_FROM of their steps on."""
     found: dict[str, Fitted] = {}
     for seed, norm in enumerate(PLACEMENTS):
-        points = tuple(
-            Point(run.parameters, float(one.step * run.run.tokens_per_step), one.per("tokens"), run.id)
-            for run, course in validated(records, norm)
-            for one in course
-            if one.step >= FITTED_FROM * course[-1].step
-        )
+        points = tuple(point for run, course in validated(records, norm) for point in points_of(run, course))
         if can_fit(points):
             found[norm] = _fitted(tuple(sorted(points)), seed)
     return found

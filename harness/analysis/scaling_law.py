@@ -24,8 +24,8 @@ POSSIBLE = (0.01, 5.0)
 """Bounds of the exponents."""
 RESAMPLES = 100
 INSIDE = 0.95
-LEAST_POINTS = 6
-"""Least number of points for a fit of the law's five constants."""
+CONSTANTS, LEAST_POINTS = 5, 6
+"""Constants of the law, and the least number of points for their fit."""
 FLOPS = 6
 """FLOPs of training per parameter and token."""
 

@@ -44,7 +44,7 @@ def claims(
     tiers = TIERS if tier is None else (tier,)
     if calibration:
         every = (scored(each.id, records_of(each, out, tiers)) for each in shown_progress(chosen(name), "reading"))
-        table = forecasts_table([one for one in every if one])
+        table = forecasts_table([one for scores in every for one in scores])
         if table.frame.empty:
             raise InputError("--calibration: no record has a forecast; `run --forecast SYSTEM` writes them")
         if json:

@@ -74,7 +74,8 @@ def run(
         trying: How long a try may take, and when there is another one.
         profile: Also measure where a step's time goes, and the time of its parts alone, after the timed steps.
         forecast: System for which a step of each run is predicted before it begins, a packaged one or a YAML file;
-            the record keeps the prediction, and `claims --calibration` scores it.
+            where finished runs have a scaling law, the final loss is, too. The record keeps the predictions, and
+            `claims --calibration` scores them.
         saving: Checkpoints, if any.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
         dry_run: Print what would be run, with the scripts for Slurm; nothing is written. The exit status is that of

@@ -261,7 +261,7 @@ class Comparison:
                 f"{along.key} {v}: {first[v] - 1:+.0%} at batch {min(found)}, {last[v] - 1:+.0%} at {max(found)}"
                 for v in both
             ]
-            margins = [first[v] / last[v] - 1 if first[v].mean > 1 else False for v in both]
+            margins = [all_hold([first[v] - 1, first[v] / last[v] - 1]) for v in both]
             return tally(margins, what, "; ".join(numbers))
 
         return check

@@ -9,7 +9,7 @@ from harness.analysis.placement_laws import BASELINE, SURE, ends, fits, targets
 from harness.analysis.render import number
 from harness.analysis.scaling_law import difference
 from harness.analysis.stability import Arm, arms
-from harness.experiment.claims import Check, Evidence, Tolerance, less, means, tally
+from harness.experiment.claims import Check, Evidence, Tolerance, less, means, near, tally
 from harness.experiment.published import published
 from harness.records.measures import size_name
 from harness.records.record import Record
@@ -179,8 +179,12 @@ def higher_beyond(records: Sequence[Record]) -> Evidence | None:
     return tally([one.above >= SURE for _, one in found], "sizes", numbers)
 
 
+EXPONENT = Tolerance(0.05, "assumed after the first runs, whose exponents are 0.17 and more off", "2026-11-24")
+"""Largest difference from a published exponent that counts as the same."""
+
+
 def as_chinchilla(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the baseline's exponents are Chinchilla's, within the interval of the draws."""
+    """Judge whether the baseline's exponents, with the interval of the draws, are Chinchilla's within EXPONENT."""
     one = fits(records).get(BASELINE)
     if one is None:
         return None
@@ -190,7 +194,7 @@ def as_chinchilla(records: Sequence[Record]) -> Evidence | None:
         low, high = one.interval(lambda law, name=name: getattr(law, name))
         if math.isnan(low):
             return None
-        held.append(low <= printed <= high)
+        held.append(near(Estimate((low + high) / 2, (high - low) / 2, len(one.points), math.inf), printed, EXPONENT))
         parts.append(f"{name} {getattr(one.law, name):.2f}, {low:.2f} to {high:.2f}")
     return tally(held, "exponents", "; ".join(parts))
 

@@ -15,7 +15,7 @@ from harness.launch.flags import Saving, Trying
 from harness.launch.follow import Follower
 from harness.launch.preflight import Datasets, summary, why_invalid
 from harness.launch.slurm import Site
-from harness.predict.forecast import forecast_of
+from harness.predict.forecast import Forecasts
 from harness.rank.job import JobState
 from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
@@ -41,7 +41,7 @@ class Options(Trying):
     profile: bool = False
     """True if one more step is profiled after the timed ones."""
     forecast: System | None = None
-    """System for which a step of each run is predicted before it begins; None for no forecast."""
+    """System for which a step of each run is predicted before it begins; None for no forecast, of the loss neither."""
     detach: bool = False
     """True if the sweep ends as soon as everything is submitted to the scheduler."""
 
@@ -108,10 +108,13 @@ def shape(point: Point) -> tuple[int, int]:
     return point.run.plan.world_size, point.run.threads
 
 
-def orders(entry: Entry, store: Store, datasets: Datasets, options: Options, environment: Document) -> TrainingOrders:
+def orders(
+    entry: Entry, store: Store, datasets: Datasets, options: Options, environment: Document, forecasts: Forecasts
+) -> TrainingOrders:
     """Return the orders of the next attempt at a point; `environment` is this host's in its record."""
     run, site, saving = entry.point.run, options.site, options.saving
     data = datasets.open(run.data.dataset)
+    forecast, loss = forecasts.of(run, data)
     return TrainingOrders(
         id=entry.id,
         experiment=store.experiment,
@@ -142,7 +145,8 @@ def orders(entry: Entry, store: Store, datasets: Datasets, options: Options, env
         interface=site.cluster.interface,
         container=tuple(site.cluster.container),
         signal_seconds=site.cluster.signal_seconds,
-        forecast=options.forecast and forecast_of(run, options.forecast),
+        forecast=forecast,
+        loss_forecast=loss,
         tries=entry.tries,
     )
 

@@ -19,6 +19,7 @@ from harness.launch.claim_lock import ClaimLost, Claims
 from harness.launch.decide import Todo, attempt_state, decide, document_of_attempt, is_local, is_same_code, waits_for
 from harness.launch.follow import Display, Follower
 from harness.launch.preflight import Datasets, why_doubtful
+from harness.predict.forecast import Forecasts
 from harness.rank import jobs as real_jobs
 from harness.rank.collect import base_record
 from harness.rank.job import ABSENT, SILENT, JobState, stop
@@ -48,6 +49,7 @@ class Sweep:
         self.display = display or Display(console=Console(quiet=True))
         typed = [Path(sys.argv[0]).name, *sys.argv[1:]]  # the program's path would name a person's folders
         self.environment = host_environment(typed)
+        self.forecasts = Forecasts(store, options.forecast, self.display.message)
         self.claims = Claims((store.folder / "claims").resolve())
         self.may_start = True
         self.ready, self.live = list[Entry](), list[Entry]()
@@ -378,7 +380,7 @@ class Sweep:
         entry.starts += 1
         self.mine |= {attempt} if entry.is_local else set()
         try:
-            orders(entry, self.store, self.datasets, self.options, self.environment).write(attempt)
+            orders(entry, self.store, self.datasets, self.options, self.environment, self.forecasts).write(attempt)
         except BaseException:
             self._forget(attempt)
             raise

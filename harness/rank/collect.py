@@ -61,6 +61,7 @@ def document_of(
         "resolved": {**first.resolved, "data": orders.data_summary},
         "environment": {**orders.environment, **first.device},
         **({"forecast": orders.forecast} if orders.forecast else {}),
+        **({"loss_forecast": orders.loss_forecast} if orders.loss_forecast else {}),
         "times": _times(orders.submitted, [*lives.values(), *failures], [*results.values()]),
         "ranks": [result.rank for result in results.values()],
         "steps": _steps(attempt, ranks),

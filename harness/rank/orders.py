@@ -131,6 +131,8 @@ class TrainingOrders(Orders):
     """Submitting host."""
     forecast: Document | None = None
     """Seconds of a step that were predicted before the attempt; None if none were."""
+    loss_forecast: Document | None = None
+    """Final loss that was predicted before the attempt; None if none was."""
     tries: list[Document] = field(default_factory=list)
     """Outcomes of earlier attempts, from their records."""
     start: Path | None = None

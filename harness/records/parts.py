@@ -130,6 +130,10 @@ class Dimensions:
     """Nats per token with one dimension set to zero: the largest, and one of average size."""
 
 
+HELD_OUT = "valid"
+"""Name of the evaluations of the data's own held-out text."""
+
+
 @dataclass(config=READ)
 class Evaluation:
     """Sums of one evaluation of a text or of questions."""
@@ -291,6 +295,22 @@ class Forecast:
     high: Positive
     made: str
     """Time of the prediction."""
+
+
+@dataclass(config=READ)
+class LossForecast:
+    """Loss on held-out text after the last step, in nats per token, that a scaling law gave before the run began."""
+
+    nats: Positive
+    low: Positive
+    """Lower end of the interval that should hold nine of ten such runs; `high` is the upper one."""
+    high: Positive
+    runs: Count
+    """Number of finished runs that the law was fitted to."""
+    off: Size
+    """Root mean square of the logarithm of their losses over the law's."""
+    made: str
+    """Time of the forecast."""
 
 
 @dataclass(config=READ)

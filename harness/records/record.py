@@ -20,6 +20,7 @@ from harness.records.parts import (
     Evaluation,
     Forecast,
     Head,
+    LossForecast,
     Prediction,
     Rank,
     Resolved,
@@ -53,6 +54,7 @@ class Record(Head):
     environment: Environment = field(default_factory=Environment)
     prediction: Prediction = field(default_factory=Prediction)
     forecast: Forecast | None = None
+    loss_forecast: LossForecast | None = None
     ranks: list[Rank] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -341,8 +343,7 @@ class Record(Head):
     def peak_flops(self) -> float:
         """Peak FLOP/s of the device in the run's precision; NaN on a CPU, whose peak depends on its clock."""
         where = self.environment
-        peak = None if where.device == "cpu" else peak_flops(where.device_name or "", self.run.precision)
-        return float_or_nan(peak)
+        return float_or_nan(None if where.device == "cpu" else peak_flops(where.device_name or "", self.run.precision))
 
     @cached_property
     def _simulated(self) -> Timeline | None:

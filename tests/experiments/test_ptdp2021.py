@@ -32,7 +32,7 @@ from impl.pipeline.simulate import simulate, uniform
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from tests.experiments.as_printed import A100, ABSENT, NO, YES, at_rate, fast, thrice
+from tests.experiments.as_printed import A100, ABSENT, NO, OPEN, YES, at_rate, fast, thrice
 from tests.harness.made_up_records import record_of, with_pipeline
 from tests.turned import turned
 
@@ -149,6 +149,14 @@ TURNED: list[tuple[str, Callable[[Run], float], dict[int, str]]] = [
 def test_every_verdict_on_speed_can_turn(name: str, factor: Callable[[Run], float], expected: dict[int, str]) -> None:
     found = verdicts(load(name), paper(name, factor))
     assert {claim: found[claim] for claim in expected} == expected
+
+
+def test_gains_below_one_by_less_than_their_noise_are_open() -> None:
+    experiment = load("interleaving")
+    every = thrice(paper("interleaving", lambda run: 0.6 if run.plan.chunks == 4 else 1.0))
+    assert claims_table(experiment.claims, every).frame["verdict"][1] == NO
+    noisy = [at_rate(one, one.flop_rate * (1 + 0.3 * (one.run.repeat - 1))) for one in every]
+    assert claims_table(experiment.claims, noisy).frame["verdict"][1] == OPEN
 
 
 def smoke(name: str, cores: int = 64) -> list[Record]:

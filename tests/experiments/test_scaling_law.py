@@ -91,6 +91,11 @@ def test_verdicts_turn() -> None:
     assert judged(few) == [YES, ABSENT, YES, ABSENT, ABSENT]  # two sizes have no law
 
 
+def test_exponents_of_wide_intervals_are_not_chinchillas() -> None:
+    """With 1% of noise alpha lies between 0.11 and 0.67 in the draws, which holds 0.34 and says nothing."""
+    assert verdicts(over(0.3), noise=0.01)[4] == OPEN
+
+
 def test_one_seed_decides_nothing_between_placements() -> None:
     one_seed = [full for full in records(over(0.3)) if full.run.seed == 0]
     assert judged(one_seed) == [OPEN, ABSENT, OPEN, YES, ABSENT]
