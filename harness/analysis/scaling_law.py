@@ -15,7 +15,7 @@ import numpy as np
 from harness.analysis.render import number
 
 DELTAS = (1e-1, 1e-2, 1e-3)
-"""Residuals at which the Huber loss turns linear; the last is the source's, the others lead up to it."""
+"""Residuals at which the Huber loss of a fit turns linear, one fit after another; Chinchilla's is the last."""
 STEPS = 40
 """Steps of the solver at each of DELTAS."""
 POWERS, SHARE = (0.1, 0.3, 0.7, 1.5), 0.5

@@ -21,7 +21,7 @@ class Idealised(NamedTuple):
     systems: str
     verdict: Verdict
     without: dict[str, str]
-    """Verdict by the part that takes no time."""
+    """Verdict on a machine of which one part takes no time, by that part."""
     depends_on_time: bool
     """True if its evidence changes with any part: it is about speed, not about memory or counts."""
 

@@ -121,7 +121,7 @@ class Node:
     size: Count
     nics: Count
     nic_bandwidth: Number
-    """Bandwidth of one NIC."""
+    """Bandwidth of one network card between nodes."""
     link_bandwidth: Number
     """Bandwidth of a device to the others of its node."""
 
