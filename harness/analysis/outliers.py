@@ -32,7 +32,7 @@ class Look:
     model: str
     """Name of the model, as tables have it."""
     tokens: int
-    """Tokens trained on until then."""
+    """Tokens that the run had trained on at that step."""
     share: float
     """Share of the training that was done."""
     outliers: float

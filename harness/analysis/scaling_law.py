@@ -35,7 +35,7 @@ class Point(NamedTuple):
 
     parameters: float
     tokens: float
-    """Tokens trained on until then."""
+    """Tokens that the run had trained on at that time."""
     loss: float
     """Nats per token."""
     run: str
@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
 
 class Law(NamedTuple):
-    """Five constants of the law, each a number, or an array over resamples."""
+    """Constants of the loss law L(N, D) = E + A / N^alpha + B / D^beta, each a number, or an array over resamples."""
 
     E: Any
     A: Any

@@ -14,7 +14,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Idealised(NamedTuple):
-    """A claim's verdict on simulated runs, and without each part of the machine."""
+    """Verdict on a claim by simulated runs, beside those on machines of which one part takes no time."""
 
     experiment: str
     claim: Claim
