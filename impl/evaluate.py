@@ -192,7 +192,7 @@ class Work:
 
 
 def text_counts(tokenizer: Tokenizer, windows: Windows) -> tuple[int, int]:
-    """Words and UTF-8 bytes of the text that the windows score, which begins where the whole text does.
+    """Return the words and UTF-8 bytes of the text that the windows score, which begins where the whole text does.
 
     A word that the last window cuts counts as a word; a character that it cuts counts neither as a word nor in bytes.
     """

@@ -55,7 +55,7 @@ def read_text(path: Path, most: int = MOST_BYTES, encoding: str = "utf-8") -> st
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an error of the system that names no file, such as that of a full disk, this file's name."""
+    """Add this file's name to an OSError raised inside that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:

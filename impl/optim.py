@@ -159,7 +159,7 @@ class MasterAdamW:
             step.fill_(count)
 
     def tensors(self) -> list[Tensor]:
-        """Moments, and master weights where they are not the model's own."""
+        """Return the optimizer's moments, and its master weights where they are not the model's own."""
         return self.moments + [master for i, master in enumerate(self.masters) if self._is_apart(i)]
 
     def _is_apart(self, i: int) -> bool:

@@ -34,7 +34,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def compile_in_place(module: nn.Module) -> None:
-    """`module.compile()`, which traces no function that is `untraced`."""
+    """Compile a module by torch.compile, which then traces no function that is `untraced`."""
     while _hides:
         _hides.pop()()
     module.compile()

@@ -20,6 +20,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from harness.cli import main, verb_table
+from harness.experiment.claims import in_full
 from harness.experiment.experiment import TIERS, Experiment, experiment_ids, load, points
 from harness.experiment.published import FOLDER
 from harness.launch.texts import KNOWN
@@ -31,7 +32,7 @@ from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
 from tests.documents import EXPERIMENTS, README, ROOT, alike, experiment_pages, readme
-from tests.harness.made_up_records import changed, document, record
+from tests.harness.made_up_records import changed, document, record, record_of
 
 DOCUMENTS = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "notebooks/README.md")
 TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
@@ -349,8 +350,14 @@ def test_the_experiment_that_is_shown_is_complete() -> None:
     assert module.__doc__
     assert module.__doc__.splitlines()[0].endswith("?")
     for tier in TIERS:
-        assert [p.label for p in points(experiment.runs[tier])] == [f"batch={b}" for b in (8, 16, 32)]
+        labels = [f"batch={batch} seed={seed}" for seed in range(3) for batch in (8, 16, 32)]
+        assert [p.label for p in points(experiment.runs[tier])] == labels
         assert not [problem for run in experiment.runs[tier] for problem in run.problems()]
+    [claim] = experiment.claims
+    for slope, verdict in ((-0.05, "reproduced"), (0.05, "not reproduced")):
+        nats = lambda run, slope=slope: 3 + slope * run.train.global_batch + run.seed / 100
+        evidence = claim.check([record_of(run, nats=nats(run)) for run in experiment.runs["smoke"]])
+        assert in_full(evidence) == verdict
 
 
 def test_the_schedule_that_is_shown_is_drawn_so_and_runs(

@@ -11,7 +11,7 @@ MIB, GB = 2**20, 1e9
 
 
 def of_run(key: str, header: str, value: Callable[[Run], Any], *, text: bool = False) -> Column:
-    """Return a column with a value of the point's run."""
+    """Return a table's column whose cell is computed from the run of its row, as its learning rate."""
     return Column(key=key, header=header, text=text, of=lambda point: value(point.run))
 
 

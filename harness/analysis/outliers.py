@@ -32,15 +32,15 @@ class Look:
     model: str
     """Name of the model, as tables have it."""
     tokens: int
-    """Tokens trained on until then."""
+    """Tokens that the run had trained on at that step."""
     share: float
     """Share of the training that was done."""
     outliers: float
     """Dimensions over FAR deviations above the mean in IN_LAYERS of the layers."""
     ratio: float
-    """Largest dimension over the median one, mean over layers."""
+    """Size of the largest dimension over that of the median one, mean over layers."""
     weight: float
-    """Furthest weight of each norm from their mean in standard deviations, mean over norms."""
+    """Distance of a norm's furthest weight from the mean of its weights, in standard deviations; mean over norms."""
     same: float
     """Share of the norms whose furthest weight is of the most frequent dimension."""
     lost: float

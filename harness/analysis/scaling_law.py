@@ -15,7 +15,7 @@ import numpy as np
 from harness.analysis.render import number
 
 DELTAS = (1e-1, 1e-2, 1e-3)
-"""Residuals at which the Huber loss turns linear; the last is the source's, the others lead up to it."""
+"""Residuals at which the Huber loss of a fit turns linear, one fit after another; Chinchilla's is the last."""
 STEPS = 40
 """Steps of the solver at each of DELTAS."""
 POWERS, SHARE = (0.1, 0.3, 0.7, 1.5), 0.5
@@ -35,7 +35,7 @@ class Point(NamedTuple):
 
     parameters: float
     tokens: float
-    """Tokens trained on until then."""
+    """Tokens that the run had trained on at that time."""
     loss: float
     """Nats per token."""
     run: str
@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
 
 class Law(NamedTuple):
-    """Five constants of the law, each a number, or an array over resamples."""
+    """Constants of the loss law L(N, D) = E + A / N^alpha + B / D^beta, each a number, or an array over resamples."""
 
     E: Any
     A: Any

@@ -35,7 +35,7 @@ NONE_FAILED, SOME_FAILED = 0, 1
 
 
 class Stats(BaseModel):
-    """Seconds of one benchmark's rounds."""
+    """Median and interquartile range of the seconds of one benchmark's rounds, and their number."""
 
     median: Annotated[FiniteFloat, Field(gt=0)]
     iqr: Annotated[FiniteFloat, Field(ge=0)]

@@ -14,8 +14,8 @@ from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.experiment.folders import read_from
 from harness.experiment.forecasts import forecasts_table, scored
 from harness.experiment.tiers import TIERS, Tier
-from harness.experiment.verdicts import Judged, counts, in_words, records_of, verdicts_table
-from harness.report.results import in_words_of_others, other_points, verdicts_of
+from harness.experiment.verdicts import Judged, counts, in_words, records_of, verdicts_of, verdicts_table
+from harness.report.results import in_words_of_others, other_points
 from harness.terminal import Flag, console, print_json, shown_progress
 from impl.errors import InputError
 

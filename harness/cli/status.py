@@ -103,7 +103,7 @@ def cancel(which: OfWhich, json: Flag = False) -> int:
 
 
 def states_of(store: Store, chosen: Sequence[Point]) -> list[State]:
-    """Return the state of each point, from its record or its job."""
+    """Return the state of each point of a sweep, read from its record or asked of its job."""
     attempts = store.attempts()
     states = jobs.states([attempt for point in chosen for attempt in attempts.get(point.id, [])])
     found = []

@@ -30,7 +30,7 @@ REQUIRED = (
 """Packages that every sweep or its tables need."""
 INSTALL = "pip install --constraint requirements.lock --editable ."
 LITTLE_SHARED = 2**28
-"""Bytes of /dev/shm that NCCL may exceed; docker's default is 64 MiB."""
+"""Free bytes of /dev/shm below which NCCL may fail for lack of them; docker's default is 64 MiB."""
 LITTLE_DISK, NO_DISK = 10 * 2**30, 2**30
 CHECKPOINTS = "checkpoints take 12 bytes per parameter; two are kept of each running point"
 SKEW_SECONDS = 2.0

@@ -77,7 +77,7 @@ def doctor(
 
 
 class Findings:
-    """Lines, each printed as soon as it is known."""
+    """Results of the checks of a machine, each printed as a line as soon as it is known."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.lines: list[Check] = []

@@ -70,7 +70,7 @@ class HostReport(Report):
     place: dict[str, int] = field(default_factory=dict)
     """Coordinates in the mesh, by axis."""
     axes: dict[str, float] = field(default_factory=dict)
-    """Seconds of the first all-reduce over each axis."""
+    """Seconds of the first all-reduce over the ranks of each axis of the mesh."""
     clock_seconds: float | None = None
     """Seconds that the clock is ahead of rank 0's."""
     all_reduce: tuple[Timing, ...] = ()

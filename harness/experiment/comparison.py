@@ -70,7 +70,7 @@ class Comparison:
     shown: tuple[Column, ...]
     """Fields of a run that vary, as columns; the last is the horizontal axis unless `at` is given."""
     relative_to: str
-    """Baseline of relative speeds, in words."""
+    """Description of the points whose speed is 1, for the table's note, as `one chunk a rank at the same batch`."""
     baseline: Callable[[Point], Any] | None = None
     """Function of a point whose smallest value in a group marks the baseline; None for the fastest point."""
     group: tuple[Column, ...] = (BATCH,)

@@ -49,7 +49,7 @@ class Listing:
         return point.mean(self.measure)
 
     def table(self, records: Sequence[Record]) -> Table:
-        """Return the table of all points."""
+        """Return the table with a row for every point that has the measure."""
         return tabulate(self.name, f"{self.title}{about(records)}", self.columns, self.points(records), self.notes)
 
     def figure(self, x: Column, line: Callable[[Run], str], labels: tuple[str, str]) -> Callable[..., Any]:

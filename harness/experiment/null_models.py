@@ -14,14 +14,14 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Idealised(NamedTuple):
-    """A claim's verdict on simulated runs, and without each part of the machine."""
+    """Verdict on a claim by simulated runs, beside those on machines of which one part takes no time."""
 
     experiment: str
     claim: Claim
     systems: str
     verdict: Verdict
     without: dict[str, str]
-    """Verdict by the part that takes no time."""
+    """Verdict on a machine of which one part takes no time, by that part."""
     depends_on_time: bool
     """True if its evidence changes with any part: it is about speed, not about memory or counts."""
 

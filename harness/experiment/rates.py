@@ -22,7 +22,7 @@ LINEAR = Tolerance(0.15, "assumed", "2026-11-21")
 LEAST, SPAN = 7e6, 20
 """Parameters of the smallest model that counts, and the least ratio of the largest to it for a law."""
 NO_FASTER = Tolerance(0.05, "repeats of one point differ by as much", "2026-11-21")
-"""Share by which a rate that still counts as no faster may be higher."""
+"""Largest share by which a rate may be above another and still count as no faster."""
 
 
 def sizes(records: Sequence[Record]) -> list[list[Point]]:
@@ -86,7 +86,7 @@ def turns_add_nothing(records: Sequence[Record]) -> Evidence | None:
 
 
 SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-21")
-"""Loss of speed that still counts as no slower."""
+"""Largest share of its speed that a run may lose and still count as no slower."""
 
 
 def scaled(records: Sequence[Record]) -> list[Point]:
@@ -121,7 +121,7 @@ def pairs(records: Sequence[Record], choice: str) -> list[tuple[Point, Point]]:
 
 
 def weak_keeps_more(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether a rank keeps more of its rate in weak scaling than in strong."""
+    """Judge whether a rank keeps more of its speed, with more ranks, in weak scaling than in strong."""
     found = [(a, b) for a, b in pairs(records, "weak") if choices(a)["overlap"]]
     one = lambda a, b: f"{a.relative:.0%} and {b.relative:.0%} ({a.run.plan.world_size} ranks)"
     margins = [less(b.relative, a.relative) for a, b in found]

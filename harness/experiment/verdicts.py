@@ -1,7 +1,9 @@
 """Verdicts on the claims of experiments: per tier, measured and simulated, counted and as tables."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -12,8 +14,10 @@ from harness.experiment.claims import KINDS, Claim, Evidence, Kind, Verdict, evi
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import stores
 from harness.experiment.tiers import TIERS, Tier
+from harness.records.printable import printable
 from harness.records.record import Record
 from harness.terminal import tell_ignored
+from impl.errors import InputError
 
 NOT_RUN = "not run here"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -92,6 +96,27 @@ def judged(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
         order = sorted(found, key=lambda one: bool(one.systems))
         out += order or [Judged(claim, None, "")]
     return out
+
+
+def verdicts_of(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
+    """Return the verdicts on an experiment's claims; a claim whose check fails is reported, and not judged."""
+    return judged(replace(experiment, claims=sound(experiment.claims)), records)
+
+
+def sound(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Return claims whose checks report a fault on standard error and decide nothing, so that the others are judged."""
+
+    def guarded(claim: Claim) -> Claim:
+        def check(rows: Sequence[Record]) -> Evidence | None:
+            try:
+                return claim.check(rows)
+            except InputError as error:
+                print(f"claim {claim.text!r} cannot be checked: {printable(str(error))}", file=sys.stderr)
+                return None
+
+        return replace(claim, check=check)
+
+    return tuple(map(guarded, claims))
 
 
 def _basis(claim: Claim, records: Sequence[Record], systems: str) -> str:

@@ -39,7 +39,7 @@ Written by `make accuracy`. Constants are fitted to some rows, errors are those 
 """
 """Beginning of the document before its tables."""
 PICKED = 3
-"""Rows of table 1 that constants are fitted to."""
+"""Number of rows of PTD-P's table 1 that a system's constants are fitted to; its other rows are predicted."""
 MOST = 10**9
 """Limit of a size that any row is below."""
 TIE = 1e-9

@@ -22,13 +22,13 @@ NETWORK = (
     {"link_efficiency": FREE, "nic_efficiency": FREE, "send_efficiency": FREE},
     ("link_latency", "nic_latency", "send_latency", "send_wait", "host_collective"),
 )
-"""Constants that are multiplied, and those that are zero, where communication takes no time."""
+"""Constants of a system by which communication takes no time: those to multiply, and those to set to zero."""
 COMPUTING = (
     {"gemm_efficiency": FREE, "attention_efficiency": FREE, "memory_efficiency": FREE, "optimizer_efficiency": FREE},
     ("kernel_seconds", "host_forward", "host_backward", "host_unfused", "optimizer_tensor", "microbatch_seconds",
      "step_seconds"),
 )  # fmt: skip
-"""The same where computing takes no time."""
+"""Constants of a system by which computing takes no time, in the form of NETWORK."""
 
 
 class Doubt(NamedTuple):

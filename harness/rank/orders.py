@@ -128,7 +128,7 @@ class TrainingOrders(Orders):
     """Folder of tokens."""
     data_summary: Document
     environment: Document
-    """Submitting host."""
+    """Environment of the host that submitted the attempt, as its record has it: commit, packages, processor."""
     forecast: Document | None = None
     """Seconds of a step that were predicted before the attempt; None if none were."""
     loss_forecast: Document | None = None

@@ -29,7 +29,7 @@ LARGEST = 20
 
 
 class Event(NamedTuple):
-    """Event of the profiler, in seconds of any clock."""
+    """Operator, kernel or collective that PyTorch's profiler saw, with its start and end in seconds on one clock."""
 
     name: str
     start: float

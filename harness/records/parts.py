@@ -217,7 +217,7 @@ class Data:
 
 @dataclass(config=READ)
 class Resolved:
-    """Values of the run that follow from its data."""
+    """Sizes of a run that are known only with its data, such as the vocabulary, and a summary of that data."""
 
     vocab_size: Annotated[int, Field(ge=2, le=10**9)] | None = None
     padded_vocab_size: Some | None = None

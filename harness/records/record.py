@@ -165,7 +165,7 @@ class Record(Head):
 
     @property
     def alone_seconds(self) -> float:
-        """Seconds of a step's products and attention alone, on the rank with most."""
+        """Seconds that a step's matrix products and attention take when they run alone, on the slowest rank."""
         limits = [rank.limit for rank in self.ranks if rank.limit]
         return max((one.gemm_seconds + one.attention_seconds for one in limits), default=math.nan)
 

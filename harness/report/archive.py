@@ -18,14 +18,14 @@ from harness.analysis import render
 from harness.experiment import folders, published, references
 from harness.experiment.experiment import Experiment, load, points
 from harness.experiment.tiers import TIERS, Tier
-from harness.experiment.verdicts import verdicts_table
+from harness.experiment.verdicts import verdicts_of, verdicts_table
 from harness.predict.systems import FOLDER as SYSTEMS
 from harness.records.environment import CODE, git_state
 from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import Document, Store, write_atomically
 from harness.report.experiments_md import WORDS, Found, as_markdown, content
-from harness.report.results import described, verdicts_of, write_results
+from harness.report.results import described, write_results
 from harness.terminal import Flag, print_json, shown, shown_progress
 from impl.errors import InputError
 from impl.run import to_dict

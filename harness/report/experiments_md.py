@@ -92,7 +92,7 @@ AS_PUBLISHED = (
         "not flush, as PipeDream's, whose microbatches meet several versions of the weights",
     ),
 )
-"""Subjects of the papers of which published numbers are all there is, with the reason."""
+"""Papers' tables and figures for which only published numbers are shown, no runs of ours: paper, what and why."""
 OPEN = (
     ("AxoNN", "the four-dimensional hybrid of tensor and data parallelism"),
     ("Mixture of experts", "expert parallelism and prototyping, as in M6-10T"),

@@ -17,7 +17,7 @@ from harness.experiment.folders import findings_of
 from harness.experiment.published import FOLDER, VERIFIED, papers
 from harness.experiment.references import Place
 from harness.experiment.tiers import TIERS, Tier
-from harness.experiment.verdicts import counts, headline_table, in_words, verdicts_table
+from harness.experiment.verdicts import counts, headline_table, in_words, verdicts_of, verdicts_table
 from harness.figures import figures, style
 from harness.records.parts import Environment
 from harness.records.printable import printable
@@ -98,7 +98,7 @@ class Report:
 
     def add(self, e: Experiment, records: Sequence[Record]) -> None:
         """Write an experiment's page: that of the repository, then all tables and figures of every tier."""
-        found = Found(e, list(records), results.verdicts_of(e, records))
+        found = Found(e, list(records), verdicts_of(e, records))
         self.found.append(found)
         by_tier: dict[Tier, list[Record]] = {
             tier: [record for record in records if record.tier == tier] for tier in reversed(TIERS)

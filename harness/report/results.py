@@ -1,8 +1,6 @@
 """Tables and figures of a sweep: made from its records, written to its folder, and printed."""
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +9,14 @@ from harness.analysis.breakdown import breakdown_table, limit_table
 from harness.analysis.perplexity import perplexity_tables
 from harness.analysis.render import Table
 from harness.analysis.tables import MakesTable, failures_table, scaling_table, throughput_table
-from harness.experiment.claims import Claim, Evidence, claims_table
+from harness.experiment.claims import Claim, claims_table
 from harness.experiment.experiment import Experiment, Point
 from harness.experiment.tiers import TIERS
-from harness.experiment.verdicts import Judged, judged
+from harness.experiment.verdicts import sound
 from harness.figures import figures
-from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import FINISHED, Store, write_atomically
 from harness.terminal import TABLE_ROWS, columns, console, counted, print_json, tell_ignored
-from impl.errors import InputError
 
 
 def all_tables(
@@ -36,27 +32,6 @@ def all_tables(
     tables += [table(records)] if table else []
     tables += [failures_table(records), *([claims_table(sound(claims), records)] if claims else [])]
     return [table for table in tables if len(table.frame)]
-
-
-def verdicts_of(experiment: Experiment, records: Sequence[Record]) -> list[Judged]:
-    """Return the verdicts on an experiment's claims; a claim whose check fails is reported, and not judged."""
-    return judged(replace(experiment, claims=sound(experiment.claims)), records)
-
-
-def sound(claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return claims whose checks report a fault on standard error and decide nothing, so that the others are judged."""
-
-    def guarded(claim: Claim) -> Claim:
-        def check(rows: Sequence[Record]) -> Evidence | None:
-            try:
-                return claim.check(rows)
-            except InputError as error:
-                print(f"claim {claim.text!r} cannot be checked: {printable(str(error))}", file=sys.stderr)
-                return None
-
-        return replace(claim, check=check)
-
-    return tuple(map(guarded, claims))
 
 
 def other_points(experiment: Experiment, records: Sequence[Record]) -> list[Record]:

@@ -54,7 +54,7 @@ class Core(NamedTuple):
 
 
 def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions: int) -> list[Product]:
-    """Those of a rank that owns these stages: every matrix with its forward pass and both gradients.
+    """Return the matrix products of a rank with these stages: each matrix's forward pass and both its gradients.
 
     Together all ranks do what `impl.cost.flops` counts, with a padded vocabulary. With full recomputation layers do
     their forward pass twice.
@@ -82,7 +82,7 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
 
 
 def core(run: Run, stages: Sequence[Stage]) -> Core:
-    """Attention's core in the layers of these stages, for one microbatch."""
+    """Return the size and count of attention's core, softmax(q k^T) v, in these stages' layers, for one microbatch."""
     model, layers = run.model, sum(len(stage.layers) for stage in stages)
     return Core(
         batch=run.train.microbatch,

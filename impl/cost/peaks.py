@@ -30,6 +30,6 @@ PEAKS: dict[str, Peak] = {
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Dense peak in FLOP/s of a device named as `torch.cuda.get_device_name` does; None: not known, so no MFU."""
+    """Return the dense peak FLOP/s of a device, named as `torch.cuda.get_device_name` does; None if not known."""
     peak = PEAKS.get(device)
     return None if peak is None else peak.flops.get(precision)

@@ -60,7 +60,9 @@ def head_positions(model: ModelConfig) -> int:
 
 
 def causal_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed: int | None) -> Batch:
-    """Windows of text, and the same shifted by one token. seed None: window g for sample g, as validation reads them.
+    """Return windows of text as inputs, and the same shifted by one token as targets.
+
+    With a seed the windows are drawn; seed None: window g for sample g, as validation reads them.
 
     Raises:
         InputError: the text is shorter than one window.
@@ -72,7 +74,9 @@ def causal_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed:
 
 
 def masked_batch(tokens: np.ndarray, indices: np.ndarray, *, seq_len: int, seed: int, vocab_size: int) -> Batch:
-    """[CLS] A [SEP] B [SEP] with masked tokens, filled to seq_len: BERT's two tasks (Devlin et al. 2019, section 3.1).
+    """Return sequences for BERT's two tasks: [CLS] A [SEP] B [SEP] with masked tokens, filled to seq_len.
+
+    Source: Devlin et al. 2019, section 3.1.
 
     B is the text after A with probability 1/2, else text from anywhere that does not overlap A and what follows it.
     Of the masked tokens 80% become [MASK], 10% any token, 10% stay. `vocab_size` is the tokenizer's.

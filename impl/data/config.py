@@ -11,7 +11,7 @@ OPTIONS = 4
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class DataConfig:
-    """A token folder, as written by `prepare`, or the embedded synthetic language."""
+    """Text to train and validate on: a token folder, as `prepare` writes it, or the embedded synthetic language."""
 
     dataset: str = SYNTHETIC
     """Path of a token folder, or `synthetic`."""

@@ -199,7 +199,7 @@ def race_sha256(spec: str) -> str:
 def choice_batch(
     questions: Questions, indices: np.ndarray, *, seq_len: int, seed: int | None, vocab_size: int
 ) -> Batch:
-    """[CLS] passage [SEP] question with an option [SEP], for each option, filled with [SEP] to seq_len.
+    """Return a sequence for each option: [CLS] passage [SEP] question with the option [SEP], filled with [SEP].
 
     What is too long is cut at its end. seed None: question g for sample g. `vocab_size` is the tokenizer's.
 

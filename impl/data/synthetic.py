@@ -24,7 +24,7 @@ LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 SHORTEST, LONGEST = 2, 5
 """Fewest and most letters of a word."""
 SUCCESSION_DECAY, SUCCESSION_FLOOR = 0.5, 0.02
-"""Weight of a class's i-th successor: decay to the i, plus the floor."""
+"""Weight of the i-th word class that may follow one in the synthetic language: decay to the i, plus the floor."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

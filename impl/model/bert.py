@@ -30,7 +30,7 @@ class BERT(nn.Module):
             self.shards = {"token_bias": self.trunk.head.shard}
 
     def heads(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of this rank's part of the vocabulary at the masked positions, and of (not next, next).
+        """Return scores of this rank's part of the vocabulary at the masked positions, and of (not next, next).
 
         Shapes: x, positions [b, k] -> [b k, V / t], [b, 2].
         """
@@ -42,13 +42,16 @@ class BERT(nn.Module):
         return tokens, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 
     def loss(self, x: Tensor, targets: Tensor, positions: Tensor, is_next: Tensor) -> Tensor:
-        """Mean masked-token loss plus mean next-sentence loss, in nats. Shapes: x, targets [b, k], is_next [b]."""
+        """Return the mean masked-token loss plus mean next-sentence loss, in nats.
+
+        Shapes: x, targets [b, k], is_next [b].
+        """
         tokens, sentence = self.heads(x, positions)
         sentence = sentence if sentence.element_size() >= 4 else sentence.float()
         return self.trunk.head.nats(tokens, targets.flatten()).mean() + functional.cross_entropy(sentence, is_next)
 
     def nats(self, x: Tensor, targets: Tensor, positions: Tensor, *_: Tensor) -> Tensor:
-        """-log p of every masked token. Shapes: x, targets, positions [b, k] -> [b, k]."""
+        """Return -log p of every masked token. Shapes: x, targets, positions [b, k] -> [b, k]."""
         tokens = self.heads(x, positions)[0]
         return self.trunk.head.nats(tokens, targets.flatten()).view(targets.shape)
 
@@ -73,9 +76,9 @@ class MultipleChoice(nn.Module):
         return scores if scores.element_size() >= 4 else scores.float()
 
     def loss(self, x: Tensor, answers: Tensor) -> Tensor:
-        """Mean over questions of -log p(right option), in nats. Shapes: x, [b / 4] -> scalar."""
+        """Return the mean over questions of -log p(right option), in nats. Shapes: x, [b / 4] -> scalar."""
         return functional.cross_entropy(self.scores(x), answers)
 
     def nats(self, x: Tensor, *_: Tensor) -> Tensor:
-        """-log p of every option. Shapes: x -> [b / 4, 4]."""
+        """Return -log p of every option. Shapes: x -> [b / 4, 4]."""
         return -self.scores(x).log_softmax(-1)

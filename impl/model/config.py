@@ -63,7 +63,7 @@ class ModelConfig:
         return self
 
     def vocabulary(self, tokenizer_size: int) -> int:
-        """Rows of the token embedding: `vocab_size`, or what the tokenizer and the family need."""
+        """Return the rows of the token embedding: `vocab_size`, or what the tokenizer and the family need."""
         return self.vocab_size or tokenizer_size + SPECIAL_TOKENS[self.family]
 
     @property
@@ -72,7 +72,7 @@ class ModelConfig:
 
 
 def padded_vocabulary(vocab_size: int, tp: int) -> int:
-    """Rows of the token embedding over all tensor-parallel ranks: the vocabulary, up to the next multiple of 128 t.
+    """Return the embedding's rows over all tensor-parallel ranks: the vocabulary, up to the next multiple of 128 t.
 
     Source: Megatron-LM 2019, section 4.2: 50,257 tokens become 51,200 for up to 8 ranks.
     """

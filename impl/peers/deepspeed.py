@@ -27,10 +27,11 @@ from impl.train import Step
 
 
 def configuration(run: Run, vocab_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. Its sizes are elements; its own defaults would put all of a small model in one bucket.
+    """Return DeepSpeed's configuration for a run.
 
-    Buckets have our bytes. Stage 3 keeps vectors whole on every rank, as its default does in a model of common size,
-    and fetches one layer ahead; what is not used again within a layer is freed.
+    Its sizes are in elements. Buckets have our bytes, as its defaults would put all of a small model in one. Stage 3
+    keeps vectors whole on every rank, as its default does in a model of common size, and fetches one layer ahead; what
+    is not used again within a layer is freed.
     """
     h, stage = run.model.hidden_size, zero_stage(run)
     gradients = "fp32" if run.precision == "fp32" or run.fp32_gradients else "bf16"
@@ -60,7 +61,10 @@ def configuration(run: Run, vocab_size: int) -> dict[str, Any]:
 
 
 def zero_stage(run: Run) -> int:
-    """DeepSpeed's stage: on one data-parallel rank stage 1 splits nothing, and only it adds gradients up in fp32."""
+    """Return DeepSpeed's ZeRO stage for a run.
+
+    In bf16 on one data-parallel rank it is at least 1, which splits nothing there, and alone adds gradients up in fp32.
+    """
     return max(run.plan.zero_stage, 1) if run.precision == "bf16" and run.plan.dp == 1 else run.plan.zero_stage
 
 

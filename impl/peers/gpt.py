@@ -103,7 +103,7 @@ class GPT(nn.Module):
     The output head's matrix is `head.weight`, the token embedding itself where one stage has both.
 
     Shapes: tokens [b, s], or the previous stage's output [b s, h] -> [b s, h], of the last stage logits [b s, V].
-    Places: of the tokens in their sequence [b s] (sequence parallel: [b s / t]).
+    `places` has the position of each token in its sequence: [b s] (sequence parallel: [b s / t]).
     """
 
     def __init__(self, run: Run, vocab_size: int, stage: Stage, places: Tensor) -> None:

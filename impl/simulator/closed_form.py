@@ -51,7 +51,7 @@ class Estimate(NamedTuple):
 
     seconds: Array
     bytes: Array
-    """Bytes on the fullest device."""
+    """Memory of the fullest device, in bytes."""
 
 
 class _Ranks(NamedTuple):

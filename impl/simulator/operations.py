@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 def block(run: Run, vocab_size: int, name: BlockName, head_positions: int) -> Block:
-    """One block of this kind."""
+    """Return what one embedding, layer or head computes and sends on one rank, for one microbatch."""
     stage = STAGE[name]
     plain = replace(run, plan=replace(run.plan, recompute="none"))
     once = [p for p in products(plain, vocab_size, [stage], head_positions) if name == "head" or p.name != HEAD]

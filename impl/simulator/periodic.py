@@ -20,6 +20,8 @@ from impl.pipeline.simulate import simulate
 
 UNITS = 2**60
 """Units of time in a second."""
+PERIODIC = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
+"""Schedules whose steps repeat themselves in a way that is skipped here; all others are simulated action by action."""
 LAPS = 4
 """Laps after the pipeline is full for which rows are generated at first."""
 
@@ -237,9 +239,9 @@ def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Trans
     """Return the earliest times of a schedule's actions, as `impl.pipeline.simulate.simulate` computes them.
 
     Args:
-        name: plan.schedule; tables of those in SCHEDULES are not built and may be large.
+        name: plan.schedule; tables of those in PERIODIC are not built and may be large.
         p: pipeline ranks.
-        m: microbatches; what the schedule demands of their number is not checked for those in SCHEDULES.
+        m: microbatches; what the schedule demands of their number is not checked for those in PERIODIC.
         v: model chunks of a rank.
         seconds: of the operations that the schedule has.
         transfer: seconds from a rank to another, the same for all or by (sender, receiver).
@@ -247,7 +249,7 @@ def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Trans
     Raises:
         InputError: as `impl.pipeline.schedules.build`.
     """
-    if name not in SCHEDULES:
+    if name not in PERIODIC:
         return _whole(name, p, m, v, seconds, transfer)
     name = "one_f_one_b" if name == "interleaved" and v == 1 else name
     ops = (Op.F, Op.I, Op.W) if name == "zb_h1" else (Op.F, Op.B)
@@ -285,7 +287,7 @@ def _phases(name: str, p: int, v: int) -> list[RowsOf]:
 
 
 def _whole(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer) -> Ran:
-    """Simulate the whole table of a schedule that is not in SCHEDULES."""
+    """Simulate the whole table of a schedule that is not in PERIODIC."""
     timeline = simulate(build(name, p, m, v), lambda action: seconds[action.op][action.stage], transfer)
     last = {
         span.action.stage: Last(float(span.start), float(span.end))

@@ -40,7 +40,7 @@ class Residuals:
 
     @classmethod
     def of(cls, sd: float, places: list[Coordinates], logs: list[float]) -> "Residuals":
-        """Without what no neighbour bears out, the worst first."""
+        """Return the surface through measured rows but those, worst first, that their neighbours contradict."""
         noises = [NOISE * sd] * len(logs)
         while True:
             found = cls(sd, places, logs, noises)
@@ -60,12 +60,12 @@ class Residuals:
         return float(np.sqrt(max(0.0, self.sd**2 - near @ self._inverse @ near) + (NOISE * self.sd) ** 2))
 
     def left_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """How far each row is from what the others expect there, and the standard deviation of that; logarithms."""
+        """Return each row's distance from what the others expect there, and its standard deviation, as logarithms."""
         variance = 1 / np.diag(self._inverse)
         return self._weights * variance, np.sqrt(variance)
 
     def near(self, places: np.ndarray) -> np.ndarray:
-        """Covariance of the surface there with the rows."""
+        """Return the covariance of the surface at some places with that at the rows."""
         lengths = np.array(list(OCTAVES.values()))
         offsets = (np.log2(places)[..., None, :] - np.log2(np.array(self.places))) / lengths
         return self.sd**2 * np.exp(-np.sqrt((offsets**2).sum(-1)))

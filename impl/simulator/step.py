@@ -34,7 +34,7 @@ EXPOSED = {
     "ends": ("ends",),
     "zero": ("gather", "parameters"),
 }
-"""Parts of a rank's step in which it waits for ranks that differ from it in an axis."""
+"""Parts of a step in which a rank waits for communication, by the axis of the mesh that it goes along."""
 
 
 @dataclass(frozen=True)

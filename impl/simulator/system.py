@@ -121,7 +121,7 @@ class Node:
     size: Count
     nics: Count
     nic_bandwidth: Number
-    """Bandwidth of one NIC."""
+    """Bandwidth of one network card between nodes."""
     link_bandwidth: Number
     """Bandwidth of a device to the others of its node."""
 
@@ -208,7 +208,7 @@ class Calibration:
     """Mean absolute percentage error of the held-out rows, or of each row left out in turn."""
     worst: NonNegativeFloat
     constant_mfu_mape: NonNegativeFloat | None = None
-    """Error in percent of a constant utilization fitted on the same rows."""
+    """Mean error in percent of predictions by one utilization of all devices, fitted to the same rows."""
     calculon_mape: NonNegativeFloat | None = None
     """Error in percent of Calculon as published, where known."""
     interval: tuple[PositiveFloat, PositiveFloat] | None = None

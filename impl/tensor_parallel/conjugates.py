@@ -19,7 +19,7 @@ from impl.collectives import (
 
 @dataclass(frozen=True)
 class Pair:
-    """Operation on an activation in the forward pass, and on its gradient in the backward pass."""
+    """Collective on an activation in the forward pass, with the one on its gradient in the backward pass."""
 
     forward: Start
     backward: Start

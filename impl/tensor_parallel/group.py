@@ -32,7 +32,7 @@ class TensorParallel:
     overlap: bool
     """Reduce input gradients while weight gradients are computed."""
     weight_gradients: WeightGradients | None = None
-    """Receiver of the weight gradients of layers' matrices; None: autograd."""
+    """Object that adds the weight gradients of layers' matrices to their sums; None: autograd does."""
 
     @property
     def degree(self) -> int:

@@ -58,14 +58,14 @@ class VocabParallelEmbedding(nn.Module):
         return cast(Tensor, _LookUp.apply(self.weight, tokens, self.tp.weight_gradients))
 
     def logits(self, x: Tensor, before: Pair, bias: Tensor | None = None) -> Tensor:
-        """Scores of this rank's rows, padding included, for all tokens.
+        """Return scores of this rank's rows, padding included, for all tokens.
 
         Shapes: [n, h] (where `before` gathers: [n / t, h]) -> [n, V / t]. Communication: that of `before`.
         """
         return parallel_linear(x, self.weight, bias, self.tp, before=before, can_wait=False)
 
     def nats(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target) of every token, in nats, at least in fp32; overwrites logits that require a gradient.
+        """Return -log p(target) of every token, in nats, at least in fp32; overwrites logits that require a gradient.
 
         log p = target's logit - log sum exp(logits). Each rank takes the logarithm over its own tokens, stably, and the
         ranks exchange that and the target's logit only (cf. Megatron-LM 2019, section 3). The exponentials take the

@@ -104,7 +104,7 @@ class Bucket:
         return all(each is None or each.rank() == 0 for each in owners)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Each parameter's part of a tensor like the bucket."""
+        """Return each parameter's part of a flat tensor that is as long as the bucket."""
         slots = self.layout.slots
         return [flat[slot.start : slot.stop].view_as(p) for slot, p in zip(slots, self.parameters, strict=True)]
 

@@ -40,7 +40,7 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
     """Return the model's parameters by division, from the last to the first, as the backward pass finishes them.
 
     Args:
-        names: with whether a parameter is split over tensor-parallel ranks.
+        names: each parameter's name, and whether it is split over tensor-parallel ranks.
         is_tied: the tied embedding's two ends are on different pipeline ranks, of which this is one.
     """
     found: dict[Division, list[str]] = {}

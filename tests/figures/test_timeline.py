@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.figures import timeline
-from impl.pipeline.schedules import build
+from impl.pipeline.schedules import SCHEDULES, build
 from impl.pipeline.simulate import Timeline, simulate, uniform
 
 
@@ -58,7 +58,7 @@ def test_text_is_the_schedule_drawn(name: str, p: int, m: int, v: int, width: in
     assert {row[-1] for row in rows} == {">" if lines[-1].startswith("cut") else "|"}
 
 
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved", "zb_h1"])
+@pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("m", [8, 16, 64])
 def test_text_fits_the_width(name: str, m: int):
     v = 2 if name == "interleaved" else 1

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from impl.model.config import ModelConfig
+from impl.model.norm_placement import PLACEMENTS
+from impl.pipeline.schedules import SCHEDULES as PACKAGED
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run, non_defaults
@@ -24,8 +26,8 @@ from tests.impl.pipeline import own_schedule
 MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=8, seq_len=16, dropout=0.1)
 RECIPE = Recipe(steps=12, global_batch=6, microbatch=1, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 OWN = own_schedule.__name__
-FAMILIES, NORMS = ("gpt", "bert"), ("pre", "post", "sandwich")
-SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1", f"{OWN}:two_ways", f"{OWN}:every_other")
+FAMILIES, NORMS = ("gpt", "bert"), tuple(PLACEMENTS)
+SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other")
 CHUNKS = {"interleaved": 2, f"{OWN}:two_ways": 2}
 
 
@@ -70,7 +72,7 @@ PIPELINES = [
 ]
 RUNS = [
     *(run_of(of(**how), family, norm) for how, family, norm in product([*DATA, *SPLIT], FAMILIES, NORMS)),
-    *(run_of(of(**how), family, NORMS[i % 3]) for i, (how, family) in enumerate(product(MIXED, FAMILIES))),
+    *(run_of(of(**how), family, NORMS[i % len(NORMS)]) for i, (how, family) in enumerate(product(MIXED, FAMILIES))),
     *(run_of(of(**how), family, "pre", "fp32") for how, family in product([*DATA[:1], *SPLIT[:2]], FAMILIES)),
     *PIPELINES,
 ]
@@ -159,7 +161,7 @@ def draws(seed: int) -> Iterator[Run]:
         model = ModelConfig(
             family=one_of("gpt", "bert"), num_layers=plan.pp * chunks + random_.randrange(3),
             hidden_size=heads * random_.randint(1, 5), num_heads=heads, seq_len=one_of(8, 9, 12),
-            vocab_size=random_.randint(260, 800), norm_placement=one_of("pre", "post", "sandwich"),
+            vocab_size=random_.randint(260, 800), norm_placement=one_of(*NORMS),
             dropout=one_of(0.0, 0.1),
         )  # fmt: skip
         microbatch = one_of(1, 2)

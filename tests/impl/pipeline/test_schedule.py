@@ -58,7 +58,7 @@ def test_every_microbatch_goes_once_through_every_stage(name: str):
     for _, p, m, v in (case for case in VALID if case[0] == name):
         require(name, p, m, v)
         found = Counter(chain.from_iterable(cached(name, p, m, v).rows))
-        ops = "FIW" if name == "zb_h1" else "FB"
+        ops = "FIW" if cached(name, p, m, v).is_split else "FB"
         assert found == Counter((op, stage, i) for op in ops for stage in range(p * v) for i in range(m))
         assert cached(name, p, m, v).rank_of == {stage: stage % p for stage in range(p * v)}
 
@@ -133,7 +133,7 @@ def test_receives_stand_where_the_transfer_would_arrive():
         (("gpipe", 0, 8), "plan.pp 0 is not a count; valid: 1 or more"),
         (("gpipe", 2, 0), "microbatches 0 is not"),
         (("interleaved", 2, 2, -1), "plan.chunks -1 is not"),
-        (("1f1b", 2, 2), "'1f1b' does not exist; valid: gpipe, one_f_one_b, interleaved, zb_h1, or module:function"),
+        (("1f1b", 2, 2), f"'1f1b' does not exist; valid: {', '.join(SCHEDULES)}, or module:function"),
         (("impl.nowhere:mine", 2, 2), "cannot be loaded: No module named"),
         (("impl.errors:mine", 2, 2), "cannot be loaded: module 'impl.errors' has no attribute 'mine'"),
     ],

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from impl.cost.parameters import named_parameters
 from impl.model.config import ModelConfig
+from impl.model.norm_placement import PLACEMENTS
 from impl.plan import Plan
 from impl.zero.partition import ALIGNMENT, divisions, lay_out, owners, rectangles, units_of_block
 
@@ -52,7 +53,7 @@ def test_rectangles_are_the_elements_in_order(shape: list[int], data: st.DataObj
 
 @given(
     st.sampled_from(["gpt", "bert"]),
-    st.sampled_from(["pre", "post", "sandwich"]),
+    st.sampled_from(list(PLACEMENTS)),
     st.sampled_from([1, 2]),
     st.booleans(),
     st.integers(0, 3),
