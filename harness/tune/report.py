@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from harness.predict.interval import EXTRAPOLATES, is_beyond
+from harness.predict.kinds import MISSED
 from harness.records.measures import size_name
 from harness.terminal import console, shown
 from harness.tune.measured import print_compared
@@ -35,12 +36,17 @@ def print_search(document: Mapping[str, Any], system: System) -> int:
         for warning in interval["warnings"]:
             if not is_beyond(warning):
                 print(f"warning: {warning}")
+    _print_doubts(document, system)
     tables = {"fastest": document["best"], "faster or smaller than all others": document["pareto"]}
+    if any(row["doubts"] for row in document["best"][:1]):
+        tables = {"fastest": document["best"], "fastest of kinds without doubt": document["trusted"]} | tables
     for title, rows in ((title, rows) for title, rows in tables.items() if rows):
         _print_plans(title, rows)
         if doubts := _beyond(rows):
             known = system.calibration is not None
             print(f"warning: * {f'{system.name} was not calibrated on ' * known}{doubts}")
+        if missed := _missed(rows):
+            print(f"warning: * {missed}")
     _print_knobs(document["importance"], document["best_by_value"])
     if tried := document.get("trials"):
         failed = sum("reason" in row for row in tried)
@@ -51,10 +57,36 @@ def print_search(document: Mapping[str, Any], system: System) -> int:
     return 0
 
 
+def _print_doubts(document: Mapping[str, Any], system: System) -> None:
+    """Print why the kind of the fastest plan is doubtful, and what the fastest of a kind without doubt takes."""
+    if not document["best"] or not (doubts := document["best"][0]["doubts"]):
+        return
+    print(f"warning: the fastest plan is of a kind that {system.name} is in doubt about: {'; '.join(doubts)}")
+    if not (trusted := document["trusted"]):
+        print("no plan that fits is of a kind without such doubt")
+        return
+    first, best = trusted[0], document["best"][0]
+    longer = first["seconds"] / best["seconds"] - 1
+    print(
+        f"the fastest of a kind without such doubt takes {first['seconds']:.4g} s, {longer:.0%} longer: {_words(first)}"
+    )
+
+
+def _words(row: Judged) -> str:
+    """Return a plan in words: degrees and microbatch, and each other knob that differs from its default."""
+    odd = [knob for knob in KNOBS if knob not in ("tp", "pp", "dp", "microbatch") and row[knob] != DEFAULTS[knob]]
+    return ", ".join(f"{knob} {row[knob]}" for knob in ("tp", "pp", "dp", "microbatch", *odd)).lower()
+
+
 def _beyond(rows: Sequence[Judged]) -> str:
     """Return sizes and features that systems were not calibrated on, each with the numbers of its plans."""
     short = lambda warning: warning.removeprefix(EXTRAPOLATES).partition(", calibrated on")[0].strip()
     return _numbered([list(map(short, filter(is_beyond, row["warnings"]))) for row in rows])
+
+
+def _missed(rows: Sequence[Judged]) -> str:
+    """Return features that systems were calibrated on and still miss, each with the numbers of its plans."""
+    return _numbered([[doubt for doubt in row["doubts"] if MISSED in doubt] for row in rows])
 
 
 def _numbered(rows: Sequence[Sequence[str]]) -> str:
@@ -78,7 +110,7 @@ def _print_plans(title: str, rows: Sequence[Judged]) -> None:
         besides = ", ".join(knob if row[knob] is True else f"no {knob}" for knob in odd)
         rate = row["model_flops_per_gpu_s"] / 1e12
         numbers = (f"{row['seconds']:.3f}", f"{rate:.1f}", mfu, f"{row['bytes'] / GIB:.1f}")
-        star = "*" * any(map(is_beyond, row["warnings"]))
+        star = "*" * (any(map(is_beyond, row["warnings"])) or bool(row["doubts"]))
         table.add_row(f"{number}{star}", *numbers, *(str(row[name]) for name in names), besides)
     console(table).print(table)
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from harness.launch.flags import require_positive
 from harness.predict.interval import Interval, interval
-from harness.predict.simulation import Simulated, given_by, predicted, simulated, vocabulary_of
+from harness.predict.kinds import Errors, errors_by_kind, kind_doubts
+from harness.predict.simulation import Done, Simulated, given_by, predicted, simulated, vocabulary_of
 from harness.predict.systems import load_system
 from harness.records.store import Store
 from harness.terminal import Flag, parse_bytes, print_json, shown, shown_progress
@@ -22,6 +23,7 @@ from harness.tune.search import (
     Journal,
     Judged,
     best_by_value,
+    by_kind,
     estimates,
     front,
     importance,
@@ -45,6 +47,8 @@ LEFT_FREE = 0.05
 """Share of a device's memory that the framework and its libraries take, or that is lost between allocations."""
 TOP = 20
 """Plans of different shape that are compared by events."""
+TRUSTED = 5
+"""Plans of different shape, of kinds that the system was calibrated on, that are compared by events."""
 SLOWEST = 2.0
 """Largest ratio of a plan's time to the fastest one's at which its lower memory counts."""
 STEPS = 12
@@ -105,6 +109,18 @@ class _Task:
                 plans = plans.take((plans[knob] == int(value)) | (plans[axis] == 1))
         return plans
 
+    def is_trusted(self, plans: Plans) -> np.ndarray:
+        """Return whether each plan is of a kind that the system was calibrated on, and that it predicts well."""
+        first, which = by_kind(plans)
+        base = self.simulated(self.base).done
+        doubts = [kind_doubts(Done(plans.run(i, base)), self.system, self.errors) for i in first.tolist()]
+        return np.array([not texts for texts in doubts])[which]
+
+    @cached_property
+    def errors(self) -> Errors:
+        """Errors of each kind of plan on published steps of the system."""
+        return errors_by_kind(self.system)
+
     def events(self, run: Run) -> Judged:
         """Return the seconds of a run's step, simulated as events, and its exact memory."""
         found = predicted(self.simulated(run).done, self.system)
@@ -116,8 +132,12 @@ class _Task:
         return row
 
     def with_warnings(self, row: Judged) -> Judged:
-        """Add what makes a plan's prediction doubtful."""
-        return row | {"warnings": self.interval(row).warnings}
+        """Add what makes a plan's prediction doubtful, and its kind."""
+        done = self.simulated(run_of(row, self.base)).done
+        return row | {
+            "warnings": self.interval(row).warnings,
+            "doubts": kind_doubts(done, self.system, self.errors),
+        }
 
     def interval(self, row: Judged) -> Interval:
         """Return the interval of a plan's seconds, and what makes them doubtful."""
@@ -152,8 +172,9 @@ def tune_from(default: Run) -> Callable[..., int]:
     ) -> int:
         """Find the fastest parallel plans for a model that fit a system's memory; `--model NAME` says which model.
 
-        All plans are estimated in closed form, the best are carried out as events. With --measure the best are run on
-        this machine, and the predicted order of them is compared with the measured one.
+        All plans are estimated in closed form, the best are carried out as events. The fastest is said to be in doubt
+        if the system was not calibrated on its kind of plan, or misses it badly; the fastest without doubt comes then
+        too. With --measure the best are run on this machine, and their predicted order is compared with the measured.
 
         Args:
             system: A packaged system, or a YAML file as `calibrate` writes it.
@@ -180,7 +201,8 @@ def tune_from(default: Run) -> Callable[..., int]:
         task = _Task(base, found, gpus, limit, fix)
         task = replace(task, base=task.simulated(base).asked)
         real = _here(out, found) if measure and out is not None else None
-        document, inside = _search(task, top, out)
+        document, inside, times = _search(task, top, out)
+        document["trusted"] = _trusted(task, inside, times, out)
         if trials:
             document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
         if real is not None:
@@ -229,8 +251,25 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
     return wanted or known[0]
 
 
-def _search(task: _Task, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
-    """Return the document of the search, and the plans that fit."""
+def _trusted(task: _Task, plans: Plans, seconds: np.ndarray, out: Path | None) -> list[Judged]:
+    """Return the fastest plans of kinds without doubt, as judged by events.
+
+    Args:
+        plans: plans that fit by the closed form.
+        seconds: estimated seconds of each.
+    """
+    kept = np.flatnonzero(task.is_trusted(plans))
+    if not len(kept):
+        return []
+    some = plans.take(kept)
+    rows = [some.row(i) for i in ranked(some, seconds[kept], TRUSTED)]
+    found = judged(rows, task.base, task.events, task.journal(out, "events"))
+    good = [task.with_warnings(row) for row in found if "reason" not in row]
+    return sorted(good, key=lambda row: row["seconds"])
+
+
+def _search(task: _Task, top: int, out: Path | None) -> tuple[dict[str, Any], Plans, np.ndarray]:
+    """Return the document of the search, the plans that fit, and their seconds in closed form."""
     known, plans = task.simulated(task.base).done, task.plans()
     vocab_size, positions = vocabulary_of(known), head_positions(known.model)
     form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=positions, given=task.given(task.base))
@@ -266,7 +305,7 @@ def _search(task: _Task, top: int, out: Path | None) -> tuple[dict[str, Any], Pl
         "importance": importance(inside, times),
         "best_by_value": best_by_value(inside, times),
     }
-    return document, inside
+    return document, inside, times
 
 
 def _trials(
