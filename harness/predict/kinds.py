@@ -58,7 +58,8 @@ def kind_doubts(run: Done, system: System, errors: Errors) -> list[str]:
     for name, value in features(run, system).items():
         off = errors.get((name, value), [])
         if name in new or (off and np.mean(np.abs(off)) > BADLY):
-            steps = f", and {len(off)} measured steps with it are predicted {_span(off)}" if off else ""
+            are = "step with it is" if len(off) == 1 else "steps with it are"
+            steps = f", and {len(off)} measured {are} predicted {_span(off)}" if off else ""
             doubts.append(f"{name} {value} {'is not calibrated' if name in new else MISSED}{steps}")
     return doubts
 
@@ -67,6 +68,8 @@ def _span(off: Sequence[float]) -> str:
     """Return the range of relative errors in words: 34% to 77% too fast."""
     ends = sorted((min(off), max(off)), key=abs)
     words = [f"{abs(end):.0%} too {'fast' if end < 0 else 'slow'}" for end in ends]
+    if words[0] == words[1]:
+        return words[0]
     if (ends[0] < 0) == (ends[1] < 0):
         words[0] = f"{abs(ends[0]):.0%}"
-    return " to ".join(dict.fromkeys(words))
+    return " to ".join(words)

@@ -30,6 +30,8 @@ def test_a_kind_is_doubtful_if_it_was_not_fitted_or_is_missed_badly() -> None:
     assert kind_doubts(Done(three), system, {}) == ["zero_stage 3 is not calibrated"]
     [said] = kind_doubts(Done(three), system, {THREE: [-0.5, -0.25]})
     assert said == "zero_stage 3 is not calibrated, and 2 measured steps with it are predicted 25% to 50% too fast"
+    [one] = kind_doubts(Done(three), system, {THREE: [-0.5]})
+    assert one == "zero_stage 3 is not calibrated, and 1 measured step with it is predicted 50% too fast"
     [missed] = kind_doubts(Done(RUN), system, {("recompute", "full"): [-0.1, 0.3]})
     assert (
         missed
