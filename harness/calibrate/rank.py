@@ -23,6 +23,7 @@ from harness.calibrate.system import Measurements
 from harness.doctor.rank import median_seconds
 from harness.doctor.report import Rank, execute
 from harness.predict.fit import Measured
+from harness.predict.simulation import Done
 from harness.rank.roofline import collective, product
 from harness.records.environment import processor
 from harness.records.store import write_atomically
@@ -222,7 +223,7 @@ class Calibrating:
                 begin = time.perf_counter()
                 trainer.step(i).grad_norm.item()  # wait for the device
                 seconds.append(max(self._of_ranks(time.perf_counter() - begin)))
-        self.found.trained.append(Measured(label, run, statistics.median(seconds[warm:])))
+        self.found.trained.append(Measured(label, Done(run), statistics.median(seconds[warm:])))
 
     # Timing -------------------------------------------------------------------------------------------------------
 

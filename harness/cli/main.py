@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from harness.cli import verb_table
 from harness.cli.verb_table import SIZED, VERBS
 from harness.cli.which import Which
-from harness.records.labels import FIELDS
+from harness.records.labels import FIELDS, sized
 from harness.records.printable import printable
 from impl.errors import InputError
 from impl.model.sizes import named
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
         default = Run(model=named(size)) if size is not None else Run()
-        return _parse(argv, default, _given(argv, is_sized=size is not None))()
+        return _parse(argv, default, _given(argv, default if size is not None else None))()
     except InputError as error:
         return _complain(_in_own_words(error))
     except ValidationError as error:
@@ -152,15 +152,14 @@ def _take(argv: list[str], flag: str) -> str | None:
     return None
 
 
-def _given(argv: list[str], *, is_sized: bool) -> frozenset[str]:
-    """Return fields of a run, by dotted name, that the command line sets, defaults too; a named size sets the model."""
+def _given(argv: list[str], named_size: Run | None) -> frozenset[str]:
+    """Return fields of a run, by dotted name, that the command line sets, defaults too; a named size sets its own."""
     names = set[str]()
     for word in argv:
         group, dot, name = word.removeprefix("--").partition("=")[0].rpartition(".")
         if word.startswith("--"):
             names.add(group + dot + name.replace("_", "-").removeprefix("no-").replace("-", "_"))
-    of_size = {name for name in RUN_FIELDS if is_sized and name.startswith("model.")}
-    return frozenset(names | of_size) & RUN_FIELDS
+    return frozenset(names | (sized(named_size.model) if named_size else set())) & RUN_FIELDS
 
 
 def _one_line(panel: str) -> str:

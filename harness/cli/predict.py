@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import tyro
 
 from harness.cli.which import Given, plan_fields
-from harness.experiment.experiment import Experiment, Point, changed, load, points
+from harness.experiment.experiment import Experiment, changed, load, points
 from harness.experiment.folders import OWN
 from harness.experiment.tiers import Tier
 from harness.predict.interval import EXTRAPOLATES, interval
 from harness.predict.memory import memory_table
 from harness.predict.simulated_record import document_of, why_no_room
-from harness.predict.simulation import completed, predicted, vocabulary_of
-from harness.predict.systems import load_system
+from harness.predict.simulation import Simulated, given_by, predicted, simulated, vocabulary_of
+from harness.predict.systems import load_system, names
+from harness.records.labels import differing
 from harness.records.measures import size_name
 from harness.records.parse import of_document
 from harness.records.record import Record
@@ -39,7 +40,7 @@ def predict_from(default: Run) -> Callable[..., int]:
         experiment: tyro.conf.Positional[str | None] = None,
         /,
         *,
-        system: str,
+        system: str | None = None,
         config: Annotated[Run, tyro.conf.arg(name="")] = default,
         rows: Path | None = None,
         tier: Tier = "paper",
@@ -55,13 +56,15 @@ def predict_from(default: Run) -> Callable[..., int]:
         Args:
             experiment: Id of an experiment, or its last word: its points become simulated records, in the tables beside
                 measured ones and the published numbers. Without it, and without --rows, one run is predicted.
-            system: A packaged system, or a YAML file as `calibrate` writes it.
+            system: A packaged system, or a YAML file as `calibrate` writes it; a row that names one in its column
+                `system` is predicted for that.
             config: The run; `--model NAME` starts from a named size. A field that is not given has the system's default
-                where its file has one. With an experiment, the fields of the plan that are given replace those of
-                every point.
+                where its file has one. A given field wins over what the system's software always does (`habits` of its
+                file), which holds for the others. With an experiment, the fields of the plan that are given replace
+                those of every point.
             rows: A CSV file of configurations, which is printed with predictions; a column that is left out is as a
-                field that is not given. Rows whose `split` is `calibrate` have `iteration_time_s`, and the constants
-                are fitted to them first.
+                field that is not given, and a row that cannot be predicted has the reason instead. Rows whose `split`
+                is `calibrate` have `iteration_time_s`, and the constants are fitted to them first.
             tier: smoke, small or paper.
             only: Predict the points of an experiment whose label contains this, or matches it as a pattern, or whose id
                 begins with it.
@@ -71,33 +74,46 @@ def predict_from(default: Run) -> Callable[..., int]:
             given: Fields of a run that are given, by dotted name.
             json: Print one JSON document on standard output.
         """
-        found = load_system(system)
+        found = None if system is None else load_system(system)
         if (slowdown or stack) and (rows is not None or experiment is not None):
             raise InputError("--slowdown and --stack are for one run; valid: without --rows and an experiment")
         of_plan = plan_fields(given)
         is_run = bool(given) if rows is not None else len(given) > len(of_plan)
-        inputs = {"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run}
-        if sum(inputs.values()) > 1:
-            asked = " and ".join(text for text, is_given in inputs.items() if is_given)
-            raise InputError(f"predict is given {asked}; valid: one of them")
+        _require_one({"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run})
         if rows is not None:
             from harness.predict.csv_rows import predict_rows  # csv_rows fits, which imports SciPy
 
             return predict_rows(rows, found, json)
+        if found is None:
+            raise InputError(f"predict needs --system; valid: {', '.join(names())}, or a YAML file")
         if experiment is not None:
             named = load(experiment)
             runs = changed(named.runs[tier], None, None, config.plan, of_plan)
-            return predict_experiment(named, points(runs, only), Store(out, named.id, tier, found.name), found, json)
-        run, assumed = completed(config, given, found)
-        return predict_run(run, found, assumed, slowdown, stack, json)
+            return predict_experiment(named, runs, only, given, Store(out, named.id, tier, found.name), found, json)
+        return predict_run(simulated(config, given, found), found, slowdown, stack, json)
 
     return predict
 
 
-def predict_experiment(found: Experiment, chosen: Sequence[Point], store: Store, system: System, json: bool) -> int:
-    """Write a simulated record of every point, then all tables and figures again; print those of the points."""
+def _require_one(inputs: Mapping[str, bool]) -> None:
+    if sum(inputs.values()) > 1:
+        asked = " and ".join(text for text, is_given in inputs.items() if is_given)
+        raise InputError(f"predict is given {asked}; valid: one of them")
+
+
+def predict_experiment(
+    found: Experiment, runs: list[Run], only: str | None, given: Given, store: Store, system: System, json: bool
+) -> int:
+    """Write a simulated record of every point, then all tables and figures again; print those of the points.
+
+    Args:
+        only: points to choose, by label or id.
+        given: fields of all runs that the command line gives.
+    """
+    chosen, varied = [point.run for point in points(runs, only)], differing(runs)
     store.require_writable()
-    documents = [document_of(point.run, store, system) for point in shown_progress(chosen, "predicting")]
+    given_in = {run.id: given | given_by(run, varied, system) for run in chosen}
+    documents = [document_of(run, store, system, given_in[run.id]) for run in shown_progress(chosen, "predicting")]
     for document in documents:
         store.write(document)
     records = [of_document(document) for document in documents]
@@ -129,29 +145,22 @@ def _warnings(records: Sequence[Record], system: System) -> Iterable[str]:
     yield from dict.fromkeys(text for texts in found for text in texts if not text.startswith(EXTRAPOLATES))
 
 
-def predict_run(
-    run: Run, system: System, assumed: Mapping[str, Any], slowdown: Sequence[float], stack: str | None, json: bool
-) -> int:
-    """Print the time of a run's step, where it goes, and the memory of every pipeline rank.
-
-    Args:
-        assumed: fields that were not given, and the values that the run has for them.
-    """
-    if problems := run.problems():
-        raise InputError(problems[0])
-    if slowdown and (len(slowdown) != run.plan.pp or not all(0 < factor < math.inf for factor in slowdown)):
-        raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {run.plan.pp} pipeline ranks")
-    found = predicted(run, system, dict(enumerate(slowdown)))
-    document = _document(run, system, found, stack) | {"assumed": assumed}
+def predict_run(asked: Simulated, system: System, slowdown: Sequence[float], stack: str | None, json: bool) -> int:
+    """Print the time of a run's step, where it goes, and the memory of every pipeline rank."""
+    pp = asked.done.plan.pp
+    if slowdown and (len(slowdown) != pp or not all(0 < factor < math.inf for factor in slowdown)):
+        raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {pp} pipeline ranks")
+    found = predicted(asked.done, system, dict(enumerate(slowdown)))
+    document = _document(asked, system, found, stack)
     if json:
         return print_json(document)
     _print(document, found, system)
     return 0
 
 
-def _document(run: Run, system: System, found: Prediction, stack: str | None) -> dict[str, Any]:
+def _document(asked: Simulated, system: System, found: Prediction, stack: str | None) -> dict[str, Any]:
     """Return all that is predicted of a run, in SI units."""
-    known = system.calibration
+    run, known = asked.asked, system.calibration
     names = ("tokens_per_s", "model_flops_per_gpu_s", "hardware_flops_per_gpu_s", "mfu", "hfu", "bubble", "exposed")
     return {
         "system": system.name,
@@ -161,13 +170,14 @@ def _document(run: Run, system: System, found: Prediction, stack: str | None) ->
         "devices": run.plan.world_size,
         "config": to_dict(run),
         "seconds": found.seconds,
-        **interval(system, run, found.seconds, stack)._asdict(),
+        **interval(system, asked, found.seconds, stack)._asdict(),
         **{name: getattr(found, name) for name in names},
         "parts": [{"pipeline_rank": i, "seconds": parts} for i, parts in enumerate(found.parts)],
         "memory": [{"pipeline_rank": i, "bytes": memory.as_dict()} for i, memory in enumerate(found.memory)],
         "device_memory_bytes": system.device.memory_bytes.value,
         "fits": found.fits,
         "calibration": None if known is None else _calibration(known),
+        "assumed": asked.assumed,
     }
 
 

@@ -271,7 +271,7 @@ def _line(name: str, what: str, off: np.ndarray, goals: Goals = (None, None, Non
 
 def _beyond_memory() -> dict[str, Any]:
     """Return a row that counts the rows of table 1, all of which ran, that are predicted not to fit in memory."""
-    rows, system = rows_of("ptdp2021_table1", "selene"), load_system("selene")
+    rows, system = Rows("ptdp2021_table1", split="").read("selene"), load_system("selene")
     wrong = sum(predicted(row.run, system).fits is False for row in rows)
     what = f"memory: {wrong} of PTD-P table 1's rows said not to fit"
     return {"set": "H8", "what": what, "n": len(rows), "goal": "0 rows", "met": "no" if wrong else "yes"}

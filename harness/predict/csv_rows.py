@@ -5,9 +5,11 @@ import dataclasses
 import io
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,8 @@ from rich.console import Console
 
 from harness.predict.fit import Measured, constant_mfu, error_sizes, fit, percent_off
 from harness.predict.interval import interval
-from harness.predict.simulation import as_simulated, completed, predicted, vocabulary_of
+from harness.predict.simulation import Simulated, predicted, simulated, vocabulary_of
+from harness.predict.systems import load_system
 from harness.terminal import print_json, shown_progress
 from impl.errors import InputError
 from impl.files import read_text
@@ -37,8 +40,16 @@ OPTIONAL = {
     **{name: f"plan.{name}" for name in vars(Plan()) if name not in REQUIRED},
 }
 """Columns that a table may have. A cell that is left out counts as a field that is not given to `predict`."""
-SECONDS, SPLIT, CALIBRATE = "iteration_time_s", "split", "calibrate"
-COUNTED = ("chunks", "vocab", "bucket_bytes")
+SECONDS, SPLIT, CALIBRATE, SYSTEM = "iteration_time_s", "split", "calibrate", "system"
+WORDS = {
+    **{"mlp": ("gelu", "squared_relu", "swiglu"), "norm": ("layernorm", "rmsnorm")},
+    **{"positions": ("learned", "rotary"), "zero_group": ("all", "node")},
+}
+"""Columns of other models and plans than the simulator's, of words, with those that are valid; its own word first."""
+SIZES = ("kv_heads", "ffn", "cp")
+"""Such columns of positive integers."""
+OTHERS = (*SIZES, *WORDS, "tied")
+COUNTED = ("chunks", "vocab", "bucket_bytes", *SIZES)
 """Optional columns of positive integers."""
 FLAGS = [name for name, field in OPTIONAL.items() if isinstance(attrgetter(field)(Run()), bool)]
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -48,10 +59,12 @@ class Row(NamedTuple):
     """A line of the table."""
 
     cells: dict[str, Any]
-    run: Run
-    problem: str | None
+    asked: Simulated | None
+    """Run of the row; None: it cannot be predicted."""
+    system: System | None
+    problem: str | None = None
     """Reason why the row cannot be predicted."""
-    left_out: dict[str, Any]
+    left_out: Mapping[str, Any] = MappingProxyType({})
     """Optional columns that the row does not give, and the values assumed for them."""
 
     @property
@@ -62,35 +75,49 @@ class Row(NamedTuple):
     def measured(self) -> Measured | None:
         """Run and seconds of a row that was measured and can be predicted."""
         seconds = self.cells.get(SECONDS)
-        if not seconds or self.problem:
+        if not seconds or self.asked is None:
             return None
-        return Measured(self.cells.get("name") or " ".join(str(self.cells[name]) for name in COUNTS), self.run, seconds)
+        name = self.cells.get("name") or " ".join(str(self.cells[name]) for name in COUNTS)
+        return Measured(name, self.asked.done, seconds)
 
 
-def predict_rows(path: Path, system: System, json: bool) -> int:
+class _Part(NamedTuple):
+    """Rows of a table that are predicted for the same system."""
+
+    system: System
+    """The system, with constants fitted to its rows of split `calibrate`, if it has any."""
+    rows: list[Row]
+    fitted: list[Measured]
+    answers: list[dict[str, Any]]
+
+
+def predict_rows(path: Path, system: System | None, json: bool) -> int:
     """Print the table with predictions, from constants fitted to its rows of split `calibrate`, if any.
+
+    Args:
+        system: system of the rows that name none.
 
     Raises:
         InputError: the table is not valid, or no row of it can be predicted.
     """
     rows = read_rows(path, system)
     if all(row.problem for row in rows):
-        raise InputError(f"--rows {path}: no row can be predicted; the first: {rows[0].problem}")
-    fitted = [row.measured for row in rows if row.split == CALIBRATE and row.measured]
-    if fitted:
-        with Console(stderr=True).status(f"fitting {len(fitted)} rows"):
-            system = fit(fitted, system)
-    answers = [answer(row, system) for row in shown_progress(rows, "predicting")]
-    errors = {split: errors_of(rows, answers, split, fitted) for split in dict.fromkeys(row.split for row in rows)}
-    errors = {split: found for split, found in errors.items() if found}
+        raise InputError(f"--rows {path}: no row can be predicted; line 2: {rows[0].problem}")
+    parts = _parts(rows)
+    answered = {id(row): answer for part in parts for row, answer in zip(part.rows, part.answers, strict=True)}
+    answers = [answered.get(id(row)) or answer(row, None) for row in rows]
+    errors = {
+        " ".join(filter(None, [part.system.name * (len(parts) > 1), split])): found
+        for part in parts
+        for split in dict.fromkeys(row.split for row in part.rows)
+        if (found := errors_of(part.rows, part.answers, split, part.fitted))
+    }
     assumed = {name: None for row in rows for name in row.left_out}
     left_out = {name: list(dict.fromkeys(r.left_out[name] for r in rows if name in r.left_out)) for name in assumed}
-    not_read = [name for name in rows[0].cells if name not in {*COUNTS, *OPTIONAL, SECONDS, SPLIT, "name"}]
-    known = system.calibration
+    not_read = [n for n in rows[0].cells if n not in {*COUNTS, *OPTIONAL, *OTHERS, SYSTEM, SECONDS, SPLIT, "name"}]
     if json:
-        shown = known and {name: value for name, value in dataclasses.asdict(known).items() if name != "residuals"}
-        constants = {name: one.value for name, one in system.all_constants.items()}
-        head = {"system": system.name, "stack": system.stack, "calibration": shown, "constants": constants}
+        heads = [_head(part.system) for part in parts]
+        head = heads[0] if len(heads) == 1 else {"systems": heads}
         return print_json({**head, "errors": errors, "left_out": left_out, "ignored": not_read, "rows": answers})
     table = csv.DictWriter(sys.stdout, list(answers[0]), lineterminator="\n")
     table.writeheader()
@@ -100,20 +127,48 @@ def predict_rows(path: Path, system: System, json: bool) -> int:
     if left_out:
         texts = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in left_out.items())
         print(f"columns or cells left out, and what they stand for: {texts}", file=sys.stderr)
-    if known is not None:
-        off = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
-        print(f"{system.name} ({known.stack}), fitted on {len(known.rows)} rows: {off}", file=sys.stderr)
+    if problems := sum(row.problem is not None for row in rows):
+        print(f"{problems} of {len(rows)} rows cannot be predicted: column problem says why", file=sys.stderr)
+    for known, name in ((part.system.calibration, part.system.name) for part in parts):
+        if known is not None:
+            off = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
+            print(f"{name} ({known.stack}), fitted on {len(known.rows)} rows: {off}", file=sys.stderr)
     for split, found in errors.items():
         percent = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "rows")
         print(f"{split or 'measured'}: {found['rows']:.0f} rows; in percent: {percent}", file=sys.stderr)
     return 0
 
 
-def read_rows(path: Path, system: System) -> list[Row]:
-    """Return the rows of a CSV file.
+def _parts(rows: Sequence[Row]) -> list[_Part]:
+    """Return the rows that can be predicted, by system, with their predictions."""
+    parts = []
+    for system in {id(row.system): row.system for row in rows if row.asked}.values():
+        assert system is not None  # as every row with a run has one
+        own = [row for row in rows if row.asked and row.system is system]
+        fitted = [row.measured for row in own if row.split == CALIBRATE and row.measured]
+        if fitted:
+            with Console(stderr=True).status(f"fitting {len(fitted)} rows"):
+                system = fit(fitted, system)
+        answers = [answer(row, system) for row in shown_progress(own, "predicting")]
+        parts.append(_Part(system, own, fitted, answers))
+    return parts
+
+
+def _head(system: System) -> dict[str, Any]:
+    known = system.calibration
+    shown = known and {name: value for name, value in dataclasses.asdict(known).items() if name != "residuals"}
+    constants = {name: one.value for name, one in system.all_constants.items()}
+    return {"system": system.name, "stack": system.stack, "calibration": shown, "constants": constants}
+
+
+def read_rows(path: Path, system: System | None) -> list[Row]:
+    """Return the rows of a CSV file; a row that cannot be predicted has the reason.
+
+    Args:
+        system: system of the rows that name none.
 
     Raises:
-        InputError: the message has the file, the line, the column, its value and what would be valid.
+        InputError: the file is no table, or lacks a column.
     """
     valid = f"valid: a CSV file with columns {', '.join(COUNTS)}"
     try:
@@ -129,52 +184,65 @@ def read_rows(path: Path, system: System) -> list[Row]:
     if not lines:
         raise InputError(f"--rows {path}: has no rows; {valid}")
     if missing := [name for name in COUNTS if name not in lines[0]]:
-        raise InputError(f"--rows {path}: has no column {', '.join(missing)}; optional are {', '.join(OPTIONAL)}")
-    rows = []
-    for number, line in enumerate(lines, 2):
+        optional = ", ".join([*OPTIONAL, SYSTEM, *OTHERS])
+        raise InputError(f"--rows {path}: has no column {', '.join(missing)}; optional are {optional}")
+    rows, load = [], cache(load_system)
+    for line in lines:
         cells = {name: "" if cell.strip().lower() == "nan" else cell.strip() for name, cell in line.items() if name}
         try:
-            rows.append(_row(cells, system))
+            own = load(cells[SYSTEM]) if cells.get(SYSTEM) else system
+            rows.append(_row(cells, own))
         except InputError as error:
-            raise InputError(f"--rows {path} line {number}: {error}") from None
+            rows.append(Row({name: _number(cell) for name, cell in cells.items()}, None, None, str(error)))
     return rows
 
 
-def _row(cells: dict[str, str], system: System) -> Row:
+def _row(cells: dict[str, str], system: System | None) -> Row:
     """Return the run that a line of the table describes.
 
     Raises:
-        InputError: a cell is not what its column has.
+        InputError: a cell is not what its column has, or the run is not simulated.
     """
     values = {name: _value(name, cell) for name, cell in cells.items()}
     if cells.get(SPLIT) == CALIBRATE and not cells.get(SECONDS):
         raise InputError(f"{SECONDS} is empty; rows of {SPLIT} {CALIBRATE} need the seconds measured")
+    if system is None:
+        raise InputError("the row has no system; valid: --system, or a name in column system")
+    _require_simulated(cells, values)
     columns = REQUIRED | {name: field for name, field in OPTIONAL.items() if cells.get(name)}
     given = {field: _truth(name, cells[name]) if name in FLAGS else values[name] for name, field in columns.items()}
+    degrees = math.prod(values[name] for name in ("tp", "dp", "pp"))
+    if values["gpus"] != degrees:
+        raise InputError(f"gpus {values['gpus']} is not tp x dp x pp, {degrees}")
     try:
-        run, _ = completed(with_fields(Run(), given), given.keys(), system)
+        asked = simulated(with_fields(Run(), given), given.keys(), system)
     except ValidationError as error:
         raise InputError(_first_problem(error)) from None
-    problem = next(iter(run.problems()), None)
-    try:
-        as_simulated(run, system)
-    except InputError as error:
-        problem = str(error)
-    if run.plan.world_size != values["gpus"]:
-        problem = f"gpus {values['gpus']} is not tp x dp x pp, {run.plan.world_size}"
-    left_out = {name: attrgetter(field)(run) for name, field in OPTIONAL.items() if field not in given}
+    left_out = {name: attrgetter(field)(asked.done) for name, field in OPTIONAL.items() if field not in given}
     if "vocab" in left_out:
-        left_out["vocab"] = vocabulary_of(run)
-    return Row(values, run, problem, left_out)
+        left_out["vocab"] = vocabulary_of(asked.done)
+    return Row(values, asked, system, None, left_out)
+
+
+def _require_simulated(cells: dict[str, str], values: dict[str, Any]) -> None:
+    """Raise InputError where the row's model or plan is of another kind than the simulator's, whose block is GPT's."""
+    own: dict[str, Any] = {name: words[0] for name, words in WORDS.items()} | {"tied": True}
+    own |= {"kv_heads": values["heads"], "ffn": 4 * values["hidden"], "cp": 1}
+    found = values | {"tied": _truth("tied", cells["tied"]) if cells.get("tied") else True}
+    if unlike := [name for name in OTHERS if cells.get(name) and found[name] != own[name]]:
+        said, valid = (", ".join(f"{name} {of[name]}".lower() for name in unlike) for of in (found, own))
+        raise InputError(f"not simulated: {said}; valid: {valid}")
 
 
 def _value(name: str, cell: str) -> Any:
     """Return a cell as a JSON value.
 
     Raises:
-        InputError: it is no positive number in a column of those.
+        InputError: it is no positive number in a column of those, or no valid word in a column of words.
     """
     value = _number(cell)
+    if cell and name in WORDS and cell not in WORDS[name]:
+        raise InputError(f"{name} {cell!r:.40}; valid: {', '.join(WORDS[name])}")
     if (name in COUNTS or (name in COUNTED and cell)) and not (isinstance(value, int) and value > 0):
         raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
     if name == SECONDS and cell and (isinstance(value, str) or value <= 0):
@@ -207,13 +275,13 @@ def _first_problem(error: ValidationError) -> str:
     return f"{column}: {reason}" if isinstance(first["input"], dict) else f"{column} {first['input']!r:.40}: {reason}"
 
 
-def answer(row: Row, system: System) -> dict[str, Any]:
+def answer(row: Row, system: System | None) -> dict[str, Any]:
     """Return the row with its prediction."""
     names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "doubts")
-    if row.problem:
+    if row.asked is None or system is None:
         return {**row.cells, **dict.fromkeys(names), "problem": row.problem}
-    found = predicted(row.run, system)
-    low, high, warnings = interval(system, row.run, found.seconds)
+    found = predicted(row.asked.done, system)
+    low, high, warnings = interval(system, row.asked, found.seconds)
     rate, needed = found.hardware_flops_per_gpu_s / 1e12, max(one.total for one in found.memory)
     values = (found.seconds, low, high, rate, needed, found.fits, "; ".join(warnings))
     return {**row.cells, **dict(zip(names, values, strict=True)), "problem": None}

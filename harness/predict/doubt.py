@@ -9,7 +9,7 @@ from harness.experiment.published import FOLDER
 from harness.predict.csv_rows import CALIBRATE, read_rows
 from harness.predict.fit import ROW_SD
 from harness.predict.interval import OCTAVE, log_bounds, octaves_beyond
-from harness.predict.simulation import predicted, predicted_seconds
+from harness.predict.simulation import Done, predicted, predicted_seconds
 from harness.records.statistics import NINE_TENTHS
 from impl.run import Run
 from impl.simulator.constants import Constant
@@ -46,7 +46,7 @@ class Doubt(NamedTuple):
     """Seconds where network, computing or pipeline bubble take no time."""
 
 
-def doubt(run: Run, system: System) -> Doubt:
+def doubt(run: Done, system: System) -> Doubt:
     """Return how far a prediction may be off, and what it is on idealised machines.
 
     Slopes are by direction of the constants' joint spread after calibration, independent of each other, and by size
@@ -65,7 +65,7 @@ def doubt(run: Run, system: System) -> Doubt:
     return Doubt(fitted_row(run, system), len(known.rows) if known else 0, slopes, own, without(run, system))
 
 
-def _slopes(run: Run, system: System) -> dict[str, float]:
+def _slopes(run: Done, system: System) -> dict[str, float]:
     known = system.calibration
     free = {name: one for name, one in system.all_constants.items() if one.log_sd > 0}
     if known is not None and not known.spread:
@@ -77,7 +77,7 @@ def _slopes(run: Run, system: System) -> dict[str, float]:
     return {f"direction {i + 1}": round(sum(column), 6) for i, column in enumerate(zip(*rows, strict=True))}
 
 
-def _moved(run: Run, system: System, name: str, one: Constant) -> float:
+def _moved(run: Done, system: System, name: str, one: Constant) -> float:
     """Return the change of log seconds when a constant rises by its prior standard deviation."""
     step = 0.1
     there = [_with(system, {name: math.exp(way * step * one.log_sd)}) for way in (1, -1)]
@@ -92,7 +92,7 @@ def _with(system: System, factors: Mapping[str, float], zero: tuple[str, ...] = 
     return dataclasses.replace(system, constants=system.constants | moved | gone)
 
 
-def without(run: Run, system: System) -> dict[str, float]:
+def without(run: Done, system: System) -> dict[str, float]:
     """Return the seconds of a step on machines whose network, computing or pipeline bubble takes no time."""
     no_curves = dataclasses.replace(system, collectives=[])
     quick = dataclasses.replace(

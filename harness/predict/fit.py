@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.predict.interval import reach
-from harness.predict.simulation import predicted_seconds, vocabulary_of
+from harness.predict.simulation import Done, predicted_seconds, vocabulary_of
 from impl.cost.flops import hardware_flops
 from impl.errors import InputError
 from impl.run import Run
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
     """A run and the seconds of its step."""
 
     name: str
-    run: Run
+    run: Done
     seconds: float
 
 

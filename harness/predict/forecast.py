@@ -5,7 +5,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from harness.predict.interval import interval
-from harness.predict.simulation import predicted_seconds
+from harness.predict.simulation import given_by, predicted_seconds, simulated
+from harness.records.labels import FIELDS
 from harness.records.parts import Forecast
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document, Store
@@ -60,9 +61,10 @@ class Forecasts:
 def forecast_of(run: Run, system: System) -> Document | None:
     """Return the forecast of a valid run as its record keeps it; None if such a run is not simulated."""
     try:
-        seconds = predicted_seconds(run, system)
+        asked = simulated(run, given_by(run, FIELDS, system), system)
+        seconds = predicted_seconds(asked.done, system)
     except InputError:
         return None
-    within = interval(system, run, seconds)
+    within = interval(system, asked, seconds)
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return asdict(Forecast(system.name, seconds, within.low, within.high, made))

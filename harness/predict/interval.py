@@ -1,10 +1,10 @@
 """Seconds between which a step should be, given its prediction, and what makes that prediction doubtful."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.predict.simulation import as_simulated
+from harness.predict.simulation import Done, Simulated
 from harness.records.statistics import NINE_TENTHS
 from impl.run import Run
 from impl.simulator.system import Calibration, System
@@ -39,7 +39,7 @@ class Interval(NamedTuple):
     """Doubts about the prediction."""
 
 
-def interval(system: System, run: Run, seconds: float, stack: str | None = None) -> Interval:
+def interval(system: System, asked: Simulated, seconds: float, stack: str | None = None) -> Interval:
     """Return seconds between which nine tenths of such steps should be, and what makes that doubtful.
 
     From residuals of rows that were not fitted; wider for other software, and beyond the sizes that were fitted on. How
@@ -48,7 +48,7 @@ def interval(system: System, run: Run, seconds: float, stack: str | None = None)
     Args:
         stack: software that will run; None: the system's.
     """
-    known, doubts, extra = system.calibration, list[str](), 0.0
+    known, doubts, extra, run = system.calibration, list[str](), 0.0, asked.done
     if known is None:
         doubts.append(f"system {system.name} {PRIORS}")
     if stack is not None and stack != system.stack:
@@ -60,11 +60,10 @@ def interval(system: System, run: Run, seconds: float, stack: str | None = None)
         if known is not None and octaves >= 1:
             least, most = known.ranges[name]
             doubts.append(f"{EXTRAPOLATES} {name} {sizes(run)[name]:g}, calibrated on {least:g} to {most:g}")
-    for name, value in features(run, system).items():
-        if value not in (values := seen.get(name, [value])):
-            doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(values)}")
+    for name, value in uncalibrated(run, system).items():
+        doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen[name])}")
     below, above = (math.hypot(side, NINE_TENTHS * math.sqrt(extra)) for side in log_bounds(known, run))
-    return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *_differences(run, system)])
+    return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *asked.differences])
 
 
 def octaves_beyond(run: Run, known: Calibration | None) -> dict[str, float]:
@@ -86,25 +85,15 @@ def log_bounds(known: Calibration | None, run: Run) -> tuple[float, float]:
     return -NINE_TENTHS * UNCALIBRATED, NINE_TENTHS * UNCALIBRATED
 
 
-def _differences(run: Run, system: System) -> Iterator[str]:
-    """Yield how the simulated run differs from the one asked for, and each field that only a real step depends on."""
-    if run.precision == "bf16" and system.peak("bf16") is None:
-        yield f"{system.name} has no bf16: predicted as fp16"
-    if changes := system.habits.changes(run):
-        yield f"as {system.stack} does it: {', '.join(changes)}"
-    if run.compile:
-        yield f"ignored: compile {run.compile}: layers are predicted as they are without torch.compile"
-    if run.threads > 1:
-        yield f"ignored: threads {run.threads}: rates hold for the threads that the system was measured with"
-    if run.train.clip_norm == 0:
-        yield "ignored: train.clip_norm 0: every predicted step has the time of clipping"
-    if run.data.race:
-        yield f"ignored: data.race {run.data.race}: steps are predicted for text, not for questions"
-
-
 def is_beyond(doubt: str) -> bool:
     """Return True if a doubt is about sizes or features, or a whole system, without a calibration."""
     return doubt.startswith(EXTRAPOLATES) or doubt.endswith(PRIORS)
+
+
+def uncalibrated(run: Done, system: System) -> dict[str, str]:
+    """Return the run's features that no step had to which a calibrated system's constants were fitted."""
+    seen = system.calibration.features if system.calibration is not None else {}
+    return {name: value for name, value in features(run, system).items() if value not in seen.get(name, [value])}
 
 
 def sizes(run: Run) -> dict[str, float]:
@@ -115,12 +104,11 @@ def sizes(run: Run) -> dict[str, float]:
     return {"gpus": plan.world_size, **of_model, **tokens, "tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
 
 
-def features(run: Run, system: System) -> dict[str, str]:
-    """Return the run's features that have an effect, as the system's software carries them out.
+def features(run: Done, system: System) -> dict[str, str]:
+    """Return the run's features that have an effect.
 
     fp16 and bf16 are one precision: they are predicted to take the same time.
     """
-    run = as_simulated(run, system)
     plan = run.plan
     found = {name: str(getattr(plan, name)).lower() for name in BASELINE if hasattr(plan, name)}
     found["precision"] = "16-bit" if run.precision in ("fp16", "bf16") else run.precision
@@ -132,7 +120,7 @@ def features(run: Run, system: System) -> dict[str, str]:
     return {name: value for name, value in found.items() if of_axes.get(name) != 1}
 
 
-def reach(runs: Sequence[Run], system: System) -> tuple[dict[str, tuple[float, float]], dict[str, list[str]]]:
+def reach(runs: Sequence[Done], system: System) -> tuple[dict[str, tuple[float, float]], dict[str, list[str]]]:
     """Return what fitted runs cover: the ranges of their sizes, and the values of their features."""
     every = [sizes(run) for run in runs]
     own = [BASELINE | features(run, system) for run in runs]

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from harness.experiment.published import published
-from harness.predict.simulation import predicted_seconds
+from harness.predict.simulation import given_by, predicted_seconds, simulated
 from harness.predict.systems import load_system
 from impl.evaluation_config import EvaluationConfig
 from impl.model.sizes import named
@@ -70,7 +70,8 @@ def published_efficiency(model: str, kind: Kind) -> float:
 def _scaling(study: Study, kind: Kind) -> Scaling:
     system = load_system("frontier")
     runs = [run_of(study, kind, dp) for dp in (study.few, study.many)]
-    few, many = (run.train.global_batch / run.plan.dp / predicted_seconds(run, system) for run in runs)
+    done = [simulated(run, given_by(run, (), system), system).done for run in runs]
+    few, many = (run.train.global_batch / run.plan.dp / predicted_seconds(run, system) for run in done)
     return Scaling(published_efficiency(study.model, kind), 100 * many / few)
 
 

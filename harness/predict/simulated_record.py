@@ -1,12 +1,13 @@
 """The record of a run that is simulated on a described system, not carried out."""
 
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
 from harness.predict.doubt import doubt
 from harness.predict.interval import interval
 from harness.predict.memory import in_one_line
-from harness.predict.simulation import predicted, vocabulary_of
+from harness.predict.simulation import given_by, predicted, simulated, vocabulary_of
 from harness.records.store import SCHEMA, SIMULATED, Document, Store
 from harness.terminal import shown
 from impl.cost.parameters import count_parameters
@@ -21,8 +22,12 @@ from impl.simulator.step import Prediction
 from impl.simulator.system import System
 
 
-def document_of(run: Run, store: Store, system: System) -> Document:
-    """Return a point's record, in the form of a measured one, or with the reason why there is no prediction."""
+def document_of(run: Run, store: Store, system: System, given: Collection[str] | None = None) -> Document:
+    """Return a point's record, in the form of a measured one, or with the reason why there is no prediction.
+
+    Args:
+        given: dotted names of the fields that are given; None: those that a point gives which varies alone.
+    """
     document = {
         "schema": SCHEMA,
         "id": run.id,
@@ -39,7 +44,8 @@ def document_of(run: Run, store: Store, system: System) -> Document:
         "backend": "nccl" if system.device.kind == "cuda" else "gloo",
     }
     try:
-        found = predicted(run, system)
+        asked = simulated(run, given_by(run, (), system) if given is None else given, system)
+        run, found = asked.asked, predicted(asked.done, system)
     except InputError as error:
         return document | {"status": "invalid", "reason": str(error), "cause": "", "environment": environment}
     reason, vocab_size = why_no_room(found, system), vocabulary_of(run)
@@ -58,10 +64,10 @@ def document_of(run: Run, store: Store, system: System) -> Document:
         "environment": environment,
         "prediction": {
             "seconds": found.seconds,
-            **interval(system, run, found.seconds)._asdict(),
+            **interval(system, asked, found.seconds)._asdict(),
             **{name: getattr(found, name) for name in ("bubble", "exposed", "mfu", "hfu")},
             "microbatches_in_flight": max(in_flight),
-            **doubt(run, system)._asdict(),
+            **doubt(asked.done, system)._asdict(),
         },
         "ranks": _ranks(run, vocab_size, found),
     }

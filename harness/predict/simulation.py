@@ -1,50 +1,93 @@
 """Simulation of a run on a system: the one path to a prediction for fields, rows, experiments and plans."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, NewType
 
 from harness.predict.memory import tokenizer_size
+from harness.records.labels import DEFAULTS, fields, sized
 from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.run import Run, with_fields
 from impl.simulator.step import Prediction, predict, step_seconds
-from impl.simulator.system import Habits, System
+from impl.simulator.system import System
+
+Done = NewType("Done", Run)
+"""Run as the system's software carries it out, which only `simulated` knows."""
 
 
-def completed(run: Run, given: Collection[str], system: System) -> tuple[Run, dict[str, Any]]:
-    """Return the run with values for fields that are not given, and these values.
+class Simulated(NamedTuple):
+    """A run that was asked for, and the run that is simulated for it."""
 
-    They are the system's defaults and, where there are chunks, the interleaved schedule.
+    asked: Run
+    """The given fields, and for others the system's defaults."""
+    done: Done
+    """The same in a precision that the device has, with the habits of the system's software."""
+    assumed: Mapping[str, object]
+    """Fields that are not given, with the values that they have."""
+    differences: list[str]
+    """How the simulated run differs from the one asked for, and fields that only a real step depends on, in words."""
+
+
+def simulated(run: Run, given: Collection[str], system: System) -> Simulated:
+    """Return what is simulated for a run of which some fields are given: every prediction begins here.
+
+    A field is as given; else as the software always has it (`habits`); else as the measured runs had it (`defaults`);
+    else as in `run`. With chunks the schedule that is not given is the interleaved one.
 
     Args:
-        given: dotted names of the fields that a command line or a row sets, to a default too.
+        given: dotted names of the fields that a command line, a row, an experiment or a search sets, to defaults too.
+
+    Raises:
+        InputError: the engine or the precision is not simulated there, or the run is impossible.
     """
     assumed = {name: value for name, value in system.defaults.items() if name not in given}
     if run.plan.chunks > 1 and "plan.schedule" not in given:
         assumed["plan.schedule"] = "interleaved"
-    return with_fields(run, assumed) if assumed else run, assumed
+    asked = with_fields(run, assumed) if assumed else run
+    if asked.engine != "native":
+        raise InputError(f"the {asked.engine} engine is not simulated; valid: --engine native")
+    as_known, precisions = asked, system.device.peak_flops
+    if asked.precision == "bf16" and "bf16" not in precisions and "fp16" in precisions:
+        as_known = replace(asked, precision="fp16")  # moves and computes as much
+    elif asked.precision not in precisions:
+        valid = ", ".join(precisions)
+        raise InputError(f"precision {asked.precision} is not known of {system.name}; valid there: {valid}")
+    if problems := asked.problems():
+        raise InputError(problems[0])
+    done = system.habits.of(as_known, given)
+    return Simulated(asked, Done(done), assumed, [*_differences(asked, done, system), *_ignored(asked)])
 
 
-def as_simulated(run: Run, system: System) -> Run:
-    """Return the run that is simulated: in a precision that the device has, with the habits of the system's software.
+def _differences(asked: Run, done: Run, system: System) -> Iterator[str]:
+    if done.precision != asked.precision:
+        yield f"{system.name} has no {asked.precision}: predicted as {done.precision}"
+    if changes := system.habits.changes(asked, done):
+        yield f"as {system.stack} does it: {', '.join(changes)}"
 
-    Raises:
-        InputError: the engine or the precision is not simulated there.
+
+def _ignored(run: Run) -> Iterator[str]:
+    if run.compile:
+        yield f"ignored: compile {run.compile}: layers are predicted as they are without torch.compile"
+    if run.threads > 1:
+        yield f"ignored: threads {run.threads}: rates hold for the threads that the system was measured with"
+    if run.train.clip_norm == 0:
+        yield "ignored: train.clip_norm 0: every predicted step has the time of clipping"
+    if run.data.race:
+        yield f"ignored: data.race {run.data.race}: steps are predicted for text, not for questions"
+
+
+def given_by(run: Run, varied: Collection[str], system: System) -> frozenset[str]:
+    """Return the fields that count as given in a whole run, such as a point of an experiment or a plan of a search.
+
+    They are those of its model's size, those that differ from a new run's, and those that vary from run to run, except
+    where the software has a habit.
+
+    Args:
+        varied: dotted names of the fields in which runs differ.
     """
-    return _with_habits(run, system.name, system.habits, tuple(system.device.peak_flops))
-
-
-@lru_cache(maxsize=4096)
-def _with_habits(run: Run, name: str, habits: Habits, precisions: tuple[str, ...]) -> Run:
-    if run.engine != "native":
-        raise InputError(f"the {run.engine} engine is not simulated; valid: --engine native")
-    if run.precision == "bf16" and "bf16" not in precisions and "fp16" in precisions:
-        run = replace(run, precision="fp16")  # moves and computes as much
-    if run.precision not in precisions:
-        raise InputError(f"precision {run.precision} is not known of {name}; valid there: {', '.join(precisions)}")
-    return habits.of(run)
+    set_here = {name for name, value in fields(run).items() if value != DEFAULTS[name]}
+    return sized(run.model) | set_here | (frozenset(varied) - system.habits.fields.keys())
 
 
 def vocabulary_of(run: Run) -> int:
@@ -52,23 +95,18 @@ def vocabulary_of(run: Run) -> int:
     return run.model.vocab_size or run.model.vocabulary(tokenizer_size(run))
 
 
-def predicted(run: Run, system: System, slowdown: Mapping[int, float] | None = None) -> Prediction:
+def predicted(run: Done, system: System, slowdown: Mapping[int, float] | None = None) -> Prediction:
     """Return time and memory of one step of a run.
 
     Args:
         slowdown: ratio of a pipeline rank's computing seconds to the system's, where they differ.
-
-    Raises:
-        InputError: the run is impossible, or is not simulated.
     """
-    done = as_simulated(run, system)
     how: dict[str, Any] = {"slowdown": slowdown, "with_timeline": False}
-    stages, positions = system.habits.stages_of(done), head_positions(done.model)
-    return predict(done, vocabulary_of(run), system, stages=stages, head_positions=positions, **how)
+    stages, positions = system.habits.stages_of(run), head_positions(run.model)
+    return predict(run, vocabulary_of(run), system, stages=stages, head_positions=positions, **how)
 
 
-def predicted_seconds(run: Run, system: System) -> float:
-    """Return the seconds of one step of a valid run: those of `predicted`, without its memory."""
-    done = as_simulated(run, system)
-    stages, positions = system.habits.stages_of(done), head_positions(done.model)
-    return step_seconds(done, vocabulary_of(run), system, stages=stages, head_positions=positions)
+def predicted_seconds(run: Done, system: System) -> float:
+    """Return the seconds of one step of a run: those of `predicted`, without its memory."""
+    stages, positions = system.habits.stages_of(run), head_positions(run.model)
+    return step_seconds(run, vocabulary_of(run), system, stages=stages, head_positions=positions)

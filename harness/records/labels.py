@@ -6,6 +6,7 @@ from operator import attrgetter
 from pathlib import PurePath
 from typing import Any
 
+from impl.model.config import ModelConfig
 from impl.run import Run, to_dict, with_fields
 
 FIELDS = tuple(
@@ -42,6 +43,17 @@ SHORT = {
 def fields(run: Run) -> dict[str, Any]:
     """Return all fields of a run by their dotted names."""
     return dict(zip(FIELDS, VALUES(run), strict=True))
+
+
+def sized(model: ModelConfig) -> frozenset[str]:
+    """Return the fields of a run that a model's size gives: all, except a vocabulary and a dropout that it lacks."""
+    return frozenset(f"model.{name}" for name, value in vars(model).items() if value not in (None, 0.0))
+
+
+def differing(runs: Iterable[Run]) -> list[str]:
+    """Return the dotted names of all fields in which runs differ."""
+    columns = zip(FIELDS, zip(*map(VALUES, runs), strict=True), strict=False)  # no columns without runs
+    return [name for name, column in columns if len(set(column)) > 1]
 
 
 def apart_from(run: Run, *names: str) -> Run:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.predict.interval import BASELINE
 from harness.terminal import shown_progress
 from impl.errors import InputError
 from impl.run import Run
@@ -30,6 +31,8 @@ SHAPE = (
     *("recompute", "zero_stage", "sequence_parallel"),
 )
 """Knobs in which plans of different shape differ; of plans that differ in other knobs only, the best counts."""
+KIND = ("tp", "pp", "dp", *(name for name in BASELINE if name in KNOBS))
+"""Knobs that decide whether a calibration covers a plan; of stages and replicas only whether there are several."""
 SAMPLE = 4000
 """Plans from which the importance of knobs is estimated."""
 LEAST_SAVED = 0.1
@@ -57,6 +60,19 @@ def ranked(plans: Plans, seconds: np.ndarray, top: int) -> list[int]:
         if len(chosen) == top:
             break
     return list(chosen.values())
+
+
+def by_kind(plans: Plans) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place of one plan of each kind, and for every plan which of these it is like.
+
+    A calibration that covers a plan covers all plans of its kind.
+    """
+    code = np.zeros(len(plans), dtype=np.int64)
+    for knob in KIND:
+        column = np.minimum(plans[knob], 2) if knob in ("pp", "dp") else plans[knob]
+        code = code * (int(column.max()) + 1) + column
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return first, which
 
 
 def front(

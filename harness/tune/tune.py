@@ -2,32 +2,43 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from harness.launch.flags import require_positive
-from harness.predict.interval import EXTRAPOLATES, interval, is_beyond
-from harness.predict.simulation import as_simulated, completed, predicted, vocabulary_of
+from harness.predict.interval import Interval, interval
+from harness.predict.kinds import Errors, errors_by_kind, kind_doubts
+from harness.predict.simulation import Done, Simulated, given_by, predicted, simulated, vocabulary_of
 from harness.predict.systems import load_system
-from harness.records.measures import size_name
 from harness.records.store import Store
-from harness.terminal import Flag, console, parse_bytes, print_json, shown, shown_progress
-from harness.tune.measured import Machine, compared, print_compared, run_here
-from harness.tune.search import Journal, Judged, best_by_value, estimates, front, importance, judged, ranked, searched
+from harness.terminal import Flag, parse_bytes, print_json, shown, shown_progress
+from harness.tune.measured import Machine, compared, run_here
+from harness.tune.report import GIB, print_search
+from harness.tune.search import (
+    Journal,
+    Judged,
+    best_by_value,
+    by_kind,
+    estimates,
+    front,
+    importance,
+    judged,
+    ranked,
+    searched,
+)
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Precision, Run, to_dict
+from impl.run import Precision, Run
 from impl.simulator.closed_form import ClosedForm
-from impl.simulator.plans import DEFAULTS, KNOBS, Plans, every, run_of
+from impl.simulator.plans import KNOBS, Plans, every, run_of
 from impl.simulator.system import System
 
 BATCH = 1536
@@ -36,9 +47,10 @@ LEFT_FREE = 0.05
 """Share of a device's memory that the framework and its libraries take, or that is lost between allocations."""
 TOP = 20
 """Plans of different shape that are compared by events."""
+TRUSTED = 5
+"""Plans of different shape, of kinds that the system was calibrated on, that are compared by events."""
 SLOWEST = 2.0
 """Largest ratio of a plan's time to the fastest one's at which its lower memory counts."""
-GIB = 2**30
 STEPS = 12
 """Training steps of a measured run."""
 
@@ -52,16 +64,32 @@ class _Task:
     gpus: int
     limit: float
     """Bytes of a device."""
+    fix: Sequence[str] = ()
+    """Knobs that keep to some values."""
 
-    def plans(self, fix: Sequence[str]) -> Plans:
-        """Return all valid plans whose knobs have the values of `--fix`.
+    def simulated(self, run: Run) -> Simulated:
+        """Return what is simulated for a plan; knobs that the software has a habit of are free where `fix` names them.
+
+        Raises:
+            InputError: the run is impossible, or is not simulated.
+        """
+        return simulated(run, self.given(run), self.system)
+
+    def given(self, run: Run) -> frozenset[str]:
+        """Return fields that count as given in a plan, by dotted name."""
+        knobs = {"train.microbatch", "precision", *(f"plan.{knob}" for knob in KNOBS if knob != "microbatch")}
+        named = {f"plan.{text.partition('=')[0]}" for text in self.fix}
+        return given_by(run, knobs, self.system) | named
+
+    def plans(self) -> Plans:
+        """Return all valid plans whose knobs have the values of `fix`.
 
         Raises:
             InputError: an option names no knob or no value, or leaves no plan.
         """
         offload = self.system.device.kind != "cpu"
         plans = every(self.base.model, self.gpus, self.base.train.global_batch, offload=offload)
-        for text in fix:
+        for text in self.fix:
             knob, _, wanted = text.partition("=")
             if knob not in KNOBS or not wanted:
                 raise InputError(f"--fix {text!r}: must be KNOB=VALUE or KNOB=VALUE,VALUE; knobs: {', '.join(KNOBS)}")
@@ -70,11 +98,32 @@ class _Task:
             if not kept.any():
                 raise InputError(f"--fix {text!r} leaves no plan; valid: {', '.join(dict.fromkeys(values.tolist()))}")
             plans = plans.take(kept)
+        return self._of_habits(plans)
+
+    def _of_habits(self, plans: Plans) -> Plans:
+        """Return the plans that the system's software carries out: knobs of its habits have its values."""
+        given = self.given(self.base)
+        for knob, axis in (("overlap_grad_reduce", "dp"), ("overlap_input_grad_reduce", "tp")):
+            value = self.system.habits.fields.get(f"plan.{knob}")
+            if value is not None and f"plan.{knob}" not in given:
+                plans = plans.take((plans[knob] == int(value)) | (plans[axis] == 1))
         return plans
+
+    def is_trusted(self, plans: Plans) -> np.ndarray:
+        """Return whether each plan is of a kind that the system was calibrated on, and that it predicts well."""
+        first, which = by_kind(plans)
+        base = self.simulated(self.base).done
+        doubts = [kind_doubts(Done(plans.run(i, base)), self.system, self.errors) for i in first.tolist()]
+        return np.array([not texts for texts in doubts])[which]
+
+    @cached_property
+    def errors(self) -> Errors:
+        """Errors of each kind of plan on published steps of the system."""
+        return errors_by_kind(self.system)
 
     def events(self, run: Run) -> Judged:
         """Return the seconds of a run's step, simulated as events, and its exact memory."""
-        found = predicted(run, self.system)
+        found = predicted(self.simulated(run).done, self.system)
         size = max(memory.total for memory in found.memory)
         names = ("bubble", "mfu", "hfu", "model_flops_per_gpu_s")
         row = {"seconds": found.seconds, "bytes": size, **{name: getattr(found, name) for name in names}}
@@ -83,13 +132,22 @@ class _Task:
         return row
 
     def with_warnings(self, row: Judged) -> Judged:
-        """Add what makes a plan's prediction doubtful."""
-        return row | {"warnings": interval(self.system, run_of(row, self.base), row["seconds"]).warnings}
+        """Add what makes a plan's prediction doubtful, and its kind."""
+        done = self.simulated(run_of(row, self.base)).done
+        return row | {
+            "warnings": self.interval(row).warnings,
+            "doubts": kind_doubts(done, self.system, self.errors),
+        }
+
+    def interval(self, row: Judged) -> Interval:
+        """Return the interval of a plan's seconds, and what makes them doubtful."""
+        return interval(self.system, self.simulated(run_of(row, self.base)), row["seconds"])
 
     def journal(self, out: Path | None, judge: str) -> Journal:
         """Return the journal of a judge, in a folder of `out` if there is one."""
         constants = {name: constant.value for name, constant in sorted(self.system.all_constants.items())}
-        known = self.system.name, self.system.habits, constants
+        own = self.system.habits.fields.keys() - self.given(self.base)
+        known = self.system.name, self.system.habits, sorted(own), constants
         path = out and out / "tune" / f"{judge}.jsonl"
         return Journal.of(path, judge, self.base, *known, self.limit, self.gpus)
 
@@ -114,15 +172,17 @@ def tune_from(default: Run) -> Callable[..., int]:
     ) -> int:
         """Find the fastest parallel plans for a model that fit a system's memory; `--model NAME` says which model.
 
-        All plans are estimated in closed form, the best are carried out as events. With --measure the best are run on
-        this machine, and the predicted order of them is compared with the measured one.
+        All plans are estimated in closed form, the best are carried out as events. The fastest is said to be in doubt
+        if the system was not calibrated on its kind of plan, or misses it badly; the fastest without doubt comes then
+        too. With --measure the best are run on this machine, and their predicted order is compared with the measured.
 
         Args:
             system: A packaged system, or a YAML file as `calibrate` writes it.
             gpus: Devices, all of which a plan uses.
             global_batch: Sequences of a step.
             precision: By default the first of bf16, fp16, fp32 that the system has a peak rate for.
-            fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved.
+            fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved; and to search knobs that
+                the system's software has a habit of, as overlap_grad_reduce=true,false.
             top: Plans of different shape that are judged by events.
             trials: Let Optuna search with this many, from the best of the closed form on; judged by events, or with
                 --measure for real.
@@ -133,26 +193,31 @@ def tune_from(default: Run) -> Callable[..., int]:
             json: Print one JSON document on standard output.
         """
         require_positive(gpus=gpus, global_batch=global_batch, top=top, steps=steps)
-        found = load_system(system)
-        if default.model == Run().model:
-            raise InputError("tune needs --model: the name of a model size; as gpt-175b")
         if min(trials, measure) < 0 or (measure and out is None):
             raise InputError(f"--trials {trials}, --measure {measure}: must be 0 or more; --measure needs --out")
+        found = load_system(system)
         limit = parse_bytes(device_memory) if device_memory else (1 - LEFT_FREE) * found.device.memory_bytes.value
-        recipe = Recipe(global_batch=global_batch, microbatch=1, steps=steps)
-        base = replace(default, plan=Plan(), train=recipe, precision=_precision(found, precision))
-        base, _ = completed(base, _searched(base), found)
-        task = _Task(base, found, gpus, limit)
+        base = _base(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))
+        task = _Task(base, found, gpus, limit, fix)
+        task = replace(task, base=task.simulated(base).asked)
         real = _here(out, found) if measure and out is not None else None
-        document, inside = _search(task, task.plans(fix), top, out)
+        document, inside, times = _search(task, top, out)
+        document["trusted"] = _trusted(task, inside, times, out)
         if trials:
             document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
         if real is not None:
             chosen = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ())]
-            document["measured"] = compared(chosen or document["best"][:measure], base, real)
-        return print_json(document) if json else _print(document, task)
+            document["measured"] = compared(chosen or document["best"][:measure], task.base, real)
+        return print_json(document) if json else print_search(document, found)
 
     return tune
+
+
+def _base(default: Run, system: System, precision: Precision | None, recipe: Recipe) -> Run:
+    """Return the run whose plan is searched."""
+    if default.model == Run().model:
+        raise InputError("tune needs --model: the name of a model size; as gpt-175b")
+    return replace(default, plan=Plan(), train=recipe, precision=_precision(system, precision))
 
 
 def _here(out: Path, system: System) -> Machine:
@@ -172,17 +237,11 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
         InputError: no plan is possible, or fits.
     """
     base = replace(base, plan=Plan(bucket_bytes=base.plan.bucket_bytes), train=replace(base.train, microbatch=1))
-    task = _Task(base, system, gpus, (1 - LEFT_FREE) * system.device.memory_bytes.value)
-    best = _search(task, task.plans(fix), TOP, None)[0]["best"]
+    task = _Task(base, system, gpus, (1 - LEFT_FREE) * system.device.memory_bytes.value, fix)
+    best = _search(task, TOP, None)[0]["best"]
     if not best:
         raise InputError(f"of the {TOP} fastest plans none is as small as it was estimated; valid: more devices")
     return best[0]
-
-
-def _searched(base: Run) -> set[str]:
-    """Return fields of a run that a search sets, by dotted name: the others have the system's defaults."""
-    model = (f"model.{name}" for name in to_dict(base)["model"])
-    return {"precision", "train.microbatch", *(f"plan.{knob}" for knob in KNOBS if knob != "microbatch"), *model}
 
 
 def _precision(system: System, wanted: Precision | None) -> Precision:
@@ -192,10 +251,28 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
     return wanted or known[0]
 
 
-def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict[str, Any], Plans]:
-    """Return the document of the search, and the plans that fit."""
-    known, vocab_size = as_simulated(task.base, task.system), vocabulary_of(task.base)
-    form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=head_positions(known.model))
+def _trusted(task: _Task, plans: Plans, seconds: np.ndarray, out: Path | None) -> list[Judged]:
+    """Return the fastest plans of kinds without doubt, as judged by events.
+
+    Args:
+        plans: plans that fit by the closed form.
+        seconds: estimated seconds of each.
+    """
+    kept = np.flatnonzero(task.is_trusted(plans))
+    if not len(kept):
+        return []
+    some = plans.take(kept)
+    rows = [some.row(i) for i in ranked(some, seconds[kept], TRUSTED)]
+    found = judged(rows, task.base, task.events, task.journal(out, "events"))
+    good = [task.with_warnings(row) for row in found if "reason" not in row]
+    return sorted(good, key=lambda row: row["seconds"])
+
+
+def _search(task: _Task, top: int, out: Path | None) -> tuple[dict[str, Any], Plans, np.ndarray]:
+    """Return the document of the search, the plans that fit, and their seconds in closed form."""
+    known, plans = task.simulated(task.base).done, task.plans()
+    vocab_size, positions = vocabulary_of(known), head_positions(known.model)
+    form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=positions, given=task.given(task.base))
     begin = time.perf_counter()
     found = estimates(form, plans)
     seconds = time.perf_counter() - begin
@@ -222,13 +299,13 @@ def _search(task: _Task, plans: Plans, top: int, out: Path | None) -> tuple[dict
         "closed_form": {"seconds": seconds, "plans_per_s": len(plans) / seconds},
         "agreement": {"mean": float(np.mean(np.abs(off))), "worst": float(max(off, key=abs))} if off else None,
         "best": best,
-        "interval": interval(task.system, run_of(best[0], task.base), best[0]["seconds"])._asdict() if best else None,
+        "interval": task.interval(best[0])._asdict() if best else None,
         "pareto": [good[i] for i in unbeaten],
         "failed": [row for row in by_row if "reason" in row],
         "importance": importance(inside, times),
         "best_by_value": best_by_value(inside, times),
     }
-    return document, inside
+    return document, inside, times
 
 
 def _trials(
@@ -241,73 +318,3 @@ def _trials(
         rows = [row | {"predicted_seconds": task.events(run_of(row, task.base))["seconds"]} for row in rows]
     rows = [task.with_warnings(row) if "reason" not in row else row for row in rows]
     return sorted(rows, key=lambda row: row["seconds"] if "reason" not in row else math.inf)
-
-
-def _print(document: Mapping[str, Any], task: _Task) -> int:
-    took, rate = document["closed_form"]["seconds"], document["closed_form"]["plans_per_s"]
-    size = size_name(document["model"]["parameters"])
-    print(
-        f"{size} on {task.gpus:,} x {task.system.hardware} ({task.system.name}, {task.system.stack}), batch "
-        f"{task.base.train.global_batch:,}: {document['plans']:,} plans in closed form in {took:.1f} s ({rate:,.0f} a "
-        f"second), of which {document['fitting']:,} fit {shown(task.limit)}"
-    )
-    if agreement := document["agreement"]:
-        print(
-            f"events say within {agreement['mean']:.2%} of that on average, {abs(agreement['worst']):.2%} at most; "
-            f"{len(document['failed'])} plans failed"
-        )
-    if interval := document["interval"]:
-        print(f"the fastest takes {interval['low']:.4g} to {interval['high']:.4g} s, nine times of ten")
-        for warning in interval["warnings"]:
-            if not is_beyond(warning):
-                print(f"warning: {warning}")
-    for title, rows in (("fastest", document["best"]), ("faster or smaller than all others", document["pareto"])):
-        _print_plans(title, rows)
-        if doubts := _beyond(rows):
-            known = task.system.calibration is not None
-            print(f"warning: * {f'{task.system.name} was not calibrated on ' * known}{doubts}")
-    _print_knobs(document["importance"], document["best_by_value"])
-    if tried := document.get("trials"):
-        failed = sum("reason" in row for row in tried)
-        fastest = f"; the fastest takes {tried[0]['seconds']:.4g} s" if failed < len(tried) else ""
-        print(f"Optuna: {len(tried)} plans, {failed} failed{fastest}")
-    if "measured" in document:
-        print_compared(document["measured"])
-    return 0
-
-
-def _beyond(rows: Sequence[Judged]) -> str:
-    """Return sizes and features that systems were not calibrated on, each with the numbers of its plans."""
-    numbers: dict[str, list[int]] = {}
-    for number, row in enumerate(rows, 1):
-        for warning in filter(is_beyond, row["warnings"]):
-            what = warning.removeprefix(EXTRAPOLATES).partition(", calibrated on")[0].strip()
-            numbers.setdefault(what, []).append(number)
-    plans = lambda of: "all plans" if len(of) == len(rows) else f"plan{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
-    return "; ".join(f"{what} ({plans(of)})" for what, of in numbers.items())
-
-
-def _print_plans(title: str, rows: Sequence[Judged]) -> None:
-    names = ("tp", "pp", "dp", "microbatch", "schedule", "chunks", "recompute", "zero_stage")
-    table = Table("", "step (s)", "TFLOP/s", "MFU", "GiB", *names, "besides", title=title, title_justify="left")
-    for column in table.columns:
-        column.no_wrap = True
-    for number, row in enumerate(rows, 1):
-        mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
-        odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
-        besides = ", ".join(knob if row[knob] is True else f"no {knob}" for knob in odd)
-        rate = row["model_flops_per_gpu_s"] / 1e12
-        numbers = (f"{row['seconds']:.3f}", f"{rate:.1f}", mfu, f"{row['bytes'] / GIB:.1f}")
-        star = "*" * any(map(is_beyond, row["warnings"]))
-        table.add_row(f"{number}{star}", *numbers, *(str(row[name]) for name in names), besides)
-    console(table).print(table)
-
-
-def _print_knobs(shares: Mapping[str, float], by_value: Mapping[str, Mapping[str, float]]) -> None:
-    heads = ("knob", "importance", "fastest step (s) with each value")
-    table = Table(*heads, title="what matters most", title_justify="left")
-    for knob in sorted(by_value, key=lambda knob: -shares.get(knob, 0.0)):
-        values = sorted(by_value[knob].items(), key=lambda item: item[1])
-        told = ", ".join(f"{value} {seconds:.4g}" for value, seconds in values[:8])
-        table.add_row(knob, f"{shares.get(knob, 0.0):.0%}", told + (", ..." if len(values) > 8 else ""))
-    console(table).print(table)

@@ -8,7 +8,7 @@ Letters: m microbatches, p pipeline ranks, v chunks of each. Ranks are of three 
 fullest of them) and the last. Shapes: a column has a number for each plan, [n]; a quantity of ranks [3, n], by kind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -143,7 +143,14 @@ class ClosedForm:
     """Estimator of plans for a model, a global batch and a system; intermediate results are cached."""
 
     def __init__(
-        self, base: Run, vocab_size: int, system: System, gpus: int, *, head_positions: int | None = None
+        self,
+        base: Run,
+        vocab_size: int,
+        system: System,
+        gpus: int,
+        *,
+        head_positions: int | None = None,
+        given: Collection[str] = (),
     ) -> None:
         """Store what all plans have in common.
 
@@ -151,14 +158,16 @@ class ClosedForm:
             base: the run whose plan and microbatch are searched.
             gpus: devices of each plan.
             head_positions: positions of a sequence that the output head scores; None: all.
+            given: fields of a run, by dotted name, whose values replace the habits of the system's software.
         """
         self.positions = head_positions or base.model.seq_len
-        self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base), vocab_size, system, gpus
+        self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base, given), vocab_size, system, gpus
+        self.habits = {name: value for name, value in system.habits.fields.items() if name not in given}
         self._known: dict[tuple[object, ...], Any] = {}
 
     def estimate(self, plans: Plans) -> Estimate:
         """Return step time and memory of each plan, with the habits of the system's software applied."""
-        habits = ((knob, getattr(self.system.habits, knob, None)) for knob in FLAGS)
+        habits = ((knob, self.habits.get(f"plan.{knob}")) for knob in FLAGS)
         fixed = {knob: np.full(len(plans), int(way)) for knob, way in habits if way is not None}
         plans = Plans({**plans.columns, **fixed})
         m = self.base.train.global_batch // (plans["dp"] * plans["microbatch"])

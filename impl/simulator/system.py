@@ -1,7 +1,7 @@
 """System to predict for: published numbers, measured tables, and a few constants of its software."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from itertools import product
 from typing import Any, Literal
@@ -159,7 +159,7 @@ class Curve:
 
 @dataclass(frozen=True, config=CHECKED)
 class Habits:
-    """Fields of a run as a software has them; None: as the run has them."""
+    """Fields of a run as a software has them where a run does not give them; None: as the run has them."""
 
     source: str = ""
     stages: Literal["even"] | None = None
@@ -169,23 +169,36 @@ class Habits:
     overlap_input_grad_reduce: bool | None = None
     overlap_grad_reduce: bool | None = None
 
-    def of(self, run: Run) -> Run:
-        """Return the run as this software executes it."""
-        overlaps = ("overlap_input_grad_reduce", "overlap_grad_reduce")
-        plan = {name: getattr(self, name) for name in overlaps if getattr(self, name) is not None}
-        model = {} if self.dropout is None else {"dropout": self.dropout}
-        is_small = ELEMENT_BYTES[run.precision] < MASTER_BYTES[run.precision]
-        own = {"fp32_gradients": self.fp32_gradients} if self.fp32_gradients is not None and is_small else {}
-        changed = {"plan": dataclasses.replace(run.plan, **plan), "model": dataclasses.replace(run.model, **model)}
-        return dataclasses.replace(run, **changed, **own)
+    @property
+    def fields(self) -> dict[str, bool | float]:
+        """Fields of a run, by dotted name, that the software has a habit of, with its values."""
+        values = {
+            "model.dropout": self.dropout,
+            "fp32_gradients": self.fp32_gradients,
+            "plan.overlap_input_grad_reduce": self.overlap_input_grad_reduce,
+            "plan.overlap_grad_reduce": self.overlap_grad_reduce,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def of(self, run: Run, given: Collection[str] = ()) -> Run:
+        """Return the run as this software executes it.
+
+        Args:
+            given: dotted names of fields that keep the run's values.
+        """
+        own = {name: value for name, value in self.fields.items() if name not in given}
+        if ELEMENT_BYTES[run.precision] == MASTER_BYTES[run.precision]:
+            own.pop("fp32_gradients", None)
+        return with_fields(run, own) if own else run
 
     def stages_of(self, run: Run) -> Literal["even"] | None:
         """Return how layers are shared; what does not come out even is shared as our own engine does."""
         return self.stages if run.model.num_layers % (run.plan.pp * run.plan.chunks) == 0 else None
 
-    def changes(self, run: Run) -> list[str]:
-        """Return in words which settings differ from the run's."""
-        done, plan = self.of(run), run.plan
+    @staticmethod
+    def changes(run: Run, done: Run) -> list[str]:
+        """Return in words which settings of a run that was asked for differ in the executed one."""
+        plan = run.plan
         dropout = [f"dropout {done.model.dropout:g}"] if done.model.dropout != run.model.dropout else []
         flags = [("fp32 gradients", done.fp32_gradients, run.fp32_gradients)]
         if plan.tp > 1:
@@ -244,9 +257,9 @@ class System:
     """Constants that differ from CONSTANTS."""
     calibration: Calibration | None = None
     habits: Habits = Habits()
-    """Settings that the software applies whatever a run asks for; predictions are of `habits.of(run)`."""
+    """Settings of fields that a run does not give; predictions are of `habits.of(run, given)`."""
     defaults: dict[str, Any] = Field(default_factory=dict)
-    """Values for fields of a run, by dotted name, that neither the command line nor a table gives.
+    """Values for fields of a run, by dotted name, that are not given, and that the software has no habit of.
 
     They are what all of the measured runs had, where their table has no column for it. Without one, `Run`'s own default
     holds.

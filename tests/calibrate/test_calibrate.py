@@ -14,6 +14,7 @@ from harness.calibrate.system import Measurements, described, system_of, undistu
 from harness.doctor import rank as doctor_rank
 from harness.doctor.report import Rank, Report, report_of
 from harness.predict.fit import Measured
+from harness.predict.simulation import Done
 from harness.predict.systems import load_system
 from harness.rank.json_files import read_as
 from impl.model.config import ModelConfig
@@ -54,7 +55,7 @@ def measured(ranks: int, true: System | None = None, **machine: Any) -> Measurem
         tensor_seconds=1e-5,
         collectives=dict.fromkeys(rank.OPS, curve) if ranks > 1 else {},
         overlap=0.0 if ranks > 1 else 1.0,
-        trained=[Measured(label, run, seconds(run)) for label, run in runs.items()],
+        trained=[Measured(label, Done(run), seconds(run)) for label, run in runs.items()],
     )
 
 

@@ -12,8 +12,9 @@ from harness.analysis.scaling_law import Law
 from harness.experiment.forecasts import LOSS, STEP, Scored, forecasts_table, scored
 from harness.predict.forecast import Forecasts
 from harness.predict.interval import interval
-from harness.predict.simulation import predicted_seconds
+from harness.predict.simulation import predicted_seconds, simulated
 from harness.predict.systems import load_system
+from harness.records.labels import FIELDS
 from harness.records.parts import Forecast, LossForecast
 from harness.records.record import Record
 from harness.records.store import Store
@@ -86,8 +87,9 @@ def test_a_run_keeps_the_forecast_that_was_made_before_it_began(tmp_path: Path) 
     sweep(store, [run, other], forecast=system)
     found = kept(store, run)
     assert found.forecast is not None
-    seconds = predicted_seconds(run, system)
-    assert (found.forecast.seconds, found.forecast.low) == (seconds, interval(system, run, seconds).low)
+    asked = simulated(run, FIELDS, system)
+    seconds = predicted_seconds(asked.done, system)
+    assert (found.forecast.seconds, found.forecast.low) == (seconds, interval(system, asked, seconds).low)
     assert found.forecast.made <= (found.times.started or "")
     assert found.loss_forecast is None  # no finished run is like it
     assert kept(store, other).forecast is None

@@ -16,6 +16,7 @@ from harness.predict.accuracy import (
     splits,
 )
 from harness.predict.fit import Measured
+from harness.predict.simulation import Done
 from tests.impl.simulator.made_up import run_of
 
 
@@ -65,7 +66,7 @@ def test_table_1_is_predicted_from_three_of_its_rows():
 
 def measured(*seconds: float) -> list[Measured]:
     """Steps of plans that share four devices in different ways."""
-    return [Measured(str(i), run_of(dp=2**i, tp=4 // 2**i), one) for i, one in enumerate(seconds)]
+    return [Measured(str(i), Done(run_of(dp=2**i, tp=4 // 2**i)), one) for i, one in enumerate(seconds)]
 
 
 def test_the_best_plan_of_a_group():

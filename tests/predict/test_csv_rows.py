@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.predict.csv_rows import COUNTS, OPTIONAL, read_rows
-from harness.predict.systems import load_system
+from harness.predict.systems import FOLDER, load_system
 from tests.harness.calls import call, document, refused
 
 HEAD = "split,gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp,iteration_time_s\n"
@@ -82,10 +82,52 @@ def test_optional_columns_change_the_run(tmp_path: Path):
     more |= {"sequence_parallel": "true", "precision": "bf16", "dropout": 0}
     path.write_text(",".join([*COUNTS, *more]) + "\n8,32,1,1024,16,16,1024,2,1,4," + ",".join(map(str, more.values())))
     [row] = read_rows(path, load_system("a100_cluster"))
-    plan, model = row.run.plan, row.run.model
+    assert row.asked is not None
+    run, plan, model = row.asked.done, row.asked.done.plan, row.asked.done.model
     assert (plan.chunks, plan.schedule, plan.zero_stage, plan.recompute) == (2, "interleaved", 1, "selective")
-    assert (model.vocab_size, plan.sequence_parallel, row.run.precision, model.dropout) == (32000, True, "bf16", 0)
+    assert (model.vocab_size, plan.sequence_parallel, run.precision, model.dropout) == (32000, True, "bf16", 0)
     assert row.problem is None
+
+
+OTHER = {
+    **{"kv_heads": (16, 8), "ffn": (4096, 2736), "mlp": ("gelu", "swiglu"), "norm": ("layernorm", "rmsnorm")},
+    **{"positions": ("learned", "rotary"), "tied": ("true", "false"), "cp": (1, 2), "zero_group": ("all", "node")},
+}
+"""Columns of other models and plans: the simulator's value, and another one."""
+
+
+def test_a_row_of_another_model_says_why_in_its_place_and_the_rest_is_predicted(tmp_path: Path):
+    path, cells = tmp_path / "rows.csv", "8,32,1,1024,16,16,1024,2,1,4"
+    rows = [{name: own for name, (own, _) in OTHER.items()}]
+    rows += [rows[0] | {name: other} for name, (_, other) in OTHER.items()]
+    rows += [dict.fromkeys(OTHER, ""), rows[0] | {"mlp": "relu"}, rows[0] | {"cp": "two"}]
+    lines = [",".join([cells, *map(str, row.values())]) for row in rows]
+    path.write_text("\n".join([",".join([*COUNTS, *OTHER]), *lines]) + "\n")
+    answer = call("predict", "--rows", path, "--system", "h100", "--json")
+    found = document(answer.output)["rows"]
+    assert found[0]["predicted_s"] == found[len(OTHER) + 1]["predicted_s"] > 0
+    for row, (name, (own, other)) in zip(found[1:], OTHER.items(), strict=False):
+        assert row["problem"] == f"not simulated: {name} {other}; valid: {name} {own}"
+        assert row["predicted_s"] is None
+    assert found[-2]["problem"] == "mlp 'relu'; valid: gelu, squared_relu, swiglu"
+    assert found[-1]["problem"] == "cp 'two'; valid: a positive integer"
+    assert "10 of 12 rows cannot be predicted" in call("predict", "--rows", path, "--system", "h100").errors
+
+
+def test_a_row_may_name_its_system(tmp_path: Path):
+    path, own = tmp_path / "rows.csv", tmp_path / "own.yaml"
+    own.write_text((FOLDER / "selene.yaml").read_text())
+    cells = "2,4,1,1024,16,20,1024,2,1,1"
+    systems = ["h100", "selene", str(own), "", "h1000"]
+    path.write_text(",".join([*COUNTS, "system"]) + "\n" + "".join(f"{cells},{name}\n" for name in systems))
+    found = document(call("predict", "--rows", path, "--system", "h100", "--json").output)
+    seconds = [row["predicted_s"] for row in found["rows"]]
+    assert seconds[0] == seconds[3] != seconds[1] == seconds[2]
+    assert [one["system"] for one in found["systems"]] == ["h100", "selene", "selene", "h100"][: len(found["systems"])]
+    assert found["rows"][4]["problem"].startswith("system 'h1000' does not exist; did you mean h100?")
+    [*_, none, _] = document(call("predict", "--rows", path, "--json").output)["rows"]
+    assert none["problem"].startswith("the row has no system")
+    assert "predict needs --system" in refused("predict", "--model", "gpt-355m")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +135,7 @@ def test_optional_columns_change_the_run(tmp_path: Path):
     [
         ("", "has no rows"),
         ("gpus,tp\n8,1\n", "has no column global_batch"),
-        (HEAD + "check,x,8,1,1024,16,16,1024,2,2,2,1\n", "rows.csv line 2: gpus 'x'; valid: a positive integer"),
+        (HEAD + "check,x,8,1,1024,16,16,1024,2,2,2,1\n", "line 2: gpus 'x'; valid: a positive integer"),
         (HEAD + "check,8,8,1,1024,16,16,1024,2,2,2,-1\n", "line 2: iteration_time_s '-1'; valid: positive seconds"),
         (HEAD + "calibrate,8,8,1,1024,16,16,1024,2,2,2,\n", "rows of split calibrate need the seconds measured"),
         (HEAD + "check,8,8,1,1000,16,16,1024,2,2,2,1\n", "num_heads 16 does not divide hidden_size 1000"),
@@ -128,4 +170,4 @@ def test_empty_cells_and_numbers_of_any_form_are_valid(table: Path, columns: str
     text = "\n".join([f"{head},{columns}", *(f"{line},{cells}" for line in lines)])
     other.write_text(text.replace(",1024,", ",1024.0,") + "\n", encoding=encoding)
     system = load_system("a100_cluster")
-    assert [row.run for row in read_rows(other, system)] == [row.run for row in read_rows(table, system)]
+    assert [row.asked for row in read_rows(other, system)] == [row.asked for row in read_rows(table, system)]

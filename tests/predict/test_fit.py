@@ -9,7 +9,10 @@ import pytest
 
 from harness.predict.fit import SURFACE_ROWS, Measured, constant_mfu, fit, percent_off, seconds_of
 from harness.predict.interval import interval
+from harness.predict.simulation import Done, Simulated, simulated
+from harness.records.labels import FIELDS
 from impl.errors import InputError
+from impl.run import Run
 from impl.simulator.constants import Constant
 from impl.simulator.system import System
 from tests.impl.simulator.made_up import SYSTEM, run_of, with_constants
@@ -25,12 +28,17 @@ def only(free: dict[str, Constant]) -> System:
     return dataclasses.replace(SYSTEM, constants=still | free)
 
 
+def asked(run: Run) -> Simulated:
+    """A run all of whose fields are given."""
+    return simulated(run, FIELDS, SYSTEM)
+
+
 def rows(count: int, off: float = 0.0) -> list[Measured]:
     """Steps of different sizes as the true constants make them, by turns longer and shorter."""
     truth, made = with_constants(SYSTEM, **TRUE), []
     for i in range(count):
         run = run_of(global_batch=16 * (1 + i % 3), microbatch=2 ** (i % 4), tp=2 ** (i % 2), dp=1 + i // 4 % 2)
-        made.append(Measured(f"row {i}", run, 1.0))
+        made.append(Measured(f"row {i}", Done(run), 1.0))
     seconds = seconds_of(made, truth) * np.exp(off * (-1.0) ** np.arange(count))
     return [row._replace(seconds=float(one)) for row, one in zip(made, seconds, strict=True)]
 
@@ -67,7 +75,7 @@ def test_many_rows_have_a_surface_that_learns_what_they_share():
     measured = np.array([row.seconds for row in made])
     assert abs(percent_off(seconds_of(made, curved), measured)).mean() < 1
     assert curved.calibration.mape < flat.calibration.mape
-    low, high, doubts = interval(curved, made[0].run, 1.0)
+    low, high, doubts = interval(curved, asked(made[0].run), 1.0)
     assert low < 1 < high
     assert not doubts
 
@@ -87,17 +95,17 @@ def test_rows_left_out_are_answered_as_by_a_fit_without_them():
 def test_intervals_grow_with_doubt():
     made = rows(8, off=0.02)
     found, run = fit(made, only(FREE)), made[0].run
-    low, high, doubts = interval(found, run, 1.0)
+    low, high, doubts = interval(found, asked(run), 1.0)
     assert 0.9 < low < 1 < high < 1.1
     assert not doubts
-    _, other, doubts = interval(found, run, 1.0, stack="another")
+    _, other, doubts = interval(found, asked(run), 1.0, stack="another")
     assert other > high
     assert doubts == ["constants are those of made up, not of another"]
     far = run_of(global_batch=64, dp=32)
-    _, farther, doubts = interval(found, far, 1.0)
+    _, farther, doubts = interval(found, asked(far), 1.0)
     assert farther > high
     assert "extrapolates: dp 32, calibrated on 1 to 2" in doubts
-    _, widest, doubts = interval(SYSTEM, run, 1.0)
+    _, widest, doubts = interval(SYSTEM, asked(run), 1.0)
     assert widest > high
     assert doubts == ["system made_up is not calibrated: its constants are priors"]
 

@@ -16,6 +16,7 @@ from harness.experiment.claims import Claim, Evidence, claims_table, tally
 from harness.experiment.experiment import load
 from harness.predict.simulated_record import document_of
 from harness.predict.systems import FOLDER, load_system, names
+from harness.records.labels import DEFAULTS, fields
 from harness.records.measures import frame
 from harness.records.parse import of_document
 from harness.records.record import Record
@@ -26,9 +27,10 @@ from impl.model.config import ModelConfig
 from impl.model.sizes import named
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Precision, Run
+from impl.run import Precision, Run, from_dict
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import record_of as measured_record_of
+from tests.predict.test_simulation import flags
 
 NAME = "ptdp2021/interleaving"
 WITH_PIPELINE = ["--model", "gpt-175b", "--plan.tp", "8", "--plan.pp", "16", "--plan.dp", "2", "--precision", "fp16"]
@@ -155,8 +157,9 @@ def test_a_run_is_predicted_as_the_systems_software_does_it() -> None:
     done = habits.of(run)
     assert (done.model.dropout, done.fp32_gradients, done.plan.overlap_grad_reduce) == (0.1, False, False)
     no = ("fp32 gradients", "overlapped input gradients", "overlapped gradients")
-    assert habits.changes(run) == ["dropout 0.1", *(f"no {name}" for name in no)]
-    assert habits.changes(done) == []
+    assert habits.changes(run, done) == ["dropout 0.1", *(f"no {name}" for name in no)]
+    assert habits.of(done) == done
+    assert habits.of(run, ["model.dropout"]).model.dropout == 0
     assert habits.of(replace(run, precision="fp32")).problems() == []
     assert [habits.stages_of(small(pp=pp)) for pp in (1, 2, 3, 4)] == ["even", "even", None, "even"]
 
@@ -192,6 +195,19 @@ def test_an_experiment_becomes_simulated_records_apart_from_measured_ones(predic
     assert [r.id for r in measured.with_simulated()] == [r.id for r in found]
     assert {(r.source, r.status, r.environment.system) for r in found} == {(SIMULATED, "ok", "selene")}
     assert (out / NAME / "paper" / "simulated" / "selene" / f"{found[0].id}.json").exists()
+
+
+def test_a_point_of_an_experiment_is_predicted_as_by_its_fields(predicted: tuple[Path, Any]) -> None:
+    for record in predicted[1]["records"][:2]:
+        run = from_dict(record["config"])
+        differ = {name: value for name, value in fields(run).items() if value != DEFAULTS[name]}
+        told_of = {name: value for name, value in differ.items() if name.startswith(("model", "plan", "precision"))}
+        sizes = {"train.global_batch": run.train.global_batch, "train.microbatch": run.train.microbatch}
+        found = told(*flags(told_of | sizes), "--system", "selene")
+        assert found["seconds"] == record["prediction"]["seconds"]
+        assert found["warnings"] == record["prediction"]["warnings"]
+        most = [max(one["peak_memory_bytes"] for one in record["ranks"])]
+        assert max(rank["bytes"]["total"] for rank in found["memory"]) == most[0]
 
 
 def test_simulated_and_published_rates_stand_side_by_side_with_verdicts(predicted: tuple[Path, Any]) -> None:

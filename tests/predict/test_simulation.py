@@ -14,8 +14,9 @@ from harness.predict.accuracy import CASES, rows_of
 from harness.predict.csv_rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
 from harness.predict.interval import BASELINE, features, interval, reach
 from harness.predict.simulated_record import document_of
+from harness.predict.simulation import Done, given_by, simulated
 from harness.predict.systems import load_system, names
-from harness.records.labels import FIELDS
+from harness.records.labels import DEFAULTS, FIELDS, differing
 from harness.records.store import Store
 from impl.errors import InputError
 from impl.model.config import ModelConfig
@@ -118,11 +119,17 @@ def by_rows(given: list[dict[str, Any]], system: str, path: Path) -> list[dict[s
     return document(call("predict", "--rows", path, "--system", system, "--json").output)["rows"]
 
 
+def given_in(run: Run) -> dict[str, Any]:
+    """The columns that say a run: those that every row has, and what differs from a new run."""
+    values = {field: attrgetter(field)(run) for field in COLUMNS.values()}
+    return {name: of for name, of in values.items() if name in REQUIRED.values() or of != DEFAULTS[name]}
+
+
 @pytest.mark.parametrize("system", names())
 def test_a_run_is_predicted_the_same_by_fields_by_rows_and_as_a_record(system: str, tmp_path: Path):
     chance, known = random.Random(f"7 {system}"), load_system(system)
     runs = list(sampled(known, chance))
-    given = [{field: attrgetter(field)(run) for field in COLUMNS.values()} for run in runs]
+    given = list(map(given_in, runs))
     for run, row in zip(runs, by_rows(given, system, tmp_path / "all.csv"), strict=True):
         record = document_of(run, Store(tmp_path, "made_up", "smoke", system), known)
         assert row["predicted_s"] == record["prediction"]["seconds"]
@@ -142,8 +149,50 @@ def test_a_run_is_predicted_the_same_by_fields_by_rows_and_as_a_record(system: s
         assert (row["low_s"], row["high_s"]) == (found["low"], found["high"])
 
 
+CONTRARY = {
+    **{"model.dropout": 0.0, "fp32_gradients": True},
+    **{"plan.overlap_grad_reduce": True, "plan.overlap_input_grad_reduce": True},
+}
+"""Values of fields that `a100_cluster`'s software has a habit against."""
+
+
+@pytest.mark.parametrize("field", CONTRARY)
+def test_a_given_field_wins_over_a_habit_by_fields_by_rows_and_in_a_search(field: str, tmp_path: Path):
+    plan = {"plan.tp": 2, "plan.pp": 1, "plan.dp": 2, "plan.zero_stage": 0, "train.microbatch": 4}
+    usual = LARGE | plan | {"plan.recompute": "none", "precision": "fp16", "plan.bucket_bytes": 2**25}
+    given = [usual, usual | {field: CONTRARY[field]}]
+    rows = by_rows(given, "a100_cluster", tmp_path / "rows.csv")
+    assert rows[0]["predicted_s"] != rows[1]["predicted_s"]
+    for one, row in zip(given, rows, strict=True):
+        found = document(call("predict", *flags(one), "--system", "a100_cluster", "--json").output)
+        assert (found["seconds"], found["fits"]) == (row["predicted_s"], row["fits"])
+        assert max(rank["bytes"]["total"] for rank in found["memory"]) == row["memory_bytes"]
+        words = [text for text in found["warnings"] if text.startswith("as Megatron-DeepSpeed")]
+        assert len(words[0].split(",")) == 4 - (field in one)
+    knob = field.removeprefix("plan.")
+    if knob != field:
+        fix = [f"{name.removeprefix('plan.')}={value}" for name, value in (plan | {"plan.recompute": "none"}).items()]
+        fix = [text.replace("train.", "") for text in fix] + ["sequence_parallel=false", "offload_optimizer=false"]
+        shape = ("--model", "ptdp-1.7b", "--gpus", "4", "--global-batch", "32", "--system", "a100_cluster", "--json")
+        best = [
+            document(call("tune", *shape, "--fix", *fix, *more).output)["best"][0] for more in ([], [f"{knob}=true"])
+        ]
+        assert [one[knob] for one in best] == [False, True]
+        assert best[0]["seconds"] != best[1]["seconds"]
+
+
+def test_a_point_of_an_experiment_gives_what_it_sets_and_what_its_experiment_varies():
+    system, runs = load_system("a100_cluster"), [with_fields(Run(), {"plan.recompute": to}) for to in ("none", "full")]
+    done = lambda run, varied: simulated(run, given_by(run, varied, system), system).done
+    assert done(runs[0], ()).plan.recompute == "full"
+    assert [done(run, differing(runs)).plan.recompute for run in runs] == ["none", "full"]
+    loud = with_fields(Run(), {"model.dropout": 0.2})
+    assert (done(runs[0], ["model.dropout"]).model.dropout, done(loud, ()).model.dropout) == (0.1, 0.2)
+
+
 def predicted(run: Run, capsys: pytest.CaptureFixture[str]) -> Any:
-    predict_run(run, load_system("h100"), {}, (), None, json=True)
+    system = load_system("h100")
+    predict_run(simulated(run, FIELDS, system), system, (), None, json=True)
     return document(capsys.readouterr().out)
 
 
@@ -198,7 +247,7 @@ def test_defaults_of_a_system_are_fields_of_a_run(defaults: dict[str, Any]):
 def test_packaged_calibrations_cover_what_their_rows_do(system: str):
     case = next(case for case in CASES if case.system == system)
     known = load_system(system)
-    runs = [row.run for row in rows_of(case.fitted.file, system) if row.split == CALIBRATE]
+    runs = [row.asked.done for row in rows_of(case.fitted.file, system) if row.asked and row.split == CALIBRATE]
     assert known.calibration is not None
     assert len(known.calibration.rows) == len(runs)
     assert (known.calibration.ranges, known.calibration.features) == reach(runs, known)
@@ -218,11 +267,14 @@ def test_packaged_calibrations_cover_what_their_rows_do(system: str):
 )
 def test_features_that_no_fitted_row_had_are_doubts(changes: dict[str, Any], doubt: str):
     system, run = load_system("selene"), with_fields(Run(), LARGE | {"plan.zero_stage": 0})
-    doubts = lambda run: [text for text in interval(system, run, 1.0)[2] if text.split()[1] in BASELINE]
+    asked = lambda run: simulated(run, FIELDS, system)
+    doubts = lambda run: [text for text in interval(system, asked(run), 1.0)[2] if text.split()[1] in BASELINE]
     assert doubts(run) == []
     assert doubts(with_fields(run, changes)) == [f"extrapolates: {doubt}"]
 
 
 def test_a_feature_without_effect_is_none():
     alone = with_fields(Run(), {"precision": "fp16", "plan.zero_stage": 3, "plan.sequence_parallel": True})
-    assert features(alone, load_system("selene")).keys().isdisjoint({"zero_stage", "sequence_parallel", "schedule"})
+    assert (
+        features(Done(alone), load_system("selene")).keys().isdisjoint({"zero_stage", "sequence_parallel", "schedule"})
+    )

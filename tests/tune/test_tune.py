@@ -76,6 +76,22 @@ def test_plans_beyond_the_calibration_are_marked_with_what_it_lacks() -> None:
     assert "extrapolates:" not in text
 
 
+def test_the_fastest_plan_of_a_kind_without_doubt_comes_after_one_in_doubt() -> None:
+    shape = ("--model", "ptdp-7.5b", "--gpus", "64", "--global-batch", "256", "--system", "selene", "--top", "2")
+    few = (*shape, "--fix", "recompute=full", "microbatch=1,2", "zero_stage=0,3", "sequence_parallel=false")
+    found = told(*few, "offload_optimizer=false", "offload_activations=false")
+    best, [first, *_] = found["best"][0], found["trusted"]
+    assert best["zero_stage"] == 3
+    assert "measured steps with it are predicted 34% to 77% too fast" in best["doubts"][0]
+    assert (first["zero_stage"], first["doubts"]) == (0, [])
+    text = call("tune", *few, "offload_optimizer=false", "offload_activations=false").output
+    assert "warning: the fastest plan is of a kind that selene is in doubt about: zero_stage 3 is not" in text
+    assert f"the fastest of a kind without such doubt takes {first['seconds']:.4g} s, " in text
+    assert text.index("fastest of kinds without doubt") < text.index("faster or smaller than all others")
+    only = (*shape, "--fix", "zero_stage=3", "recompute=full", "microbatch=1")
+    assert "no plan that fits is of a kind without such doubt" in call("tune", *only).output
+
+
 WITHIN = (
     *("--model", "ptdp-1.7b", "--gpus", "32", "--global-batch", "512", "--system", "selene", "--top", "1", "--fix"),
     *("recompute=full", "zero_stage=0", "tp=1", "pp=1", "sequence_parallel=false", "microbatch=16"),
@@ -91,6 +107,7 @@ def test_only_plans_beyond_a_calibration_have_a_mark(arguments: tuple[str, ...],
     text = call("tune", *arguments).output
     assert f"│ {mark} │" in text
     assert text.count(UNCALIBRATED) == text.count("warning: *") == warnings
+    assert ("in doubt about" in text) == bool(warnings)
 
 
 def test_a_plan_that_is_found_is_predicted_to_take_as_long_by_predict() -> None:

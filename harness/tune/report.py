@@ -1,0 +1,125 @@
+"""What `tune` prints: the fastest plans, what makes them doubtful, and which knobs matter most."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from harness.predict.interval import EXTRAPOLATES, is_beyond
+from harness.predict.kinds import MISSED
+from harness.records.measures import size_name
+from harness.terminal import console, shown
+from harness.tune.measured import print_compared
+from harness.tune.search import Judged
+from impl.simulator.plans import DEFAULTS, KNOBS
+from impl.simulator.system import System
+
+GIB = 2**30
+
+
+def print_search(document: Mapping[str, Any], system: System) -> int:
+    """Print the document of a search; returns the exit status."""
+    took, rate = document["closed_form"]["seconds"], document["closed_form"]["plans_per_s"]
+    size = size_name(document["model"]["parameters"])
+    print(
+        f"{size} on {document['gpus']:,} x {system.hardware} ({system.name}, {system.stack}), batch "
+        f"{document['global_batch']:,}: {document['plans']:,} plans in closed form in {took:.1f} s ({rate:,.0f} a "
+        f"second), of which {document['fitting']:,} fit {shown(document['memory_limit_bytes'])}"
+    )
+    if agreement := document["agreement"]:
+        print(
+            f"events say within {agreement['mean']:.2%} of that on average, {abs(agreement['worst']):.2%} at most; "
+            f"{len(document['failed'])} plans failed"
+        )
+    if interval := document["interval"]:
+        print(f"the fastest takes {interval['low']:.4g} to {interval['high']:.4g} s, nine times of ten")
+        for warning in interval["warnings"]:
+            if not is_beyond(warning):
+                print(f"warning: {warning}")
+    _print_doubts(document, system)
+    tables = {"fastest": document["best"], "faster or smaller than all others": document["pareto"]}
+    if any(row["doubts"] for row in document["best"][:1]):
+        tables = {"fastest": document["best"], "fastest of kinds without doubt": document["trusted"]} | tables
+    for title, rows in ((title, rows) for title, rows in tables.items() if rows):
+        _print_plans(title, rows)
+        if doubts := _beyond(rows):
+            known = system.calibration is not None
+            print(f"warning: * {f'{system.name} was not calibrated on ' * known}{doubts}")
+        if missed := _missed(rows):
+            print(f"warning: * {missed}")
+    _print_knobs(document["importance"], document["best_by_value"])
+    if tried := document.get("trials"):
+        failed = sum("reason" in row for row in tried)
+        fastest = f"; the fastest takes {tried[0]['seconds']:.4g} s" if failed < len(tried) else ""
+        print(f"Optuna: {len(tried)} plans, {failed} failed{fastest}")
+    if "measured" in document:
+        print_compared(document["measured"])
+    return 0
+
+
+def _print_doubts(document: Mapping[str, Any], system: System) -> None:
+    """Print why the kind of the fastest plan is doubtful, and what the fastest of a kind without doubt takes."""
+    if not document["best"] or not (doubts := document["best"][0]["doubts"]):
+        return
+    print(f"warning: the fastest plan is of a kind that {system.name} is in doubt about: {'; '.join(doubts)}")
+    if not (trusted := document["trusted"]):
+        print("no plan that fits is of a kind without such doubt")
+        return
+    first, best = trusted[0], document["best"][0]
+    longer = first["seconds"] / best["seconds"] - 1
+    print(
+        f"the fastest of a kind without such doubt takes {first['seconds']:.4g} s, {longer:.0%} longer: {_words(first)}"
+    )
+
+
+def _words(row: Judged) -> str:
+    """Return a plan in words: degrees and microbatch, and each other knob that differs from its default."""
+    odd = [knob for knob in KNOBS if knob not in ("tp", "pp", "dp", "microbatch") and row[knob] != DEFAULTS[knob]]
+    return ", ".join(f"{knob} {row[knob]}" for knob in ("tp", "pp", "dp", "microbatch", *odd)).lower()
+
+
+def _beyond(rows: Sequence[Judged]) -> str:
+    """Return sizes and features that systems were not calibrated on, each with the numbers of its plans."""
+    short = lambda warning: warning.removeprefix(EXTRAPOLATES).partition(", calibrated on")[0].strip()
+    return _numbered([list(map(short, filter(is_beyond, row["warnings"]))) for row in rows])
+
+
+def _missed(rows: Sequence[Judged]) -> str:
+    """Return features that systems were calibrated on and still miss, each with the numbers of its plans."""
+    return _numbered([[doubt for doubt in row["doubts"] if MISSED in doubt] for row in rows])
+
+
+def _numbered(rows: Sequence[Sequence[str]]) -> str:
+    """Return each text of rows with the numbers of its rows."""
+    numbers: dict[str, list[int]] = {}
+    for number, texts in enumerate(rows, 1):
+        for text in texts:
+            numbers.setdefault(text, []).append(number)
+    plans = lambda of: "all plans" if len(of) == len(rows) else f"plan{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
+    return "; ".join(f"{what} ({plans(of)})" for what, of in numbers.items())
+
+
+def _print_plans(title: str, rows: Sequence[Judged]) -> None:
+    names = ("tp", "pp", "dp", "microbatch", "schedule", "chunks", "recompute", "zero_stage")
+    table = Table("", "step (s)", "TFLOP/s", "MFU", "GiB", *names, "besides", title=title, title_justify="left")
+    for column in table.columns:
+        column.no_wrap = True
+    for number, row in enumerate(rows, 1):
+        mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
+        odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
+        besides = ", ".join(knob if row[knob] is True else f"no {knob}" for knob in odd)
+        rate = row["model_flops_per_gpu_s"] / 1e12
+        numbers = (f"{row['seconds']:.3f}", f"{rate:.1f}", mfu, f"{row['bytes'] / GIB:.1f}")
+        star = "*" * (any(map(is_beyond, row["warnings"])) or bool(row["doubts"]))
+        table.add_row(f"{number}{star}", *numbers, *(str(row[name]) for name in names), besides)
+    console(table).print(table)
+
+
+def _print_knobs(shares: Mapping[str, float], by_value: Mapping[str, Mapping[str, float]]) -> None:
+    heads = ("knob", "importance", "fastest step (s) with each value")
+    table = Table(*heads, title="what matters most", title_justify="left")
+    for knob in sorted(by_value, key=lambda knob: -shares.get(knob, 0.0)):
+        values = sorted(by_value[knob].items(), key=lambda item: item[1])
+        told = ", ".join(f"{value} {seconds:.4g}" for value, seconds in values[:8])
+        table.add_row(knob, f"{shares.get(knob, 0.0):.0%}", told + (", ..." if len(values) > 8 else ""))
+    console(table).print(table)
