@@ -88,9 +88,9 @@ EXPERIMENT = Experiment(
         "small": "9 h, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
         "paper": "a month, 64 GPUs with 80 GB",
     },
-    deviations="Models are a hundred to a thousand times smaller than the paper's, the text is books, and weights have "
-    "16 bits beside masters of 32. The rate is chosen from four after 5M tokens, with one seed; the best after 25M may "
-    "be lower. Initial weights are scaled with the width.",
+    deviations="Models are 30 times smaller than the paper's smallest and more, the text is books, and weights have "
+    "16 bits, their masters 32. The rate is chosen from four after 5M tokens, with one seed; the best after 25M may be "
+    "lower. Initial weights are scaled with the width.",
     runs={
         "smoke": [run for steps in (60, 240) for run in trained(TINY, TINY_SIZES, [4e-3], steps, [0])],
         "small": [*trained(CPU, SIZES, RATES, FEW, [0]), *at_best(FEW, [1, 2]), *at_best(MANY, [0, 1, 2])],

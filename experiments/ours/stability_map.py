@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
         "paper": "a week, 64 GPUs with 80 GB",
     },
     deviations="GPT on bytes of books, 64 hidden units, 410,000 tokens: stability of the first steps, not of long "
-    "training. Initial weights are scaled with the width. No run is stopped early, on a plateau neither.",
+    "training. Initial weights are scaled with the width. Every run goes to its end, on a plateau too.",
     runs={
         "smoke": grid(
             [scaled(1, 32), scaled(4, 32)], (3e-3, 1e-1), (2, 20), Recipe(steps=60, global_batch=8, microbatch=8), 1,

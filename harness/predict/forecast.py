@@ -30,8 +30,8 @@ class Forecasts:
         self.store, self.system, self.say = store, system, say
         self._finished: dict[str, Record] = {}
         """Finished records that have been read, by id."""
-        self._said = set[str]()
-        """Reasons for no forecast that have been shown."""
+        self._said = set[tuple[object, ...]]()
+        """Families of runs for which a reason for no forecast has been shown; it would be another after every run."""
 
     def of(self, run: Run, data: TokenFolder) -> tuple[Document | None, Document | None]:
         """Return the forecasts of a valid run's step and of its final loss, each None if it cannot be made."""
@@ -41,7 +41,11 @@ class Forecasts:
 
     def _loss(self, run: Run, data: TokenFolder) -> Document | None:
         """Return the forecast of the final loss; None if no law gives one, with a line if the runs reject the law."""
-        from harness.predict.loss import Coming, loss_forecast  # only sweeps with forecasts pay for the import
+        from harness.predict.loss import (
+            Coming,
+            family_of,
+            loss_forecast,
+        )  # only sweeps with forecasts pay for the import
 
         for path in self.store.recorded.glob("*.json"):
             if path.stem not in self._finished and (record := self.store.read(path.stem)):
@@ -51,9 +55,9 @@ class Forecasts:
         coming = Coming(run=run, parameters=parameters, vocabulary=vocabulary, data_sha256=data.sha256)
         found = loss_forecast(coming, (self._finished[name] for name in sorted(self._finished)))
         if isinstance(found, str):
-            if found not in self._said:
+            if (family := family_of(run)) not in self._said:
                 self.say(found)
-            self._said.add(found)
+            self._said.add(family)
             return None
         return found and asdict(found)
 

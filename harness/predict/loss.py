@@ -33,13 +33,15 @@ class Coming:
 
         Family, norm placement, context, vocabulary, data, held-out sequences and the rate's decay are the same.
         """
-        mine, its, data = self.run, record.run, record.resolved.data
-        same = lambda run: (
-            run.model.family, run.model.norm_placement, run.model.seq_len, run.train.decay,
-            run.evaluation.sequences, run.evaluation.overlap,
-        )  # fmt: skip
+        data, vocabulary = record.resolved.data, record.resolved.vocab_size
         is_data = data is not None and data.sha256 == self.data_sha256
-        return is_data and record.resolved.vocab_size == self.vocabulary and same(mine) == same(its)
+        return is_data and vocabulary == self.vocabulary and family_of(record.run) == family_of(self.run)
+
+
+def family_of(run: Run) -> tuple[object, ...]:
+    """Return the fields that runs of one law share, besides their data and vocabulary."""
+    model, evaluation = run.model, run.evaluation
+    return model.family, model.norm_placement, run.train.decay, model.seq_len, evaluation.sequences, evaluation.overlap
 
 
 def loss_forecast(coming: Coming, finished: Iterable[Record]) -> LossForecast | str | None:
@@ -55,13 +57,12 @@ def loss_forecast(coming: Coming, finished: Iterable[Record]) -> LossForecast | 
     if not can_fit(points):
         return None
     law = fitted(points)
+    none = f"no forecast of the loss ({coming.run.model.family}, {coming.run.model.norm_placement})"
     if law.off > CLOSE:
-        return (
-            f"no forecast of the loss: {_runs(points)} finished runs are {law.off:.1%} off their law, over {CLOSE:.0%}"
-        )
+        return f"{none}: {_runs(points)} finished runs are {law.off:.1%} off their law, over {CLOSE:.0%}"
     low, nats, high = interval(law, coming.parameters, coming.run.train.steps * coming.run.tokens_per_step)
     if not all(map(math.isfinite, (low, nats, high))):
-        return "no forecast of the loss: no model size has a second finished run, so that the law's scatter is unknown"
+        return f"{none}: no model size has a second finished run, so that the law's scatter is unknown"
     return LossForecast(nats, low, high, _runs(points), law.off, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
