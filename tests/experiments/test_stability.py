@@ -50,6 +50,8 @@ def test_verdicts_turn() -> None:
     swapped = {"pre": "post", "post": "pre", "sandwich": "sandwich"}
     turned = lambda run: replace(run, model=replace(run.model, norm_placement=swapped[run.model.norm_placement]))
     assert verdicts(lambda run: as_expected(turned(run)))[:2] == [NO, NO]
+    breaks = lambda run: run.model.norm_placement == "sandwich" and run.train.lr > 1e-3
+    assert verdicts(lambda run: 4.0 if breaks(run) else as_expected(run))[4:] == [NO, YES]
 
 
 def test_rates_are_those_of_the_map() -> None:
