@@ -7,7 +7,7 @@ from typing import Literal
 from harness.launch.flags import Trying
 from harness.rank.collect import document_of
 from harness.rank.failure import AGAIN, RETRIED
-from harness.rank.heartbeat import is_alive
+from harness.rank.heartbeat import has_news, is_alive
 from harness.rank.job import ABSENT, JOB, STOP, JobState, is_unreadable, job_of
 from harness.rank.orders import UnreadableError
 from harness.rank.results import has_results
@@ -68,6 +68,8 @@ def is_same_code(record: Record, environment: Document) -> bool:
 def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptState:
     """Return whether an attempt goes on, as far as is known; results of all its ranks end it, a silent Slurm does not.
 
+    A job whose end a killed controller of Slurm has missed runs for ever in its queue: it is over when all results are
+    there and no rank gives a sign of life.
     An attempt whose ranks are another machine's processes is over, as it is only looked at under a claim. One without
     a scheduler that answers for it (none here, its job unreadable, or it was to be stopped) is over once it gives no
     sign of life.
@@ -75,6 +77,8 @@ def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptStat
     state = states.get(attempt)
     if state is None:  # submitted since the scheduler was asked, or its job cannot be read
         return "ended" if is_unreadable(attempt) and not is_alive(attempt, LIFE_SECONDS) else "live"
+    if state.name == "running" and not is_local(attempt):
+        return "ended" if has_results(attempt) and not has_news(attempt, LIFE_SECONDS) else "live"
     if state.name != "unknown":
         return "ended" if state.name == "ended" else "live"
     if is_local(attempt) or has_results(attempt):

@@ -186,6 +186,15 @@ def is_alive(attempt: Path, seconds: float) -> bool:
     return False
 
 
+def has_news(attempt: Path, seconds: float) -> bool:
+    """Return True if the state or the result of any rank, also of one that has ended, was written within this time."""
+    for path in attempt.glob("rank-*.json"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime < seconds:
+                return True
+    return False
+
+
 def places(attempt: Path, ranks: int) -> str:
     """Return the last places of all ranks in one line: `rank 0 in step 12 at all_reduce(dp), rank 1 in step 11`."""
     ranks_at: dict[str, list[int]] = {}

@@ -50,7 +50,7 @@ def main(attempt: Path, gpus: Sequence[str]) -> None:
     started: dict[int, BaseProcess] = {}
     try:
         for rank in range(orders.ranks):
-            started[rank] = fork.Process(target=_supervise, args=(attempt, orders, rank, gpus))
+            started[rank] = fork.Process(target=_supervise, args=(attempt, orders, rank, gpus, os.getpid()))
             started[rank].start()
         _wait(attempt, dict(started), orders.time_limit_seconds + SPARE_SECONDS)
     except KeyboardInterrupt:
@@ -73,10 +73,10 @@ def _wait(attempt: Path, running: dict[int, BaseProcess], seconds: float) -> Non
             _fail_if_vanished(attempt, rank, running.pop(rank).exitcode or 0)
 
 
-def _supervise(attempt: Path, orders: Orders, rank: int, gpus: Sequence[str]) -> None:
+def _supervise(attempt: Path, orders: Orders, rank: int, gpus: Sequence[str], launcher: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(KeyboardInterrupt):
-        Supervisor(attempt, orders, Task(rank, orders.ranks, rank, str(os.getppid())), gpus=gpus).run()
+        Supervisor(attempt, orders, Task(rank, orders.ranks, rank, str(launcher)), gpus=gpus, parent=launcher).run()
 
 
 def _fail_if_vanished(attempt: Path, rank: int, code: int) -> None:

@@ -55,18 +55,29 @@ class Task:
 
 
 class Supervisor:
-    """Supervisor of one rank in one start of a job; of a rank on this machine, as it is."""
+    """Supervisor of one rank in one start of a job; of a rank on this machine, as it is.
+
+    Args:
+        parent: process that started the supervisor and may be gone already; None: the present parent.
+    """
 
     ignored: Sequence[int] = (signal.SIGINT,)
     """Signals to all processes of a job that the supervisor handles for its rank."""
 
     def __init__(
-        self, attempt: Path, orders: Orders, task: Task, *, restart: int = 0, gpus: Sequence[str] = ()
+        self,
+        attempt: Path,
+        orders: Orders,
+        task: Task,
+        *,
+        restart: int = 0,
+        gpus: Sequence[str] = (),
+        parent: int | None = None,
     ) -> None:
         self.attempt, self.orders, self.task, self.restart, self.gpus = attempt, orders, task, restart, gpus
         before = read_alive(attempt, task.rank)
         self.ran = before.ran if before is not None else 0.0
-        self.begun, self.parent = time.monotonic(), os.getppid()
+        self.begun, self.parent = time.monotonic(), parent or os.getppid()
         self.memory_kills = _memory_kills()
         self.memory = SharedMemory()
         self.pulse, self.moved, self.followed = Pulse(), self.begun, self.begun
@@ -219,13 +230,15 @@ def _status(process: int) -> str:
 def _before_it_starts(ignored: Sequence[int]) -> Callable[[], None]:
     """Return a function for the forked child: it ignores these signals, and dies with the supervisor."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: a forked child must not search
-    pr_set_pdeathsig = 1
+    pr_set_pdeathsig, supervisor = 1, os.getpid()
 
     def prepare() -> None:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
         if prctl is not None:
             prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it was killed before the line above, which then has no effect
+            os._exit(1)
 
     return prepare
 

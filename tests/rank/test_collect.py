@@ -1,6 +1,8 @@
 """What becomes of the files that ranks leave, whole or torn, of runs that ended well or not."""
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.launch.decide import attempt_state
+from harness.launch.decide import LIFE_SECONDS, attempt_state
 from harness.rank.collect import document_of
 from harness.rank.heartbeat import Alive, write_alive
-from harness.rank.job import STOP, JobState, keep
+from harness.rank.job import JOB, STOP, JobState, keep
 from harness.rank.orders import UnreadableError
 from harness.rank.results import steps_so_far
 from harness.records.store import Store
@@ -98,6 +100,23 @@ def test_results_of_all_ranks_end_a_try_of_which_the_scheduler_knows_nothing(att
     finish(attempt, 1)
     assert attempt_state(attempt, silent) == "ended"
     assert attempt_state(attempt, {attempt: JobState("running")}) == "live", "who knows better is believed"
+
+
+def test_a_job_whose_end_its_scheduler_has_missed_ends_with_its_results(attempt: Path):
+    keep(attempt, "slurm", "12")
+    running, long_ago = {attempt: JobState("running")}, time.time() - LIFE_SECONDS - 1
+    for rank in range(2):
+        assert attempt_state(attempt, running) == "live"
+        finish(attempt, rank)
+        write_alive(attempt, rank, Alive(ended="finished"))
+        for path in attempt.glob(f"rank-{rank}.*json"):
+            os.utime(path, (long_ago, long_ago))
+    assert attempt_state(attempt, running) == "ended"
+    write_alive(attempt, 1, Alive(ended="finished"))
+    assert attempt_state(attempt, running) == "live", "the job may be about to end"
+    (attempt / JOB).unlink()
+    keep(attempt, "local", "12")
+    assert attempt_state(attempt, running) == "live", "processes of this machine are seen themselves"
 
 
 def test_a_run_that_ended_well_has_the_values_of_every_rank(attempt: Path):

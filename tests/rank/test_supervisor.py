@@ -181,6 +181,28 @@ def test_a_rank_whose_result_is_not_wanted_any_more_is_stopped(attempt: Path, tm
     assert is_stopped(attempt)
 
 
+def test_a_rank_whose_launcher_was_killed_before_its_supervisor_began_is_stopped(attempt: Path) -> None:
+    orders = made_up(Run())
+    orders.write(attempt)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    late = Supervisor(attempt, orders, Task(0, 1, 0, str(gone.pid)), parent=gone.pid)
+    assert late._is_unwanted()
+    assert not Supervisor(attempt, orders, Task(0, 1, 0, "1"), parent=os.getppid())._is_unwanted()
+
+
+def test_a_rank_whose_supervisor_was_killed_before_it_began_never_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = supervision._before_it_starts(())
+    touch = [sys.executable, "-c", f"open({str(tmp_path / 'began')!r}, 'w')"]
+    assert subprocess.run(touch, preexec_fn=prepare, check=False).returncode == 0
+    (tmp_path / "began").unlink()
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # what a child finds whose parent is gone
+    assert subprocess.run(touch, preexec_fn=prepare, check=False).returncode == 1
+    assert not (tmp_path / "began").exists()
+
+
 def test_a_rank_whose_driver_is_gone_is_stopped_here_and_goes_on_in_a_cluster(attempt: Path) -> None:
     gone = subprocess.Popen(["true"])
     while gone.poll() is None:
