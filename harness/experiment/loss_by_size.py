@@ -64,11 +64,11 @@ def by_tokens(records: Sequence[Record]) -> dict[int, list[Record]]:
 
 
 def falls(name: str, of: Callable[[Evaluation], float], unit: str) -> Check:
-    """Return a check that a loss falls with model size after the most tokens; None before all sizes have run."""
+    """Return a check that a loss falls with size after the most tokens; None before all sizes have run, with fewer too."""
 
     def check(records: Sequence[Record]) -> Evidence | None:
         arms = by_tokens(records)
-        if not arms or {one.parameters for one in records} != {one.parameters for one in arms[max(arms)]}:
+        if len(arms) < 2 or {one.parameters for one in records} != {one.parameters for one in arms[max(arms)]}:
             return None
         return with_size(of, name, unit)(arms[max(arms)])
 

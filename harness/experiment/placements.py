@@ -204,7 +204,9 @@ SEEDS = 3
 
 
 def _arms(records: Sequence[Record]) -> list[Arm]:
-    return [one for one in arms(records) if min(map(len, one.losses.values())) >= SEEDS]
+    """Return the arms; none before every cell has SEEDS runs, so that no claim is judged by a part of the map."""
+    found = arms(records)
+    return found if all(len(losses) >= SEEDS for one in found for losses in one.losses.values()) else []
 
 
 def _paired(records: Sequence[Record], one: str, other: str) -> list[tuple[Arm, Arm]]:

@@ -60,6 +60,7 @@ def test_verdicts_turn() -> None:
     assert verdicts(records(lambda _: 3.0)) == [OPEN] * 5
     all_but_one = [one for one in records(falls_if_many) if tokens(one) < 1e7 or one.run.model.hidden_size < 384]
     assert verdicts(all_but_one)[:3] == [ABSENT] * 3
+    assert verdicts([one for one in records(falls_if_many) if tokens(one) < 1e7])[:4] == [ABSENT] * 4
     assert verdicts([]) == [ABSENT] * 5
 
 

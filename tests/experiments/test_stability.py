@@ -93,5 +93,5 @@ def test_an_arm_without_all_rates_is_left_out() -> None:
 
 
 def test_nothing_is_judged_before_three_seeds_have_run() -> None:
-    some = [one for one in records(as_expected) if one.run.seed < 2]
+    some = [one for one in records(as_expected) if one.run.seed < 2 or one.run.model.num_layers < 24]
     assert set(claims_table(experiment.EXPERIMENT.claims, some).frame["verdict"]) == {ABSENT}
