@@ -64,7 +64,7 @@ def by_tokens(records: Sequence[Record]) -> dict[int, list[Record]]:
 
 
 def falls(name: str, of: Callable[[Evaluation], float], unit: str) -> Check:
-    """Return a check that a loss falls with size after the most tokens; None before all sizes have run, with fewer too."""
+    """Return a check that a loss falls with size after the most tokens; None until both arms have run in full."""
 
     def check(records: Sequence[Record]) -> Evidence | None:
         arms = by_tokens(records)
