@@ -121,16 +121,22 @@ class Site:
     def _submit(self, attempts: Sequence[Path], ranks: int, seconds: float, at_once: int) -> list[str]:
         root = _readable(submissions(attempts[0]))
         root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=root))
         orders = Orders.found(attempts[0])
-        executor = self._executor(folder, ranks, orders.threads if orders is not None else 1, seconds, at_once)
-        try:
-            found = [job.job_id for job in _accepted(executor, attempts)]
-        except BaseException:
-            shutil.rmtree(executor.folder, ignore_errors=True)  # a job without its files ends by itself, and soon
-            raise
+        threads = orders.threads if orders is not None else 1
+        for rest in reversed(range(TRIES)):
+            # a folder for each try: what was accepted without an answer, or by a harness then killed, finds none
+            folder = Path(tempfile.mkdtemp(prefix=f"{attempts[0].name}-", dir=root))
+            executor = self._executor(folder, ranks, threads, seconds, at_once)
+            try:
+                if found := _accepted(executor, attempts, is_last=not rest):
+                    break
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(PAUSE_SECONDS)
         for attempt, job in zip(attempts, found, strict=True):
-            keep(attempt, "slurm", job, executor.parameters["time"] * 60.0, str(executor.folder / job))
+            keep(attempt, "slurm", job, executor.parameters["time"] * 60.0, str(folder / job))
         return found
 
     def _executor(self, folder: Path, ranks: int, threads: int, seconds: float, at_once: int) -> "SlurmExecutor":
@@ -187,22 +193,16 @@ def _readable(folder: Path) -> Path:
     return folder
 
 
-def _accepted(executor: SlurmExecutor, attempts: Sequence[Path]) -> list[submitit.Job[None]]:
-    """Submit the attempts, in several tries if the controller does not answer.
-
-    A try that was received without an answer does no harm: submitit's job without its files ends in a minute.
-    """
-    tries = 1
-    while True:
-        try:
-            with contextlib.redirect_stderr(io.StringIO()), _outside_of_jobs():  # submitit prints what it then raises
-                return executor.map_array(supervise, [str(attempt) for attempt in attempts])
-        except (UncompletedJobError, FailedSubmissionError) as error:
-            why = " ".join(str(error).split())
-            if tries == TRIES or not any(text in why for text in BUSY):
-                raise InputError(f"--on slurm: the cluster refuses the job: {why[:300]}") from None
-        tries += 1
-        time.sleep(PAUSE_SECONDS)
+def _accepted(executor: SlurmExecutor, attempts: Sequence[Path], *, is_last: bool) -> list[str]:
+    """Submit the attempts, and return their jobs; none if the controller does not answer, unless it is the last try."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), _outside_of_jobs():  # submitit prints what it then raises
+            return [job.job_id for job in executor.map_array(supervise, [str(attempt) for attempt in attempts])]
+    except (UncompletedJobError, FailedSubmissionError) as error:
+        why = " ".join(str(error).split())
+        if is_last or not any(text in why for text in BUSY):
+            raise InputError(f"--on slurm: the cluster refuses the job: {why[:300]}") from None
+        return []
 
 
 @contextlib.contextmanager

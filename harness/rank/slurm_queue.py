@@ -131,7 +131,13 @@ def log_lines(attempt: Path) -> list[str]:
 
 
 def forget(attempt: Path) -> None:
-    """Remove the launcher's files of the attempt's job, which lie outside of the attempt's folder."""
+    """Remove the launcher's files of the attempt's job, which lie outside of the attempt's folder.
+
+    Of an attempt whose submission was cut off, the folder goes without which what was submitted cannot start.
+    """
+    for folder in submissions(attempt).glob(f"{attempt.name}-*"):
+        if not any(folder.glob("*_submitted.pkl")):
+            shutil.rmtree(folder, ignore_errors=True)
     for path in _logs(attempt):
         path.unlink(missing_ok=True)
         if not any(path.parent.glob("*_submitted.pkl")):  # the last job of an array

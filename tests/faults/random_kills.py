@@ -33,8 +33,11 @@ from tests.slurm.two_nodes import TwoNodes, two_nodes
 COMMANDS = 8
 """At most until every point is finished, once nothing is killed any more."""
 PER_SWEEP = 4
-ENDING = 30
-"""Seconds in which Slurm has to end what it has signalled."""
+ENDING = 90
+"""Seconds in which Slurm has to end what it has signalled, and a job that was accepted without an answer gives up.
+
+Such a job has no files; if it has started before its folder is removed, submitit looks for them for 60 s.
+"""
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -256,9 +257,27 @@ def test_a_refusal_is_one_line_and_leaves_nothing(slurm: Callable[[str], Path], 
 
 def test_a_controller_that_restarts_is_asked_again(slurm: Callable[[str], Path], tmp_path: Path):
     busy = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
-    slurm(f"if mkdir once 2>/dev/null; then echo '{busy}' >&2; exit 1; fi; {ACCEPT}")
+    folder = slurm(f"{ACCEPT}; if mkdir once 2>/dev/null; then echo '{busy}' >&2; exit 1; fi")
     tries = attempts(tmp_path, 2)
-    assert Site("slurm").submit(tries, 1, 60.0) == ["77_0", "77_1"]
+    assert Site("slurm").submit(tries, 1, 60.0) == ["78_0", "78_1"]
+    first, second = re.findall(r"--output=(.*)/%A", (folder / "script").read_text())
+    assert list(slurm_queue.submissions(tries[0]).iterdir()) == [Path(second)]  # the first can write no output
+    assert first != second
+
+
+def test_of_a_harness_killed_while_it_submits_the_next_one_removes_what_would_start(
+    slurm: Callable[[str], Path], tmp_path: Path
+):
+    slurm(f"{ACCEPT}; kill -9 $PPID")
+    given, other = attempts(tmp_path, 2)
+    if not (harness := os.fork()):
+        Site("slurm").submit([given], 1, 60.0)
+    os.waitpid(harness, 0)
+    assert len(list(slurm_queue.submissions(given).iterdir())) == 1
+    slurm_queue.forget(other)
+    assert len(list(slurm_queue.submissions(given).iterdir())) == 1
+    slurm_queue.forget(given)
+    assert list(slurm_queue.submissions(given).iterdir()) == []
 
 
 def test_a_job_that_submits_hands_nothing_of_its_own_on(

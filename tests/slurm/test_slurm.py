@@ -249,6 +249,24 @@ def test_a_controller_that_dies_loses_no_point(slurm: TwoNodes, tokens: Path, st
     assert len(losses(kept(store, run))) == STEPS // 2
 
 
+def test_a_job_accepted_without_an_answer_ends_as_soon_as_it_starts(
+    slurm: TwoNodes, tokens: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    real = shutil.which("sbatch")
+    once = f"if mkdir once; then {real} --begin=now+5 \"$@\" > first; echo 'Socket timed out' >&2; exit 1; fi"
+    sbatch.write_text(f'#!/bin/sh\ncd {tmp_path}\n{once}\n{real} "$@"\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
+    monkeypatch.setattr("harness.launch.slurm.PAUSE_SECONDS", 0.0)
+    run = small(tokens, seed=104)
+    assert sweep(store, [run], site=on_slurm()).ends == [(run.id, "ok")]
+    first = (tmp_path / "first").read_text().split()[-1]
+    state = lambda: slurm.ask("sacct", "--noheader", "--allocations", "--format=state", f"--jobs={first}")
+    wait_until(lambda: state() == "FAILED")
+
+
 def test_a_node_that_fails_costs_a_restart_and_no_point(slurm: TwoNodes, tokens: Path, store: Store):
     run = small(tokens, steps=STEPS // 2, seed=103)
     failed: list[str] = []
