@@ -68,8 +68,7 @@ def is_same_code(record: Record, environment: Document) -> bool:
 def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptState:
     """Return whether an attempt goes on, as far as is known; results of all its ranks end it, a silent Slurm does not.
 
-    A job whose end a killed controller of Slurm has missed runs for ever in its queue: it is over when all results are
-    there and no rank gives a sign of life.
+    A job whose end a killed controller of Slurm has forgotten runs or waits for ever in its queue (`is_forgotten`).
     An attempt whose ranks are another machine's processes is over, as it is only looked at under a claim. One without
     a scheduler that answers for it (none here, its job unreadable, or it was to be stopped) is over once it gives no
     sign of life.
@@ -77,14 +76,18 @@ def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptStat
     state = states.get(attempt)
     if state is None:  # submitted since the scheduler was asked, or its job cannot be read
         return "ended" if is_unreadable(attempt) and not is_alive(attempt, LIFE_SECONDS) else "live"
-    if state.name == "running" and not is_local(attempt):
-        return "ended" if has_results(attempt) and not has_news(attempt, LIFE_SECONDS) else "live"
     if state.name != "unknown":
-        return "ended" if state.name == "ended" else "live"
+        return "ended" if state.name == "ended" or is_forgotten(attempt, state) else "live"
     if is_local(attempt) or has_results(attempt):
         return "ended"
     is_given_up = state == ABSENT or (attempt / STOP).exists()  # ranks that start later find that file
     return "ended" if is_given_up and not is_alive(attempt, LIFE_SECONDS) else "live"
+
+
+def is_forgotten(attempt: Path, state: JobState | None) -> bool:
+    """Return True if a job in Slurm's queue is over, as all results are there and no rank gives a sign of life."""
+    in_queue = state is not None and state.name in ("pending", "running") and not is_local(attempt)
+    return in_queue and has_results(attempt) and not has_news(attempt, LIFE_SECONDS)
 
 
 def document_of_attempt(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Document | None:

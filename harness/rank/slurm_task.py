@@ -25,9 +25,9 @@ def supervise(folder: str) -> None:
     """Supervise this task's rank for the attempt in a folder, unless the attempt is over or another job's."""
     task, attempt = submitit.JobEnvironment(), Path(folder)
     orders = Orders.read(attempt)
+    if has_results(attempt):
+        return  # it came to its end just as it was requeued, or a killed controller has forgotten that it did
     restart = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    if restart and has_results(attempt):
-        return  # it came to its end just as it was requeued
     if adopt(attempt, "slurm", task.job_id):
         place = Task(task.global_rank, task.num_tasks, task.local_rank, task.job_id, task.hostnames, task.node)
         SlurmSupervisor(attempt, orders, place, restart=restart).run()

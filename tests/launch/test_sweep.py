@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.experiment.experiment import points
+from harness.launch.decide import LIFE_SECONDS
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Options, Sweep
 from harness.rank.failure import AGAIN, RETRIED, STATUSES
@@ -340,6 +342,21 @@ def test_a_slurm_job_that_shows_life_is_waited_for_by_name_with_the_reason(
     sweep(store, [run], site=site, told=told)
     assert told.reasons[0] == f"{state.reason or state.name}: job 1 in {attempt}"
     assert (site.submitted, told.ends[-1]) == ([run.id], (run.id, "ok"))
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("running", "12"), ("pending", "12"), ("running", "11")])
+def test_a_job_that_slurm_forgot_is_over_and_leaves_the_queue_unless_its_number_is_anothers(
+    tokens: Path, store: Store, name: Any, numbers: str
+):
+    runs, site = [small(tokens, seed=seed) for seed in range(2)], Silent()
+    site.says, long_ago = JobState(name), time.time() - LIFE_SECONDS - 1
+    attempts = [left_behind(store, run, "ok", on="slurm") for run in runs]
+    for attempt, number in zip(attempts, numbers, strict=True):
+        keep(attempt, "slurm", number)
+        os.utime(attempt / "rank-0.json", (long_ago, long_ago))
+    told = sweep(store, runs, site=site)
+    assert (told.ends, site.submitted) == ([(run.id, "ok") for run in runs], [])
+    assert site.cancelled == (attempts if numbers == "12" else attempts[1:])
 
 
 @pytest.mark.parametrize("when", ["new_attempt", "write"])

@@ -102,9 +102,10 @@ def test_results_of_all_ranks_end_a_try_of_which_the_scheduler_knows_nothing(att
     assert attempt_state(attempt, {attempt: JobState("running")}) == "live", "who knows better is believed"
 
 
-def test_a_job_whose_end_its_scheduler_has_missed_ends_with_its_results(attempt: Path):
+@pytest.mark.parametrize("name", ["running", "pending"])
+def test_a_job_whose_end_its_scheduler_has_forgotten_ends_with_its_results(attempt: Path, name: Any):
     keep(attempt, "slurm", "12")
-    running, long_ago = {attempt: JobState("running")}, time.time() - LIFE_SECONDS - 1
+    running, long_ago = {attempt: JobState(name)}, time.time() - LIFE_SECONDS - 1
     for rank in range(2):
         assert attempt_state(attempt, running) == "live"
         finish(attempt, rank)
