@@ -114,7 +114,8 @@ def table(records: Sequence[Record]) -> Table:
         best = one.best_loss
         stays = math.isfinite(best.mean)
         row |= {"best": best.mean if stays else "none", "best_half_width": best.half_width if stays else None}
-        row |= {"best_rate": one.best_rate if stays else None, "stable": one.stable_rate or "none"}
+        row |= {"best_rate": f"{one.best_rate:g}" if stays else None}
+        row |= {"stable": f"{one.stable_rate:g}" if one.stable_rate else "none"}
         rows.append(row | {"n": min(map(len, one.losses.values()))})
     texts = sorted({record.run.data.dataset for record in records} & UNIGRAM.keys())
     limits = (

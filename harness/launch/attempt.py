@@ -11,12 +11,13 @@ from typing import Protocol
 
 from harness.experiment.experiment import Point
 from harness.launch.claim_lock import Claim
+from harness.launch.decide import is_forgotten
 from harness.launch.flags import Saving, Trying
 from harness.launch.follow import Follower
 from harness.launch.preflight import Datasets, summary, why_invalid
 from harness.launch.slurm import Site
 from harness.predict.forecast import Forecasts
-from harness.rank.job import JobState
+from harness.rank.job import JobState, job_of
 from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
 from harness.records.environment import CODE
@@ -149,6 +150,17 @@ def orders(
         loss_forecast=loss,
         tries=entry.tries,
     )
+
+
+def free(attempt: Path, state: JobState | None, store: Store, jobs: Jobs) -> None:
+    """Cancel a job that is over but in Slurm's queue, where it holds nodes, or would start again.
+
+    A controller that has forgotten jobs may have given the number to another one, which goes on.
+    """
+    if (job := job_of(attempt)) and is_forgotten(attempt, state):
+        others = (job_of(one) for one in store.all_attempts() if one != attempt)
+        if all(other is None or other.job != job.job for other in others):
+            jobs.cancel([attempt])
 
 
 def start_folder(start: str, store: Store) -> Path:

@@ -14,24 +14,15 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.experiment.experiment import Point
-from harness.launch.attempt import Entry, Jobs, Options, orders, shape, why_refused
+from harness.launch.attempt import Entry, Jobs, Options, free, orders, shape, why_refused
 from harness.launch.claim_lock import ClaimLost, Claims
-from harness.launch.decide import (
-    Todo,
-    attempt_state,
-    decide,
-    document_of_attempt,
-    is_forgotten,
-    is_local,
-    is_same_code,
-    waits_for,
-)
+from harness.launch.decide import Todo, attempt_state, decide, document_of_attempt, is_local, is_same_code, waits_for
 from harness.launch.follow import Display, Follower
 from harness.launch.preflight import Datasets, why_doubtful
 from harness.predict.forecast import Forecasts
 from harness.rank import jobs as real_jobs
 from harness.rank.collect import base_record
-from harness.rank.job import ABSENT, SILENT, JobState, job_of, stop
+from harness.rank.job import ABSENT, SILENT, JobState, stop
 from harness.rank.orders import TrainingOrders, UnreadableError
 from harness.records.environment import host_environment, keep_changes
 from harness.records.parse import of_document
@@ -121,8 +112,7 @@ class Sweep:
         if self.left:
             names = ", ".join(point.label for point in self.left[:NAMED]) + ", ..." * (len(self.left) > NAMED)
             what = "1 point is" if len(self.left) == 1 else f"{len(self.left)} points are"
-            why = "left alone, since the same code failed"
-            self.display.message(f"{what} {why}: {names}; --retry all runs them again")
+            self.display.message(f"{what} left alone, since the same code failed: {names}; --retry all runs them again")
 
     @property
     def is_open(self) -> bool:
@@ -261,7 +251,7 @@ class Sweep:
         record, keeps_checkpoints = None, self.options.saving.keep_checkpoints or entry.point.run.keep_end
         for attempt in self.store.attempts_of(entry.id):
             if attempt_state(attempt, states) == "ended":
-                self._free(attempt, states.get(attempt))
+                free(attempt, states.get(attempt), self.store, self.jobs)
                 given = TrainingOrders.found(attempt)
                 keeps_checkpoints = keeps_checkpoints or (given is not None and given.keep_checkpoints)
                 record = self._record(entry, attempt, states.get(attempt)) or record
@@ -271,16 +261,6 @@ class Sweep:
             if not keeps_checkpoints:
                 self.store.forget_checkpoints(entry.id)
         return record
-
-    def _free(self, attempt: Path, state: JobState | None) -> None:
-        """Cancel a job that is over but in the queue, where it holds nodes, or would start again.
-
-        A controller that has forgotten jobs may have given the number to another one, which goes on.
-        """
-        if is_forgotten(attempt, state):
-            jobs = [job_of(one) for one in self.store.all_attempts() if one != attempt]
-            if (mine := job_of(attempt)) and mine.job not in {job.job for job in jobs if job}:
-                self.jobs.cancel([attempt])
 
     def _record(self, entry: Entry, attempt: Path, state: JobState | None) -> Record | None:
         """Write the record of an attempt; None if it leaves none, as it was stopped with its harness or is damaged."""
