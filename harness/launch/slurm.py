@@ -123,17 +123,17 @@ class Site:
         root.mkdir(parents=True, exist_ok=True)
         orders = Orders.found(attempts[0])
         threads = orders.threads if orders is not None else 1
-        for rest in reversed(range(TRIES)):
+        rest, found = TRIES, list[str]()
+        while True:
             # a folder for each try: what was accepted without an answer, or by a harness then killed, finds none
-            folder = Path(tempfile.mkdtemp(prefix=f"{attempts[0].name}-", dir=root))
+            rest, folder = rest - 1, Path(tempfile.mkdtemp(prefix=f"{attempts[0].name}-", dir=root))
             executor = self._executor(folder, ranks, threads, seconds, at_once)
             try:
-                if found := _accepted(executor, attempts, is_last=not rest):
+                if found := _accepted(executor, attempts, is_last=rest == 0):
                     break
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-            shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                if not found:
+                    shutil.rmtree(folder, ignore_errors=True)
             time.sleep(PAUSE_SECONDS)
         for attempt, job in zip(attempts, found, strict=True):
             keep(attempt, "slurm", job, executor.parameters["time"] * 60.0, str(folder / job))
