@@ -100,6 +100,7 @@ TABLE_5 = Rows("korthikanti2022_table5", CALIBRATE)
 VTRAIN = Rows("vtrain2024")
 ONE_NODE, NODES = (VTRAIN._replace(gpus=gpus) for gpus in ((1, 8), (9, MOST)))
 FITTED_ONE, FITTED_NODES = (rows._replace(split=CALIBRATE) for rows in (ONE_NODE, NODES))
+BLOOM = Rows("bloom2022", CALIBRATE)
 CASES = (
     Case("H1", "PTD-P table 1, fitted to 3 of 10 rows", "selene", Rows("ptdp2021_table1"), TABLE_1, (2, None, 5), 12.1),
     Case("H2", "PTD-P table 2, constants of H1", "selene", Rows("ptdp2021_table2"), TABLE_1, (2.5, None, 6), 13.1),
@@ -125,6 +126,8 @@ CASES = (
          (6, None, None)),
     Case("Frontier", "Frontier 22B and 1T, fitted to 175B", "frontier", Rows("frontier2023"),
          Rows("frontier2023", CALIBRATE), (None, None, 8)),
+    Case("BLOOM", "BLOOM's trials with 150 numbers a head, fitted to other sizes", "jean_zay",
+         BLOOM._replace(hidden=(14400, MOST)), BLOOM._replace(hidden=(1, 14399)), (12, None, None)),
 )  # fmt: skip
 
 
@@ -209,6 +212,19 @@ def splits() -> np.ndarray:
     return np.array(errors)
 
 
+def by_size() -> list[Result]:
+    """Return BLOOM's trials of each hidden size, predicted with constants fitted to those of the other sizes."""
+    system, rows = load_system("jean_zay"), BLOOM.read("jean_zay")
+    found = []
+    for size in dict.fromkeys(row.run.model.hidden_size for row in rows):
+        asked = [row for row in rows if row.run.model.hidden_size == size]
+        others = [row for row in rows if row.run.model.hidden_size != size]
+        predicted = seconds_of(asked, fit(others, system))
+        case = Case("BLOOM", f"hidden size {size}", "jean_zay", BLOOM, BLOOM)
+        found.append(Result(case, asked, predicted, constant_mfu(others, asked)))
+    return found
+
+
 def choices(rows: Sequence[Measured], predicted: Iterable[float]) -> tuple[int, float, float]:
     """Return the number of groups of plans, the share whose best plan is predicted, and the mean loss of the choice.
 
@@ -235,6 +251,11 @@ def errors_table(results: Sequence[Result], out: Path) -> Table:
         if (case := result.case)
     ]
     rows.insert(1, _line("H1'", "PTD-P table 1, each 3 of 10 rows", splits(), (2.8, None, None)))
+    trials = by_size()
+    constant = np.concatenate([percent_off(one.baseline, one.measured) for one in trials])
+    off = np.concatenate([one.off for one in trials])
+    what = "BLOOM's trials, each hidden size fitted to the others"
+    rows.append(_line("BLOOM", what, off, (7, None, None), constant=abs(constant).mean()))
     scaling = "Frontier's weak and strong scaling, percentage points of efficiency"
     points = np.array([one.predicted - one.published for one in frontier()])
     torch = 100 * np.array(torchtitan())
@@ -253,6 +274,8 @@ def errors_table(results: Sequence[Result], out: Path) -> Table:
         "these errors in sight. H5, H6: one campaign of measurements, 96 rows fitted to, these 420 not.",
         "Frontier's scaling: where it begins and its batches are assumed; microbatches of 1 are the launch scripts'. "
         f"Fitted, so not in this table: strong scaling with a microbatch of 4, picked to match, {picked}.",
+        "BLOOM: the law of heads whose rows are not of 16 bytes was written with these rows in sight. One row, of line "
+        "830, is missed by 28%; what sets it apart is not known.",
         "H8: the share that the allocator loses to gaps was assumed with these rows in sight.",
     )
     return Table("accuracy", "Errors on steps that were not fitted", COLUMNS, pd.DataFrame(rows), notes)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.predict.simulation import Done, Simulated
+from harness.predict.simulation import Done, Simulated, predicted_seconds
 from harness.records.statistics import NINE_TENTHS
-from impl.run import Run
+from impl.run import Run, with_fields
+from impl.simulator.seconds import is_aligned
 from impl.simulator.system import Calibration, System
 
 UNCALIBRATED = 0.15
@@ -62,6 +63,7 @@ def interval(system: System, asked: Simulated, seconds: float, stack: str | None
             doubts.append(f"{EXTRAPOLATES} {name} {sizes(run)[name]:g}, calibrated on {least:g} to {most:g}")
     for name, value in uncalibrated(run, system).items():
         doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen[name])}")
+    doubts += unaligned(run, system)
     below, above = (math.hypot(side, NINE_TENTHS * math.sqrt(extra)) for side in log_bounds(known, run))
     return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *asked.differences])
 
@@ -83,6 +85,22 @@ def log_bounds(known: Calibration | None, run: Run) -> tuple[float, float]:
     if known is not None and known.interval is not None:
         return math.log(known.interval[0]), math.log(known.interval[1])
     return -NINE_TENTHS * UNCALIBRATED, NINE_TENTHS * UNCALIBRATED
+
+
+def unaligned(run: Done, system: System) -> list[str]:
+    """Return what heads cost that the device's units for matrix products cannot take, and which heads they can."""
+    model, tp = run.model, run.plan.tp
+    fits = lambda heads: is_aligned(system, run.precision, model.hidden_size // heads)
+    if fits(model.num_heads):
+        return []
+    text = f"{model.num_heads} heads of {model.hidden_size // model.num_heads} are computed without tensor cores"
+    others = [n for n in range(tp, model.hidden_size + 1, tp) if model.hidden_size % n == 0 and fits(n)]
+    if not others:
+        return [text]
+    near = min(others, key=lambda heads: abs(math.log(heads / model.num_heads)))
+    other = Done(with_fields(run, {"model.num_heads": near}))
+    more = predicted_seconds(run, system) / predicted_seconds(other, system) - 1
+    return [f"{text}: about {more:.0%} slower than {near} of {model.hidden_size // near}"]
 
 
 def is_beyond(doubt: str) -> bool:

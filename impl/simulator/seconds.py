@@ -1,7 +1,7 @@
 """Seconds of one operation on a system, by law, or interpolated between measured points where the system has a table.
 
-Sizes may be numbers or NumPy arrays. Every law is continuous in every size, and never slower with more FLOP/s or
-bandwidth.
+Sizes may be numbers or NumPy arrays. Every law is continuous in every size but the head's, and never slower with more
+FLOP/s or bandwidth.
 """
 
 from collections.abc import Callable
@@ -35,6 +35,10 @@ SPLITS = (1, 2, 4)
 RISE = 0.2
 """Share of a tile, or of a wave, in which a further one comes to cost all of its time: no size makes a step."""
 _ROWS, _COLUMNS, _RATES, _SPLITS = np.array([(*tile, split) for tile, split in product(TILES, SPLITS)]).T
+
+
+ROW_BYTES = 16
+"""Bytes of which an operand's row must be a multiple for a GPU's units of matrix products."""
 
 
 class Group(NamedTuple):
@@ -81,6 +85,17 @@ def attention(
     """Return the seconds of one attention core, softmax(q k^T) v, forward or backward, without moving scores."""
     law = partial(_core_law, system, precision, backward=backward)
     return _corrected(law, system.cores.get(precision), 5 if backward else 4, (batch, heads, seq_len, head_size))
+
+
+def is_aligned(system: System, precision: str, head_size: Size) -> Size:
+    """Return True if attention's products are done by the units for matrix products: rows of a head are ROW_BYTES.
+
+    A fused kernel fills rows up, and a CPU has no such units. Source: NVIDIA's guide to matrix products, on the
+    alignment of tensor cores; BLOOM's trials, where heads of 108 take 29% longer than of 216 (steps/bloom2022.csv).
+    """
+    if system.device.fused_attention or system.device.kind == "cpu":
+        return True
+    return head_size * ELEMENT_BYTES[precision] % ROW_BYTES == 0
 
 
 def elementwise(system: System, precision: str, bytes_: Size, name: str = "", *, is_backward: bool = False) -> Size:
@@ -173,7 +188,13 @@ def _core_law(
 ) -> Size:
     products = 4 if backward else 2
     operations = products * 2 * batch * heads * seq_len**2 * head_size
-    return operations / (_peak(system, precision) * system.constant("attention_efficiency"))
+    return operations / (_core_peak(system, precision, head_size) * system.constant("attention_efficiency"))
+
+
+def _core_peak(system: System, precision: str, head_size: Size) -> Size:
+    """Return the peak FLOP/s of an attention core: at most that of fp32 for heads that are not aligned."""
+    peak = _peak(system, precision)
+    return np.where(is_aligned(system, precision, head_size), peak, min(peak, system.peak("fp32") or peak))
 
 
 def _peak(system: System, precision: str) -> float:

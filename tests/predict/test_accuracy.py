@@ -1,5 +1,7 @@
 """What `make accuracy` compares: rows that are there, none of them fitted and asked for at once."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -15,8 +17,9 @@ from harness.predict.accuracy import (
     rows_of,
     splits,
 )
-from harness.predict.fit import Measured
+from harness.predict.fit import Measured, fit, percent_off, seconds_of
 from harness.predict.simulation import Done
+from harness.predict.systems import load_system
 from tests.impl.simulator.made_up import run_of
 
 
@@ -62,6 +65,17 @@ def test_table_1_is_predicted_from_three_of_its_rows():
     assert off.mean() <= 2.0
     assert off.max() <= 5.0
     assert splits().mean() <= 2.8
+
+
+def test_heads_that_are_not_aligned_are_predicted_from_other_sizes_and_not_without_the_law():
+    (case,) = (case for case in CASES if case.id == "BLOOM")
+    assert abs(result_of(case).off).max() <= 12.0
+    system = load_system(case.system)
+    tensor_cores = system.device.peak_flops | {"fp32": system.device.peak_flops["fp16"]}
+    without = dataclasses.replace(system, device=dataclasses.replace(system.device, peak_flops=tensor_cores))
+    rows = case.asked.read(case.system)
+    off = percent_off(seconds_of(rows, fit(case.fitted.read(case.system), without)), result_of(case).measured)
+    assert off.max() <= -15.0, "too fast in every row"
 
 
 def measured(*seconds: float) -> list[Measured]:

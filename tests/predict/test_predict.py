@@ -141,6 +141,20 @@ def test_a_run_is_predicted_with_its_parts_its_memory_and_an_interval() -> None:
         assert word in text
 
 
+def test_heads_that_no_tensor_core_takes_are_named_with_what_they_cost_and_which_would_not() -> None:
+    bloom = ("--model.num-layers", "78", "--model.hidden-size", "13824", "--model.seq-len", "2048", "--plan.tp", "8",
+             "--plan.pp", "6", "--system", "jean_zay", "--json")  # fmt: skip
+    seconds = {}
+    for heads, said in ((128, "128 heads of 108 are computed without tensor cores: about "), (64, None)):
+        found = document(call("predict", *bloom, "--model.num-heads", str(heads)).output)
+        warned = [text for text in found["warnings"] if "tensor cores" in text]
+        assert [text.startswith(said or "") and text.endswith(" slower than 144 of 96") for text in warned] == (
+            [True] if said else []
+        )
+        seconds[heads] = found["seconds"]
+    assert 1.2 < seconds[128] / seconds[64] < 1.4, "156.84 and 121.28 s were measured"
+
+
 def test_a_slow_rank_slows_the_step_and_other_software_widens_the_interval() -> None:
     plain = told(*WITH_PIPELINE, "--system", "selene")
     slow = told(*WITH_PIPELINE, "--system", "selene", "--slowdown", *["1"] * 7, "1.5", *["1"] * 8)

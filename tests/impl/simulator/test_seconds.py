@@ -118,3 +118,12 @@ def test_what_goes_on_at_once_takes_no_longer_than_one_after_the_other(a: float,
     assert beside(SYSTEM, a, b) + 1e-12 >= 0
     assert beside(SYSTEM, a, b) <= a + 1e-12
     assert max(a, b) - 1e-12 <= launched(SYSTEM, a, b) <= a + b + 1e-12
+
+
+@given(st.integers(1, 512), st.booleans())
+def test_a_core_whose_rows_are_not_of_16_bytes_has_the_rate_of_fp32(head_size: int, backward: bool):
+    core = lambda system, precision: attention(system, precision, 2, 16, 1024, head_size, backward=backward)
+    slower = 15.0 if head_size % 8 else 1.0  # 300 over 20 TFLOP/s
+    document = {**DOCUMENT, "device": DOCUMENT["device"] | {"fused_attention": True}}
+    assert core(SYSTEM, "bf16") == pytest.approx(slower * core(System.from_dict(document), "bf16"))
+    assert core(SYSTEM, "fp32") == core(System.from_dict(document), "fp32")
