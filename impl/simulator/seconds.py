@@ -91,7 +91,7 @@ def is_aligned(system: System, precision: str, head_size: Size) -> Size:
     """Return True if attention's products are done by the units for matrix products: rows of a head are ROW_BYTES.
 
     A fused kernel fills rows up, and a CPU has no such units. Source: NVIDIA's guide to matrix products, on the
-    alignment of tensor cores; BLOOM's trials, where heads of 108 take 29% longer than of 216 (steps/bloom2022.csv).
+    alignment of tensor cores; BLOOM's trials, where a step with heads of 108 takes 29% longer than with heads of 216.
     """
     if system.device.fused_attention or system.device.kind == "cpu":
         return True
