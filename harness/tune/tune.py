@@ -44,7 +44,7 @@ from impl.simulator.system import System
 BATCH = 1536
 """Sequences; 3.1 million tokens where they have 2,048, as GPT-3's batches (Brown et al. 2020, table 2.1)."""
 LEFT_FREE = 0.05
-"""Share of a device's memory that the framework and its libraries take, or that is lost between allocations."""
+"""Share of a device's memory that the framework takes, or that is lost between allocations, where it is not known."""
 TOP = 20
 """Plans of different shape that are compared by events."""
 TRUSTED = 5
@@ -196,7 +196,7 @@ def tune_from(default: Run) -> Callable[..., int]:
         if min(trials, measure) < 0 or (measure and out is None):
             raise InputError(f"--trials {trials}, --measure {measure}: must be 0 or more; --measure needs --out")
         found = load_system(system)
-        limit = parse_bytes(device_memory) if device_memory else (1 - LEFT_FREE) * found.device.memory_bytes.value
+        limit = parse_bytes(device_memory) if device_memory else _room(found)
         base = _base(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))
         task = _Task(base, found, gpus, limit, fix)
         task = replace(task, base=task.simulated(base).asked)
@@ -211,6 +211,12 @@ def tune_from(default: Run) -> Callable[..., int]:
         return print_json(document) if json else print_search(document, found)
 
     return tune
+
+
+def _room(system: System) -> float:
+    """Return the bytes of a device that tensors may take."""
+    device = system.device
+    return device.room if device.framework_bytes is not None else (1 - LEFT_FREE) * device.memory_bytes.value
 
 
 def _base(default: Run, system: System, precision: Precision | None, recipe: Recipe) -> Run:
@@ -237,7 +243,7 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
         InputError: no plan is possible, or fits.
     """
     base = replace(base, plan=Plan(bucket_bytes=base.plan.bucket_bytes), train=replace(base.train, microbatch=1))
-    task = _Task(base, system, gpus, (1 - LEFT_FREE) * system.device.memory_bytes.value, fix)
+    task = _Task(base, system, gpus, _room(system), fix)
     best = _search(task, TOP, None)[0]["best"]
     if not best:
         raise InputError(f"of the {TOP} fastest plans none is as small as it was estimated; valid: more devices")

@@ -138,7 +138,7 @@ def predict(
         parts=[{name: factor * one for name, one in parts.items()} for parts in carried.ranks],
         timeline=carried.timeline,
         memory=kept,
-        fits=max(one.total for one in kept) <= system.device.memory_bytes.value if kept else None,
+        fits=max(one.total for one in kept) <= system.device.room if kept else None,
     )
 
 

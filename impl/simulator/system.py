@@ -112,6 +112,13 @@ class Device:
     """Processors of a GPU, each of which computes a tile of a product at a time; None: products split continuously."""
     fused_attention: bool = True
     """True if attention's core writes no scores; else it is products and a softmax, through memory."""
+    framework_bytes: Number | None = None
+    """Memory that the framework, its libraries and collectives take, or lose to gaps; None: not known."""
+
+    @property
+    def room(self) -> float:
+        """Bytes that tensors may take, as far as is known."""
+        return self.memory_bytes.value - (self.framework_bytes.value if self.framework_bytes is not None else 0.0)
 
 
 @dataclass(config=CONFIG)

@@ -11,6 +11,7 @@ from harness.predict.accuracy import (
     STEPS,
     Case,
     Result,
+    _printed_memory,
     choices,
     figure,
     plans_table,
@@ -21,7 +22,8 @@ from harness.predict.accuracy import (
 from harness.predict.fit import Measured, fit, percent_off, seconds_of
 from harness.predict.simulation import Done, predicted, simulated
 from harness.predict.systems import load_system
-from tests.impl.simulator.made_up import run_of
+from impl.simulator.system import System
+from tests.impl.simulator.made_up import DOCUMENT, SYSTEM, number, run_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id} {case.what}")
@@ -85,6 +87,28 @@ def test_the_law_of_heads_holds_where_it_was_not_written_for():
     system = load_system("dgx2h")
     rates = {run.plan.tp: predicted(simulated(run, (), system).done, system).model_flops_per_gpu_s for run in runs}
     assert rates == pytest.approx({1: 30.3e12, 2: 26.3e12}, rel=0.1)
+
+
+def test_memory_with_the_framework_is_what_trials_printed_and_without_it_is_less():
+    assert _printed_memory()["mape"] < 8.0
+    rows = [row for row in rows_of("bloom2022", "jean_zay") if row.cells["memory_gb"]]
+    system = load_system("jean_zay")
+    for row in rows:
+        assert row.asked is not None
+        tensors = max(one.total for one in predicted(row.asked.done, system).memory)
+        assert tensors < row.cells["memory_gb"] * 1e9
+        assert predicted(row.asked.done, system).fits, "it ran"
+
+
+def test_a_framework_takes_its_part_of_a_device():
+    run, least = run_of(tp=2), predicted(Done(run_of(tp=2)), SYSTEM).memory[0].total
+
+    def fits(room: float, framework: float) -> bool | None:
+        part = number(framework) if framework else None
+        device = DOCUMENT["device"] | {"memory_bytes": number(room), "framework_bytes": part}
+        return predicted(Done(run), System.from_dict({**DOCUMENT, "device": device})).fits
+
+    assert [fits(least, 0.0), fits(least, 1.0), fits(least + 1.0, 1.0)] == [True, False, True]
 
 
 def measured(*seconds: float) -> list[Measured]:
