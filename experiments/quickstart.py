@@ -54,7 +54,7 @@ def near_floor(records: Sequence[Record]) -> Evidence | None:
     found = [(record.parameters, over, error) for record, over, error in over_floor(records)]
     if not found:
         return None
-    best, error = min((over, error) for parameters, over, error in found if parameters == max(found)[0])
+    _, best, error = min(found, key=lambda one: (-one[0], one[1]))
     margin = Estimate(NEAR - best, None if math.isnan(error) else 2 * error, 1, math.inf)
     return tally([margin], "", f"{best:.1%} above the floor")
 
