@@ -111,7 +111,7 @@ def table(records: Sequence[Record]) -> Table:
     measures = [(last(name, of), header, unit) for name, of, header, unit in (ON_THE_WAY, *MEASURED)]
     columns = (
         MODEL, Column(key="trained", header="tokens", of=lambda one: size_name(tokens(one.records[0])), text=True),
-        of_run("lr", "lr", lambda run: run.train.lr),
+        of_run("lr", "lr", lambda run: f"{run.train.lr:g}"),
         *(
             Column(key=f"loss_{i}", header=header, unit=unit, si=unit, of=lambda one, measure=m: one.estimate(measure))
             for i, (m, header, unit) in enumerate(measures)
