@@ -140,6 +140,9 @@ def figure(records: Sequence[Record]) -> Any:
         for i, (count, own) in enumerate(arms.items()):
             _line(ax, points(own, measure), measure, {"label": f"{size_name(count)} tokens"} | mark(i))
         ax.set(title=header, xlabel="parameters", ylabel=unit, xscale="log")
+        sizes = sorted({one.parameters for own in arms.values() for one in own})
+        ax.set_xticks(sizes, [size_name(round(size)) for size in sizes])
+        ax.minorticks_off()
         ax.legend()
     made.suptitle(f"Loss by model size, with 95% intervals over seeds{about(records)}")
     return made
