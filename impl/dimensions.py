@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from impl.evaluate import Work, validation
 from impl.evaluation_config import EvaluationConfig
+from impl.model.norms import DyT, RMSNorm
 from impl.train import Trainer
 
 SEQUENCES = 32
@@ -28,9 +29,9 @@ def dimensions(trainer: Trainer, *, final: bool) -> dict[str, Any]:
     """Return statistics of the dimensions of layers' outputs and norms on a few validation sequences.
 
     `layers`: the root mean square of each dimension of each layer's output, over tokens. `norms`: for weight and bias
-    of every LayerNorm, the furthest dimension's distance from the mean in standard deviations, and its index. `nats`
-    per token there. If `final`, `zeroed`: nats without the most outstanding dimension of all layers' outputs together,
-    and without an average one. Every rank evaluates the same sequences, so that all find the same.
+    of every norm over whole features, the furthest dimension's distance from the mean in standard deviations, and its
+    index. `nats` per token there. If `final`, `zeroed`: nats without the most outstanding dimension of all layers'
+    outputs together, and without an average one. Every rank evaluates the same sequences, so that all find the same.
 
     Communication: that of the forward passes.
     """
@@ -43,14 +44,14 @@ def dimensions(trainer: Trainer, *, final: bool) -> dict[str, Any]:
         squares[name] = squares.get(name, 0) + output.double().square().sum(0)
         counts[name] += len(output)
 
-    def note_norm(name: str, module: nn.LayerNorm, *_: Any) -> None:  # within the layer, where ZeRO-3 has gathered them
-        norms[name] = {part: _furthest(getattr(module, part).double()) for part in ("weight", "bias")}
+    def note_norm(name: str, module: nn.Module, *_: Any) -> None:  # within the layer, where ZeRO-3 has gathered them
+        norms[name] = {part: _furthest(p.double()) for part, p in module.named_parameters() if part != "alpha"}
 
     with ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(partial(note, name)))
             for within, norm in layer.named_modules():
-                if isinstance(norm, nn.LayerNorm):
+                if isinstance(norm, nn.LayerNorm | RMSNorm | DyT):
                     hooks.enter_context(norm.register_forward_hook(partial(note_norm, f"{name}.{within}")))
         nats = _nats(trainer)
     sizes = {name: (squares[name] / counts[name]).sqrt().cpu().numpy() for name in layers}

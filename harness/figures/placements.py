@@ -1,7 +1,7 @@
 """Figures of norm placements during training: outlier dimensions, and losses with the law through them."""
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ def of_outliers(records: Sequence[Record]) -> Any:
     models = list(dict.fromkeys(one.model for one in found))
     made, axes = panels(len(models))
     for ax, model in zip(axes, models, strict=True):
-        for norm, colour in zip(PLACEMENTS, COLOURS, strict=False):
+        for norm, colour in zip(PLACEMENTS, cycle(COLOURS), strict=False):
             own = [one for one in found if (one.model, one.norm) == (model, norm)]
             for i, run in enumerate(dict.fromkeys(one.record.id for one in own)):
                 line = [(one.tokens, one.ratio) for one in own if one.record.id == run]

@@ -36,13 +36,14 @@ REQUIRED = {
 COUNTS = ("gpus", *REQUIRED)
 OPTIONAL = {
     **{"vocab": "model.vocab_size", "family": "model.family", "norm_placement": "model.norm_placement"},
+    "norm": "model.norm",
     **{"dropout": "model.dropout", "precision": "precision", "fp32_gradients": "fp32_gradients"},
     **{name: f"plan.{name}" for name in vars(Plan()) if name not in REQUIRED},
 }
 """Columns that a table may have. A cell that is left out counts as a field that is not given to `predict`."""
 SECONDS, SPLIT, CALIBRATE, SYSTEM = "iteration_time_s", "split", "calibrate", "system"
 WORDS = {
-    **{"mlp": ("gelu", "squared_relu", "swiglu"), "norm": ("layernorm", "rmsnorm")},
+    "mlp": ("gelu", "squared_relu", "swiglu"),
     **{"positions": ("learned", "rotary"), "zero_group": ("all", "node")},
 }
 """Columns of other models and plans than the simulator's, of words, with those that are valid; its own word first."""

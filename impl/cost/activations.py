@@ -65,6 +65,12 @@ def working_bytes(run: Run, tp_rank: int = 0) -> int:
     return 0
 
 
+def bytes_after_gelu(run: Run, tp_rank: int = 0) -> int:
+    """Return the bytes that a layer keeps after its GELU: by norms behind it, and a dropout mask."""
+    rank, norms = _Rank(run, tp_rank), run.model.norms.mlp
+    return (norms.sum + norms.output) * rank.norm(rank.own_tokens) + rank.inner(4) * norms.inner + rank.token_mask
+
+
 def has_products(run: Run) -> bool:
     """Return True if attention's backward pass is by matrix products, from queries, keys and values (see `attend`)."""
     return run.model.dropout == 0.0 and run.precision == "bf16" and run.model.seq_len <= LONGEST_PRODUCTS
@@ -105,8 +111,22 @@ class _Rank(Sizes):
         Counted: inputs of a layer's norms and column-parallel products; q, k, v, context, GELU's input and
         output; masks.
         """
-        norms = 2 * self.run.model.norms.norms_per_block * self.norm(self.own_tokens)
+        norms = self.run.model.norms.of_tokens * self.norm(self.own_tokens) + self.norms_of_parts
         return norms + 2 * self.own + (3 + 1 + 4 + 4) * self.features + 2 * self.token_mask
+
+    @property
+    def norms_of_parts(self) -> int:
+        """Bytes kept by norms of a rank's heads, or of its part of the features: their inputs and statistics."""
+        norms = self.run.model.norms
+        of_heads = len(norms.attention.heads) * self.tokens * self.heads * self.statistics
+        heads = 3 * self.features + of_heads if norms.attention.heads else 0
+        return heads + norms.attention.inner * self.inner(1) + norms.mlp.inner * self.inner(4)
+
+    def inner(self, width: int) -> int:
+        """Return the bytes that a norm over `width` h features of all ranks keeps: input and statistics."""
+        of_number = self.e if self.run.plan.tp == 1 else self.wide
+        numbers = {"layernorm": 2 * of_number, "rmsnorm": self.wide, "dyt": 0}[self.run.model.norm]
+        return width * self.features + self.tokens * numbers
 
     @property
     def core(self) -> int:
@@ -137,9 +157,14 @@ class _Rank(Sizes):
         elsewhere = self.tokens if self.run.plan.tp > 1 else 0
         return INDEX_BYTES * (self.tokens + by_own * self.own_tokens) + elsewhere
 
+    @property
+    def statistics(self) -> int:
+        """Bytes that a norm keeps of a row: mean and deviation, or the root mean square in fp32 at least."""
+        return {"layernorm": 2 * self.e, "rmsnorm": self.wide, "dyt": 0}[self.run.model.norm]
+
     def norm(self, rows: int) -> int:
-        """Return the bytes that a norm keeps: input, mean and deviation."""
-        return rows * (self.run.model.hidden_size + 2) * self.e
+        """Return the bytes that a norm keeps: input and statistics."""
+        return rows * (self.run.model.hidden_size * self.e + self.statistics)
 
     def head(self, positions: int) -> int:
         """Return the bytes of the last norm and the head's inputs; BERT's are the whole [n, h] and masked tokens."""
@@ -147,7 +172,7 @@ class _Rank(Sizes):
         final = self.norm(self.own_tokens) * self.run.model.norms.final
         if self.run.model.family == "gpt":
             return final + self.own
-        masked = INDEX_BYTES * b * positions + 3 * b * positions * h * self.e + self.norm(b * positions)
+        masked = INDEX_BYTES * b * positions + b * positions * (4 * h + 2) * self.e
         pooled = b * h * self.e
         return final + self.activations + masked + pooled
 

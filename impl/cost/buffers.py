@@ -14,7 +14,7 @@ BLOCKS = {"mlp": ("down", "up"), "attention": ("projection", "qkv")}
 BACKWARD = [
     f"{block}{part}"
     for block, (rows, columns) in BLOCKS.items()
-    for part in ("_norms.sum", "_norms.output", f".{rows}", f".{columns}", "_norms.input")
+    for part in ("_norms.sum", "_norms.output", f".{rows}", ".inner", ".norms", f".{columns}", "_norms.input")
 ]
 """Parts of a layer in the order of the backward pass."""
 STEADY = 4

@@ -165,8 +165,9 @@ def activation_bytes_per_layer(
     Source: Korthikanti et al. 2022, equations 2 and 4, table 2.
     """
     b, s, h, e = microbatch, config.seq_len, config.hidden_size, element_size
-    norms = 2 * config.norms.norms_per_block
-    tokens = e * norms + 2 * e + 2  # inputs of norms and of the column-parallel layers, two dropout masks
+    tokens = (
+        e * config.norms.of_tokens + 2 * e + 2
+    )  # inputs of norms and of the column-parallel layers, two dropout masks
     features = 3 * e + e + 4 * e + 4 * e  # q, k and v, context, both sides of the GELU
     scores = (2 * e + 1) * config.num_heads * s / h  # probabilities before and after dropout, its mask
     return s * b * h * (tokens / (tp if sequence_parallel else 1) + (features + scores) / tp)

@@ -7,7 +7,7 @@ backward pass of the last block begins; which of its operations needs most memor
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from impl.cost.activations import OFFLOADED, has_products, stage_bytes, working_bytes
+from impl.cost.activations import OFFLOADED, bytes_after_gelu, has_products, stage_bytes, working_bytes
 from impl.cost.parameters import MASTER_BYTES
 from impl.cost.place import Place, parameter_bytes
 from impl.model.config import GELU_CHUNK, LOSS_CHUNK, PRODUCT_ROWS
@@ -92,7 +92,7 @@ def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device
     reduced = 0 if stage.is_first or not stage.is_last else _head_reduced(place, device)
     under_way = Moment(0, reduced * place.run.plan.overlap_grad_reduce)
     found = [moment.plus(ends, -1).plus(under_way) for moment in _layer_computed(place, stage)]
-    found.append(Moment(0, _gelu(place)).plus(ends, -1))
+    found.append(Moment(-bytes_after_gelu(place.run), _gelu(place)).plus(ends, -1))
     if stage.is_last:
         found.append(Moment(0, _head_computed(place, head_positions, device, reduced)))
     if stage.is_first:
@@ -106,19 +106,23 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     run, plan, model, t = place.run, place.run.plan, place.run.model, place.run.plan.tp
     own, features, again = place.own, place.features, working_bytes(run)
     arrives = stage.is_last or (run.scatters and t > 1)  # else it is in the buffer it was received in
-    gradients = own * (1 if model.norms.sum else arrives + model.norms.output)
-    gradients += own * (model.dropout > 0) + place.activations * (plan.sequence_parallel and t > 1)
+    norms = model.norms.mlp
+    before = place.activations * (plan.sequence_parallel and t > 1)
     if stage.is_first and stage.is_last and not _are_added(place):
-        gradients += _embedding_rows(place)  # the head's part of the tied embedding's gradient
+        before += _embedding_rows(place)  # the head's part of the tied embedding's gradient
+    gradients = before + own * (1 if norms.sum else arrives + norms.output) + own * (model.dropout > 0)
     product = 0 if _are_summed_at_once(place) else 4 * model.hidden_size**2 // t * place.e
     product = 4 * features if place.schedule.is_split else product
-    mlp = Moment(-own * (model.norms.sum + model.norms.output), gradients + 4 * features + product)
+    mlp = Moment(-own * (norms.sum + norms.output), gradients + 4 * features + product)
     if plan.recompute == "full":
-        yield Moment(0, _gelu(place) + gradients + again)
+        yield Moment(0, _gelu(place) + before + own * arrives + again - bytes_after_gelu(run))
         mlp = mlp.plus(Moment(0, again))
     yield mlp
+    if working := _inner_computed(place):  # the last product has freed its input and what was gathered for it
+        yield mlp.plus(Moment(0, working - product - 4 * features - place.activations * (place.parts > 1)))
     if core := _core_computed(place):
-        attention, freed = gradients + again + features + core, own + 8 * features
+        attention = gradients + again + features + core
+        freed = own + (8 + 4 * norms.inner) * features
         yield Moment(0, attention - freed) if plan.recompute == "full" else Moment(-freed, attention)
 
 
@@ -136,6 +140,13 @@ def _core_computed(place: Place) -> int:
     of_sequence = place.features // b
     working = 2 * place.heads * min(PRODUCT_ROWS, s) * s * e + s**2 * e
     return (3 * b + 4) * of_sequence + working
+
+
+def _inner_computed(place: Place) -> int:
+    """Return the bytes of the working memory of an MLP's inner norm, in fp32 at least."""
+    model, features = place.run.model, 4 * place.features // place.e
+    is_native = model.norm == "layernorm" and place.run.plan.tp == 1
+    return 3 * features * max(place.e, 4) if model.norms.mlp.inner and not is_native else 0
 
 
 def _gelu(place: Place) -> int:

@@ -29,7 +29,7 @@ class ParameterCount:
     layers: int
     """Attention and MLP weights and biases of all layers."""
     norms: int
-    """Gains and biases of all LayerNorms but the MLM head's."""
+    """Parameters of all norms but the MLM head's."""
     heads: int
     """BERT's MLM transform, pooler and next-sentence classifier."""
 
@@ -49,14 +49,19 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
     Source: PTD-P (2104.04473), equation 2, which leaves out the final LayerNorm's 2 h; BERT: Devlin et al. 2019.
     """
     layers, h, vocab = config.num_layers, config.hidden_size, resolve_vocab(config, vocab_size)
-    norms = 2 * layers * config.norms.norms_per_block + config.norms.embedding + config.norms.final
+    blocks = config.norms.attention, config.norms.mlp
+    whole = layers * config.norms.of_tokens + config.norms.embedding + config.norms.final
+    size = lambda width, **bias: sum(parameter.size for parameter in _norm(config, "", width, **bias))
+    of_heads = len(config.norms.attention.heads) * size(h // config.num_heads, bias=False)
+    inner = sum(size(width * h) for width, block in zip((1, 4), blocks, strict=True) if block.inner)
+    norms = whole * size(h) + layers * (of_heads + inner)
     is_bert = config.family == "bert"
     mlm, pooler, next_sentence = h * h + h + 2 * h + vocab, h * h + h, 2 * h + 2
     return ParameterCount(
         embedding=vocab * h,
         positions=(config.seq_len + TOKEN_TYPES * is_bert) * h,
         layers=layers * (12 * h * h + 9 * h),
-        norms=norms * 2 * h,
+        norms=norms,
         heads=(mlm + pooler + next_sentence) * is_bert,
     )
 
@@ -99,33 +104,44 @@ def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, .
     if first:
         named += [Parameter("trunk.positions.weight", (config.seq_len, h), False)]
         named += [Parameter("trunk.token_types.weight", (TOKEN_TYPES, h), False)] * bert
-        named += _norm("trunk.embedding_norm", h) * config.norms.embedding
+        named += _norm(config, "trunk.embedding_norm", h) * config.norms.embedding
     for i in (i for stage in stages for i in stage.layers):
         named += _layer(config, f"trunk.layers.{i}", tp)
     if last:
-        named += _norm("trunk.final_norm", h) * config.norms.final
+        named += _norm(config, "trunk.final_norm", h) * config.norms.final
     if bert and last:
-        named += _linear("token_dense", h, h) + _norm("token_norm", h)
+        named += _linear("token_dense", h, h) + _layer_norm("token_norm", h)
         named += _linear("pooler", h, h) + _linear("next_sentence", h, 2)
     return tuple(named)
 
 
 def _layer(config: ModelConfig, name: str, tp: int) -> Iterator[Parameter]:
     h = config.hidden_size
-    for block in ("attention_norms", "mlp_norms"):
+    norms = {"attention": config.norms.attention, "mlp": config.norms.mlp}
+    for block, of_block in norms.items():
         for place in ("input", "output", "sum"):
-            if getattr(config.norms, place):
-                yield from _norm(f"{name}.{block}.{place}", h)
-    blocks = (("attention.qkv", 3 * h, "attention.projection", h), ("mlp.up", 4 * h, "mlp.down", 4 * h))
-    for columns, outputs, rows, inputs in blocks:
-        yield Parameter(f"{name}.{columns}.weight", (outputs // tp, h), True)
-        yield Parameter(f"{name}.{columns}.bias", (outputs // tp,), True)
-        yield Parameter(f"{name}.{rows}.weight", (h, inputs // tp), True)
-        yield Parameter(f"{name}.{rows}.bias", (h,), False)
+            if getattr(of_block, place):
+                yield from _norm(config, f"{name}.{block}_norms.{place}", h)
+    blocks = (("attention", "qkv", 3 * h, "projection", h), ("mlp", "up", 4 * h, "down", 4 * h))
+    for block, columns, outputs, rows, inputs in blocks:
+        yield Parameter(f"{name}.{block}.{columns}.weight", (outputs // tp, h), True)
+        yield Parameter(f"{name}.{block}.{columns}.bias", (outputs // tp,), True)
+        yield Parameter(f"{name}.{block}.{rows}.weight", (h, inputs // tp), True)
+        yield Parameter(f"{name}.{block}.{rows}.bias", (h,), False)
+        if norms[block].inner:
+            of_parts = _norm(config, f"{name}.{block}.inner", inputs // tp)
+            yield from (one._replace(is_split=not one.name.endswith("alpha")) for one in of_parts)
+        for which in norms[block].heads:
+            yield from _norm(config, f"{name}.{block}.norms.{which}", h // config.num_heads, bias=False)
 
 
-def _norm(name: str, h: int) -> list[Parameter]:
-    return [Parameter(f"{name}.weight", (h,), False), Parameter(f"{name}.bias", (h,), False)]
+def _norm(config: ModelConfig, name: str, size: int, *, bias: bool = True) -> list[Parameter]:
+    parts = _layer_norm(name, size)[: 1 + (bias and config.norm != "rmsnorm")]
+    return [*parts, Parameter(f"{name}.alpha", (1,), False)] if config.norm == "dyt" else parts
+
+
+def _layer_norm(name: str, size: int) -> list[Parameter]:
+    return [Parameter(f"{name}.weight", (size,), False), Parameter(f"{name}.bias", (size,), False)]
 
 
 def _linear(name: str, inputs: int, outputs: int) -> list[Parameter]:

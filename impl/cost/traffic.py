@@ -102,6 +102,12 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
             yield Collective("all_gather", size, "backward")
         else:
             yield Collective("all_reduce", size, "forward")
+    numbers = {"layernorm": 2, "rmsnorm": 1, "dyt": 0}[run.model.norm] if name == "layer" else 0  # of split norms
+    if numbers:
+        of_tokens = Sizes(run).tokens * numbers * max(ELEMENT_BYTES[run.precision], 4)
+        for _ in range(run.model.norms.attention.inner + run.model.norms.mlp.inner):
+            yield Collective("all_gather", plan.tp * of_tokens, "forward")
+            yield Collective("all_reduce", of_tokens, "backward")
     if name == "head":
         statistics = plan.tp * 2 * run.train.microbatch * head_positions * max(ELEMENT_BYTES[run.precision], 4)
         yield Collective("all_gather", statistics, "forward")

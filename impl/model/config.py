@@ -13,6 +13,8 @@ SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
 VOCABULARY_MULTIPLE = 128
 """Rows of a rank's embedding come in multiples of this, for fast matrix products (Megatron-LM 2019, section 4.2)."""
 
+NormKind = Literal["layernorm", "rmsnorm", "dyt"]
+
 MASK_BLOCKS = 8
 """Blocks in which a dropout mask is drawn, each from a seed of its own."""
 LONGEST_PRODUCTS = 512
@@ -42,6 +44,9 @@ class ModelConfig:
     vocab_size: AtLeastTwo | None = None
     """None: the tokenizer's, plus BERT's three special tokens."""
     norm_placement: str = "pre"
+    """Where norms stand: a name in `impl.model.norm_placement`."""
+    norm: NormKind = "layernorm"
+    """Which function they are: LayerNorm, RMSNorm, or the element-wise dynamic tanh."""
     dropout: Fraction = 0.0
     init_std: PositiveFloat = 0.02
 

@@ -10,6 +10,7 @@ from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
 from impl.model.layers import Trunk
+from impl.model.norms import ALPHA
 from impl.pipeline.stage import Stage, split
 from impl.seeding import derive
 from impl.tensor_parallel.group import TensorParallel
@@ -53,8 +54,8 @@ def build_structure(
 class InitialWeights:
     """Megatron's initial weights of this rank's part of a model.
 
-    Weights are normal(0, 0.02), residual projections scaled by 1/sqrt(2L), biases 0, LayerNorms the identity. What
-    several heads share has the same weights in each.
+    Weights are normal(0, 0.02), residual projections scaled by 1/sqrt(2L), biases 0, norms' weights 1. What several
+    heads share has the same weights in each. A norm placement may have another law of its own (`initial`).
 
     Source: Megatron-LM 2019, section 4.2.
 
@@ -70,7 +71,8 @@ class InitialWeights:
     def __call__(self, name: str, start: int, stop: int) -> Iterator[Tensor]:
         """Yield elements `start` to `stop` of this rank's part of a parameter, flattened, in consecutive slices."""
         if len(self.shapes[name]) == 1:
-            yield torch.full((stop - start,), 0.0 if name.endswith("bias") else 1.0)
+            value = ALPHA if name.endswith(".alpha") else 0.0 if name.endswith("bias") else 1.0
+            yield torch.full((stop - start,), value)
             return
         end = 0
         for rows in self._rows(name):
@@ -86,14 +88,25 @@ class InitialWeights:
         """Draw the whole matrix some rows at a time; yield what this rank has of them, without padding at the end."""
         shape, shard = self.shapes[name], self.shards.get(name)
         rows, columns = shard.whole_shape(shape) if shard else shape
-        is_residual = name.endswith(("attention.projection.weight", "mlp.down.weight"))
-        std = self.config.init_std / math.sqrt(2 * self.config.num_layers) if is_residual else self.config.init_std
+        factor, values = self._factor(name, columns)
+        std = self.config.init_std * (1.0 if values else factor)
         generator = torch.Generator().manual_seed(derive(self.seed, "init", name))
         step = BLOCK * max(1, SLICE // (BLOCK * columns))
         for first in range(0, max(rows - step + 1, 1), step):
             count = step if first + 2 * step <= rows else rows - first  # fewer than a block would be drawn differently
             drawn = torch.empty(count, columns).normal_(0.0, std, generator=generator)
+            if values:
+                drawn[max(values - first, 0) :] *= factor
             yield shard.take_rows(drawn, first, self.part) if shard else drawn
+
+    def _factor(self, name: str, columns: int) -> tuple[float, int]:
+        """Return the factor of a matrix's standard deviation, and its first row with it."""
+        initial, layers = self.config.norms.initial, self.config.num_layers
+        if name.endswith(("attention.projection.weight", "mlp.down.weight")):
+            return (1 / math.sqrt(2 * layers) if initial is None else initial(layers)), 0
+        if initial is not None and name.endswith(("attention.qkv.weight", "mlp.up.weight")):
+            return initial(layers), 2 * columns if "qkv" in name else 0  # values stand after queries and keys
+        return 1.0, 0
 
 
 def build_model(

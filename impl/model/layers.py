@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from impl.model.config import MASK_BLOCKS, ModelConfig
 from impl.model.fused_attention import attend, by_heads
 from impl.model.gelu import gelu
+from impl.model.norm_placement import BlockNorms
+from impl.model.norms import SplitNorm, norm
 from impl.pipeline.stage import Stage
 from impl.recompute import recompute
 from impl.seeding import derive
@@ -65,6 +67,9 @@ class Dropout(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention, a part of the heads on each rank; `causal` hides later tokens.
 
+    Norms of queries, keys and values are each over the features of a head, with the same weights for all heads and no
+    bias, which would change nothing in keys.
+
     With `recompute_core` only q, k and v are kept of the core, softmax(q k^T) v with its dropout, which the backward
     pass computes again: Korthikanti et al. 2022, section 5, selective recomputation.
 
@@ -79,12 +84,22 @@ class Attention(nn.Module):
         self.heads, self.causal = config.num_heads // tp.degree, causal
         self.qkv = ColumnParallelLinear(h, 3 * h, tp, blocks=3)
         self.projection = RowParallelLinear(h, h, tp)
+        norms = config.norms.attention
+        self.inner = SplitNorm(config.norm, h, tp) if norms.inner else nn.Identity()
+        self.norms = nn.ModuleDict({name: norm(config.norm, h // config.num_heads, bias=False) for name in norms.heads})
         self.dropout = Dropout(config.dropout, f"{place}.probabilities", tp.part)
         self.recompute_core = recompute_core
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         core = self._core_again if self.recompute_core else self._core
-        return self.projection(core(self.qkv(x), seq_len, key))
+        return self.projection(self.inner(core(self._normalised(self.qkv(x)), seq_len, key)))
+
+    def _normalised(self, qkv: Tensor) -> Tensor:
+        """Shapes: [n, 3 h / t] -> [n, 3 h / t]."""
+        if not self.norms:
+            return qkv
+        parts = zip("qkv", qkv.view(len(qkv), 3, self.heads, -1).unbind(1), strict=True)
+        return torch.stack([self.norms[name](x) if name in self.norms else x for name, x in parts], 1).flatten(1)
 
     def _core(self, qkv: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         """Shapes: [n, 3 h / t] -> [n, h / t]."""
@@ -114,20 +129,30 @@ class MLP(nn.Module):
         super().__init__()
         self.up = ColumnParallelLinear(config.hidden_size, 4 * config.hidden_size, tp)
         self.down = RowParallelLinear(4 * config.hidden_size, config.hidden_size, tp)
+        self.inner = SplitNorm(config.norm, 4 * config.hidden_size, tp) if config.norms.mlp.inner else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(gelu(self.up(x)))
+        return self.down(self.inner(gelu(self.up(x))))
 
 
 class Norms(nn.Module):
-    """The norms of one residual block, those that the placement asks for: y = sum(x + output(f(input(x))))."""
+    """The norms and factors around one residual block: y = sum(r x + output(f(c input(x))))."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self, config: ModelConfig, norms: BlockNorms, index: int, make: Callable[..., nn.Module] = norm
+    ) -> None:
         super().__init__()
-        norm = lambda exists: nn.LayerNorm(config.hidden_size) if exists else nn.Identity()
-        self.input = norm(config.norms.input)
-        self.output = norm(config.norms.output)
-        self.sum = norm(config.norms.sum)
+        one = lambda exists: make(config.norm, config.hidden_size, exists=exists)
+        self.input, self.output, self.sum = one(norms.input), one(norms.output), one(norms.sum)
+        self.residual, self.factor = config.norms.residual(config.num_layers), config.norms.input_factor(index + 1)
+
+    def into(self, x: Tensor) -> Tensor:
+        """Return the block's input."""
+        return self.input(x) if self.factor == 1.0 else self.input(x) * self.factor
+
+    def add(self, x: Tensor, change: Tensor) -> Tensor:
+        """Return the block's result."""
+        return self.sum(torch.add(self.output(change), x, alpha=self.residual))
 
 
 class Layer(nn.Module):
@@ -142,7 +167,8 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         place = f"layers.{index}"
-        self.attention_norms, self.mlp_norms = Norms(config), Norms(config)
+        self.attention_norms = Norms(config, config.norms.attention, index)
+        self.mlp_norms = Norms(config, config.norms.mlp, index)
         self.attention = Attention(config, tp, f"{place}.attention", causal=causal, recompute_core=recompute_core)
         self.mlp = MLP(config, tp)
         self.attention_dropout = Dropout(config.dropout, f"{place}.attention", tp.tokens)
@@ -150,11 +176,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         norms = self.attention_norms
-        change = self.attention_dropout(self.attention(norms.input(x), seq_len, key), key)
-        x = norms.sum(x + norms.output(change))
+        x = norms.add(x, self.attention_dropout(self.attention(norms.into(x), seq_len, key), key))
         norms = self.mlp_norms
-        change = self.mlp_dropout(self.mlp(norms.input(x)), key)
-        return norms.sum(x + norms.output(change))
+        return norms.add(x, self.mlp_dropout(self.mlp(norms.into(x)), key))
 
 
 class Block(NamedTuple):
@@ -185,7 +209,7 @@ class Trunk(nn.Module):
         recompute_core: bool,
     ) -> None:
         super().__init__()
-        h, norm = config.hidden_size, lambda exists: nn.LayerNorm(config.hidden_size) if exists else nn.Identity()
+        h = config.hidden_size
         # unlike nn.Embedding(), draws no weights: on the meta device that imports the compiler, 2 s on every rank
         embedding = lambda rows: nn.Embedding.from_pretrained(torch.empty(rows, h), freeze=False)
         first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
@@ -193,11 +217,11 @@ class Trunk(nn.Module):
         self.tokens = VocabParallelEmbedding(vocab_size, h, tp) if first or last else None
         self.positions = embedding(config.seq_len) if first else None
         self.token_types = embedding(token_types) if first and token_types else None
-        self.embedding_norm = norm(first and config.norms.embedding)
+        self.embedding_norm = norm(config.norm, h, exists=first and config.norms.embedding)
         self.embedding_dropout = Dropout(config.dropout, "embedding", tp.tokens)
         layer = partial(Layer, config, tp, causal=causal, recompute_core=recompute_core)
         self.layers = nn.ModuleDict({str(i): layer(i) for stage in stages for i in stage.layers})
-        self.final_norm = norm(last and config.norms.final)
+        self.final_norm = norm(config.norm, h, exists=last and config.norms.final)
 
     @property
     def head(self) -> VocabParallelEmbedding:

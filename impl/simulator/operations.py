@@ -76,8 +76,12 @@ def _gradient(run: Run, elements: float) -> float:
 def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
     sizes = Sizes(run)
     e, own, features = sizes.e, sizes.own, sizes.features
-    for _ in range(2 * run.model.norms.norms_per_block):
-        yield Moved("norm", 2 * own, 3 * own)
+    norms = run.model.norms
+    of_parts = [len(norms.attention.heads), norms.attention.inner, 4 * norms.mlp.inner]
+    for size in [own] * norms.of_tokens + [times * features for times in of_parts if times]:
+        yield Moved("norm", 2 * size, 3 * size)
+    if norms.attention.heads:
+        yield Moved("heads", 6 * features, 6 * features)  # put together again
     yield Moved("heads", 4 * features, 8 * features)  # laid out for the core and back
     yield Moved("gelu", 8 * features, 12 * features)
     mask = own / e if run.model.dropout > 0 else 0.0

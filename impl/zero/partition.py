@@ -13,9 +13,11 @@ Kind = Literal["split", "whole", "partial", "tied"]
 """How tensor-parallel ranks hold a parameter.
 
 split: each rank has another part; whole: all have the same; partial: all have the same, but each computes gradients
-from its own tokens only (sequence parallelism); tied: it is at both ends of a pipeline.
+from its own tokens only (sequence parallelism), or its own heads; tied: it is at both ends of a pipeline.
 """
 
+OF_PARTS = (".attention.norms.", ".inner.alpha")
+"""In the names of whole parameters that meet only a rank's own heads or features: their gradients are summed."""
 REDUCTIONS = 2
 """Buckets of gradients that are reduced at a time, while further ones are filled."""
 ALIGNMENT = 16
@@ -45,7 +47,8 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
     """
     found: dict[Division, list[str]] = {}
     for name, is_split in reversed(list(names)):
-        is_partial = plan.sequence_parallel and plan.tp > 1 and name.startswith("trunk.")
+        is_of_part = plan.sequence_parallel or any(part in name for part in OF_PARTS)
+        is_partial = plan.tp > 1 and name.startswith("trunk.") and is_of_part
         kind: Kind = "split" if is_split and plan.tp > 1 else "partial" if is_partial else "whole"
         kind = "tied" if name == TIED and is_tied else kind
         found.setdefault(Division(unit_of(name) if plan.zero_stage == 3 else "", kind), []).append(name)

@@ -44,6 +44,7 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "model.seq_len": (1024, {}),
     "model.vocab_size": (51200, {}),
     "model.norm_placement": ("post", {}),
+    "model.norm": ("rmsnorm", {}),
     "model.dropout": (0.1, {}),
     "plan.dp": (4, {}),
     "plan.tp": (4, {}),

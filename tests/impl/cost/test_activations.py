@@ -56,7 +56,7 @@ def without_statistics(run: Run) -> int:
     """A layer's bytes as the paper counts them, without means and deviations of its norms."""
     tokens = run.train.microbatch * run.model.seq_len // (run.plan.tp if run.plan.sequence_parallel else 1)
     has_norms = run.plan.recompute != "full"
-    return layer_bytes(run) - has_norms * 2 * run.model.norms.norms_per_block * 2 * 2 * tokens
+    return layer_bytes(run) - has_norms * run.model.norms.of_tokens * 2 * 2 * tokens
 
 
 @pytest.mark.parametrize("t", [1, 2, 8])
@@ -125,16 +125,16 @@ PIPELINES = [
 
 
 def layouts() -> list[Run]:
-    """Every plan with every family and norm placement, precisions and dropout in turn."""
-    rest = cycle(product((0.1, 0.0), ("fp32", "bf16", "fp16", "fp64", "bf16")))  # 10, which 66 is no multiple of
+    """Every plan with every norm placement; families, kinds of norm, precisions and dropout in turn."""
+    rest = cycle(product((0.1, 0.0), ("fp32", "bf16", "fp16", "fp64", "bf16")))  # 10, which 11 is no multiple of
+    norms, families = cycle(("layernorm", "rmsnorm", "dyt")), cycle(("gpt", "bert", "bert", "gpt"))
     return [
         Run(
-            model=replace(MODEL, family=family, norm_placement=norm, dropout=dropout),
+            model=replace(MODEL, family=family, norm_placement=placement, norm=norm, dropout=dropout),
             plan=plan, train=RECIPE, precision=precision,
         )
-        for (plan, family, norm), (dropout, precision) in zip(
-            [*product(SHARED, ("gpt", "bert"), PLACEMENTS), *product(PIPELINES, ("gpt", "bert"), ("pre",))],
-            rest, strict=False,
+        for (plan, placement), family, norm, (dropout, precision) in zip(
+            [*product(SHARED, PLACEMENTS), *product(PIPELINES, ("pre", "qk"))], families, norms, rest, strict=False
         )
     ]  # fmt: skip
 
@@ -143,9 +143,9 @@ def kept(one: Trainer) -> tuple[int, int, int, ActivationBytes]:
     return one.pp_group.rank(), one.tp.part.index, one.head_positions, activation_bytes(one)
 
 
-def test_every_rank_of_78_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
+def test_every_rank_of_133_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
     runs = layouts()
-    assert len(set(runs)) == 78
+    assert len(set(runs)) == 133
     for run, ranks in on_ranks(kept, runs, data).items():
         vocab_size = run.model.vocabulary(257)
         for pp_rank, tp_rank, positions, found in ranks:

@@ -6,7 +6,7 @@ from typing import Any
 
 from impl.cost.memory import memory
 from impl.instruments import tracked
-from impl.model.config import ModelConfig
+from impl.model.config import ModelConfig, NormKind
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
@@ -18,6 +18,10 @@ GPT = ModelConfig(num_layers=4, hidden_size=64, num_heads=4, seq_len=64, vocab_s
 BERT = replace(GPT, family="bert", norm_placement="post")
 SANDWICH = replace(GPT, norm_placement="sandwich")
 SMALL_BUCKETS = 100_000
+
+
+def normed(placement: str, norm: NormKind = "layernorm") -> ModelConfig:
+    return replace(GPT, norm_placement=placement, norm=norm)
 
 
 def run(model: ModelConfig = GPT, dropout: float = 0.0, batch: int = 4, **changed: Any) -> Run:
@@ -63,6 +67,15 @@ LAYOUTS = [
     run(dropout=0.1, batch=8, pp=2, dp=2, zero_stage=2, precision="bf16"),
     run(batch=8, pp=2, dp=2, zero_stage=3, schedule="interleaved", chunks=2),
     run(tp=2, dp=2, sequence_parallel=True, zero_stage=3, precision="bf16"),
+    run(SANDWICH, dropout=0.1, tp=2, recompute="full", partition_activations=True),
+    run(normed("post"), batch=8, pp=2, recompute="full"),
+    run(normed("peri", "rmsnorm"), dropout=0.1, recompute="full"),
+    run(normed("olmo2"), tp=2, sequence_parallel=True, precision="bf16"),
+    run(normed("qk", "dyt"), dp=2, zero_stage=3),
+    run(normed("sub"), tp=2, sequence_parallel=True),
+    run(normed("sub", "rmsnorm"), tp=2, dp=2, zero_stage=3, precision="bf16"),
+    run(normed("sub", "dyt"), dropout=0.1, recompute="full"),
+    run(normed("hybrid"), batch=8, pp=2, precision="bf16", schedule="zb_h1"),
 ]
 
 

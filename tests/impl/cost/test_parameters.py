@@ -81,7 +81,8 @@ class Ranks:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 def test_the_list_is_the_models_in_its_order_and_the_count_its_sum(family: str, placement: str):
-    config = dataclasses.replace(named(f"{family}-8m"), norm_placement=placement, num_heads=8)
+    norm = ("layernorm", "rmsnorm", "dyt")[list(PLACEMENTS).index(placement) % 3]
+    config = dataclasses.replace(named(f"{family}-8m"), norm_placement=placement, norm=norm, num_heads=8)
     stages = split(config, 300, 3)
     for tp in (1, 2, 4):
         group: Any = Ranks(tp)

@@ -1,6 +1,7 @@
 """What ranks send each other: the count of a real step is the formula, to the byte."""
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,8 +101,10 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
     plans: list[tuple[Plan, Precision]], family: str, data: Path
 ) -> None:
     runs = [
-        Run(model=replace(MODEL, family=family), plan=plan, train=RECIPE, precision=precision)
-        for plan, precision in plans[:: 1 if family == "gpt" else 2]
+        Run(model=replace(MODEL, family=family, norm_placement=norm), plan=plan, train=RECIPE, precision=precision)
+        for (plan, precision), norm in zip(
+            plans[:: 1 if family == "gpt" else 2], cycle(("pre", "sub", "olmo2")), strict=False
+        )
     ]
     for run, ranks in on_ranks(step, runs, data).items():
         assert {found.pp_rank for found in ranks} == set(range(run.plan.pp))

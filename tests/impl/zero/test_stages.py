@@ -4,6 +4,7 @@ Over more steps, in fp32 and with clipping, `test_zero_peers` holds them to stag
 """
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +14,16 @@ import pytest
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run
+from impl.run import Run, with_fields
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1, norm_placement="sandwich")
+MODELS = [
+    MODEL,
+    *(replace(MODEL, norm_placement=placement) for placement in ("olmo2", "sub", "hybrid")),
+    *(replace(MODEL, norm_placement=placement, norm="dyt") for placement in ("qk", "sub")),
+]
 RECIPE = Recipe(steps=5, global_batch=8, microbatch=1, lr=1e-3, warmup_steps=1)
 SMALL: dict[str, Any] = {"bucket_bytes": 6_000}
 STAGES = (1, 2, 3)
@@ -80,12 +86,17 @@ LAYOUTS: list[Plan] = [
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_every_layout_trains_as_serial_stage_0(ranks: int, data: Path) -> None:
+    models = dict(zip(LAYOUTS, cycle(MODELS), strict=False))
     plans = [plan for plan in LAYOUTS if plan.world_size == ranks]
-    run = lambda plan: Run(model=MODEL, plan=replace(plan, **SMALL), train=replace(RECIPE, steps=2), precision="fp64")
-    runs = {plan: [run(replace(plan, zero_stage=stage)) for stage in (0, *STAGES)] for plan in plans}
-    found = on_ranks(trained, [run(Plan()), *(one for some in runs.values() for one in some)], data)
-    (serial,) = found[run(Plan())]
-    for some in runs.values():
+    run = lambda plan, **how: Run(
+        model=models[plan], plan=replace(Plan(**how) if how else plan, **SMALL), train=replace(RECIPE, steps=2),
+        precision="fp64",
+    )  # fmt: skip
+    runs = {plan: [with_fields(run(plan), {"plan.zero_stage": stage}) for stage in (0, *STAGES)] for plan in plans}
+    alone = {plan: run(plan, dp=1) for plan in plans}
+    found = on_ranks(trained, [*alone.values(), *(one for some in runs.values() for one in some)], data)
+    for plan, some in runs.items():
+        (serial,) = found[alone[plan]]
         stage_0, *others = (found[one] for one in some)
         for ranks_of in (stage_0, *others):
             for one, whole in zip(ranks_of, stage_0, strict=True):
