@@ -4,10 +4,11 @@
 dim: sequence parallelism then gathers and scatters neighbouring rows without a copy.
 """
 
+import re
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
@@ -42,8 +43,10 @@ def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dic
         "head": ColwiseParallel(input_layouts=between, use_local_output=False),
     }
     if sequence_parallel:
-        for norm in ("trunk.layers.*.attention_norms.input", "trunk.layers.*.mlp_norms.input", "trunk.final_norm"):
-            styles[norm] = SequenceParallel(sequence_dim=0)
+        norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)}
+        for norm in dict.fromkeys(re.sub(r"layers\.\d+", "layers.*", name) for name in sorted(norms)):
+            is_before_linear = norm.endswith(("norms.input", "final_norm"))  # which takes DTensors
+            styles[norm] = SequenceParallel(sequence_dim=0, use_local_output=not is_before_linear)
         assert model.trunk.positions is not None
         distribute_module(model.trunk.positions, mesh)  # whole on every rank
         styles["trunk.positions"] = PrepareModuleInputOutput(

@@ -13,11 +13,20 @@ from torch.utils.checkpoint import checkpoint
 
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
+from impl.model.layers import Norms
+from impl.model.norms import EPSILON
 from impl.pipeline.stage import Stage, split
 from impl.plan import AXES
 from impl.run import Run
 from impl.tensor_parallel.group import TensorParallel
 from impl.train import WEIGHTS
+
+
+def norm(kind: str, size: int, *, exists: bool) -> nn.Module:
+    """Return PyTorch's own norm over `size` features, or the identity where none exists."""
+    if not exists:
+        return nn.Identity()
+    return nn.LayerNorm(size) if kind == "layernorm" else nn.RMSNorm(size, eps=EPSILON)
 
 
 class Attention(nn.Module):
@@ -49,13 +58,13 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Transformer layer with norms before attention and MLP."""
+    """Transformer layer with norms of whole tokens where the placement has them."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, index: int) -> None:
         super().__init__()
         config = run.model
-        self.attention_norms = nn.ModuleDict({"input": nn.LayerNorm(config.hidden_size)})
-        self.mlp_norms = nn.ModuleDict({"input": nn.LayerNorm(config.hidden_size)})
+        self.attention_norms = Norms(config, config.norms.attention, index, norm)
+        self.mlp_norms = Norms(config, config.norms.mlp, index, norm)
         self.attention, self.mlp = Attention(config), MLP(config)
         self.pass_through = self.recomputed if run.plan.recompute == "full" else self.compute
         if run.compile:
@@ -70,8 +79,9 @@ class Layer(nn.Module):
         return out
 
     def compute(self, x: Tensor, seq_len: int) -> Tensor:
-        x = x + self.attention(self.attention_norms["input"](x), seq_len)
-        return x + self.mlp(self.mlp_norms["input"](x))
+        norms = self.attention_norms
+        x = norms.add(x, self.attention(norms.into(x), seq_len))
+        return self.mlp_norms.add(x, self.mlp(self.mlp_norms.into(x)))
 
 
 class Trunk(nn.Module):
@@ -83,8 +93,10 @@ class Trunk(nn.Module):
         self.seq_len = config.seq_len
         self.tokens = nn.Embedding(vocab_size, config.hidden_size) if stage.is_first else None
         self.positions = nn.Embedding(config.seq_len, config.hidden_size) if stage.is_first else None
-        self.layers = nn.ModuleDict({str(i): Layer(run) for i in stage.layers})
-        self.final_norm = nn.LayerNorm(config.hidden_size) if stage.is_last else nn.Identity()
+        norm_if = lambda exists: norm(config.norm, config.hidden_size, exists=exists)
+        self.embedding_norm = norm_if(stage.is_first and config.norms.embedding)
+        self.layers = nn.ModuleDict({str(i): Layer(run, i) for i in stage.layers})
+        self.final_norm = norm_if(stage.is_last and config.norms.final)
         self.register_buffer("places", places, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,6 +104,7 @@ class Trunk(nn.Module):
             x = self.tokens(x.flatten())
         if self.positions is not None:
             x = x + self.positions(self.places)
+        x = self.embedding_norm(x)
         for layer in self.layers.values():
             x = layer(x, self.seq_len)
         return self.final_norm(x)

@@ -10,7 +10,10 @@ EnginePart = Literal["native", "plain", "ddp", "fsdp", "dtensor", "pipelining", 
 
 
 class _Has(NamedTuple):
-    """What a part can do besides GPT in fp32 on some axes of the mesh, its layers recomputed and compiled or not."""
+    """What a part can do besides GPT in fp32 on some axes of the mesh, its layers recomputed and compiled or not.
+
+    Norms may stand wherever they are over all features of a token, and be LayerNorm or RMSNorm.
+    """
 
     axes: tuple[str, ...] = ()
     zero_stages: tuple[int, ...] = (0,)
@@ -62,7 +65,10 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     """Yield settings and combinations of settings of the run, each with whether the part lacks it."""
     model, plan, is_bf16 = run.model, run.plan, run.precision == "bf16"
     yield model.family != "gpt", f"model.family {model.family!r}"
-    yield model.norm_placement != "pre", f"model.norm_placement {model.norm_placement!r}"
+    norms = model.norms
+    of_parts = norms.attention.inner or norms.mlp.inner or norms.attention.heads
+    yield bool(of_parts), f"model.norm_placement {model.norm_placement!r}: norms of heads and within blocks"
+    yield model.norm == "dyt", f"model.norm {model.norm!r}"
     yield model.dropout > 0, f"model.dropout {model.dropout}"
     yield run.precision not in has.precisions, f"precision {run.precision!r}"
     # torch's parts pass over ZeRO where it splits nothing; DeepSpeed's pipeline does not

@@ -25,8 +25,11 @@ RECIPE = Recipe(steps=10, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3,
 PLANS = {"split": Plan(tp=2), "sequence split": Plan(tp=2, sequence_parallel=True)}
 PLAIN = Run(model=MODEL, train=RECIPE, engine="torch")
 SHORT = replace(PLAIN, train=replace(RECIPE, steps=6))
+PERI = replace(MODEL, norm_placement="peri", norm="rmsnorm")
+DEEPNORM = replace(MODEL, norm_placement="deepnorm")
 ALONE = {
     "fp32": PLAIN,
+    "alone, other norms": replace(SHORT, model=PERI),
     "bf16": replace(SHORT, precision="bf16"),
     "alone, bf16 gradients": replace(SHORT, precision="bf16", fp32_gradients=False),
     "alone, recomputed": replace(SHORT, plan=Plan(recompute="full")),
@@ -44,6 +47,8 @@ SPLIT = {
         "bf16": {"precision": "bf16", "train": SHORT.train},
     }.items()
 }
+SPLIT["other norms"] = replace(SHORT, model=PERI, plan=PLANS["sequence split"])
+SPLIT["norms of sums"] = replace(SHORT, model=DEEPNORM, plan=PLANS["sequence split"])
 SPLIT["recomputed"] = replace(SHORT, plan=replace(PLANS["sequence split"], recompute="full"))
 SPLIT["bf16 gradients"] = replace(SHORT, plan=PLANS["split"], precision="bf16", fp32_gradients=False)
 
@@ -103,7 +108,9 @@ VALID = {
 }
 LACKS_ALL: list[tuple[dict[str, Any], str]] = [
     ({"model": ModelConfig(family="bert")}, "bert"),
-    ({"model": ModelConfig(norm_placement="post")}, "post"),
+    ({"model": ModelConfig(norm_placement="olmo2")}, "olmo2"),
+    ({"model": ModelConfig(norm_placement="sub")}, "sub"),
+    ({"model": ModelConfig(norm="dyt")}, "dyt"),
     ({"model": ModelConfig(dropout=0.1)}, "dropout 0.1"),
     ({"precision": "fp16"}, "fp16"),
     ({"offload_optimizer": True}, "offload_optimizer"),
