@@ -97,14 +97,14 @@ class Run:
             )
 
     def _of_splitting(self) -> Iterator[str]:
-        plan, heads, seq_len = self.plan, self.model.num_heads, self.model.seq_len
-        tokens = seq_len if plan.sequence_parallel else 0
-        if heads % plan.tp or tokens % plan.tp:
-            split = f"model.num_heads {heads}"
-            if heads % plan.tp == 0:
-                split = f"model.seq_len {seq_len}, which plan.sequence_parallel splits"
-            valid = ", ".join(map(str, divisors(math.gcd(heads, tokens))))
-            yield f"plan.tp {plan.tp} does not divide {split}; valid degrees: {valid}"
+        plan, model = self.plan, self.model
+        split = {f"model.num_heads {model.num_heads}": model.num_heads, f"model.kv_heads {model.groups}": model.groups}
+        split[f"model.mlp_size {model.mlp_inner}"] = model.mlp_inner
+        if plan.sequence_parallel:
+            split[f"model.seq_len {model.seq_len}, which plan.sequence_parallel splits"] = model.seq_len
+        if undivided := [name for name, size in split.items() if size % plan.tp]:
+            valid = ", ".join(map(str, divisors(math.gcd(*split.values()))))
+            yield f"plan.tp {plan.tp} does not divide {undivided[0]}; valid degrees: {valid}"
         stages = lambda: partition(self.model.num_layers, plan.pp * plan.chunks)
         schedule = lambda: require(plan.schedule, plan.pp, self.microbatches, plan.chunks)
         for needed in (stages, schedule):

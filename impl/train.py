@@ -134,7 +134,7 @@ class Trainer:
         its own.
         """
         shards, named, plan = shards_of(self.model), dict(self.model.named_parameters()), self.run.plan
-        ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1]}
+        ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1 if self.run.model.tied else 0]}
         both_ends = ends_group(mesh, ends) if len(ends) > 1 else None
         every_token = joint_group(mesh, "dp", "tp")
         found = divisions([(name, name in shards) for name in named], plan, is_tied=both_ends is not None)
@@ -154,9 +154,10 @@ class Trainer:
         for bucket in self.buckets:
             for unit in {unit_of(slot.name) for slot in bucket.layout.slots}:
                 units.setdefault(unit, []).append(bucket)
+        tied = self.run.model.tied
         blocks = ["embedding", "embedding_norm", "head", *(f"layers.{i}" for i in range(self.run.model.num_layers))]
         return {
-            block: list(dict.fromkeys(b for unit in units_of_block(block) for b in units.get(unit, ())))
+            block: list(dict.fromkeys(b for unit in units_of_block(block, tied) for b in units.get(unit, ())))
             for block in blocks
         }
 
@@ -165,7 +166,7 @@ class Trainer:
 
         Autograd adds both up where they are one stage.
         """
-        if self.model.trunk.tokens is None:
+        if self.model.trunk.tokens is None or not self.run.model.tied:
             return {}
         ends = sum(stage.is_first + (stage.is_last and not self.run.data.race) for stage in self.own.values())
         are_one = len(self.stages) == 1 and self.tp.weight_gradients is None

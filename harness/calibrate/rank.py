@@ -135,7 +135,7 @@ class Calibrating:
         rows = []
         for batch, heads, seq_len, head_size in CORES[self.device.type]:
             qkv = self._random(precision, batch * seq_len, 3 * heads * head_size).requires_grad_()
-            seconds = self._both(lambda qkv=qkv, s=seq_len, a=heads: attend(qkv, s, a, causal=True), qkv)
+            seconds = self._both(lambda qkv=qkv, s=seq_len, a=heads: attend(qkv, s, a, a, causal=True), qkv)
             rows.append((batch, heads, seq_len, head_size, *seconds))
         self.found.attention.append(AttentionTable(precision, self.found.source, rows))
 

@@ -36,21 +36,18 @@ REQUIRED = {
 COUNTS = ("gpus", *REQUIRED)
 OPTIONAL = {
     **{"vocab": "model.vocab_size", "family": "model.family", "norm_placement": "model.norm_placement"},
-    "norm": "model.norm",
+    **{"norm": "model.norm", "kv_heads": "model.kv_heads", "ffn": "model.mlp_size", "mlp": "model.mlp"},
+    **{"positions": "model.positions", "biases": "model.biases", "tied": "model.tied"},
     **{"dropout": "model.dropout", "precision": "precision", "fp32_gradients": "fp32_gradients"},
     **{name: f"plan.{name}" for name in vars(Plan()) if name not in REQUIRED},
 }
 """Columns that a table may have. A cell that is left out counts as a field that is not given to `predict`."""
 SECONDS, SPLIT, CALIBRATE, SYSTEM = "iteration_time_s", "split", "calibrate", "system"
-WORDS = {
-    "mlp": ("gelu", "squared_relu", "swiglu"),
-    **{"positions": ("learned", "rotary"), "zero_group": ("all", "node")},
-}
-"""Columns of other models and plans than the simulator's, of words, with those that are valid; its own word first."""
-SIZES = ("kv_heads", "ffn", "cp")
-"""Such columns of positive integers."""
-OTHERS = (*SIZES, *WORDS, "tied")
-COUNTED = ("chunks", "vocab", "bucket_bytes", *SIZES)
+OTHERS = {"cp": 1, "zero_group": "all"}
+"""Columns of other plans than the simulator's, and its own value."""
+GROUPS = ("all", "node")
+"""Valid words of `zero_group`."""
+COUNTED = ("chunks", "vocab", "bucket_bytes", "kv_heads", "ffn", "cp")
 """Optional columns of positive integers."""
 FLAGS = [name for name, field in OPTIONAL.items() if isinstance(attrgetter(field)(Run()), bool)]
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -226,12 +223,9 @@ def _row(cells: dict[str, str], system: System | None) -> Row:
 
 
 def _require_simulated(cells: dict[str, str], values: dict[str, Any]) -> None:
-    """Raise InputError where the row's model or plan is of another kind than the simulator's, whose block is GPT's."""
-    own: dict[str, Any] = {name: words[0] for name, words in WORDS.items()} | {"tied": True}
-    own |= {"kv_heads": values["heads"], "ffn": 4 * values["hidden"], "cp": 1}
-    found = values | {"tied": _truth("tied", cells["tied"]) if cells.get("tied") else True}
-    if unlike := [name for name in OTHERS if cells.get(name) and found[name] != own[name]]:
-        said, valid = (", ".join(f"{name} {of[name]}".lower() for name in unlike) for of in (found, own))
+    """Raise InputError where the row's plan is of another kind than the simulator's."""
+    if unlike := [name for name, own in OTHERS.items() if cells.get(name) and values[name] != own]:
+        said, valid = (", ".join(f"{name} {of[name]}" for name in unlike) for of in (values, OTHERS))
         raise InputError(f"not simulated: {said}; valid: {valid}")
 
 
@@ -242,8 +236,8 @@ def _value(name: str, cell: str) -> Any:
         InputError: it is no positive number in a column of those, or no valid word in a column of words.
     """
     value = _number(cell)
-    if cell and name in WORDS and cell not in WORDS[name]:
-        raise InputError(f"{name} {cell!r:.40}; valid: {', '.join(WORDS[name])}")
+    if cell and name == "zero_group" and cell not in GROUPS:
+        raise InputError(f"{name} {cell!r:.40}; valid: {', '.join(GROUPS)}")
     if (name in COUNTS or (name in COUNTED and cell)) and not (isinstance(value, int) and value > 0):
         raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
     if name == SECONDS and cell and (isinstance(value, str) or value <= 0):

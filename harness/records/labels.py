@@ -34,8 +34,8 @@ UNSAID = {"plan.sequence_parallel": False, "plan.overlap_input_grad_reduce": Tru
 """Usual values of tensor-parallel and pipeline options, which labels leave out."""
 SHORT = {
     "model.norm_placement": "norm", "model.num_layers": "layers", "model.hidden_size": "hidden",
-    "model.num_heads": "heads", "model.norm": "kind", "model.seq_len": "seq", "model.vocab_size": "vocab", "data.dataset": "data",
-    "train.global_batch": "batch", "plan.overlap_grad_reduce": "overlap",
+    "model.num_heads": "heads", "model.norm": "kind", "model.seq_len": "seq", "model.vocab_size": "vocab",
+    "data.dataset": "data", "train.global_batch": "batch", "plan.overlap_grad_reduce": "overlap",
     "plan.overlap_input_grad_reduce": "input_overlap",
 }  # fmt: skip
 

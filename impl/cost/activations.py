@@ -68,12 +68,15 @@ def working_bytes(run: Run, tp_rank: int = 0) -> int:
 def bytes_after_gelu(run: Run, tp_rank: int = 0) -> int:
     """Return the bytes that a layer keeps after its GELU: by norms behind it, and a dropout mask."""
     rank, norms = _Rank(run, tp_rank), run.model.norms.mlp
-    return (norms.sum + norms.output) * rank.norm(rank.own_tokens) + rank.inner(4) * norms.inner + rank.token_mask
+    inner = norms.inner * rank.inner_norm(rank.inner)
+    return (norms.sum + norms.output) * rank.norm(rank.own_tokens) + inner + rank.token_mask
 
 
 def has_products(run: Run) -> bool:
     """Return True if attention's backward pass is by matrix products, from queries, keys and values (see `attend`)."""
-    return run.model.dropout == 0.0 and run.precision == "bf16" and run.model.seq_len <= LONGEST_PRODUCTS
+    model = run.model
+    is_short = model.seq_len <= LONGEST_PRODUCTS and model.groups == model.num_heads
+    return model.dropout == 0.0 and run.precision == "bf16" and is_short
 
 
 @dataclass(frozen=True)
@@ -108,52 +111,58 @@ class _Rank(Sizes):
     def around_core(self) -> int:
         """Bytes kept around attention's core.
 
-        Counted: inputs of a layer's norms and column-parallel products; q, k, v, context, GELU's input and
-        output; masks.
+        Counted: inputs of a layer's norms and column-parallel products; q, k, v, context, input and output of the
+        MLP's function; masks.
         """
         norms = self.run.model.norms.of_tokens * self.norm(self.own_tokens) + self.norms_of_parts
-        return norms + 2 * self.own + (3 + 1 + 4 + 4) * self.features + 2 * self.token_mask
+        return norms + 2 * self.own + self.qkv + self.features + self.widened + self.inner + 2 * self.token_mask
 
     @property
     def norms_of_parts(self) -> int:
         """Bytes kept by norms of a rank's heads, or of its part of the features: their inputs and statistics."""
         norms = self.run.model.norms
-        of_heads = len(norms.attention.heads) * self.tokens * self.heads * self.statistics
-        heads = 3 * self.features + of_heads if norms.attention.heads else 0
-        return heads + norms.attention.inner * self.inner(1) + norms.mlp.inner * self.inner(4)
+        rows = sum(self.heads if name == "q" else self.groups for name in norms.attention.heads) * self.tokens
+        heads = self.qkv + rows * self.statistics if norms.attention.heads else 0
+        inner = norms.mlp.inner * self.inner_norm(self.inner)
+        return heads + norms.attention.inner * self.inner_norm(self.features) + inner
 
-    def inner(self, width: int) -> int:
-        """Return the bytes that a norm over `width` h features of all ranks keeps: input and statistics."""
+    def inner_norm(self, own: int) -> int:
+        """Return the bytes that a norm over features of all ranks keeps: its input, `own` bytes, and statistics."""
         of_number = self.e if self.run.plan.tp == 1 else self.wide
         numbers = {"layernorm": 2 * of_number, "rmsnorm": self.wide, "dyt": 0}[self.run.model.norm]
-        return width * self.features + self.tokens * numbers
+        return own + self.tokens * numbers
 
     @property
     def core(self) -> int:
-        """Bytes of attention's core: probabilities before and after dropout, and its mask.
+        """Bytes of attention's core: probabilities before and after dropout, its mask, and repeated keys and values.
 
         Without dropout the fused kernel keeps a logarithm a row, matrix products nothing.
         """
         if self.run.model.dropout == 0.0:
             return 0 if has_products(self.run) else self.heads * self.tokens * self.wide
         of_head = self.tokens * self.run.model.seq_len
-        return 2 * self.heads * of_head * self.e + self._mask(self.heads, self.run.plan.tp, of_head)
+        repeated = self.core_copies - self.qkv * self.is_copied if self.groups != self.heads else 0
+        return 2 * self.heads * of_head * self.e + self._mask(self.heads, self.run.plan.tp, of_head) + repeated
 
     @property
     def core_copies(self) -> int:
         """Bytes that the recomputed core keeps in addition to its inputs.
 
         The fused kernel's result, or q, k and v copied for batched products, where there are several sequences of
-        several heads.
+        several heads; keys and values of fewer heads are copied in any case.
         """
         if self.run.model.dropout == 0.0:
             return self.features
-        return 3 * self.features if self.heads > 1 and self.run.train.microbatch > 1 else 0
+        return self.features * (3 if self.is_copied else 2 * (self.groups != self.heads))
+
+    @property
+    def is_copied(self) -> bool:
+        return self.heads > 1 and self.run.train.microbatch > 1
 
     @property
     def embedding(self) -> int:
         """Bytes of token, position and (BERT) type indices, and of the mask of tokens that are another rank's."""
-        by_own = 2 if self.run.model.family == "bert" else 1
+        by_own = (self.run.model.positions == "learned") + (self.run.model.family == "bert")
         elsewhere = self.tokens if self.run.plan.tp > 1 else 0
         return INDEX_BYTES * (self.tokens + by_own * self.own_tokens) + elsewhere
 

@@ -8,7 +8,7 @@ from impl.cost.parameters import named_parameters
 from impl.cost.place import Place
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage
-from impl.zero.partition import REDUCTIONS, TIED, BucketLayout, unit_of, units_of_block
+from impl.zero.partition import OUTPUT, REDUCTIONS, TIED, BucketLayout, unit_of, units_of_block
 
 BLOCKS = {"mlp": ("down", "up"), "attention": ("projection", "qkv")}
 BACKWARD = [
@@ -48,7 +48,7 @@ def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
     for stage in place.stages:
         layers = [f"layers.{i}" for i in stage.layers]
         blocks = ["embedding", "embedding_norm"] * stage.is_first + layers + ["head"] * stage.is_last
-        units = [set(units_of_block(block)) for block in blocks]
+        units = [set(units_of_block(block, place.run.model.tied)) for block in blocks]
         if place.run.plan.overlap_param_gather:
             units += [a | b for a, b in pairwise(units)]
         most = max(most, *(sum(sizes[unit] for unit in some) for some in units))
@@ -99,8 +99,10 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
     place_of = {one: i for i, one in enumerate(dict.fromkeys(unit.values()))}
     place_in_layer = lambda name: next((i for i, part in enumerate(BACKWARD) if part in name), 0)
     names.sort(key=lambda name: (place_of[unit[name]], place_in_layer(name)))
-    if stage.is_last and not stage.is_first:
-        names.sort(key=lambda name: name != TIED)  # the head's
+    if not place.run.model.tied:
+        names.sort(key=lambda name: name != OUTPUT)  # the head's
+    elif stage.is_last and not stage.is_first:
+        names.sort(key=lambda name: name != TIED)
     elif stage.is_last and (place.schedule.is_split or not place.run.compile):
         names.insert(0, TIED)  # the head's, before the look-up's, unless autograd adds them up
     put_off = {p.name for p in named if p.name.startswith("trunk.layers.") and len(p.shape) == 2}

@@ -1,9 +1,9 @@
 """Floating-point operations of one training step, under named conventions.
 
 A multiplication and an addition are two operations; the backward pass costs twice the forward pass. N counts the
-parameters that a token is multiplied by: 12 L h^2 of the layers' four matrices and V h of the output head. It leaves
-out embedding look-ups, positions, biases and norms. Model FLOPs (for MFU) need no recomputation; hardware FLOPs
-(for HFU) add the forward work that activation recomputation does again.
+parameters that a token is multiplied by: those of the layers' four matrices, 12 L h^2 of a GPT, and V h of the output
+head. It leaves out embedding look-ups, positions, biases and norms. Model FLOPs (for MFU) need no recomputation;
+hardware FLOPs (for HFU) add the forward work that activation recomputation does again.
 """
 
 from impl.cost.parameters import resolve_vocab
@@ -17,7 +17,7 @@ MODEL_FLOPS = ("palm_12", "causal_6", "ptdp")
 palm_12: 6 N + 12 L h s a token: every token attends to the whole sequence. Source: PaLM, Chowdhery et al. 2022
 (2204.02311), appendix B.
 causal_6: 6 N + 6 L h s a token: a token attends to itself and those before it, half the sequence on average.
-ptdp: 72 B s L h^2 (1 + s/6h + V/12Lh) a step: palm_12 of a GPT with its output head on every position; BERT's other
+ptdp: 72 B s L h^2 (1 + s/6h + V/12Lh) a step of a GPT: palm_12 with the output head on every position; BERT's other
 heads and masked positions do not enter. Source: PTD-P (2104.04473), equation 3, without its factor 4/3 of
 recomputation; so in Korthikanti et al. 2022.
 """
@@ -85,7 +85,7 @@ def hardware_flops(
 
 def _layers(config: ModelConfig, sequences: int) -> int:
     """Return the FLOPs of the layers' four matrices."""
-    return 72 * sequences * config.seq_len * config.num_layers * config.hidden_size**2
+    return 6 * sequences * config.seq_len * config.num_layers * config.layer_weights
 
 
 def _attention(convention: str, config: ModelConfig, sequences: int) -> int:

@@ -8,7 +8,7 @@ from impl.cost.parameters import Parameter, named_parameters
 from impl.cost.place import Sizes
 from impl.pipeline.stage import Stage
 from impl.run import Run
-from impl.zero.partition import TIED
+from impl.zero.partition import OUTPUT, TIED
 
 Pass = Literal["forward", "input gradient", "weight gradient"]
 HEAD = "head"
@@ -68,7 +68,8 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     tokens["next_sentence"] = batch
     is_last = any(stage.is_last for stage in stages)
     named = named_parameters(model, vocab_size, run.plan.tp, stages)
-    matrices = Counter((_matrix(p), p.shape, p.is_split) for p in named if _is_multiplied(p, is_last))
+    head = (TIED if model.tied else OUTPUT) if is_last else None
+    matrices = Counter((_matrix(p), p.shape, p.is_split) for p in named if _is_multiplied(p, head))
     found = []
     for (name, (out, into), is_split), count in matrices.items():
         n = tokens.get(name, batch * model.seq_len)
@@ -88,23 +89,23 @@ def core(run: Run, stages: Sequence[Stage]) -> Core:
         batch=run.train.microbatch,
         heads=Sizes(run).heads,
         seq_len=model.seq_len,
-        head_size=model.hidden_size // model.num_heads,
+        head_size=model.head_size,
         is_causal=model.family == "gpt",
         forwards=layers * (1 if run.plan.recompute == "none" else 2),
         backwards=layers,
     )
 
 
-def _is_multiplied(parameter: Parameter, is_last: bool) -> bool:
+def _is_multiplied(parameter: Parameter, head: str | None) -> bool:
     """Embeddings are looked up: all of them but the one that is the output head as well."""
     name = parameter.name
     is_looked_up = name.startswith("trunk.") and not name.startswith("trunk.layers.")
-    return len(parameter.shape) == 2 and (not is_looked_up or (name == TIED and is_last))
+    return len(parameter.shape) == 2 and (not is_looked_up or name == head)
 
 
 def _matrix(parameter: Parameter) -> str:
     """Return the name shared by all layers: `attention.qkv` for `trunk.layers.3.attention.qkv.weight`."""
     name = parameter.name.removesuffix(".weight")
-    if parameter.name == TIED:
+    if parameter.name in (TIED, OUTPUT):
         return HEAD
     return name.split(".", 3)[3] if name.startswith("trunk.layers.") else name

@@ -168,6 +168,7 @@ def activation_bytes_per_layer(
     tokens = (
         e * config.norms.of_tokens + 2 * e + 2
     )  # inputs of norms and of the column-parallel layers, two dropout masks
-    features = 3 * e + e + 4 * e + 4 * e  # q, k and v, context, both sides of the GELU
+    kept = sum(config.qkv_sizes) + h + sum(config.mlp_outputs) + config.mlp_inner
+    features = kept / h * e  # q, k and v, context, both sides of the GELU
     scores = (2 * e + 1) * config.num_heads * s / h  # probabilities before and after dropout, its mask
     return s * b * h * (tokens / (tp if sequence_parallel else 1) + (features + scores) / tp)

@@ -81,7 +81,8 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
 
 def _owed(place: Place, stage: Stage) -> Moment:
     """Return the bytes of inputs and gradients from which deferred weight gradients are computed (split schedules)."""
-    kept, computed = 2 * place.own + 5 * place.features, 2 * place.activations + 7 * place.features
+    kept = 2 * place.own + place.features + place.inner
+    computed = 2 * place.activations + place.qkv + place.widened
     return Moment(len(stage.layers) * kept, len(stage.layers) * computed)
 
 
@@ -89,7 +90,8 @@ def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device
     """Return the fullest moment of a stage's backward pass (or end of forward), relative to its kept activations."""
     parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
     ends = Moment(parts.get("head", 0) + parts.get("loss", 0), 0)
-    reduced = 0 if stage.is_first or not stage.is_last else _head_reduced(place, device)
+    waits = stage.is_first and place.run.model.tied  # for the look-up's gradient of the same matrix
+    reduced = _head_reduced(place, device) if stage.is_last and not waits else 0
     under_way = Moment(0, reduced * place.run.plan.overlap_grad_reduce)
     found = [moment.plus(ends, -1).plus(under_way) for moment in _layer_computed(place, stage)]
     found.append(Moment(-bytes_after_gelu(place.run), _gelu(place)).plus(ends, -1))
@@ -108,21 +110,24 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     arrives = stage.is_last or (run.scatters and t > 1)  # else it is in the buffer it was received in
     norms = model.norms.mlp
     before = place.activations * (plan.sequence_parallel and t > 1)
-    if stage.is_first and stage.is_last and not _are_added(place):
+    if stage.is_first and stage.is_last and model.tied and not _are_added(place):
         before += _embedding_rows(place)  # the head's part of the tied embedding's gradient
     gradients = before + own * (1 if norms.sum else arrives + norms.output) + own * (model.dropout > 0)
-    product = 0 if _are_summed_at_once(place) else 4 * model.hidden_size**2 // t * place.e
-    product = 4 * features if place.schedule.is_split else product
-    mlp = Moment(-own * (norms.sum + norms.output), gradients + 4 * features + product)
+    product = 0 if _are_summed_at_once(place) else model.mlp_inner * model.hidden_size // t * place.e
+    product = place.inner if place.schedule.is_split else product
+    mlp = Moment(-own * (norms.sum + norms.output), gradients + place.inner + product)
     if plan.recompute == "full":
         yield Moment(0, _gelu(place) + before + own * arrives + again - bytes_after_gelu(run))
         mlp = mlp.plus(Moment(0, again))
     yield mlp
     if working := _inner_computed(place):  # the last product has freed its input and what was gathered for it
-        yield mlp.plus(Moment(0, working - product - 4 * features - place.activations * (place.parts > 1)))
+        yield mlp.plus(Moment(0, working - product - place.inner - place.activations * (place.parts > 1)))
+    if model.mlp != "gelu":
+        function = {"squared_relu": 1, "swiglu": 4}[model.mlp] * place.inner
+        yield mlp.plus(Moment(0, function - product - place.activations * (place.parts > 1)))
     if core := _core_computed(place):
         attention = gradients + again + features + core
-        freed = own + (8 + 4 * norms.inner) * features
+        freed = own + place.widened + (1 + norms.inner) * place.inner
         yield Moment(0, attention - freed) if plan.recompute == "full" else Moment(-freed, attention)
 
 
@@ -144,14 +149,14 @@ def _core_computed(place: Place) -> int:
 
 def _inner_computed(place: Place) -> int:
     """Return the bytes of the working memory of an MLP's inner norm, in fp32 at least."""
-    model, features = place.run.model, 4 * place.features // place.e
+    model, features = place.run.model, place.inner // place.e
     is_native = model.norm == "layernorm" and place.run.plan.tp == 1
     return 3 * features * max(place.e, 4) if model.norms.mlp.inner and not is_native else 0
 
 
 def _gelu(place: Place) -> int:
     """Return the bytes of the GELU's fp32 working memory, a chunk at a time."""
-    return 3 * 4 * min(GELU_CHUNK, 4 * place.features // place.e)
+    return 3 * 4 * min(GELU_CHUNK, place.inner // place.e) if place.run.model.mlp == "gelu" else 0
 
 
 def _head_computed(place: Place, head_positions: int, device: str, reduced: int) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from impl.errors import InputError
 from impl.model.config import ModelConfig, padded_vocabulary
 from impl.pipeline.stage import Stage
-from impl.zero.partition import TIED
+from impl.zero.partition import OUTPUT, TIED
 
 TOKEN_TYPES = 2
 """BERT's segments A and B."""
@@ -21,9 +21,10 @@ MASTER_BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCount:
-    """Parameters by part; the output head's matrix is the token embedding's, counted once, under `embedding`."""
+    """Parameters by part; an output head's matrix that is the token embedding's is counted once."""
 
     embedding: int
+    """Token embedding and output head."""
     positions: int
     """Positions and, of BERT, the two token types."""
     layers: int
@@ -41,7 +42,7 @@ class ParameterCount:
 def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> ParameterCount:
     """Return the exact parameter count of a model.
 
-    A layer has 12 h^2 + 9 h without its norms: QKV 3 h^2 + 3 h, projection h^2 + h, MLP 8 h^2 + 5 h.
+    A GPT's layer has 12 h^2 + 9 h without its norms: QKV 3 h^2 + 3 h, projection h^2 + h, MLP 8 h^2 + 5 h.
 
     Args:
         vocab_size: rows of the token embedding, where the configuration leaves them to the data.
@@ -52,15 +53,17 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
     blocks = config.norms.attention, config.norms.mlp
     whole = layers * config.norms.of_tokens + config.norms.embedding + config.norms.final
     size = lambda width, **bias: sum(parameter.size for parameter in _norm(config, "", width, **bias))
-    of_heads = len(config.norms.attention.heads) * size(h // config.num_heads, bias=False)
-    inner = sum(size(width * h) for width, block in zip((1, 4), blocks, strict=True) if block.inner)
+    of_heads = len(config.norms.attention.heads) * size(config.head_size, bias=False)
+    widths = h, config.mlp_inner
+    inner = sum(size(width) for width, block in zip(widths, blocks, strict=True) if block.inner)
     norms = whole * size(h) + layers * (of_heads + inner)
+    biases = (sum(config.qkv_sizes) + sum(config.mlp_outputs) + 2 * h) * config.biases
     is_bert = config.family == "bert"
     mlm, pooler, next_sentence = h * h + h + 2 * h + vocab, h * h + h, 2 * h + 2
     return ParameterCount(
-        embedding=vocab * h,
-        positions=(config.seq_len + TOKEN_TYPES * is_bert) * h,
-        layers=layers * (12 * h * h + 9 * h),
+        embedding=vocab * h * (1 if config.tied else 2),
+        positions=(config.seq_len * (config.positions == "learned") + TOKEN_TYPES * is_bert) * h,
+        layers=layers * (config.layer_weights + biases),
         norms=norms,
         heads=(mlm + pooler + next_sentence) * is_bert,
     )
@@ -99,16 +102,17 @@ def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, .
     h, bert = config.hidden_size, config.family == "bert"
     rows = padded_vocabulary(vocab_size, tp) // tp
     named = [Parameter("token_bias", (rows,), True)] if bert and last else []
-    if first or last:
+    if first or (last and config.tied):
         named += [Parameter(TIED, (rows, h), True)]
     if first:
-        named += [Parameter("trunk.positions.weight", (config.seq_len, h), False)]
+        named += [Parameter("trunk.positions.weight", (config.seq_len, h), False)] * (config.positions == "learned")
         named += [Parameter("trunk.token_types.weight", (TOKEN_TYPES, h), False)] * bert
         named += _norm(config, "trunk.embedding_norm", h) * config.norms.embedding
     for i in (i for stage in stages for i in stage.layers):
         named += _layer(config, f"trunk.layers.{i}", tp)
     if last:
         named += _norm(config, "trunk.final_norm", h) * config.norms.final
+        named += [Parameter(OUTPUT, (rows, h), True)] * (not config.tied)
     if bert and last:
         named += _linear("token_dense", h, h) + _layer_norm("token_norm", h)
         named += _linear("pooler", h, h) + _linear("next_sentence", h, 2)
@@ -122,17 +126,23 @@ def _layer(config: ModelConfig, name: str, tp: int) -> Iterator[Parameter]:
         for place in ("input", "output", "sum"):
             if getattr(of_block, place):
                 yield from _norm(config, f"{name}.{block}_norms.{place}", h)
-    blocks = (("attention", "qkv", 3 * h, "projection", h), ("mlp", "up", 4 * h, "down", 4 * h))
+    blocks = (
+        ("attention", "qkv", sum(config.qkv_sizes), "projection", h),
+        ("mlp", "up", sum(config.mlp_outputs), "down", config.mlp_inner),
+    )
     for block, columns, outputs, rows, inputs in blocks:
-        yield Parameter(f"{name}.{block}.{columns}.weight", (outputs // tp, h), True)
-        yield Parameter(f"{name}.{block}.{columns}.bias", (outputs // tp,), True)
-        yield Parameter(f"{name}.{block}.{rows}.weight", (h, inputs // tp), True)
-        yield Parameter(f"{name}.{block}.{rows}.bias", (h,), False)
+        both = [
+            Parameter(f"{name}.{block}.{columns}.weight", (outputs // tp, h), True),
+            Parameter(f"{name}.{block}.{columns}.bias", (outputs // tp,), True),
+            Parameter(f"{name}.{block}.{rows}.weight", (h, inputs // tp), True),
+            Parameter(f"{name}.{block}.{rows}.bias", (h,), False),
+        ]
+        yield from both if config.biases else both[::2]
         if norms[block].inner:
             of_parts = _norm(config, f"{name}.{block}.inner", inputs // tp)
             yield from (one._replace(is_split=not one.name.endswith("alpha")) for one in of_parts)
         for which in norms[block].heads:
-            yield from _norm(config, f"{name}.{block}.norms.{which}", h // config.num_heads, bias=False)
+            yield from _norm(config, f"{name}.{block}.norms.{which}", config.head_size, bias=False)
 
 
 def _norm(config: ModelConfig, name: str, size: int, *, bias: bool = True) -> list[Parameter]:

@@ -54,6 +54,11 @@ class Sizes:
         return self.run.model.num_heads // self.run.plan.tp
 
     @property
+    def groups(self) -> int:
+        """Heads of keys and values of a rank."""
+        return self.run.model.groups // self.run.plan.tp
+
+    @property
     def parts(self) -> int:
         """Parts into which tokens between split blocks are divided: t with sequence parallelism."""
         return self.run.plan.tp if self.run.plan.sequence_parallel else 1
@@ -72,6 +77,21 @@ class Sizes:
     def features(self) -> int:
         """Bytes of [n, h / t]."""
         return self.activations // self.run.plan.tp
+
+    @cached_property
+    def qkv(self) -> int:
+        """Bytes of queries, keys and values: [n, 3 h / t] of a GPT."""
+        return self.features * sum(self.run.model.qkv_sizes) // self.run.model.hidden_size
+
+    @cached_property
+    def inner(self) -> int:
+        """Bytes of [n, f / t], what an MLP's last product takes: [n, 4 h / t] of a GPT."""
+        return self.features * self.run.model.mlp_inner // self.run.model.hidden_size
+
+    @property
+    def widened(self) -> int:
+        """Bytes of what an MLP's first product gives: with a gate [n, 2 f / t]."""
+        return self.inner * len(self.run.model.mlp_outputs)
 
     @property
     def transferred(self) -> int:
@@ -107,7 +127,7 @@ class Place(Sizes):
         named = named_parameters(self.run.model, self.vocab_size, plan.tp, self.stages)
         sizes = {parameter.name: parameter.size for parameter in named}
         elements = plan.bucket_bytes // parameter_bytes(self.run).gradient
-        is_tied = self.is_first != self.is_last
+        is_tied = self.run.model.tied and self.is_first != self.is_last
         for division, names in divisions([(p.name, p.is_split) for p in named], plan, is_tied=is_tied).items():
             ranks = owners(division.kind, plan)
             found += lay_out([(name, sizes[name]) for name in names], ranks, elements, plan.zero_stage, division)

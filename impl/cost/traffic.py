@@ -189,7 +189,7 @@ def _gathers(place: Place, unit: str) -> int:
     """Return how often stage 3 gathers parameters for one microbatch: before the forward and the backward pass."""
     if unit == "embedding":
         return 1
-    return place.is_first + 2 * place.is_last if unit == "tokens" else 2
+    return place.is_first + 2 * (place.is_last and place.run.model.tied) if unit == "tokens" else 2
 
 
 def _axes(plan: Plan, axes: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ VOCABULARY_MULTIPLE = 128
 """Rows of a rank's embedding come in multiples of this, for fast matrix products (Megatron-LM 2019, section 4.2)."""
 
 NormKind = Literal["layernorm", "rmsnorm", "dyt"]
+MLPKind = Literal["gelu", "squared_relu", "swiglu"]
 
 MASK_BLOCKS = 8
 """Blocks in which a dropout mask is drawn, each from a seed of its own."""
@@ -47,6 +48,18 @@ class ModelConfig:
     """Where norms stand: a name in `impl.model.norm_placement`."""
     norm: NormKind = "layernorm"
     """Which function they are: LayerNorm, RMSNorm, or the element-wise dynamic tanh."""
+    kv_heads: Positive | None = None
+    """Heads of keys and values, which as many query heads share as divide them; None: as many as heads."""
+    positions: Literal["learned", "rotary"] = "learned"
+    rotary_base: PositiveFloat = 10_000.0
+    """Base of rotary positions' angles."""
+    mlp: MLPKind = "gelu"
+    mlp_size: Positive | None = None
+    """Features between an MLP's products; None: four times the hidden size."""
+    biases: bool = True
+    """Whether layers' linear products have biases."""
+    tied: bool = True
+    """Whether the output head's matrix is the token embedding's."""
     dropout: Fraction = 0.0
     init_std: PositiveFloat = 0.02
 
@@ -66,6 +79,50 @@ class ModelConfig:
                 f"valid: {', '.join(map(str, valid))}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _block_is_whole(self) -> "ModelConfig":
+        if self.num_heads % self.groups:
+            valid = [g for g in range(1, self.num_heads + 1) if self.num_heads % g == 0]
+            raise ValueError(
+                f"kv_heads {self.groups} does not divide num_heads {self.num_heads}; valid: "
+                f"{', '.join(map(str, valid))}"
+            )
+        if self.positions == "rotary" and self.head_size % 2:
+            raise ValueError(f"rotary positions turn pairs of features, a head has {self.head_size}; valid: even sizes")
+        if self.family == "bert" and not self.tied:
+            raise ValueError("tied False is not built for family bert, whose head has the embedding's matrix")
+        return self
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.num_heads
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Features of queries, keys and values."""
+        return self.hidden_size, self.groups * self.head_size, self.groups * self.head_size
+
+    @property
+    def mlp_inner(self) -> int:
+        """Features between an MLP's products, f."""
+        return self.mlp_size or 4 * self.hidden_size
+
+    @property
+    def mlp_outputs(self) -> tuple[int, ...]:
+        """Features of the MLP's first product: f, or a gate's and another f."""
+        return (self.mlp_inner,) * (2 if self.mlp == "swiglu" else 1)
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of a layer's four matrices, by which each token is multiplied: 12 h^2 of a GPT."""
+        h = self.hidden_size
+        return h * (sum(self.qkv_sizes) + h + sum(self.mlp_outputs) + self.mlp_inner)
 
     def vocabulary(self, tokenizer_size: int) -> int:
         """Return the rows of the token embedding: `vocab_size`, or what the tokenizer and the family need."""

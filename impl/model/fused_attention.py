@@ -10,25 +10,28 @@ from torch import Tensor
 from impl.model.config import LONGEST_PRODUCTS, PRODUCT_ROWS
 
 
-def attend(qkv: Tensor, seq_len: int, heads: int, *, causal: bool) -> Tensor:
+def attend(qkv: Tensor, seq_len: int, heads: int, groups: int, *, causal: bool) -> Tensor:
     """Return softmax(q k^T / sqrt(d)) v of every head; `causal` hides later keys.
 
-    Shapes: [b s, 3 a d], queries of all heads before keys and values -> [b s, a d].
+    Shapes: [b s, (a + 2 g) d], queries of all a heads before keys and values of g -> [b s, a d].
     """
-    by_products = qkv.dtype == torch.bfloat16 and qkv.device.type == "cpu" and seq_len <= LONGEST_PRODUCTS
+    is_on_cpu = qkv.dtype == torch.bfloat16 and qkv.device.type == "cpu"
+    by_products = is_on_cpu and seq_len <= LONGEST_PRODUCTS and heads == groups
     if by_products and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return cast(Tensor, _Attend.apply(qkv, seq_len, heads, causal))
-    return _attend(qkv, seq_len, heads, causal)
+    return _attend(qkv, seq_len, heads, groups, causal)
 
 
-def by_heads(qkv: Tensor, seq_len: int, heads: int) -> Tensor:
-    """Return views of queries, keys and values. Shapes: [b s, 3 a d] -> [3, b, a, s, d], the same memory."""
-    return qkv.view(-1, seq_len, 3, heads, qkv.shape[1] // (3 * heads)).permute(2, 0, 3, 1, 4)
+def by_heads(qkv: Tensor, seq_len: int, heads: int, groups: int) -> tuple[Tensor, ...]:
+    """Return views of queries, keys and values. Shapes: [b s, (a + 2 g) d] -> [b, a, s, d], two of [b, g, s, d]."""
+    every = heads + 2 * groups
+    by_head = qkv.view(-1, seq_len, every, qkv.shape[1] // every).transpose(1, 2)
+    return by_head.split((heads, groups, groups), 1)
 
 
-def _attend(qkv: Tensor, seq_len: int, heads: int, causal: bool) -> Tensor:
-    q, k, v = by_heads(qkv, seq_len, heads)
-    context = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+def _attend(qkv: Tensor, seq_len: int, heads: int, groups: int, causal: bool) -> Tensor:
+    q, k, v = by_heads(qkv, seq_len, heads, groups)
+    context = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != groups)
     return context.transpose(1, 2).reshape(len(qkv), -1)
 
 
@@ -39,19 +42,19 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, seq_len: int, heads: int, causal: bool) -> Tensor:
         ctx.save_for_backward(qkv)
         ctx.shape = (seq_len, heads, causal)
-        return _attend(qkv, seq_len, heads, causal)
+        return _attend(qkv, seq_len, heads, heads, causal)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (qkv,), (seq_len, heads, causal) = ctx.saved_tensors, ctx.shape
         out = torch.empty_like(qkv)
-        parts, out_parts = by_heads(qkv, seq_len, heads), by_heads(out, seq_len, heads)
-        grad = grads[0].view(-1, seq_len, heads, parts.shape[-1]).transpose(1, 2)
+        parts, out_parts = by_heads(qkv, seq_len, heads, heads), by_heads(out, seq_len, heads, heads)
+        grad = grads[0].view(-1, seq_len, heads, parts[0].shape[-1]).transpose(1, 2)
         later = qkv.new_full((seq_len, seq_len), -torch.inf).triu(1) if causal else None
         working = qkv.new_empty(2, heads * min(PRODUCT_ROWS, seq_len) * seq_len)
         for sequence in range(len(grad)):
-            q, k, v = parts[:, sequence].contiguous()
-            q_grad, k_grad, v_grad = out_parts[:, sequence]
+            q, k, v = (part[sequence].contiguous() for part in parts)
+            q_grad, k_grad, v_grad = (part[sequence] for part in out_parts)
             _backward(q, k, v, grad[sequence].contiguous(), later, working, q_grad, k_grad, v_grad)
         return out, None, None, None
 

@@ -88,7 +88,7 @@ class InitialWeights:
         """Draw the whole matrix some rows at a time; yield what this rank has of them, without padding at the end."""
         shape, shard = self.shapes[name], self.shards.get(name)
         rows, columns = shard.whole_shape(shape) if shard else shape
-        factor, values = self._factor(name, columns)
+        factor, values = self._factor(name)
         std = self.config.init_std * (1.0 if values else factor)
         generator = torch.Generator().manual_seed(derive(self.seed, "init", name))
         step = BLOCK * max(1, SLICE // (BLOCK * columns))
@@ -99,13 +99,13 @@ class InitialWeights:
                 drawn[max(values - first, 0) :] *= factor
             yield shard.take_rows(drawn, first, self.part) if shard else drawn
 
-    def _factor(self, name: str, columns: int) -> tuple[float, int]:
+    def _factor(self, name: str) -> tuple[float, int]:
         """Return the factor of a matrix's standard deviation, and its first row with it."""
         initial, layers = self.config.norms.initial, self.config.num_layers
         if name.endswith(("attention.projection.weight", "mlp.down.weight")):
             return (1 / math.sqrt(2 * layers) if initial is None else initial(layers)), 0
         if initial is not None and name.endswith(("attention.qkv.weight", "mlp.up.weight")):
-            return initial(layers), 2 * columns if "qkv" in name else 0  # values stand after queries and keys
+            return initial(layers), sum(self.config.qkv_sizes[:2]) if "qkv" in name else 0  # values stand last
         return 1.0, 0
 
 

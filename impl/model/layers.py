@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from impl.model.config import MASK_BLOCKS, ModelConfig
 from impl.model.fused_attention import attend, by_heads
-from impl.model.gelu import gelu
+from impl.model.mlp_functions import FUNCTIONS
 from impl.model.norm_placement import BlockNorms
 from impl.model.norms import SplitNorm, norm
+from impl.model.rotary import rotate
 from impl.pipeline.stage import Stage
 from impl.recompute import recompute
 from impl.seeding import derive
@@ -67,8 +68,9 @@ class Dropout(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention, a part of the heads on each rank; `causal` hides later tokens.
 
-    Norms of queries, keys and values are each over the features of a head, with the same weights for all heads and no
-    bias, which would change nothing in keys.
+    Keys and values may have fewer heads, each for as many query heads (Ainslie et al. 2023, 2305.13245); queries and
+    keys may be turned by their places. Norms of queries, keys and values are each over the features of a head, with the
+    same weights for all heads and no bias, which would change nothing in keys.
 
     With `recompute_core` only q, k and v are kept of the core, softmax(q k^T) v with its dropout, which the backward
     pass computes again: Korthikanti et al. 2022, section 5, selective recomputation.
@@ -81,31 +83,38 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         h = config.hidden_size
-        self.heads, self.causal = config.num_heads // tp.degree, causal
-        self.qkv = ColumnParallelLinear(h, 3 * h, tp, blocks=3)
-        self.projection = RowParallelLinear(h, h, tp)
+        self.heads, self.groups, self.causal = config.num_heads // tp.degree, config.groups // tp.degree, causal
+        self.head_size, self.base = config.head_size, config.rotary_base if config.positions == "rotary" else None
+        self.qkv = ColumnParallelLinear(h, config.qkv_sizes, tp, bias=config.biases)
+        self.projection = RowParallelLinear(h, h, tp, bias=config.biases)
         norms = config.norms.attention
         self.inner = SplitNorm(config.norm, h, tp) if norms.inner else nn.Identity()
-        self.norms = nn.ModuleDict({name: norm(config.norm, h // config.num_heads, bias=False) for name in norms.heads})
+        self.norms = nn.ModuleDict({name: norm(config.norm, config.head_size, bias=False) for name in norms.heads})
         self.dropout = Dropout(config.dropout, f"{place}.probabilities", tp.part)
         self.recompute_core = recompute_core
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         core = self._core_again if self.recompute_core else self._core
-        return self.projection(self.inner(core(self._normalised(self.qkv(x)), seq_len, key)))
+        qkv = self._normalised(self.qkv(x))
+        if self.base is not None:
+            qkv = rotate(qkv, seq_len, self.heads + self.groups, self.head_size, self.base)
+        return self.projection(self.inner(core(qkv, seq_len, key)))
 
     def _normalised(self, qkv: Tensor) -> Tensor:
-        """Shapes: [n, 3 h / t] -> [n, 3 h / t]."""
+        """Shapes: [n, (a + 2 g) d / t] -> the same."""
         if not self.norms:
             return qkv
-        parts = zip("qkv", qkv.view(len(qkv), 3, self.heads, -1).unbind(1), strict=True)
-        return torch.stack([self.norms[name](x) if name in self.norms else x for name, x in parts], 1).flatten(1)
+        by_head = qkv.view(len(qkv), -1, self.head_size)
+        parts = zip("qkv", by_head.split((self.heads, self.groups, self.groups), 1), strict=True)
+        return torch.cat([self.norms[name](x) if name in self.norms else x for name, x in parts], 1).flatten(1)
 
     def _core(self, qkv: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
-        """Shapes: [n, 3 h / t] -> [n, h / t]."""
+        """Shapes: [n, (a + 2 g) d / t] -> [n, h / t]."""
         if self.dropout.rate == 0.0 or not self.training:
-            return attend(qkv, seq_len, self.heads, causal=self.causal)
-        q, k, v = by_heads(qkv, seq_len, self.heads)
+            return attend(qkv, seq_len, self.heads, self.groups, causal=self.causal)
+        q, k, v = by_heads(qkv, seq_len, self.heads, self.groups)
+        if self.heads != self.groups:
+            k, v = (part.repeat_interleave(self.heads // self.groups, 1) for part in (k, v))
         # the fused kernel draws its own mask, which no key would reproduce
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         if self.causal:  # added, not filled in: the backward pass then keeps no mask
@@ -120,19 +129,21 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """h -> 4h -> h with GELU in its tanh form (Megatron-LM 2019, section 3).
+    """h -> f -> h with a function between: of a GPT f is 4h, and GELU in its tanh form (Megatron-LM 2019, section 3).
 
     Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).
     """
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(config.hidden_size, 4 * config.hidden_size, tp)
-        self.down = RowParallelLinear(4 * config.hidden_size, config.hidden_size, tp)
-        self.inner = SplitNorm(config.norm, 4 * config.hidden_size, tp) if config.norms.mlp.inner else nn.Identity()
+        h, f = config.hidden_size, config.mlp_inner
+        self.up = ColumnParallelLinear(h, config.mlp_outputs, tp, bias=config.biases)
+        self.down = RowParallelLinear(f, h, tp, bias=config.biases)
+        self.inner = SplitNorm(config.norm, f, tp) if config.norms.mlp.inner else nn.Identity()
+        self.function = FUNCTIONS[config.mlp]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.inner(gelu(self.up(x))))
+        return self.down(self.inner(self.function(self.up(x))))
 
 
 class Norms(nn.Module):
@@ -193,8 +204,8 @@ class Trunk(nn.Module):
     """Token, position and (BERT) token-type embeddings, the layers, and the norms at both ends; what the stages need.
 
     Parameters have the same names whatever the stages. A first and a last stage that live apart both have the token
-    embedding. All parameters here that are whole on every tensor-parallel rank meet only the rank's own tokens if
-    sequence parallel.
+    embedding if it is tied. All parameters here that are whole on every tensor-parallel rank meet only the rank's own
+    tokens if sequence parallel.
     """
 
     def __init__(
@@ -214,20 +225,22 @@ class Trunk(nn.Module):
         embedding = lambda rows: nn.Embedding.from_pretrained(torch.empty(rows, h), freeze=False)
         first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
         self.tp = tp
-        self.tokens = VocabParallelEmbedding(vocab_size, h, tp) if first or last else None
-        self.positions = embedding(config.seq_len) if first else None
+        self.tokens = VocabParallelEmbedding(vocab_size, h, tp) if first or (last and config.tied) else None
+        self.positions = embedding(config.seq_len) if first and config.positions == "learned" else None
         self.token_types = embedding(token_types) if first and token_types else None
         self.embedding_norm = norm(config.norm, h, exists=first and config.norms.embedding)
         self.embedding_dropout = Dropout(config.dropout, "embedding", tp.tokens)
         layer = partial(Layer, config, tp, causal=causal, recompute_core=recompute_core)
         self.layers = nn.ModuleDict({str(i): layer(i) for stage in stages for i in stage.layers})
         self.final_norm = norm(config.norm, h, exists=last and config.norms.final)
+        self.output = VocabParallelEmbedding(vocab_size, h, tp) if last and not config.tied else None
 
     @property
     def head(self) -> VocabParallelEmbedding:
-        """The token embedding, whose matrix is the output head's."""
-        assert self.tokens is not None, "only the last stage predicts tokens"
-        return self.tokens
+        """The output head: the token embedding, or where it is not tied a matrix of its own."""
+        head = self.tokens if self.output is None else self.output
+        assert head is not None, "only the last stage predicts tokens"
+        return head
 
     def blocks(
         self,
@@ -249,10 +262,11 @@ class Trunk(nn.Module):
 
     def _embed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
         assert self.tokens is not None
-        assert self.positions is not None
         index, of = self.tp.tokens
         own = torch.arange(tokens.numel(), device=tokens.device).chunk(of)[index]
-        x = self.tokens(tokens.flatten()) + self.positions(own % tokens.shape[1])
+        x = self.tokens(tokens.flatten())
+        if self.positions is not None:
+            x = x + self.positions(own % tokens.shape[1])
         if self.token_types is not None and types is not None:
             x = x + self.token_types(types.flatten()[own])
         return x

@@ -18,12 +18,13 @@ class Stage(NamedTuple):
 
 
 def split(config: ModelConfig, vocab_size: int, count: int) -> tuple[Stage, ...]:
-    """Split the model into `count` stages of about equal work; the output head counts as V / (12h + 2s) layers.
+    """Split the model into `count` stages of about equal work; a GPT's output head counts as V / (12h + 2s) layers.
 
     Raises:
         InputError: there are more stages than layers.
     """
-    head = vocab_size / (12 * config.hidden_size + 2 * config.seq_len) if config.family == "gpt" else 0.0
+    layer = config.layer_weights / config.hidden_size + 2 * config.seq_len
+    head = vocab_size / layer if config.family == "gpt" else 0.0
     parts = partition(config.num_layers, count, last_extra=head)
     return tuple(Stage(layers, i == 0, i == count - 1) for i, layers in enumerate(parts))
 

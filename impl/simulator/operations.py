@@ -77,17 +77,22 @@ def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
     sizes = Sizes(run)
     e, own, features = sizes.e, sizes.own, sizes.features
     norms = run.model.norms
-    of_parts = [len(norms.attention.heads), norms.attention.inner, 4 * norms.mlp.inner]
-    for size in [own] * norms.of_tokens + [times * features for times in of_parts if times]:
+    qkv, inner, widened = sizes.qkv, sizes.inner, sizes.widened
+    of_heads = {"q": features, "k": (qkv - features) / 2, "v": (qkv - features) / 2}
+    of_parts = [of_heads[name] for name in norms.attention.heads]
+    of_parts += [features] * norms.attention.inner + [inner] * norms.mlp.inner
+    for size in [own] * norms.of_tokens + of_parts:
         yield Moved("norm", 2 * size, 3 * size)
     if norms.attention.heads:
-        yield Moved("heads", 6 * features, 6 * features)  # put together again
-    yield Moved("heads", 4 * features, 8 * features)  # laid out for the core and back
-    yield Moved("gelu", 8 * features, 12 * features)
+        yield Moved("heads", 2 * qkv, 2 * qkv)  # put together again
+    if run.model.positions == "rotary":
+        yield Moved("heads", qkv + features, qkv + features)  # queries and keys turned
+    yield Moved("heads", qkv + features, 2 * (qkv + features))  # laid out for the core and back
+    yield Moved("gelu", widened + inner, 2 * widened + inner)
     mask = own / e if run.model.dropout > 0 else 0.0
     for _ in range(2):
         yield Moved("residual", 3 * own + mask, 3 * own + (2 * own + mask if mask else 0.0))
-    yield Moved("biases", 0.0, 0.0, 7 * features + 2 * own)
+    yield Moved("biases", 0.0, 0.0, qkv + widened + 2 * own if run.model.biases else 0.0)
     yield Moved("gradients", 0.0, 0.0, _gradient(run, parameters(run, vocab_size, "layer")))
 
 
@@ -104,7 +109,7 @@ def _embedding(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Move
     place = Place(run, vocab_size)
     e, tokens, own = place.e, place.activations, place.own
     yield Moved("look-up", 2 * tokens, 2 * tokens)
-    yield Moved("positions", 3 * own, own)
+    yield Moved("positions", 3 * own, own) if run.model.positions == "learned" else Moved("positions")
     yield Moved("norm", 2 * own, 3 * own) if run.model.norms.embedding else Moved("norm")
     yield Moved("dropout", 2 * own + own / e, 2 * own + own / e) if run.model.dropout > 0 else Moved("dropout")
     yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size))

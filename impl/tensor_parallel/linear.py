@@ -19,12 +19,17 @@ class ColumnParallelLinear(nn.Module):
     Communication: f before it, forward and backward.
     """
 
-    def __init__(self, inputs: int, outputs: int, tp: TensorParallel, *, blocks: int = 1) -> None:
+    def __init__(self, inputs: int, blocks: tuple[int, ...], tp: TensorParallel, *, bias: bool = True) -> None:
+        """Make the layer without values.
+
+        Args:
+            blocks: sizes of the blocks of output features, each of which is split over the ranks.
+        """
         super().__init__()
-        self.tp = tp
+        self.tp, outputs = tp, sum(blocks)
         self.weight = nn.Parameter(torch.empty(outputs // tp.degree, inputs))
-        self.bias = nn.Parameter(torch.zeros(outputs // tp.degree))
-        self.shards = {"weight": Shard(0, outputs, blocks), "bias": Shard(0, outputs, blocks)}
+        self.bias = nn.Parameter(torch.zeros(outputs // tp.degree)) if bias else None
+        self.shards = {name: Shard(0, outputs, blocks) for name, _ in self.named_parameters()}
 
     def forward(self, x: Tensor) -> Tensor:
         return parallel_linear(x, self.weight, self.bias, self.tp, before=self.tp.f)
@@ -37,11 +42,11 @@ class RowParallelLinear(nn.Module):
     Communication: g behind it, forward and backward. The bias is whole on every rank.
     """
 
-    def __init__(self, inputs: int, outputs: int, tp: TensorParallel) -> None:
+    def __init__(self, inputs: int, outputs: int, tp: TensorParallel, *, bias: bool = True) -> None:
         super().__init__()
         self.tp = tp
         self.weight = nn.Parameter(torch.empty(outputs, inputs // tp.degree))
-        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
         self.shards = {"weight": Shard(1, inputs)}
 
     def forward(self, x: Tensor) -> Tensor:

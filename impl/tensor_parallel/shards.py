@@ -11,7 +11,7 @@ from impl.tensor_parallel.group import Part
 
 @dataclass(frozen=True)
 class Shard:
-    """Split of a parameter over tensor-parallel ranks along one dim, in equal parts.
+    """Split of a parameter over tensor-parallel ranks along one dim, each block in equal parts.
 
     Shapes: whole [..., size, ...], on a rank [..., padded / t, ...].
     """
@@ -19,8 +19,8 @@ class Shard:
     dim: int
     size: int
     """Size of the whole parameter along the dim."""
-    blocks: int = 1
-    """Blocks that are split one by one: 3 where queries, keys and values of all heads follow each other."""
+    blocks: tuple[int, ...] = ()
+    """Sizes of blocks that are split one by one, as of queries, keys and values of all heads; empty: one block."""
     padding: int = 0
     """Zeros after the whole parameter that make it divisible."""
 
@@ -29,8 +29,8 @@ class Shard:
         if self.padding:
             zeros = whole.new_zeros(*whole.shape[: self.dim], self.padding, *whole.shape[self.dim + 1 :])
             whole = torch.cat([whole, zeros], self.dim)
-        blocks = whole.unflatten(self.dim, (self.blocks, -1))
-        return blocks.chunk(part.of, self.dim + 1)[part.index].flatten(self.dim, self.dim + 1)
+        blocks = whole.split(self._sizes, self.dim)
+        return torch.cat([block.chunk(part.of, self.dim)[part.index] for block in blocks], self.dim)
 
     def take_rows(self, rows: Tensor, first: int, part: Part) -> Tensor:
         """Return a rank's part of consecutive rows of a whole matrix, without padding rows.
@@ -46,21 +46,27 @@ class Shard:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the whole parameter from all ranks' parts, in order: the inverse of `take`."""
-        blocks = [part.unflatten(self.dim, (self.blocks, -1)) for part in parts]
-        return torch.cat(blocks, self.dim + 1).flatten(self.dim, self.dim + 1).narrow(self.dim, 0, self.size)
+        widths = [size // len(parts) for size in self._sizes]
+        blocks = zip(*(part.split(widths, self.dim) for part in parts), strict=True)
+        return torch.cat([own for block in blocks for own in block], self.dim).narrow(self.dim, 0, self.size)
 
     def runs(self, start: int, stop: int, part: Part) -> Iterator[tuple[int, int, int]]:
         """Yield the contiguous runs of indices `start` to `stop` of a rank's part along the dim, without padding.
 
         A run is (first in the part, first in the whole, count).
         """
-        width = (self.size + self.padding) // (self.blocks * part.of)
-        while start < stop:
-            block, within = divmod(start, width)
-            first, count = (block * part.of + part.index) * width + within, min(stop - start, width - within)
-            if (real := min(count, self.size - first)) > 0:
-                yield start, first, real
-            start += count
+        behind = before = 0
+        for size in self._sizes:
+            width = size // part.of
+            own, end = max(start, behind), min(stop, behind + width)
+            first = before + part.index * width + own - behind
+            if (real := min(end - own, self.size - first)) > 0:
+                yield own, first, real
+            behind, before = behind + width, before + size
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.blocks or (self.size + self.padding,)
 
     def whole_shape(self, shape: Sequence[int]) -> list[int]:
         """Return the shape of the whole parameter, from that of a rank's part."""

@@ -9,6 +9,9 @@ from impl.plan import Plan
 TIED = "trunk.tokens.weight"
 """Name of the token embedding, which is the output head's matrix too."""
 
+OUTPUT = "trunk.output.weight"
+"""Name of the output head's matrix where it is not the token embedding."""
+
 Kind = Literal["split", "whole", "partial", "tied"]
 """How tensor-parallel ranks hold a parameter.
 
@@ -72,9 +75,9 @@ def unit_of(name: str) -> str:
     return "embedding" if parts[0] == "trunk" and parts[1] in ("positions", "token_types") else "head"
 
 
-def units_of_block(block: str) -> tuple[str, ...]:
-    """Return the units that a block of the model needs gathered."""
-    return (block, "tokens") if block in ("embedding", "head") else (block,)
+def units_of_block(block: str, tied: bool) -> tuple[str, ...]:
+    """Return the units that a block of a model, whose embedding and head may be tied, needs gathered."""
+    return (block, "tokens") if block == "embedding" or (block == "head" and tied) else (block,)
 
 
 class Slot(NamedTuple):

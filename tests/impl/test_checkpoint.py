@@ -41,7 +41,7 @@ SAVED, LAST = 3, 5
 
 
 SHARDS: dict[str, Callable[[int, int], Shard | None]] = {
-    "qkv": lambda rows, tp: Shard(0, rows, blocks=3),
+    "qkv": lambda rows, tp: Shard(0, rows, (rows // 3,) * 3),
     "vocabulary": lambda rows, tp: Shard(0, rows, padding=-rows % (8 * tp)),
     "row": lambda rows, tp: Shard(1, rows),
     "whole": lambda rows, tp: None,

@@ -19,6 +19,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run, non_defaults
 from impl.train import Trainer
+from tests.impl.blocks import BLOCKS
 from tests.impl.on_ranks import on_ranks
 from tests.impl.parity import Found, assert_equal_gradients, assert_equal_steps, first_gradients, serial, steps
 from tests.impl.pipeline import own_schedule
@@ -46,7 +47,8 @@ def of(schedule: str = "one_f_one_b", **fields: Any) -> Plan:
 def name(run: Run) -> str:
     fields = {name.split("_")[0]: str(value).split(":")[-1] for name, value in non_defaults(run.plan).items()}
     plan = "-".join(f"{name}={value}" for name, value in fields.items() if name not in ("bucket", "chunks"))
-    return f"{plan}-{run.model.family}-{run.model.norm_placement}-{run.model.norm}-{run.precision}"
+    block = f"{run.model.family}-{run.model.norm_placement}-{run.model.norm}-{run.model.mlp}-{run.model.dropout}"
+    return f"{plan}-{block}-{run.precision}"
 
 
 # Every gradient ------------------------------------------------------------------------------------------------------
@@ -86,12 +88,23 @@ ATLAS = [
     )
 ]
 """Every norm placement under every axis, the functions that norms may be in turn."""
+OTHER_BLOCKS = [
+    replace(run_of(of(**how), "gpt"), model=model)
+    for model in BLOCKS.values()
+    for how in [
+        *({"tp": 2}, {"tp": 4, "sequence_parallel": True}, {"dp": 2}, {"tp": 2, "recompute": "full"}),
+        *({"tp": 2, "recompute": "selective"}, {"pp": 2}, {"pp": 2, "tp": 2, "schedule": "zb_h1"}),
+        {"pp": 3, "dp": 2, "schedule": "gpipe"},
+    ]
+]
+"""Blocks other than GPT-2's, untied output heads among them."""
 RUNS = [
     *(run_of(of(**how), family, norm) for how, family, norm in product([*DATA, *SPLIT], FAMILIES, NORMS)),
     *(run_of(of(**how), family, NORMS[i % len(NORMS)]) for i, (how, family) in enumerate(product(MIXED, FAMILIES))),
     *(run_of(of(**how), family, "pre", "fp32") for how, family in product([*DATA[:1], *SPLIT[:2]], FAMILIES)),
     *PIPELINES,
     *ATLAS,
+    *OTHER_BLOCKS,
 ]
 
 

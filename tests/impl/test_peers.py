@@ -111,6 +111,7 @@ LACKS_ALL: list[tuple[dict[str, Any], str]] = [
     ({"model": ModelConfig(norm_placement="olmo2")}, "olmo2"),
     ({"model": ModelConfig(norm_placement="sub")}, "sub"),
     ({"model": ModelConfig(norm="dyt")}, "dyt"),
+    ({"model": ModelConfig(mlp="swiglu", tied=False)}, "model.mlp 'swiglu', model.tied False"),
     ({"model": ModelConfig(dropout=0.1)}, "dropout 0.1"),
     ({"precision": "fp16"}, "fp16"),
     ({"offload_optimizer": True}, "offload_optimizer"),

@@ -89,18 +89,15 @@ def test_optional_columns_change_the_run(tmp_path: Path):
     assert row.problem is None
 
 
-OTHER = {
-    **{"kv_heads": (16, 8), "ffn": (4096, 2736), "mlp": ("gelu", "swiglu")},
-    **{"positions": ("learned", "rotary"), "tied": ("true", "false"), "cp": (1, 2), "zero_group": ("all", "node")},
-}
-"""Columns of other models and plans: the simulator's value, and another one."""
+OTHER = {"cp": (1, 2), "zero_group": ("all", "node")}
+"""Columns of other plans: the simulator's value, and another one."""
 
 
-def test_a_row_of_another_model_says_why_in_its_place_and_the_rest_is_predicted(tmp_path: Path):
+def test_a_row_of_another_plan_says_why_in_its_place_and_the_rest_is_predicted(tmp_path: Path):
     path, cells = tmp_path / "rows.csv", "8,32,1,1024,16,16,1024,2,1,4"
     rows = [{name: own for name, (own, _) in OTHER.items()}]
     rows += [rows[0] | {name: other} for name, (_, other) in OTHER.items()]
-    rows += [dict.fromkeys(OTHER, ""), rows[0] | {"mlp": "relu"}, rows[0] | {"cp": "two"}]
+    rows += [dict.fromkeys(OTHER, ""), rows[0] | {"zero_group": "rack"}, rows[0] | {"cp": "two"}]
     lines = [",".join([cells, *map(str, row.values())]) for row in rows]
     path.write_text("\n".join([",".join([*COUNTS, *OTHER]), *lines]) + "\n")
     answer = call("predict", "--rows", path, "--system", "h100", "--json")
@@ -109,9 +106,29 @@ def test_a_row_of_another_model_says_why_in_its_place_and_the_rest_is_predicted(
     for row, (name, (own, other)) in zip(found[1:], OTHER.items(), strict=False):
         assert row["problem"] == f"not simulated: {name} {other}; valid: {name} {own}"
         assert row["predicted_s"] is None
-    assert found[-2]["problem"] == "mlp 'relu'; valid: gelu, squared_relu, swiglu"
+    assert found[-2]["problem"] == "zero_group 'rack'; valid: all, node"
     assert found[-1]["problem"] == "cp 'two'; valid: a positive integer"
-    assert "9 of 11 rows cannot be predicted" in call("predict", "--rows", path, "--system", "h100").errors
+    assert "4 of 6 rows cannot be predicted" in call("predict", "--rows", path, "--system", "h100").errors
+
+
+def test_a_row_may_be_a_llama(tmp_path: Path):
+    """Llama 2 7B: the block's columns set the block's fields; other words and numbers say what would be valid."""
+    block = {"kv_heads": 8, "ffn": 11008, "mlp": "swiglu", "norm": "rmsnorm", "positions": "rotary", "tied": "false"}
+    block |= {"biases": "no", "vocab": 32000}
+    wrong = [{"mlp": "relu"}, {"kv_heads": 5}, {"positions": "alibi"}, {"tied": "perhaps"}]
+    path, cells = tmp_path / "rows.csv", "8,32,1,4096,32,32,4096,2,1,4"
+    lines = [",".join([cells, *map(str, (block | change).values())]) for change in ({}, *wrong)]
+    path.write_text("\n".join([",".join([*COUNTS, *block]), *lines]) + "\n")
+    row, *problems = read_rows(path, load_system("h100"))
+    assert row.asked is not None
+    model = row.asked.done.model
+    assert (model.kv_heads, model.mlp_inner, model.mlp, model.norm) == (8, 11008, "swiglu", "rmsnorm")
+    assert (model.positions, model.tied, model.biases) == ("rotary", False, False)
+    said = [str(row.problem) for row in problems]
+    for text, word in zip(
+        said, ("squared_relu", "kv_heads 5 does not divide", "rotary", "valid: true, false"), strict=True
+    ):
+        assert word in text
 
 
 def test_a_row_may_name_its_system(tmp_path: Path):

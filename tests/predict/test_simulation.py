@@ -45,6 +45,12 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "model.vocab_size": (51200, {}),
     "model.norm_placement": ("post", {}),
     "model.norm": ("rmsnorm", {}),
+    "model.kv_heads": (4, {}),
+    "model.positions": ("rotary", {}),
+    "model.mlp": ("swiglu", {}),
+    "model.mlp_size": (2048, {}),
+    "model.biases": (False, {}),
+    "model.tied": (False, {}),
     "model.dropout": (0.1, {}),
     "plan.dp": (4, {}),
     "plan.tp": (4, {}),
@@ -76,7 +82,7 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
 WITHOUT_EFFECT = {
     *("train.steps", "train.lr", "train.min_lr", "train.warmup_steps", "train.decay", "train.weight_decay"),
     *("train.beta1", "train.beta2", "train.eps", "train.initial_loss_scale", "train.loss_scale_window"),
-    *("model.init_std", "seed", "repeat", "start", "keep_end"),
+    *("model.init_std", "model.rotary_base", "seed", "repeat", "start", "keep_end"),
     *(name for name in FIELDS if name.startswith("evaluation.")),  # between steps
     "data.dataset",  # only its vocabulary counts, and only where the model has none
 }

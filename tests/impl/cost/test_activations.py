@@ -27,6 +27,7 @@ from impl.recompute import recompute
 from impl.run import Run
 from impl.tensor_parallel.group import TensorParallel
 from impl.train import Trainer
+from tests.impl.blocks import BLOCKS
 from tests.impl.on_ranks import on_ranks
 
 # The papers' numbers -------------------------------------------------------------------------------------------------
@@ -125,10 +126,16 @@ PIPELINES = [
 
 
 def layouts() -> list[Run]:
-    """Every plan with every norm placement; families, kinds of norm, precisions and dropout in turn."""
+    """Every plan with other blocks and with every norm placement; families, kinds of norm and so on in turn."""
     rest = cycle(product((0.1, 0.0), ("fp32", "bf16", "fp16", "fp64", "bf16")))  # 10, which 11 is no multiple of
+    blocks = [
+        Run(model=replace(model, num_layers=3, seq_len=12), plan=plan, train=RECIPE, precision=precision)
+        for (plan, precision), model in product(
+            zip([*SHARED, *PIPELINES], cycle(("fp32", "bf16")), strict=False), BLOCKS.values()
+        )
+    ]
     norms, families = cycle(("layernorm", "rmsnorm", "dyt")), cycle(("gpt", "bert", "bert", "gpt"))
-    return [
+    return blocks + [
         Run(
             model=replace(MODEL, family=family, norm_placement=placement, norm=norm, dropout=dropout),
             plan=plan, train=RECIPE, precision=precision,
@@ -143,9 +150,9 @@ def kept(one: Trainer) -> tuple[int, int, int, ActivationBytes]:
     return one.pp_group.rank(), one.tp.part.index, one.head_positions, activation_bytes(one)
 
 
-def test_every_rank_of_133_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
+def test_every_rank_of_218_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
     runs = layouts()
-    assert len(set(runs)) == 133
+    assert len(set(runs)) == 218
     for run, ranks in on_ranks(kept, runs, data).items():
         vocab_size = run.model.vocabulary(257)
         for pp_rank, tp_rank, positions, found in ranks:

@@ -11,6 +11,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
+from tests.impl.blocks import BLOCKS
 from tests.impl.on_ranks import on_ranks
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -75,6 +76,21 @@ LAYOUTS = [
     run(normed("sub"), tp=2, sequence_parallel=True),
     run(normed("sub", "rmsnorm"), tp=2, dp=2, zero_stage=3, precision="bf16"),
     run(normed("sub", "dyt"), dropout=0.1, recompute="full"),
+    *(
+        run(replace(block, num_layers=4, hidden_size=64, seq_len=64, vocab_size=512, mlp_size=176), **how)
+        for block in (BLOCKS["llama"], BLOCKS["nemotron"])
+        for how in (
+            {},
+            {"precision": "bf16"},
+            {"tp": 2},
+            {"tp": 2, "sequence_parallel": True, "precision": "bf16"},
+            {"recompute": "full"},
+            {"recompute": "selective"},
+            {"dp": 2, "zero_stage": 3, "overlap_grad_reduce": False},
+            {"batch": 8, "pp": 2},
+            {"batch": 8, "pp": 2, "schedule": "zb_h1"},
+        )
+    ),
     run(normed("hybrid"), batch=8, pp=2, precision="bf16", schedule="zb_h1"),
 ]
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from impl.cost.parameters import count_parameters, named_parameters, resolve_vocab
 from impl.errors import InputError
-from impl.model.config import ModelConfig
+from impl.model.config import ModelConfig, NormKind
 from impl.model.initialise import build_structure
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import SIZES, named
 from impl.pipeline.stage import split
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
+from tests.impl.blocks import BLOCKS
 
 # printed counts that the shape does not give, with what it gives and why
 DIFFERENT = {
@@ -78,11 +79,19 @@ class Ranks:
         return self._size - 1
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("family", ["gpt", "bert"])
-def test_the_list_is_the_models_in_its_order_and_the_count_its_sum(family: str, placement: str):
-    norm = ("layernorm", "rmsnorm", "dyt")[list(PLACEMENTS).index(placement) % 3]
-    config = dataclasses.replace(named(f"{family}-8m"), norm_placement=placement, norm=norm, num_heads=8)
+KINDS: tuple[NormKind, ...] = ("layernorm", "rmsnorm", "dyt")
+CONFIGS = BLOCKS | {
+    f"{family}, {placement}": dataclasses.replace(
+        named(f"{family}-8m"), norm_placement=placement, norm=KINDS[i % 3], num_heads=8
+    )
+    for i, placement in enumerate(PLACEMENTS)
+    for family in ("gpt", "bert")
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_list_is_the_models_in_its_order_and_the_count_its_sum(name: str):
+    config = CONFIGS[name]
     stages = split(config, 300, 3)
     for tp in (1, 2, 4):
         group: Any = Ranks(tp)

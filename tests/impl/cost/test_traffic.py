@@ -16,10 +16,12 @@ from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
+from tests.impl.blocks import BLOCKS
 from tests.impl.on_ranks import on_ranks
 from tests.impl.pipeline import own_schedule
 
 MODEL = ModelConfig(num_layers=9, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
+MODELS = [MODEL, *(replace(MODEL, norm_placement=placement) for placement in ("sub", "olmo2"))]
 RECIPE = Recipe(steps=1, global_batch=4, microbatch=1)
 
 
@@ -101,16 +103,24 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
     plans: list[tuple[Plan, Precision]], family: str, data: Path
 ) -> None:
     runs = [
-        Run(model=replace(MODEL, family=family, norm_placement=norm), plan=plan, train=RECIPE, precision=precision)
-        for (plan, precision), norm in zip(
-            plans[:: 1 if family == "gpt" else 2], cycle(("pre", "sub", "olmo2")), strict=False
-        )
+        Run(model=replace(model, family=family), plan=plan, train=RECIPE, precision=precision)
+        for (plan, precision), model in zip(plans[:: 1 if family == "gpt" else 2], cycle(MODELS), strict=False)
     ]
     for run, ranks in on_ranks(step, runs, data).items():
         assert {found.pp_rank for found in ranks} == set(range(run.plan.pp))
         for found in ranks:
             place = Place(run, run.model.vocabulary(257), found.pp_rank)
             assert found.counts == step_traffic(place, found.head_positions)
+
+
+@pytest.mark.parametrize("plans", [WITHOUT_PIPELINE, PIPELINES[:-1], ZERO], ids=["pp = 1", "pp > 1", "ZeRO"])
+def test_so_of_a_llama_whose_head_is_not_tied(plans: list[tuple[Plan, Precision]], data: Path) -> None:
+    model = replace(BLOCKS["llama"], num_layers=9)
+    runs = [Run(model=model, plan=plan, train=RECIPE, precision=precision) for plan, precision in plans[::2]]
+    for run, ranks in on_ranks(step, runs, data).items():
+        for found in ranks:
+            place = Place(run, run.model.vocabulary(257), found.pp_rank)
+            assert found.counts == step_traffic(place, found.head_positions), run
 
 
 def test_tokens_that_do_not_divide_are_sent_whole(data: Path) -> None:

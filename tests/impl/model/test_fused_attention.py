@@ -11,7 +11,7 @@ from impl.model.fused_attention import attend, by_heads
 
 
 def by_definition(qkv: Tensor, seq_len: int, heads: int, causal: bool) -> Tensor:
-    q, k, v = by_heads(qkv, seq_len, heads)
+    q, k, v = by_heads(qkv, seq_len, heads, heads)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if causal:
         scores = scores + torch.full((seq_len, seq_len), -math.inf, dtype=scores.dtype).triu(1)
@@ -30,7 +30,7 @@ def test_result_and_gradient_are_those_of_the_definition(
     qkv = (2 * torch.randn(sequences * seq_len, 3 * heads * 16, generator=random)).bfloat16()
     grad = torch.randn(sequences * seq_len, heads * 16, generator=random).bfloat16()
     ours, exact = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
-    found, expected = attend(ours, seq_len, heads, causal=causal), by_definition(exact, seq_len, heads, causal)
+    found, expected = attend(ours, seq_len, heads, heads, causal=causal), by_definition(exact, seq_len, heads, causal)
     (gradient,) = torch.autograd.grad(found, ours, grad)
     (expected_gradient,) = torch.autograd.grad(expected, exact, grad.double())
     assert torch.equal(ours, qkv), "what is kept was written to"

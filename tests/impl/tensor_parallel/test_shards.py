@@ -28,14 +28,14 @@ class Split(NamedTuple):
 
 @st.composite
 def splits(draw: st.DrawFn) -> Split:
-    ranks, blocks, width = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    padded = ranks * blocks * width
-    padding = draw(st.integers(0, padded - 1)) if blocks == 1 else 0
+    ranks, widths = draw(st.integers(1, 8)), draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    blocks, padded = tuple(ranks * width for width in widths), ranks * sum(widths)
+    padding = draw(st.integers(0, padded - 1)) if len(blocks) == 1 else 0
     others = draw(st.lists(st.integers(1, 3), max_size=2))
     dim = draw(st.integers(0, len(others)))
     shape = [*others[:dim], padded - padding, *others[dim:]]
     whole = 1.0 + torch.arange(math.prod(shape)).view(shape)  # no element is zero, as padding is
-    return Split(whole, Shard(dim, padded - padding, blocks, padding), ranks)
+    return Split(whole, Shard(dim, padded - padding, blocks if len(blocks) > 1 else (), padding), ranks)
 
 
 @given(splits())
@@ -66,7 +66,8 @@ def test_runs_say_where_a_parts_indices_are_in_the_whole(split: Split, data: st.
 
 def test_every_block_is_split_by_itself() -> None:
     whole = torch.arange(12)  # queries 0-3, keys 4-7, values 8-11
-    assert Shard(0, 12, blocks=3).take(whole, Part(1, 2)).tolist() == [2, 3, 6, 7, 10, 11]
+    assert Shard(0, 12, (4, 4, 4)).take(whole, Part(1, 2)).tolist() == [2, 3, 6, 7, 10, 11]
+    assert Shard(0, 12, (8, 2, 2)).take(whole, Part(1, 2)).tolist() == [4, 5, 6, 7, 9, 11]  # fewer of the latter two
     assert Shard(0, 12).take(whole, Part(1, 2)).tolist() == [6, 7, 8, 9, 10, 11]
 
 

@@ -69,7 +69,9 @@ def test_divisions_have_every_parameter_once(
     assert sorted(name for names in found.values() for name in names) == sorted(name for name, _ in named)
     units = {unit for unit, _ in found}
     blocks = ["embedding", "embedding_norm", "head", *(f"layers.{i}" for i in range(3))]
-    assert units == {""} if stage < 3 else units <= {unit for block in blocks for unit in units_of_block(block)}
+    assert (
+        units == {""} if stage < 3 else units <= {unit for block in blocks for unit in units_of_block(block, tied=True)}
+    )
     for (_, kind), names in found.items():
         assert owners(kind, plan) == (4 if kind == "partial" and tp == 2 else 2)
         assert all(dict(named)[name] for name in names) or kind != "split"

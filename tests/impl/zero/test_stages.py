@@ -16,6 +16,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run, with_fields
 from impl.train import Trainer
+from tests.impl.blocks import BLOCKS
 from tests.impl.on_ranks import on_ranks
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1, norm_placement="sandwich")
@@ -23,6 +24,7 @@ MODELS = [
     MODEL,
     *(replace(MODEL, norm_placement=placement) for placement in ("olmo2", "sub", "hybrid")),
     *(replace(MODEL, norm_placement=placement, norm="dyt") for placement in ("qk", "sub")),
+    replace(BLOCKS["llama"], num_layers=4),
 ]
 RECIPE = Recipe(steps=5, global_batch=8, microbatch=1, lr=1e-3, warmup_steps=1)
 SMALL: dict[str, Any] = {"bucket_bytes": 6_000}
