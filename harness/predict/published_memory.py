@@ -5,7 +5,9 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from harness.experiment.published import published
-from impl.simulator.llama import LLAMAS, Layout, Llama, Recompute, peak_bytes
+from impl.model.config import ModelConfig
+from impl.model.sizes import named
+from impl.simulator.llama import Layout, Recompute, peak_bytes
 
 GIB = 2**30
 
@@ -21,7 +23,7 @@ def torchtitan() -> list[float]:
     return [peak_bytes(*_described(row)) / (row["value"] * GIB) - 1 for row in rows]
 
 
-def _described(row: Mapping[Hashable, Any]) -> tuple[Llama, Layout]:
+def _described(row: Mapping[Hashable, Any]) -> tuple[ModelConfig, Layout]:
     """Return the model and the layout of a row; a batch is cut into as many microbatches as the pipeline has stages."""
     text = row["note"]
     note = re.fullmatch(r"(\S+); (\w+) recomputation.*; sequence (\d+), batch of a rank (\d+)", text)
@@ -30,4 +32,4 @@ def _described(row: Mapping[Hashable, Any]) -> tuple[Llama, Layout]:
     stages = row["pp"] * chunks
     recompute: Recompute = "operators" if note[2] == "selective" else "full"
     sizes = int(note[3]), int(note[4]) // stages, stages
-    return LLAMAS[note[1]], Layout(row["dp"], row["tp"], row["pp"], chunks, *sizes, recompute)
+    return named(note[1]), Layout(row["dp"], row["tp"], row["pp"], chunks, *sizes, recompute)

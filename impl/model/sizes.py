@@ -67,16 +67,50 @@ _frontier = partial(
     "vocabulary not stated, Megatron's 51200 assumed; dropout not stated",
     **{"seq_len": 2048, "vocab_size": 51200},
 )
+LLAMA_BLOCK: dict[str, Any] = {
+    **{"norm": "rmsnorm", "positions": "rotary", "mlp": "swiglu", "biases": False, "tied": False},
+}
+"""Fields of Llama's block: RMSNorm before attention and MLP, no biases, an output head of its own."""
+_llama2 = partial(
+    _size,
+    "Llama 2, Touvron et al. 2023 (2307.09288), section 2.2 and table 1; widths: the weights' configuration",
+    **LLAMA_BLOCK,
+    seq_len=4096,
+    vocab_size=32000,
+)
+_llama3 = partial(
+    _size,
+    "Llama 3, Grattafiori et al. 2024 (2407.21783), table 3; sequence: section 3.4.1; vocabulary: 128,000 and 256 "
+    "special tokens",
+    **LLAMA_BLOCK,
+    **{"kv_heads": 8, "rotary_base": 500_000.0, "seq_len": 8192, "vocab_size": 128256},
+)
+_nemotron = partial(
+    _size,
+    "{}; its rotary positions turn half of a head's features, ours all; its LayerNorm's weight is one more than ours",
+    **{"positions": "rotary", "mlp": "squared_relu", "biases": False, "tied": False},
+    **{"kv_heads": 8, "seq_len": 4096, "vocab_size": 256000},
+)
 _on_cpu = partial(
     _size, "this suite: trains on a CPU; named by 12 L h^2, with 64 hidden units a head as in GPT-2", None
 )
 _ON_CPU = {"0.5m": (2, 128, 2, 128), "2m": (4, 192, 3, 128), "8m": (6, 320, 5, 256), "25m": (8, 512, 8, 256)}
+
+
+def _two_thirds(hidden: int) -> int:
+    """Return the width at which a gated MLP has about the weights of one of 4 h: 8 h / 3, a multiple of 32."""
+    return -(-8 * hidden // 96) * 32
+
 
 SIZES: dict[str, Size] = {
     **{
         f"{family}-{name}": _on_cpu(*shape, family=family, seq_len=seq_len)
         for family in ("gpt", "bert")
         for name, (*shape, seq_len) in _ON_CPU.items()
+    },
+    **{
+        f"llama-{name}": _on_cpu(layers, hidden, heads, **LLAMA_BLOCK, mlp_size=_two_thirds(hidden), seq_len=seq_len)
+        for name, (layers, hidden, heads, seq_len) in _ON_CPU.items()
     },
     "gpt-355m": _megatron("355M", 24, 1024, 16, where="table 2"),
     "gpt-1.2b": _megatron("1.2B", 40, 1536, 16, where="table 1"),
@@ -108,6 +142,14 @@ SIZES: dict[str, Size] = {
     "korthikanti-175b": _korthikanti("175B", 96, 12288, 96),
     "korthikanti-530b": _korthikanti("530B", 105, 20480, 128),
     "korthikanti-1t": _korthikanti("1T", 128, 25600, 160),
+    "llama-2-7b": _llama2("7B", 32, 4096, 32, mlp_size=11008),
+    "llama-2-13b": _llama2("13B", 40, 5120, 40, mlp_size=13824),
+    "llama-2-70b": _llama2("70B", 80, 8192, 64, mlp_size=28672, kv_heads=8),
+    "llama-3.1-8b": _llama3("8B", 32, 4096, 32, mlp_size=14336),
+    "llama-3.1-70b": _llama3("70B", 80, 8192, 64, mlp_size=28672),
+    "llama-3.1-405b": _llama3("405B", 126, 16384, 128, mlp_size=53248),
+    "nemotron-15b": _nemotron("15B", 32, 6144, 48, where="Nemotron-4 15B, 2024 (2402.16819), table 1"),
+    "nemotron-340b": _nemotron("340B", 96, 18432, 96, where="Nemotron-4 340B, 2024 (2406.11704), table 1"),
     # table I has hidden size 2114, which 24 heads do not divide
     "frontier-1.4b": _frontier("1.4B", 24, 2112, 24, where="from memory, with hidden size 2112 from the authors' code"),
     "frontier-22b": _frontier("22B", 48, 6144, 48, where="and the authors' launch script"),

@@ -10,6 +10,8 @@ NAMES = {
     "bert": ["0.5m", "2m", "8m", "25m", "336m", "1.3b", "3.9b"],
     "ptdp": ["1.7b", "3.6b", "7.5b", "18.4b", "39.1b", "76.1b", "145.6b", "310.1b", "529.6b", "1t"],
     "korthikanti": ["22b", "175b", "530b", "1t"],
+    "llama": ["0.5m", "2m", "8m", "25m", "2-7b", "2-13b", "2-70b", "3.1-8b", "3.1-70b", "3.1-405b"],
+    "nemotron": ["15b", "340b"],
     "frontier": ["1.4b", "22b", "175b", "1t"],
 }
 
@@ -29,7 +31,9 @@ def test_every_size_is_there_with_its_source_and_papers_fix_the_vocabulary():
 def test_cpu_family_is_named_by_its_layers():
     for name in ("0.5m", "2m", "8m", "25m"):
         config = named(f"gpt-{name}")
-        assert 12 * config.num_layers * config.hidden_size**2 == pytest.approx(float(name[:-1]) * 1e6, rel=0.25)
+        llama = named(f"llama-{name}")
+        assert llama.layer_weights == pytest.approx(config.layer_weights, rel=0.05)
+        assert config.num_layers * config.layer_weights == pytest.approx(float(name[:-1]) * 1e6, rel=0.25)
         assert config.hidden_size // config.num_heads == 64
         assert named(f"bert-{name}").hidden_size == config.hidden_size
 

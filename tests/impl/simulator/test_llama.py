@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from harness.predict.published_memory import torchtitan
-from impl.simulator.llama import LLAMAS, RESERVED, Layout, peak_bytes
+from impl.cost.parameters import count_parameters
+from impl.model.sizes import named
+from impl.simulator.llama import RESERVED, Layout, peak_bytes
 
 ON_8 = Layout(dp=8, tp=1, pp=1, chunks=1, seq_len=8192, microbatch=2, microbatches=1, recompute="operators")
 IN_A_PIPELINE = Layout(dp=8, tp=8, pp=8, chunks=1, seq_len=8192, microbatch=4, microbatches=8, recompute="full")
@@ -13,7 +15,7 @@ IN_A_PIPELINE = Layout(dp=8, tp=8, pp=8, chunks=1, seq_len=8192, microbatch=4, m
 
 @pytest.mark.parametrize(("name", "billions"), [("8b", 8.03), ("70b", 70.55), ("405b", 405.85)])
 def test_parameters_are_the_published(name: str, billions: float) -> None:
-    assert LLAMAS[f"llama-3.1-{name}"].parameters / 1e9 == pytest.approx(billions, abs=0.01)
+    assert count_parameters(named(f"llama-3.1-{name}")).total / 1e9 == pytest.approx(billions, abs=0.01)
 
 
 def test_torchtitans_published_rows_are_within_8_percent() -> None:
@@ -23,16 +25,16 @@ def test_torchtitans_published_rows_are_within_8_percent() -> None:
 
 
 def test_more_ranks_save_what_the_states_take() -> None:
-    model = LLAMAS["llama-3.1-8b"]
+    model = named("llama-3.1-8b")
     saved = peak_bytes(model, ON_8) - peak_bytes(model, replace(ON_8, dp=128))
-    assert saved == pytest.approx(RESERVED * 12 * model.parameters * (1 / 8 - 1 / 128))
+    assert saved == pytest.approx(RESERVED * 12 * count_parameters(model).total * (1 / 8 - 1 / 128))
 
 
 def test_memory_holds_the_states_and_grows_with_what_is_kept() -> None:
-    model = LLAMAS["llama-3.1-8b"]
-    assert peak_bytes(model, ON_8) > 12 * model.parameters / 8
+    model = named("llama-3.1-8b")
+    assert peak_bytes(model, ON_8) > 12 * count_parameters(model).total / 8
     assert peak_bytes(model, ON_8) > peak_bytes(model, replace(ON_8, recompute="full"))
     assert peak_bytes(model, ON_8) > peak_bytes(model, replace(ON_8, microbatch=1))
-    large = LLAMAS["llama-3.1-405b"]
+    large = named("llama-3.1-405b")
     fewer = replace(IN_A_PIPELINE, microbatches=2)
     assert peak_bytes(large, IN_A_PIPELINE) > peak_bytes(large, fewer)
