@@ -23,7 +23,7 @@ EXTRAPOLATES = "extrapolates:"
 BASELINE = {
     **{"precision": "fp32", "recompute": "none", "sequence_parallel": "false", "tp_over_nodes": "false"},
     **{"zero_stage": "0", "schedule": "one_f_one_b", "partition_activations": "false"},
-    **{"offload_activations": "false", "offload_optimizer": "false"},
+    **{"offload_activations": "false", "offload_optimizer": "false", "block": "gpt"},
 }
 """Features of a run that a calibration may cover, each with its value where it has no effect.
 
@@ -55,14 +55,14 @@ def interval(system: System, asked: Simulated, seconds: float, stack: str | None
     if stack is not None and stack != system.stack:
         doubts.append(f"constants are those of {system.stack}, not of {stack}")
         extra += OTHER_STACK**2
-    seen = known.features if known is not None else {}
+    seen = known.features if known is not None else dict[str, list[str]]()
     for name, octaves in octaves_beyond(run, known).items():
         extra += (OCTAVE * octaves) ** 2
         if known is not None and octaves >= 1:
             least, most = known.ranges[name]
             doubts.append(f"{EXTRAPOLATES} {name} {sizes(run)[name]:g}, calibrated on {least:g} to {most:g}")
     for name, value in uncalibrated(run, system).items():
-        doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen[name])}")
+        doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen.get(name, [BASELINE[name]]))}")
     doubts += unaligned(run, system)
     below, above = (math.hypot(side, NINE_TENTHS * math.sqrt(extra)) for side in log_bounds(known, run))
     return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *asked.differences])
@@ -111,7 +111,9 @@ def is_beyond(doubt: str) -> bool:
 def uncalibrated(run: Done, system: System) -> dict[str, str]:
     """Return the run's features that no step had to which a calibrated system's constants were fitted."""
     seen = system.calibration.features if system.calibration is not None else {}
-    return {name: value for name, value in features(run, system).items() if value not in seen.get(name, [value])}
+    usual = lambda name, value: BASELINE[name] if seen else value  # a feature that is newer than the calibration
+    own = features(run, system).items()
+    return {name: value for name, value in own if value not in seen.get(name, [usual(name, value)])}
 
 
 def sizes(run: Run) -> dict[str, float]:
@@ -135,6 +137,17 @@ def features(run: Done, system: System) -> dict[str, str]:
         **dict.fromkeys(("sequence_parallel", "tp_over_nodes", "partition_activations"), plan.tp),
         **{"zero_stage": plan.dp, "schedule": plan.pp},
     }
+    model = run.model
+    parts = {
+        **{
+            model.norm: model.norm != "layernorm",
+            "rotary": model.positions == "rotary",
+            model.mlp: model.mlp != "gelu",
+        },
+        **{"grouped queries": model.groups != model.num_heads, "untied": not model.tied},
+    }
+    if block := " ".join(name for name, is_other in parts.items() if is_other):
+        found["block"] = block
     return {name: value for name, value in found.items() if of_axes.get(name) != 1}
 
 
