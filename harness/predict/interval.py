@@ -94,11 +94,13 @@ def unaligned(run: Done, system: System) -> list[str]:
     if fits(model.num_heads):
         return []
     text = f"{model.num_heads} heads of {model.hidden_size // model.num_heads} are computed without tensor cores"
-    others = [n for n in range(tp, model.hidden_size + 1, tp) if model.hidden_size % n == 0 and fits(n)]
+    shared = math.lcm(tp, model.groups) if model.groups != model.num_heads else tp
+    others = [n for n in range(shared, model.hidden_size + 1, shared) if model.hidden_size % n == 0 and fits(n)]
     if not others:
         return [text]
     near = min(others, key=lambda heads: abs(math.log(heads / model.num_heads)))
-    other = Done(with_fields(run, {"model.num_heads": near}))
+    groups = model.kv_heads if model.groups != model.num_heads else None
+    other = Done(with_fields(run, {"model.num_heads": near, "model.kv_heads": groups}))
     more = predicted_seconds(run, system) / predicted_seconds(other, system) - 1
     return [f"{text}: about {more:.0%} slower than {near} of {model.hidden_size // near}"]
 
