@@ -8,12 +8,14 @@ import pytest
 from harness.experiment.experiment import load
 from harness.predict.accuracy import (
     CASES,
+    H100,
     STEPS,
     Case,
     Result,
     _printed_memory,
     choices,
     figure,
+    on_priors,
     plans_table,
     result_of,
     rows_of,
@@ -47,7 +49,15 @@ def test_every_file_of_steps_is_described_and_used():
     described = (STEPS / "README.md").read_text()
     for path in STEPS.glob("*.csv"):
         assert f"`{path.name}`" in described
-        assert path.stem in {case.asked.file for case in CASES}
+        assert path.stem in {case.asked.file for case in CASES} | {H100.file}
+
+
+def test_steps_on_h100s_are_predicted_by_priors_better_than_by_a_utilization_fitted_to_them():
+    found = on_priors()
+    assert load_system("h100").calibration is None
+    assert len(found.rows) == 11
+    assert {row.run.model.mlp for row in found.rows} == {"gelu", "squared_relu", "swiglu"}
+    assert abs(found.off).mean() < 0.6 * abs(percent_off(found.baseline, found.measured)).mean()
 
 
 def test_derived_seconds_are_the_printed_rates():
