@@ -22,7 +22,7 @@ SIZES = [scaled(layers, hidden, seq_len=256) for layers, hidden in ((2, 64), (3,
 RATES, GPU_RATES = (1e-3, 2e-3, 4e-3, 8e-3), (1e-4, 2e-4, 4e-4)
 FEW, MANY = 1220, 6100
 """Steps of 4,096 tokens: 5 and 25 million tokens."""
-BEST: dict[int, float] = {}
+BEST: dict[int, float] = {64: 8e-3, 128: 4e-3, 192: 4e-3, 256: 2e-3, 384: 1e-3}
 """Rate of each hidden size with the lowest validation loss after FEW steps; other seeds and MANY steps have it."""
 SOURCES = ("Megatron-LM 2019, section 5.3, figure 6", *["Megatron-LM 2019, table 3"] * 2)
 
