@@ -73,30 +73,30 @@ PIPELINES = [
     for parts, scatters in HANDED_OVER[tp]
     if prod((pp, tp, dp)) < 8 or SCHEDULES.index(schedule) % 2 == FAMILIES.index(family)  # eight ranks take long
 ]
+ATLAS_PLANS: list[dict[str, Any]] = [
+    {"tp": 2},
+    {"tp": 4, "sequence_parallel": True},
+    {"dp": 2, "tp": 2},
+    {"tp": 2, "recompute": "full"},
+    {"tp": 2, "sequence_parallel": True, "recompute": "selective"},
+    {"pp": 2, "schedule": "zb_h1", "tp": 2},
+    {"pp": 2, "schedule": "interleaved", "dp": 2},
+]
 ATLAS = [
     replace(run, model=replace(run.model, norm=KINDS[i % 3], num_layers=2 if run.plan.pp == 1 else 5))
     for i, run in enumerate(
-        run_of(of(**how), FAMILIES[(i + j) % 2], norm)
-        for i, norm in enumerate(PLACEMENTS)
-        for j, how in enumerate(
-            [
-                *({"tp": 2}, {"tp": 4, "sequence_parallel": True}, {"dp": 2, "tp": 2}, {"tp": 2, "recompute": "full"}),
-                {"tp": 2, "sequence_parallel": True, "recompute": "selective"},
-                *({"pp": 2, "schedule": "zb_h1", "tp": 2}, {"pp": 2, "schedule": "interleaved", "dp": 2}),
-            ]
-        )
+        run_of(of(**how), FAMILIES[(k + j) % 2], norm)
+        for k, norm in enumerate(PLACEMENTS)
+        for j, how in enumerate(ATLAS_PLANS)
     )
 ]
 """Every norm placement under every axis, the functions that norms may be in turn."""
-OTHER_BLOCKS = [
-    replace(run_of(of(**how), "gpt"), model=model)
-    for model in BLOCKS.values()
-    for how in [
-        *({"tp": 2}, {"tp": 4, "sequence_parallel": True}, {"dp": 2}, {"tp": 2, "recompute": "full"}),
-        *({"tp": 2, "recompute": "selective"}, {"pp": 2}, {"pp": 2, "tp": 2, "schedule": "zb_h1"}),
-        {"pp": 3, "dp": 2, "schedule": "gpipe"},
-    ]
+BLOCK_PLANS: list[dict[str, Any]] = [
+    *({"tp": 2}, {"tp": 4, "sequence_parallel": True}, {"dp": 2}, {"tp": 2, "recompute": "full"}),
+    *({"tp": 2, "recompute": "selective"}, {"pp": 2}, {"pp": 2, "tp": 2, "schedule": "zb_h1"}),
+    {"pp": 3, "dp": 2, "schedule": "gpipe"},
 ]
+OTHER_BLOCKS = [replace(run_of(of(**how), "gpt"), model=model) for model, how in product(BLOCKS.values(), BLOCK_PLANS)]
 """Blocks other than GPT-2's, untied output heads among them."""
 RUNS = [
     *(run_of(of(**how), family, norm) for how, family, norm in product([*DATA, *SPLIT], FAMILIES, NORMS)),

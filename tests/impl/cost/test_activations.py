@@ -1,5 +1,6 @@
 """Activation memory: formulas against Korthikanti et al. 2022, and against what a rank really keeps, to the byte."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
@@ -24,7 +25,7 @@ from impl.pipeline.stage import Stage
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.recompute import recompute
-from impl.run import Run
+from impl.run import Precision, Run
 from impl.tensor_parallel.group import TensorParallel
 from impl.train import Trainer
 from tests.impl.blocks import BLOCKS
@@ -128,11 +129,10 @@ PIPELINES = [
 def layouts() -> list[Run]:
     """Every plan with other blocks and with every norm placement; families, kinds of norm and so on in turn."""
     rest = cycle(product((0.1, 0.0), ("fp32", "bf16", "fp16", "fp64", "bf16")))  # 10, which 11 is no multiple of
+    precisions: Iterator[Precision] = cycle(("fp32", "bf16"))
     blocks = [
         Run(model=replace(model, num_layers=3, seq_len=12), plan=plan, train=RECIPE, precision=precision)
-        for (plan, precision), model in product(
-            zip([*SHARED, *PIPELINES], cycle(("fp32", "bf16")), strict=False), BLOCKS.values()
-        )
+        for (plan, precision), model in product(zip([*SHARED, *PIPELINES], precisions, strict=False), BLOCKS.values())
     ]
     norms, families = cycle(("layernorm", "rmsnorm", "dyt")), cycle(("gpt", "bert", "bert", "gpt"))
     return blocks + [

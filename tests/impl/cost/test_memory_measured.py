@@ -34,6 +34,18 @@ def run(model: ModelConfig = GPT, dropout: float = 0.0, batch: int = 4, **change
     return Run(model=replace(model, dropout=dropout), plan=plan, train=recipe, **fields)
 
 
+IN_SMALL: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "seq_len": 64, "vocab_size": 512, "mlp_size": 176}
+OF_BLOCKS: list[dict[str, Any]] = [
+    {},
+    {"precision": "bf16"},
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": True, "precision": "bf16"},
+    {"recompute": "full"},
+    {"recompute": "selective"},
+    {"dp": 2, "zero_stage": 3, "overlap_grad_reduce": False},
+    {"batch": 8, "pp": 2},
+    {"batch": 8, "pp": 2, "schedule": "zb_h1"},
+]
 LAYOUTS = [
     run(),
     run(dropout=0.1),
@@ -77,21 +89,7 @@ LAYOUTS = [
     run(normed("sub"), tp=2, sequence_parallel=True),
     run(normed("sub", "rmsnorm"), tp=2, dp=2, zero_stage=3, precision="bf16"),
     run(normed("sub", "dyt"), dropout=0.1, recompute="full"),
-    *(
-        run(replace(block, num_layers=4, hidden_size=64, seq_len=64, vocab_size=512, mlp_size=176), **how)
-        for block in (BLOCKS["llama"], BLOCKS["nemotron"])
-        for how in (
-            {},
-            {"precision": "bf16"},
-            {"tp": 2},
-            {"tp": 2, "sequence_parallel": True, "precision": "bf16"},
-            {"recompute": "full"},
-            {"recompute": "selective"},
-            {"dp": 2, "zero_stage": 3, "overlap_grad_reduce": False},
-            {"batch": 8, "pp": 2},
-            {"batch": 8, "pp": 2, "schedule": "zb_h1"},
-        )
-    ),
+    *(run(replace(block, **IN_SMALL), **how) for block in (BLOCKS["llama"], BLOCKS["nemotron"]) for how in OF_BLOCKS),
     run(normed("hybrid"), batch=8, pp=2, precision="bf16", schedule="zb_h1"),
 ]
 
