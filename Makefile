@@ -50,5 +50,5 @@ $(VENV)/.core: pyproject.toml requirements.lock | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --editable '.[dev,notebooks,eval]'
+	$(INSTALL) --editable '.[dev,notebooks,eval,hf]'
 	touch $@

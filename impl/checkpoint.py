@@ -4,8 +4,10 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from impl.checkpoint_reader import CheckpointReader, add_digest
 from impl.chunks import Chunk, LoadChunks, SaveChunks, State, chunks
@@ -256,6 +259,55 @@ def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
     _read(reader, _chunks(trainer, wanted), group, "start: ")
     trainer.optimizer.publish()
     return saved.step
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor], identity: State) -> None:
+    """Write whole weights as a checkpoint after 0 steps, that training may start from.
+
+    Args:
+        identity: what `_identity` says of a training: the model's fields, the seed and the data.
+    """
+    loss_scale = {"scale": 1.0, "good_steps": 0, "skipped": 0}
+    state = {"step": 0, "updates": 0, "precision": "fp32", "loss_scale": loss_scale, "identity": identity}
+    own = [Chunk(f"{WEIGHT}.{name}", w.shape, torch.Size([0] * w.dim()), w) for name, w in weights.items()]
+    _clear(folder)
+    part = folder / "step-00000000.part"
+    with _alone():
+        dcp.save({}, storage_writer=dcp.FileSystemWriter(part), planner=SaveChunks(own, state), no_dist=True)
+    add_digest(part)
+    _sync(part)
+    rename(part, part.with_suffix(""))
+    _sync(folder)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Suppress PyTorch's warning that one process reads or writes, as is meant here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
+
+
+def read_weights(saved: Saved) -> dict[str, Tensor]:
+    """Return the whole weights of a checkpoint, by name.
+
+    Raises:
+        InputError: the checkpoint cannot be read.
+    """
+    reader, prefix = CheckpointReader(saved.path), f"{WEIGHT}."
+    there = reader.read_metadata().state_dict_metadata
+    sizes = {name: saved.size for name, saved in there.items() if isinstance(saved, TensorStorageMetadata)}
+    own = [
+        Chunk(name, size, torch.Size([0] * len(size)), torch.empty(size))
+        for name, size in sizes.items()
+        if name.startswith(prefix)
+    ]
+    try:
+        with _alone():
+            dcp.load({}, storage_reader=reader, planner=LoadChunks(own), no_dist=True)
+    except CheckpointException as error:
+        raise InputError(f"{reader.path} cannot be loaded: {_reason(error)}") from None
+    return {chunk.name.removeprefix(prefix): chunk.values for chunk in own}
 
 
 def _chunks(trainer: Trainer, owned: Iterable[Owned]) -> list[Chunk]:

@@ -59,6 +59,7 @@ FLOORS = {
     "impl.zero.*": 2,
     "impl.evaluate": 3,
     "impl.downstream": 3,
+    "impl.hugging_face": 3,
     "impl.model.*": 3,
     "impl.peers": 0,
     "impl.peers.validity": 0,

@@ -13,7 +13,7 @@ from harness.experiment.kit import (
 )  # fmt: skip
 from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes
-from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer
+from impl.cost.parameters import ELEMENT_BYTES
 
 PAPER = {name: named(name) for name in ("korthikanti-22b", "korthikanti-175b", "korthikanti-530b", "korthikanti-1t")}
 """Models of table 3, by their names among the published numbers."""
@@ -160,6 +160,28 @@ def two_layers(name: str) -> Run:
 def scores(model: ModelConfig) -> float:
     """Return 5as/h: bytes of attention's scores, in units of sbh."""
     return 5 * model.num_heads * model.seq_len / model.hidden_size
+
+
+def activation_bytes_per_layer(
+    config: ModelConfig, microbatch: int, *, tp: int, sequence_parallel: bool, element_size: int = 2
+) -> float:
+    """Return the bytes that one layer with dropout keeps of a microbatch.
+
+    sbh (10 + 24/t + 5as/ht); with sequence parallelism 34/t for the first two terms.
+
+    Sizes are of 16-bit activations with masks of a byte; attention is not fused, as dropout with reproducible masks
+    needs. Norms are two a layer in the source; here they are counted. Means and deviations of norms are left out, as in
+    the source.
+
+    Source: Korthikanti et al. 2022, equations 2 and 4, table 2.
+    """
+    b, s, h, e = microbatch, config.seq_len, config.hidden_size, element_size
+    # inputs of norms and of the column-parallel layers, two dropout masks
+    tokens = e * config.norms.of_tokens + 2 * e + 2
+    kept = sum(config.qkv_sizes) + h + sum(config.mlp_outputs) + config.mlp_inner
+    features = kept / h * e  # q, k and v, context, both sides of the GELU
+    scores = (2 * e + 1) * config.num_heads * s / h  # probabilities before and after dropout, its mask
+    return s * b * h * (tokens / (tp if sequence_parallel else 1) + (features + scores) / tp)
 
 
 def by_table_2(one: Point) -> float:

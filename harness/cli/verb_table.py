@@ -35,6 +35,10 @@ VERBS = {
     "tune": Verb("harness.tune.tune:tune_from", "Find the fastest parallel plans for a model"),
     "accuracy": Verb("harness.predict.accuracy:accuracy", "Predict published and measured steps"),
     "evaluate": Verb("harness.cli.evaluate:evaluate", "Evaluate a checkpoint of a GPT on texts and LAMBADA"),
+    "import-hf": Verb(
+        "harness.cli.hugging_face:import_hf", "Make a checkpoint of GPT-2, BERT or Llama from transformers"
+    ),
+    "export-hf": Verb("harness.cli.hugging_face:export_hf", "Write a checkpoint as transformers reads it"),
     "prepare": Verb("harness.cli.verbs:prepare", "Turn text into a token folder that runs can train on"),
     "bench": Verb("harness.bench.bench:bench", "Time the parts, and other engines beside ours"),
     "doctor": Verb("harness.doctor.doctor:doctor", "Check this environment before a sweep"),

@@ -122,15 +122,15 @@ class _Rank(Sizes):
         """Bytes kept by norms of a rank's heads, or of its part of the features: their inputs and statistics."""
         norms = self.run.model.norms
         rows = sum(self.heads if name == "q" else self.groups for name in norms.attention.heads) * self.tokens
-        heads = self.qkv + rows * self.statistics if norms.attention.heads else 0
+        of_head = self.statistics(self.run.model.head_size * self.e)
+        heads = self.qkv + rows * of_head if norms.attention.heads else 0
         inner = norms.mlp.inner * self.inner_norm(self.inner)
         return heads + norms.attention.inner * self.inner_norm(self.features) + inner
 
     def inner_norm(self, own: int) -> int:
         """Return the bytes that a norm over features of all ranks keeps: its input, `own` bytes, and statistics."""
-        of_number = self.e if self.run.plan.tp == 1 else self.wide
-        numbers = {"layernorm": 2 * of_number, "rmsnorm": self.wide, "dyt": 0}[self.run.model.norm]
-        return own + self.tokens * numbers
+        is_split = self.run.plan.tp > 1 and self.run.model.norm == "layernorm"
+        return own + self.tokens * (2 * self.wide if is_split else self.statistics(own // self.tokens))
 
     @property
     def core(self) -> int:
@@ -166,14 +166,17 @@ class _Rank(Sizes):
         elsewhere = self.tokens if self.run.plan.tp > 1 else 0
         return INDEX_BYTES * (self.tokens + by_own * self.own_tokens) + elsewhere
 
-    @property
-    def statistics(self) -> int:
-        """Bytes that a norm keeps of a row: mean and deviation, or the root mean square in fp32 at least."""
-        return {"layernorm": 2 * self.e, "rmsnorm": self.wide, "dyt": 0}[self.run.model.norm]
+    def statistics(self, row: int) -> int:
+        """Return the bytes that a norm keeps of a row of so many bytes besides the row itself.
+
+        Mean and deviation; the root mean square in fp32 at least; or the hyperbolic tangents.
+        """
+        return {"layernorm": 2 * self.e, "rmsnorm": self.wide, "dyt": row}[self.run.model.norm]
 
     def norm(self, rows: int) -> int:
         """Return the bytes that a norm keeps: input and statistics."""
-        return rows * (self.run.model.hidden_size * self.e + self.statistics)
+        row = self.run.model.hidden_size * self.e
+        return rows * (row + self.statistics(row))
 
     def head(self, positions: int) -> int:
         """Return the bytes of the last norm and the head's inputs; BERT's are the whole [n, h] and masked tokens."""

@@ -149,26 +149,3 @@ def state_bytes(
     named = named_parameters(config, vocab_size, tp, stages)
     split = sum(parameter.size for parameter in named if parameter.is_split)
     return StateBytes(split * each, sum(parameter.size for parameter in named) * each - split * each)
-
-
-def activation_bytes_per_layer(
-    config: ModelConfig, microbatch: int, *, tp: int, sequence_parallel: bool, element_size: int = 2
-) -> float:
-    """Return the bytes that one layer with dropout keeps of a microbatch.
-
-    sbh (10 + 24/t + 5as/ht); with sequence parallelism 34/t for the first two terms.
-
-    Sizes are of 16-bit activations with masks of a byte; attention is not fused, as dropout with reproducible masks
-    needs. Norms are two a layer in the source; here they are counted. Means and deviations of norms are left out, as in
-    the source.
-
-    Source: Korthikanti et al. 2022, equations 2 and 4, table 2.
-    """
-    b, s, h, e = microbatch, config.seq_len, config.hidden_size, element_size
-    tokens = (
-        e * config.norms.of_tokens + 2 * e + 2
-    )  # inputs of norms and of the column-parallel layers, two dropout masks
-    kept = sum(config.qkv_sizes) + h + sum(config.mlp_outputs) + config.mlp_inner
-    features = kept / h * e  # q, k and v, context, both sides of the GELU
-    scores = (2 * e + 1) * config.num_heads * s / h  # probabilities before and after dropout, its mask
-    return s * b * h * (tokens / (tp if sequence_parallel else 1) + (features + scores) / tp)

@@ -123,7 +123,7 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     if working := _inner_computed(place):  # the last product has freed its input and what was gathered for it
         yield mlp.plus(Moment(0, working - product - place.inner - place.activations * (place.parts > 1)))
     if model.mlp != "gelu":
-        function = {"squared_relu": 1, "swiglu": 4}[model.mlp] * place.inner
+        function = {"gelu_erf": 1, "squared_relu": 1, "swiglu": 4}[model.mlp] * place.inner
         yield mlp.plus(Moment(0, function - product - place.activations * (place.parts > 1)))
     if core := _core_computed(place):
         attention = gradients + again + features + core
@@ -148,10 +148,11 @@ def _core_computed(place: Place) -> int:
 
 
 def _inner_computed(place: Place) -> int:
-    """Return the bytes of the working memory of an MLP's inner norm, in fp32 at least."""
+    """Return the bytes of the working memory of an MLP's inner norm, unless its own kernel needs none."""
     model, features = place.run.model, place.inner // place.e
     is_native = model.norm == "layernorm" and place.run.plan.tp == 1
-    return 3 * features * max(place.e, 4) if model.norms.mlp.inner and not is_native else 0
+    of_element = 2 * place.e if model.norm == "dyt" else 3 * max(place.e, 4)
+    return features * of_element if model.norms.mlp.inner and not is_native else 0
 
 
 def _gelu(place: Place) -> int:

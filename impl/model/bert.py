@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from impl.data.config import OPTIONS
 from impl.model.config import ModelConfig
-from impl.model.gelu import gelu
 from impl.model.layers import Trunk
+from impl.model.mlp_functions import FUNCTIONS
 from impl.tensor_parallel.conjugates import F
 
 
@@ -23,7 +23,7 @@ class BERT(nn.Module):
         h, self.trunk = config.hidden_size, trunk
         if has_heads:
             self.token_dense = nn.Linear(h, h)
-            self.token_norm = nn.LayerNorm(h)
+            self.token_norm, self.function = nn.LayerNorm(h, config.norm_epsilon), FUNCTIONS[config.mlp]
             self.token_bias = nn.Parameter(torch.zeros(len(self.trunk.head.weight)))
             self.pooler = nn.Linear(h, h)
             self.next_sentence = nn.Linear(h, 2)
@@ -37,7 +37,7 @@ class BERT(nn.Module):
         tp = self.trunk.tp
         x = tp.gather(self.trunk.final_norm(x), tp.group).view(len(positions), -1, x.shape[-1])
         masked = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1])).flatten(0, 1)
-        masked = self.token_norm(gelu(self.token_dense(masked)))
+        masked = self.token_norm(self.function(self.token_dense(masked)))
         tokens = self.trunk.head.logits(masked, F, self.token_bias)
         return tokens, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 

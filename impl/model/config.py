@@ -14,7 +14,7 @@ VOCABULARY_MULTIPLE = 128
 """Rows of a rank's embedding come in multiples of this, for fast matrix products (Megatron-LM 2019, section 4.2)."""
 
 NormKind = Literal["layernorm", "rmsnorm", "dyt"]
-MLPKind = Literal["gelu", "squared_relu", "swiglu"]
+MLPKind = Literal["gelu", "gelu_erf", "squared_relu", "swiglu"]
 
 MASK_BLOCKS = 8
 """Blocks in which a dropout mask is drawn, each from a seed of its own."""
@@ -48,12 +48,15 @@ class ModelConfig:
     """Where norms stand: a name in `impl.model.norm_placement`."""
     norm: NormKind = "layernorm"
     """Which function they are: LayerNorm, RMSNorm, or the element-wise dynamic tanh."""
+    norm_epsilon: PositiveFloat = 1e-5
+    """Number that norms add to a variance."""
     kv_heads: Positive | None = None
     """Heads of keys and values, which as many query heads share as divide them; None: as many as heads."""
     positions: Literal["learned", "rotary"] = "learned"
     rotary_base: PositiveFloat = 10_000.0
     """Base of rotary positions' angles."""
     mlp: MLPKind = "gelu"
+    """Function between an MLP's products: GELU in its tanh form, or exact, or another."""
     mlp_size: Positive | None = None
     """Features between an MLP's products; None: four times the hidden size."""
     biases: bool = True
@@ -90,6 +93,10 @@ class ModelConfig:
             )
         if self.positions == "rotary" and self.head_size % 2:
             raise ValueError(f"rotary positions turn pairs of features, a head has {self.head_size}; valid: even sizes")
+        if self.family == "bert" and self.mlp == "swiglu":
+            raise ValueError(
+                "mlp swiglu is not built for family bert, whose head has the MLP's function; valid: others"
+            )
         if self.family == "bert" and not self.tied:
             raise ValueError("tied False is not built for family bert, whose head has the embedding's matrix")
         return self

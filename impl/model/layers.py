@@ -88,8 +88,8 @@ class Attention(nn.Module):
         self.qkv = ColumnParallelLinear(h, config.qkv_sizes, tp, bias=config.biases)
         self.projection = RowParallelLinear(h, h, tp, bias=config.biases)
         norms = config.norms.attention
-        self.inner = SplitNorm(config.norm, h, tp) if norms.inner else nn.Identity()
-        self.norms = nn.ModuleDict({name: norm(config.norm, config.head_size, bias=False) for name in norms.heads})
+        self.inner = SplitNorm(config, h, tp) if norms.inner else nn.Identity()
+        self.norms = nn.ModuleDict({name: norm(config, config.head_size, bias=False) for name in norms.heads})
         self.dropout = Dropout(config.dropout, f"{place}.probabilities", tp.part)
         self.recompute_core = recompute_core
 
@@ -139,7 +139,7 @@ class MLP(nn.Module):
         h, f = config.hidden_size, config.mlp_inner
         self.up = ColumnParallelLinear(h, config.mlp_outputs, tp, bias=config.biases)
         self.down = RowParallelLinear(f, h, tp, bias=config.biases)
-        self.inner = SplitNorm(config.norm, f, tp) if config.norms.mlp.inner else nn.Identity()
+        self.inner = SplitNorm(config, f, tp) if config.norms.mlp.inner else nn.Identity()
         self.function = FUNCTIONS[config.mlp]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class Norms(nn.Module):
         self, config: ModelConfig, norms: BlockNorms, index: int, make: Callable[..., nn.Module] = norm
     ) -> None:
         super().__init__()
-        one = lambda exists: make(config.norm, config.hidden_size, exists=exists)
+        one = lambda exists: make(config, config.hidden_size, exists=exists)
         self.input, self.output, self.sum = one(norms.input), one(norms.output), one(norms.sum)
         self.residual, self.factor = config.norms.residual(config.num_layers), config.norms.input_factor(index + 1)
 
@@ -228,11 +228,11 @@ class Trunk(nn.Module):
         self.tokens = VocabParallelEmbedding(vocab_size, h, tp) if first or (last and config.tied) else None
         self.positions = embedding(config.seq_len) if first and config.positions == "learned" else None
         self.token_types = embedding(token_types) if first and token_types else None
-        self.embedding_norm = norm(config.norm, h, exists=first and config.norms.embedding)
+        self.embedding_norm = norm(config, h, exists=first and config.norms.embedding)
         self.embedding_dropout = Dropout(config.dropout, "embedding", tp.tokens)
         layer = partial(Layer, config, tp, causal=causal, recompute_core=recompute_core)
         self.layers = nn.ModuleDict({str(i): layer(i) for stage in stages for i in stage.layers})
-        self.final_norm = norm(config.norm, h, exists=last and config.norms.final)
+        self.final_norm = norm(config, h, exists=last and config.norms.final)
         self.output = VocabParallelEmbedding(vocab_size, h, tp) if last and not config.tied else None
 
     @property

@@ -27,7 +27,9 @@ def swiglu(x: Tensor) -> Tensor:
     return cast(Tensor, _SwiGLU.apply(x))
 
 
-FUNCTIONS: dict[MLPKind, Callable[[Tensor], Tensor]] = {"gelu": gelu, "squared_relu": squared_relu, "swiglu": swiglu}
+FUNCTIONS: dict[MLPKind, Callable[[Tensor], Tensor]] = {
+    **{"gelu": gelu, "gelu_erf": functional.gelu, "squared_relu": squared_relu, "swiglu": swiglu},
+}
 
 
 class _SwiGLU(torch.autograd.Function):

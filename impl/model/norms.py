@@ -7,24 +7,22 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from impl.collectives import all_gather, all_reduce_sum
-from impl.model.config import NormKind
+from impl.model.config import ModelConfig
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import Shard
 from impl.untraced import untraced
 
-EPSILON = 1e-5
-"""Added to a variance, as in PyTorch's LayerNorm."""
 ALPHA = 0.5
 """Initial factor inside DyT's tanh: Zhu et al. 2025 (2503.10622), section 4."""
 
 
-def norm(kind: NormKind, size: int, *, exists: bool = True, bias: bool = True) -> nn.Module:
-    """Return a norm over `size` features, or the identity where none exists; an RMSNorm never has a bias."""
+def norm(config: ModelConfig, size: int, *, exists: bool = True, bias: bool = True) -> nn.Module:
+    """Return a model's norm over `size` features, or the identity where none exists; an RMSNorm never has a bias."""
     if not exists:
         return nn.Identity()
-    if kind == "rmsnorm":
-        return RMSNorm(size)
-    return nn.LayerNorm(size, bias=bias) if kind == "layernorm" else DyT(size, bias=bias)
+    if config.norm == "rmsnorm":
+        return RMSNorm(size, config.norm_epsilon)
+    return nn.LayerNorm(size, config.norm_epsilon, bias=bias) if config.norm == "layernorm" else DyT(size, bias=bias)
 
 
 class RMSNorm(nn.Module):
@@ -33,14 +31,14 @@ class RMSNorm(nn.Module):
     On CPUs computed here: PyTorch's own is made of several operations there, each of which keeps its input.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
+        self.weight, self.epsilon = nn.Parameter(torch.empty(size)), epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return functional.rms_norm(x, self.weight.shape, self.weight, EPSILON)
-        return cast(Tensor, _Normalise.apply(x, self.weight, None, None))
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        return cast(Tensor, _Normalise.apply(x, self.weight, None, self.epsilon, None))
 
 
 class DyT(nn.Module):
@@ -53,10 +51,8 @@ class DyT(nn.Module):
         self.alpha = nn.Parameter(torch.empty(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            y = self.weight * torch.tanh(self.alpha * x)
-            return y if self.bias is None else y + self.bias
-        return cast(Tensor, _Tanh.apply(x, self.alpha, self.weight, self.bias))
+        y = torch.tanh(self.alpha * x) * self.weight
+        return y if self.bias is None else y + self.bias
 
 
 class SplitNorm(nn.Module):
@@ -70,10 +66,10 @@ class SplitNorm(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, kind: NormKind, size: int, tp: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, size: int, tp: TensorParallel) -> None:
         super().__init__()
-        self.kind, self.tp = kind, tp
-        own = norm(kind, size // tp.degree)
+        self.kind, self.epsilon, self.tp = config.norm, config.norm_epsilon, tp
+        own = norm(config, size // tp.degree)
         for name, parameter in own.named_parameters():
             self.register_parameter(name, parameter)
         self.shards = {name: Shard(0, size) for name, _ in own.named_parameters() if name != "alpha"}
@@ -83,20 +79,20 @@ class SplitNorm(nn.Module):
             return DyT.forward(cast(DyT, self), x)
         bias = self.bias if self.kind == "layernorm" else None
         if self.tp.degree == 1 and bias is not None:
-            return functional.layer_norm(x, self.weight.shape, self.weight, bias, EPSILON)
-        return _over_ranks(x, self.weight, bias, self.tp)
+            return functional.layer_norm(x, self.weight.shape, self.weight, bias, self.epsilon)
+        return _over_ranks(x, self.weight, bias, self.epsilon, self.tp)
 
 
 @untraced  # collectives are not traced
-def _over_ranks(x: Tensor, weight: Tensor, bias: Any, tp: TensorParallel) -> Tensor:
-    return cast(Tensor, _Normalise.apply(x, weight, bias, tp.group))
+def _over_ranks(x: Tensor, weight: Tensor, bias: Any, epsilon: float, tp: TensorParallel) -> Tensor:
+    return cast(Tensor, _Normalise.apply(x, weight, bias, epsilon, tp.group))
 
 
 class _Normalise(torch.autograd.Function):
     """LayerNorm if there is a bias, else RMSNorm, over the features of all ranks of a group; None: of this rank."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, group: Any) -> Tensor:
         wide = _widened(x)
         mean = None if bias is None else wide.mean(-1, keepdim=True)
         statistics = (wide if mean is None else wide - mean).square().mean(-1, keepdim=True)
@@ -107,7 +103,7 @@ class _Normalise(torch.autograd.Function):
             if mean is not None:  # the variance of the parts' means is part of the whole's
                 statistics[..., 1] += parts[..., 0].var(0, correction=0)
                 mean = statistics[..., :1].contiguous()
-        rate = (statistics[..., -1:] + EPSILON).rsqrt()
+        rate = (statistics[..., -1:] + epsilon).rsqrt()
         ctx.save_for_backward(x, weight, rate, mean)
         ctx.group = group
         out = (wide * rate if mean is None else (wide - mean).mul_(rate)).mul_(weight)
@@ -130,28 +126,7 @@ class _Normalise(torch.autograd.Function):
         grad = grad.sub_(normal.mul_(sums[..., :1]))
         if mean is not None:
             grad -= sums[..., 1:]
-        return grad.mul_(rate).to(x.dtype), of_weight, of_bias, None
-
-
-class _Tanh(torch.autograd.Function):
-    """w tanh(a x) + b, which keeps x alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, alpha, weight)
-        out = (_widened(x) * alpha).tanh_().mul_(weight)
-        return (out if bias is None else out.add_(bias)).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, alpha, weight = ctx.saved_tensors
-        grad, wide = _widened(grads[0]), _widened(x)
-        bent = (wide * alpha).tanh_()
-        of_weight = (grad * bent).flatten(0, -2).sum(0).to(weight.dtype)
-        of_bias = grad.flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[3] else None
-        inside = (1 - bent.square_()).mul_(grad * weight)
-        of_alpha = (inside * wide).sum().view(1).to(alpha.dtype)
-        return inside.mul_(alpha).to(x.dtype), of_alpha, of_weight, of_bias
+        return grad.mul_(rate).to(x.dtype), of_weight, of_bias, None, None
 
 
 def _widened(x: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.model.layers import Norms
-from impl.model.norms import EPSILON
 from impl.pipeline.stage import Stage, split
 from impl.plan import AXES
 from impl.run import Run
@@ -22,11 +21,11 @@ from impl.tensor_parallel.group import TensorParallel
 from impl.train import WEIGHTS
 
 
-def norm(kind: str, size: int, *, exists: bool) -> nn.Module:
+def norm(config: ModelConfig, size: int, *, exists: bool) -> nn.Module:
     """Return PyTorch's own norm over `size` features, or the identity where none exists."""
     if not exists:
         return nn.Identity()
-    return nn.LayerNorm(size) if kind == "layernorm" else nn.RMSNorm(size, eps=EPSILON)
+    return (nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm)(size, eps=config.norm_epsilon)
 
 
 class Attention(nn.Module):
@@ -93,7 +92,7 @@ class Trunk(nn.Module):
         self.seq_len = config.seq_len
         self.tokens = nn.Embedding(vocab_size, config.hidden_size) if stage.is_first else None
         self.positions = nn.Embedding(config.seq_len, config.hidden_size) if stage.is_first else None
-        norm_if = lambda exists: norm(config.norm, config.hidden_size, exists=exists)
+        norm_if = lambda exists: norm(config, config.hidden_size, exists=exists)
         self.embedding_norm = norm_if(stage.is_first and config.norms.embedding)
         self.layers = nn.ModuleDict({str(i): Layer(run, i) for i in stage.layers})
         self.final_norm = norm_if(stage.is_last and config.norms.final)

@@ -4,11 +4,17 @@ import copy
 
 import pytest
 
-from experiments.korthikanti2022 import DEGREE, MICROBATCH, PAPER, in_print, quarter
+from experiments.korthikanti2022 import (
+    DEGREE,
+    MICROBATCH,
+    PAPER,
+    activation_bytes_per_layer,
+    in_print,
+    quarter,
+)
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
 from harness.records.record import Record
-from impl.cost.memory import activation_bytes_per_layer
 from impl.cost.parameters import count_parameters
 from impl.model.config import ModelConfig
 from tests.harness.made_up_records import record_of

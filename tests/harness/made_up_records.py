@@ -7,11 +7,12 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from experiments.korthikanti2022 import activation_bytes_per_layer
 from harness.records.parse import of_document
 from harness.records.record import Record
 from harness.records.store import Document
-from impl.cost.memory import ELEMENT_BYTES, activation_bytes_per_layer, state_bytes
-from impl.cost.parameters import count_parameters
+from impl.cost.memory import state_bytes
+from impl.cost.parameters import ELEMENT_BYTES, count_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import pipeline_traffic
 from impl.model.config import padded_vocabulary

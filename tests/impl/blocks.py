@@ -13,5 +13,5 @@ BLOCKS = {
     "grouped queries, dropout": replace(LLAMA, dropout=0.1, biases=True, tied=True),
     "nemotron": replace(LLAMA, mlp="squared_relu", norm="layernorm", mlp_size=None, norm_placement="sub"),
     "olmo 2": replace(LLAMA, norm_placement="olmo2", kv_heads=None),
-    "rotary bert": replace(LLAMA, family="bert", norm="layernorm", norm_placement="post", tied=True),
+    "rotary bert": replace(LLAMA, family="bert", norm="layernorm", norm_placement="post", mlp="gelu_erf", tied=True),
 }

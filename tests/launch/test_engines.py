@@ -53,7 +53,7 @@ def points(tokens: Path) -> list[Run]:
     divided = small(tokens, dp=2, steps=5)
     evaluation = replace(divided.evaluation, sequences=5)
     divided = replace(divided, plan=replace(divided.plan, zero_stage=3), evaluation=evaluation)
-    return [divided, replace(divided, model=replace(divided.model, norm_placement="post"))]
+    return [divided, replace(divided, model=replace(divided.model, norm_placement="qk"))]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_an_engine_trains_the_points_that_it_can(
     assert [trained["id"], refused["id"]] == [replace(run, engine=engine).id for run in points]
     assert trained["status"] == "ok", trained["reason"]
     assert refused["status"] == "invalid"
-    assert "norm_placement 'post'" in refused["reason"]
+    assert "norm_placement 'qk'" in refused["reason"]
     assert trained["engine"]["name"] == engine
     assert len(trained["engine"]) > 2, "no settings"
     for rank in trained["ranks"]:
@@ -118,7 +118,7 @@ def test_an_engine_that_is_given_replaces_that_of_every_point(monkeypatch: pytes
         ("run quickstart --engine", ("--engine",)),
         ("table quickstart --engine torch", ("--engine",)),
         ("train --engine jax", ("jax", "native", "deepspeed", "torch")),
-        ("train --engine torch --model.norm-placement post", ("torch engine", "model.norm_placement 'post'")),
+        ("train --engine torch --model.norm-placement olmo2", ("torch engine", "model.norm_placement 'olmo2'")),
         ("train --engine deepspeed --plan.dp 2 --model.dropout 0.1", ("deepspeed engine", "model.dropout 0.1")),
         ("train --engine torch --model.family bert", ("torch engine", "model.family 'bert'")),
         ("train --engine torch --checkpoint-every 5", ("--checkpoint-every 5", "torch engine", "native")),

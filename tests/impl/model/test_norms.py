@@ -19,7 +19,7 @@ from impl.model.gpt import GPT
 from impl.model.initialise import build_model
 from impl.model.layers import Layer
 from impl.model.norm_placement import PLACEMENTS, BlockNorms, NormPlacement
-from impl.model.norms import EPSILON, DyT, RMSNorm
+from impl.model.norms import DyT, RMSNorm
 from impl.plan import Plan
 from impl.run import Run
 from impl.simulator.step import predict
@@ -41,7 +41,7 @@ def built(config: ModelConfig, serial: TensorParallel) -> GPT:
 def reference(norm: Any, x: Tensor) -> Tensor:
     size = x.shape[-1:]
     if isinstance(norm, RMSNorm):
-        return functional.rms_norm(x, size, norm.weight, EPSILON)
+        return functional.rms_norm(x, size, norm.weight, norm.epsilon)
     y = norm.weight * torch.tanh(norm.alpha * x)
     return y if norm.bias is None else y + norm.bias
 
@@ -50,7 +50,8 @@ def reference(norm: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("precision", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_a_norm_and_its_gradients_are_pytorchs(which: str, precision: torch.dtype, tolerance: float) -> None:
     makes: dict[str, Callable[[], Any]] = {
-        "rms": lambda: RMSNorm(24), "dyt": lambda: DyT(24, bias=True), "dyt without bias": lambda: DyT(24, bias=False),
+        "rms": lambda: RMSNorm(24, 1e-5), "dyt": lambda: DyT(24, bias=True),
+        "dyt without bias": lambda: DyT(24, bias=False),
     }  # fmt: skip
     norm = makes[which]().to(precision)
     generator = torch.Generator().manual_seed(0)

@@ -1,0 +1,265 @@
+"""Configurations and weights of GPT-2, BERT and Llama as transformers stores them, and ours: a table of names."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from impl.cost.parameters import named_parameters
+from impl.errors import InputError
+from impl.model.config import MLPKind, ModelConfig
+
+Kind = Literal["gpt2", "bert", "llama"]
+Config = Mapping[str, Any]
+Names = Mapping[str, tuple[str, ...]]
+ACTIVATIONS: dict[str, MLPKind] = {
+    **{"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu2": "squared_relu"},
+    "silu": "swiglu",
+}
+"""Names of activations there and here; a Llama's is gated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Names:
+    """Names of an architecture; several names are parts of one of our tensors, one after another."""
+
+    layers: str
+    """Prefix of a layer's tensors, with its index."""
+    layer: Names
+    """Modules of a layer, by ours."""
+    ends: Names
+    """Tensors outside the layers, by ours."""
+    body: str
+    """Prefix that tensors outside the heads may have."""
+    architecture: str
+    transposed: tuple[str, ...] = ()
+    """Modules whose matrices are stored with inputs before outputs."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Fields of `ModelConfig` that are numbers, by name there."""
+
+
+TABLE: dict[Kind, _Names] = {
+    "gpt2": _Names(
+        architecture="GPT2LMHeadModel",
+        body="transformer.",
+        layers="h.{}.",
+        layer={
+            **{"attention_norms.input": ("ln_1",), "attention.qkv": ("attn.c_attn",)},
+            **{"attention.projection": ("attn.c_proj",), "mlp_norms.input": ("ln_2",)},
+            **{"mlp.up": ("mlp.c_fc",), "mlp.down": ("mlp.c_proj",)},
+        },
+        transposed=("attention.qkv", "attention.projection", "mlp.up", "mlp.down"),
+        ends={
+            **{"trunk.tokens.weight": ("wte.weight",), "trunk.positions.weight": ("wpe.weight",)},
+            **{f"trunk.final_norm.{part}": (f"ln_f.{part}",) for part in ("weight", "bias")},
+        },
+        fields={
+            **{"n_layer": "num_layers", "n_embd": "hidden_size", "n_head": "num_heads", "n_inner": "mlp_size"},
+            **{"n_positions": "seq_len", "vocab_size": "vocab_size", "layer_norm_epsilon": "norm_epsilon"},
+        },
+    ),
+    "llama": _Names(
+        architecture="LlamaForCausalLM",
+        body="model.",
+        layers="layers.{}.",
+        layer={
+            **{"attention_norms.input": ("input_layernorm",), "mlp_norms.input": ("post_attention_layernorm",)},
+            "attention.qkv": tuple(f"self_attn.{part}_proj" for part in "qkv"),
+            **{"attention.projection": ("self_attn.o_proj",), "mlp.up": ("mlp.gate_proj", "mlp.up_proj")},
+            "mlp.down": ("mlp.down_proj",),
+        },
+        ends={
+            **{"trunk.tokens.weight": ("embed_tokens.weight",), "trunk.final_norm.weight": ("norm.weight",)},
+            "trunk.output.weight": ("lm_head.weight",),
+        },
+        fields={
+            **{"num_hidden_layers": "num_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_heads"},
+            **{"num_key_value_heads": "kv_heads", "intermediate_size": "mlp_size", "vocab_size": "vocab_size"},
+            **{"max_position_embeddings": "seq_len", "rms_norm_eps": "norm_epsilon"},
+        },
+    ),
+    "bert": _Names(
+        architecture="BertForPreTraining",
+        body="bert.",
+        layers="encoder.layer.{}.",
+        layer={
+            "attention.qkv": tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
+            **{"attention.projection": ("attention.output.dense",), "mlp.up": ("intermediate.dense",)},
+            **{"attention_norms.sum": ("attention.output.LayerNorm",), "mlp_norms.sum": ("output.LayerNorm",)},
+            "mlp.down": ("output.dense",),
+        },
+        ends={
+            "trunk.tokens.weight": ("embeddings.word_embeddings.weight",),
+            "trunk.positions.weight": ("embeddings.position_embeddings.weight",),
+            "trunk.token_types.weight": ("embeddings.token_type_embeddings.weight",),
+            **{f"trunk.embedding_norm.{part}": (f"embeddings.LayerNorm.{part}",) for part in ("weight", "bias")},
+            "token_bias": ("cls.predictions.bias",),
+            **{
+                f"{ours}.{part}": (f"{theirs}.{part}",)
+                for ours, theirs in {
+                    **{"token_dense": "cls.predictions.transform.dense", "pooler": "pooler.dense"},
+                    **{"token_norm": "cls.predictions.transform.LayerNorm", "next_sentence": "cls.seq_relationship"},
+                }.items()
+                for part in ("weight", "bias")
+            },
+        },
+        fields={
+            **{"num_hidden_layers": "num_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_heads"},
+            **{"intermediate_size": "mlp_size", "max_position_embeddings": "seq_len", "vocab_size": "vocab_size"},
+            "layer_norm_eps": "norm_epsilon",
+        },
+    ),
+}
+BLOCKS: dict[Kind, dict[str, Any]] = {
+    "gpt2": {},
+    "llama": {"norm": "rmsnorm", "positions": "rotary", "mlp": "swiglu"},
+    "bert": {"family": "bert", "norm_placement": "post"},
+}
+"""Fields of `ModelConfig` that an architecture fixes."""
+FIXED: dict[Kind, dict[str, Any]] = {
+    "gpt2": {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    "llama": {"mlp_bias": False, "pretraining_tp": 1},
+    "bert": {"type_vocab_size": 2, "position_embedding_type": "absolute", "is_decoder": False},
+}
+"""Entries that change what is computed, with the only values that are built here."""
+
+
+def config_from(theirs: Config) -> ModelConfig:
+    """Return our configuration of a model that transformers describes by `config.json`.
+
+    Raises:
+        InputError: names the entry that is not built here, and what would be valid.
+    """
+    kind = theirs.get("model_type")
+    if kind not in TABLE:
+        raise InputError(f"config.json: model_type {kind!r:.40} is not known; valid: {', '.join(TABLE)}")
+    for name, only in FIXED[kind].items():
+        if (found := theirs.get(name, only)) not in (only, None):
+            raise InputError(f"config.json: {name} {found!r:.40} is not built; valid: {only}")
+    fields = {ours: theirs[name] for name, ours in TABLE[kind].fields.items() if theirs.get(name) is not None}
+    activation = theirs.get("activation_function" if kind == "gpt2" else "hidden_act", "?")
+    gated = kind == "llama"
+    valid = [name for name, mlp in ACTIVATIONS.items() if (mlp == "swiglu") == gated]
+    if activation not in valid:
+        raise InputError(f"config.json: activation {activation!r:.40} is not built; valid: {', '.join(valid)}")
+    more: dict[str, Any] = {"mlp": ACTIVATIONS[activation]}
+    if kind == "llama":
+        more |= _of_llama(theirs)
+    return ModelConfig(**(BLOCKS[kind] | fields | more))
+
+
+def _of_llama(theirs: Config) -> dict[str, Any]:
+    rotary = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+    if (how := rotary.get("rope_type", "default")) != "default":
+        raise InputError(f"config.json: rope_type {how!r:.40} is not built; valid: default")
+    size = theirs["hidden_size"] // theirs["num_attention_heads"]
+    if (theirs.get("head_dim") or size) != size:
+        raise InputError(f"config.json: head_dim {theirs['head_dim']!r:.40} is not built; valid: {size}")
+    if theirs.get("attention_bias", False):
+        raise InputError("config.json: attention_bias True is not built without biases of the MLP; valid: False")
+    base = rotary.get("rope_theta", theirs.get("rope_theta", 10_000.0))
+    return {"rotary_base": base, "tied": theirs.get("tie_word_embeddings", False), "biases": False}
+
+
+def config_to(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """Return the `config.json` of one of our models.
+
+    Raises:
+        InputError: no architecture of transformers that is known here is this model.
+    """
+    for kind, names in TABLE.items():
+        theirs = {name: getattr(config, ours) for name, ours in names.fields.items()} | {"vocab_size": vocab_size}
+        activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.mlp)
+        theirs |= {"activation_function" if kind == "gpt2" else "hidden_act": activation}
+        theirs |= FIXED[kind] | {"model_type": kind, "architectures": [names.architecture]}
+        theirs |= {"n_inner" if kind == "gpt2" else "intermediate_size": config.mlp_inner}
+        if kind == "llama":
+            theirs |= {"num_key_value_heads": config.groups, "tie_word_embeddings": config.tied}
+            theirs |= {"rope_theta": config.rotary_base, "attention_bias": False, "head_dim": config.head_size}
+            theirs |= {"rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base}}
+        try:
+            back = config_from(theirs)
+        except InputError:
+            continue
+        if _plain(back, vocab_size) == _plain(config, vocab_size):
+            return theirs
+    valid = "GPT-2 (pre), BERT (post) and Llama, each with its own block"
+    raise InputError(f"transformers has no architecture known here for this model; valid: {valid}")
+
+
+def _plain(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """Return what fixes the computation, with defaults filled in."""
+    filled = {"vocab_size": vocab_size, "kv_heads": config.groups, "mlp_size": config.mlp_inner}
+    left_out = {"dropout": 0.0, "init_std": 0.0, "rotary_base": config.rotary_base * (config.positions == "rotary")}
+    return vars(config) | filled | left_out
+
+
+class _Pair(NamedTuple):
+    """One of our tensors and the names of its parts there."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    is_transposed: bool
+    is_head: bool
+
+
+def _pairs(kind: Kind, config: ModelConfig, vocab_size: int) -> Iterator[_Pair]:
+    names = TABLE[kind]
+    for parameter in named_parameters(config, vocab_size, 1):
+        ours = parameter.name
+        if not ours.startswith("trunk.layers."):
+            is_head = any(name.startswith(("cls.", "lm_head.", "pooler.")) for name in names.ends[ours])
+            yield _Pair(ours, names.ends[ours], False, is_head)
+            continue
+        _, _, index, module = ours.split(".", 3)
+        module, _, part = module.rpartition(".")
+        theirs = tuple(f"{names.layers.format(index)}{one}.{part}" for one in names.layer[module])
+        yield _Pair(ours, theirs, part == "weight" and module in names.transposed, False)
+
+
+def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, kind: Kind) -> dict[str, Tensor]:
+    """Return our whole tensors, in fp32 at least, from those of transformers; heads that are not there are left out.
+
+    The rows of BERT's next-sentence classifier are swapped: there the first is for a sentence that follows.
+
+    Raises:
+        InputError: a tensor is missing, or of another shape.
+    """
+    found: dict[str, Tensor] = {}
+    body = TABLE[kind].body
+    own = {name.removeprefix(body): tensor for name, tensor in theirs.items()}
+    shapes = {p.name: p.shape for p in named_parameters(config, config.vocab_size, 1)}
+    for pair in _pairs(kind, config, config.vocab_size or 0):
+        if missing := [name for name in pair.theirs if name not in own]:
+            if pair.is_head and pair.ours != "trunk.output.weight":
+                continue
+            raise InputError(f"the checkpoint has no tensor {body}{missing[0]}")
+        parts = [own[name].t() if pair.is_transposed else own[name] for name in pair.theirs]
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if pair.ours.startswith("next_sentence."):
+            whole = whole.flip(0)
+        rows = config.vocab_size if pair.ours in ("trunk.tokens.weight", "trunk.output.weight", "token_bias") else None
+        expected = (rows, *shapes[pair.ours][1:]) if rows else shapes[pair.ours]
+        if tuple(whole.shape) != tuple(expected):
+            what = f"{body}{pair.theirs[0]} is {list(own[pair.theirs[0]].shape)}"
+            raise InputError(f"the checkpoint's {what}, which does not give {list(expected)} of config.json")
+        found[pair.ours] = (whole if whole.element_size() >= 4 else whole.float()).contiguous()
+    return found
+
+
+def weights_to(ours: Mapping[str, Tensor], config: ModelConfig, vocab_size: int, kind: Kind) -> dict[str, Tensor]:
+    """Return the tensors of transformers from our whole tensors: the inverse of `weights_from`."""
+    found: dict[str, Tensor] = {}
+    sizes = {"attention.qkv": config.qkv_sizes, "mlp.up": config.mlp_outputs}
+    body = TABLE[kind].body
+    for pair in _pairs(kind, config, vocab_size):
+        whole = ours[pair.ours].flip(0) if pair.ours.startswith("next_sentence.") else ours[pair.ours]
+        parts = [whole]
+        if len(pair.theirs) > 1:
+            parts = list(whole.split(next(size for module, size in sizes.items() if module in pair.ours)))
+        for name, part in zip(pair.theirs, parts, strict=True):
+            prefix = "" if name.startswith(("cls.", "lm_head.")) else body
+            found[f"{prefix}{name}"] = (part.t() if pair.is_transposed else part).contiguous()
+    return found

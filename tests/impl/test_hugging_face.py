@@ -1,0 +1,245 @@
+"""Weights from transformers give its logits and gradients, in any layout, and go back to the last bit."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.cli import hugging_face
+from impl.checkpoint import start_from
+from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.errors import InputError
+from impl.hugging_face import config_from, config_to, weights_from, weights_to
+from impl.model.bert import BERT
+from impl.model.config import ModelConfig
+from impl.model.gpt import GPT
+from impl.model.initialise import build_model
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.tensor_parallel.group import TensorParallel
+from impl.train import Trainer
+from tests.harness.calls import call, document
+from tests.impl.model.test_models import trunk_output
+from tests.impl.on_ranks import on_ranks
+
+transformers = pytest.importorskip("transformers", reason="transformers is the oracle here; it is in the extra dev")
+VOCAB = 300
+
+
+def configs() -> Iterator[Any]:
+    """Random small ones of each architecture."""
+    random_ = random.Random(1)
+    one_of = lambda *values: random_.choice(values)
+    for _ in range(3):
+        heads, layers = one_of(2, 4), one_of(1, 2, 3)
+        h, places = heads * one_of(4, 6, 8), one_of(16, 24)
+        common = {"vocab_size": VOCAB, "hidden_size": h, "num_hidden_layers": layers, "num_attention_heads": heads}
+        none = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+        yield transformers.GPT2Config(
+            vocab_size=VOCAB, n_embd=h, n_layer=layers, n_head=heads, n_positions=places,
+            activation_function=one_of("gelu_new", "gelu"), n_inner=one_of(None, 3 * h), **none,
+        )  # fmt: skip
+        yield transformers.LlamaConfig(
+            **common, intermediate_size=one_of(40, 48), max_position_embeddings=places, rms_norm_eps=one_of(1e-5, 1e-6),
+            num_key_value_heads=one_of(1, 2, heads), tie_word_embeddings=one_of(True, False),
+            rope_parameters={"rope_type": "default", "rope_theta": one_of(10_000.0, 500_000.0)},
+        )  # fmt: skip
+        yield transformers.BertConfig(
+            **common, intermediate_size=4 * h, max_position_embeddings=places, layer_norm_eps=one_of(1e-12, 1e-5),
+            hidden_act=one_of("gelu", "gelu_new"), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+
+
+CONFIGS = list(configs())
+KINDS = {
+    "gpt2": transformers.GPT2LMHeadModel, "llama": transformers.LlamaForCausalLM,
+    "bert": transformers.BertForPreTraining,
+}  # fmt: skip
+by_config = pytest.mark.parametrize("described", CONFIGS, ids=[f"{c.model_type}-{i}" for i, c in enumerate(CONFIGS)])
+
+
+def model_of(described: Any, dtype: torch.dtype = torch.float64) -> Any:
+    """Random weights, biases and norms too."""
+    torch.manual_seed(0)
+    model = KINDS[described.model_type](described).to(dtype)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def ours_of(theirs: Any, serial: TensorParallel) -> tuple[GPT | BERT, ModelConfig]:
+    described = theirs.config.to_dict()
+    config = config_from(described)
+    dtype = next(theirs.parameters()).dtype
+    model = build_model(config, VOCAB, 0, dtype, serial)
+    found = weights_from(theirs.state_dict(), config, described["model_type"])
+    own = dict(model.named_parameters())
+    assert found.keys() == own.keys()
+    with torch.no_grad():
+        for name, weight in found.items():
+            own[name].zero_()[: len(weight)].copy_(weight)
+    return model.eval(), config
+
+
+def both(theirs: Any, model: GPT | BERT, places: int) -> list[tuple[Tensor, Tensor]]:
+    """Scores of tokens, and BERT's of sentences, by both."""
+    tokens = torch.randint(1, VOCAB, (2, places), generator=torch.Generator().manual_seed(1))
+    if isinstance(model, GPT):
+        return [(model.logits(trunk_output(model, tokens))[:, :VOCAB], theirs(tokens).logits.flatten(0, 1))]
+    types = torch.randint(0, 2, tokens.shape, generator=torch.Generator().manual_seed(2))
+    found = theirs(tokens, token_type_ids=types)
+    every = torch.arange(places).expand(2, -1)
+    words, sentence = model.heads(trunk_output(model, tokens, types), every)
+    return [
+        (words[:, :VOCAB], found.prediction_logits.flatten(0, 1)),
+        (sentence.flip(1), found.seq_relationship_logits),
+    ]
+
+
+@pytest.fixture
+def without_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transformers' Llama compute its norms and angles in the model's type; its own code rounds them to fp32."""
+    from transformers.models.llama import modeling_llama
+
+    def angles(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        described = self.config
+        size = described.hidden_size // described.num_attention_heads
+        rates = described.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        both = (position_ids[..., None].double() * rates).repeat(1, 1, 2)
+        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+
+    def normal(self: Any, x: Tensor) -> Tensor:
+        return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+
+    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", angles)
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", normal)
+
+
+@by_config
+@pytest.mark.usefixtures("without_fp32")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_logits_and_gradients_are_those_of_transformers(
+    described: Any, dtype: torch.dtype, tolerance: float, serial: TensorParallel
+) -> None:
+    theirs = model_of(described, dtype)
+    model, config = ours_of(theirs, serial)
+    pairs = both(theirs, model, config.seq_len)
+    for ours, expected in pairs:
+        assert (ours - expected).norm() < tolerance * expected.norm()
+    sum((ours.square().mean() for ours, _ in pairs), torch.zeros((), dtype=dtype)).backward()
+    sum((expected.square().mean() for _, expected in pairs), torch.zeros((), dtype=dtype)).backward()
+    gradients = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    kind = described.model_type
+    expected = weights_from({**dict(theirs.state_dict()), **gradients}, config, kind)
+    own = dict(model.named_parameters())
+    for name, gradient in expected.items():
+        mine = own[name].grad
+        assert mine is not None
+        padding = 0 if name == "trunk.tokens.weight" and kind == "bert" else None  # whose row 0 gets none there
+        rows = slice(1 if padding == 0 else 0, len(gradient))
+        assert (mine[rows] - gradient[rows]).norm() < 20 * tolerance * gradient.norm(), name
+
+
+@by_config
+def test_weights_go_back_to_the_last_bit(described: Any) -> None:
+    theirs = model_of(described, torch.float32)
+    described = theirs.config.to_dict()
+    config = config_from(described)
+    kind, state = described["model_type"], theirs.state_dict()
+    back = weights_to(weights_from(state, config, kind), config, VOCAB, kind)
+    tied = {"lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} - set(back)
+    assert back.keys() == state.keys() - tied - {name for name in state if name.endswith("position_ids")}
+    assert all(torch.equal(state[name], tensor) for name, tensor in back.items())
+    again = config_to(config, VOCAB)
+    assert config_from(again) == replace(config, kv_heads=again.get("num_key_value_heads", config.kv_heads),
+                                         mlp_size=config.mlp_inner)  # fmt: skip
+
+
+def loaded(one: Trainer) -> float:
+    """Loss of the first batch with the weights of a checkpoint."""
+    folder = Path(one.run.start or "")
+    start_from(folder, one, one.gradients.every_rank)
+    return one.backward(0).item()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_folder_becomes_a_checkpoint_for_any_layout_and_a_folder_again(kind: str, tmp_path: Path) -> None:
+    shape = {"vocab_size": VOCAB, "num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 2}
+    of_llama = {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 16}
+    described = {"gpt2": transformers.GPT2Config(**shape, n_positions=16), "llama": transformers.LlamaConfig}[kind]
+    theirs = model_of(described(**shape, **of_llama) if kind == "llama" else described, torch.float32)
+    theirs.save_pretrained(tmp_path / "hf")
+    data = tmp_path / "tokens"
+    write_synthetic(data, SyntheticConfig(train_tokens=5000, valid_tokens=1000))
+    made = call("import-hf", "--weights", tmp_path / "hf", "--data", data, "--out", tmp_path / "ckpt", "--json")
+    told = document(made.output)
+    assert told["parameters"] == sum(p.numel() for p in theirs.parameters())
+    model = ModelConfig(**told["model"])
+    recipe = Recipe(steps=1, global_batch=4, microbatch=2)
+    runs = [
+        Run(model=model, plan=plan, train=recipe, start=str(tmp_path / "ckpt"))
+        for plan in (Plan(), Plan(tp=2), Plan(tp=2, pp=2), Plan(dp=2, zero_stage=3))
+    ]
+    losses = {run.plan: ranks[0] for run, ranks in on_ranks(loaded, runs, data).items()}
+    assert list(losses.values()) == pytest.approx([losses[Plan()]] * len(runs), rel=1e-5)
+    assert call("export-hf", "--checkpoint", tmp_path / "ckpt", "--out", tmp_path / "back").status == 0
+    again = KINDS[kind].from_pretrained(tmp_path / "back")
+    assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), again.parameters(), strict=True))
+    tokens = torch.randint(1, VOCAB, (1, 12))
+    assert torch.equal(again.eval()(tokens).logits, theirs(tokens).logits)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "mamba"}, "model_type 'mamba' is not known; valid: gpt2, llama, bert"),
+    ({"activation_function": "tanh"}, "activation 'tanh' is not built; valid: gelu_new"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not built; valid: False"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), WRONG)
+def test_what_is_not_built_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words.replace("?", ".")):
+        config_from(transformers.GPT2Config(vocab_size=VOCAB).to_dict() | changes)
+
+
+def test_a_missing_or_wrong_tensor_is_named() -> None:
+    theirs = model_of(CONFIGS[0], torch.float32)
+    config = config_from(theirs.config.to_dict())
+    state = dict(theirs.state_dict())
+    with pytest.raises(InputError, match=r"no tensor transformer\.h\.0\.ln_1\.weight"):
+        weights_from({k: v for k, v in state.items() if "h.0.ln_1" not in k}, config, "gpt2")
+    with pytest.raises(InputError, match=r"transformer\.wpe\.weight is \[3, 4\]"):
+        weights_from(state | {"transformer.wpe.weight": torch.zeros(3, 4)}, config, "gpt2")
+
+
+def test_without_safetensors_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face, "find_spec", lambda _: None)
+    answer = call("import-hf", "--weights", tmp_path, "--data", tmp_path, "--out", tmp_path / "out")
+    assert answer.status == 2
+    assert "needs the package safetensors; install the extra: pip install 'lmscale[hf]'" in answer.errors
+
+
+def test_bad_folders_are_one_line(tmp_path: Path) -> None:
+    data, folder = tmp_path / "tokens", tmp_path / "hf"
+    write_synthetic(data, SyntheticConfig(train_tokens=2000, valid_tokens=1000))
+    folder.mkdir()
+    ask = lambda: call("import-hf", "--weights", folder, "--data", data, "--out", tmp_path / "ckpt")
+    for content, words in (
+        (None, "config.json: No such file"), ("[1]", "is no JSON object"), ("{", "is not JSON"),
+        (json.dumps({"model_type": "gpt2"}), "has no *.safetensors"),
+    ):  # fmt: skip
+        if content is not None:
+            (folder / "config.json").write_text(content)
+        answer = ask()
+        assert answer.status == 2
+        assert words in answer.errors
+    (folder / "model.safetensors").write_bytes(b"not tensors")
+    assert "model.safetensors cannot be read" in ask().errors
+    assert not (tmp_path / "ckpt").exists()
