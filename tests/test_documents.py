@@ -27,6 +27,7 @@ from harness.launch.texts import KNOWN
 from harness.records.store import Store
 from impl.data.config import SYNTHETIC
 from impl.data.tokenizer import END_OF_TEXT
+from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
@@ -339,6 +340,11 @@ def test_make_targets_exist() -> None:
 def test_the_citation_has_the_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_norm_placement_is_in_the_table() -> None:
+    names = re.findall(r"^\| `(\w+)` \|", TEXTS["docs/extending.md"], re.MULTILINE)
+    assert names == list(PLACEMENTS)
 
 
 def test_the_experiment_that_is_shown_is_complete() -> None:
