@@ -99,8 +99,10 @@ BLOCK_PLANS: list[dict[str, Any]] = [
 OTHER_BLOCKS = [replace(run_of(of(**how), "gpt"), model=model) for model, how in product(BLOCKS.values(), BLOCK_PLANS)]
 """Blocks other than GPT-2's, untied output heads among them."""
 RUNS = [
-    *(run_of(of(**how), family, norm) for how, family, norm in product([*DATA, *SPLIT], FAMILIES, NORMS)),
-    *(run_of(of(**how), family, NORMS[i % len(NORMS)]) for i, (how, family) in enumerate(product(MIXED, FAMILIES))),
+    *(
+        run_of(of(**how), family, NORMS[i % len(NORMS)])
+        for i, (how, family) in enumerate(product([*DATA, *SPLIT, *MIXED], FAMILIES))
+    ),
     *(run_of(of(**how), family, "pre", "fp32") for how, family in product([*DATA[:1], *SPLIT[:2]], FAMILIES)),
     *PIPELINES,
     *ATLAS,
