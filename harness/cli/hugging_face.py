@@ -28,7 +28,14 @@ def import_hf(*, weights: Path, data: Path, out: Path, seq_len: int | None = Non
     from impl.hugging_face import config_from, weights_from
 
     described, tensors = _config(weights), _tensors(weights)
-    config = config_from(described)
+    try:
+        config = config_from(described)
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # entries of any kind
+        reason = f"{type(error).__name__}: {error}".splitlines()
+        why = f"an entry is missing or not what it has to be ({' '.join(reason)[:100]})"
+        raise InputError(f"--weights {weights / 'config.json'}: {why}; valid: as transformers writes it") from None
     if seq_len is not None:
         if config.positions != "rotary" or seq_len < 2:
             raise InputError(f"--seq-len {seq_len}: valid for rotary positions, 2 or more; this model has learned ones")

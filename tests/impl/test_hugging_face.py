@@ -240,6 +240,18 @@ def test_bad_folders_are_one_line(tmp_path: Path) -> None:
         answer = ask()
         assert answer.status == 2
         assert words in answer.errors
+    transformers.GPT2LMHeadModel(CONFIGS[0]).save_pretrained(tmp_path / "good")
+    (folder / "model.safetensors").write_bytes((tmp_path / "good" / "model.safetensors").read_bytes())
+    llama = {"model_type": "llama", "hidden_act": "silu"}
+    shape = {"hidden_size": 8, "num_attention_heads": 2}
+    changes = {}, shape | {"hidden_size": "x"}, shape | {"rope_parameters": 1}, shape | {"num_attention_heads": 0}
+    negative = {"model_type": "gpt2", "activation_function": "gelu", "n_layer": -1}
+    for wrong in ({"model_type": []}, negative, *(llama | change for change in changes)):
+        (folder / "config.json").write_text(json.dumps(wrong))
+        answer = ask()
+        assert answer.status == 2
+        assert "an entry is missing or not what it has to be" in answer.errors
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     (folder / "model.safetensors").write_bytes(b"not tensors")
     assert "model.safetensors cannot be read" in ask().errors
     assert not (tmp_path / "ckpt").exists()
