@@ -17,6 +17,7 @@ from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
 from harness.rank import jobs
 from harness.rank.job import STOP, job_of
+from harness.records.attempts import Attempts
 from harness.records.printable import printable
 from harness.records.store import Store
 from harness.report.results import tell_results
@@ -80,7 +81,7 @@ def cancel(which: OfWhich, json: Flag = False) -> int:
     """
     chosen = which.chosen()
     found, tier, store, points = chosen
-    attempts = store.attempts()
+    attempts = Attempts(store).open()
     live = [point for point in points if point.id in attempts]
     tries = [attempt for point in live for attempt in attempts[point.id]]
     jobs.cancel(tries)
@@ -104,7 +105,7 @@ def cancel(which: OfWhich, json: Flag = False) -> int:
 
 def states_of(store: Store, chosen: Sequence[Point]) -> list[State]:
     """Return the state of each point of a sweep, read from its record or asked of its job."""
-    attempts = store.attempts()
+    attempts = Attempts(store).open()
     states = jobs.states([attempt for point in chosen for attempt in attempts.get(point.id, [])])
     found = []
     for point in chosen:

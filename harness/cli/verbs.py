@@ -13,6 +13,7 @@ from harness.cli.which import OfWhich
 from harness.experiment import folders
 from harness.experiment.tiers import TIERS, Tier
 from harness.launch.flags import Place, Saving, Trying, require_positive
+from harness.records.attempts import Attempts
 from harness.records.store import FINISHED, Store
 from harness.terminal import Flag, console, counted, print_json, tell_ignored
 from impl.errors import InputError
@@ -225,7 +226,7 @@ def train_from(default: Run) -> Callable[..., int]:
         else:
             print_tables(all_tables([record]))
             if config.keep_end:
-                print(f"\ncheckpoint: {store.checkpoints(config.id)}")
+                print(f"\ncheckpoint: {Attempts(store).checkpoints(config.id)}")
         return 0 if record.status in FINISHED else 1
 
     return train

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.experiment.findings import findings
 from harness.experiment.tiers import TIERS, Tier
+from harness.records.attempts import Attempts
 from harness.records.environment import CODE
 from harness.records.store import SIMULATED, Store
 from impl.errors import InputError
@@ -54,7 +55,7 @@ def sweep_tier(out: Path, experiment: str) -> Tier:
     Raises:
         InputError: several tiers have open attempts.
     """
-    busy: list[Tier] = [tier for tier in TIERS if Store(out, experiment, tier).attempts()]
+    busy: list[Tier] = [tier for tier in TIERS if Attempts(Store(out, experiment, tier)).open()]
     if len(busy) > 1:
         raise InputError(f"{experiment} has jobs under way at several tiers; --tier says which: {', '.join(busy)}")
     if busy:

@@ -20,6 +20,7 @@ from harness.predict.forecast import Forecasts
 from harness.rank.job import JobState, job_of
 from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
+from harness.records.attempts import Attempts
 from harness.records.environment import CODE
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document, Store
@@ -136,7 +137,7 @@ def orders(
         collective_timeout_seconds=2 * max(options.hang_seconds, START_SECONDS),
         profile=options.profile,
         checkpoint_every=saving.checkpoint_every,
-        checkpoints=store.checkpoints(entry.id),
+        checkpoints=Attempts(store).checkpoints(entry.id),
         keep_checkpoints=saving.keep_checkpoints,
         start=None if run.start is None else start_folder(run.start, store),
         # ranks of this machine end with the harness that reads what they write, and with its claim
@@ -158,14 +159,14 @@ def free(attempt: Path, state: JobState | None, store: Store, jobs: Jobs) -> Non
     A controller that has forgotten jobs may have given the number to another one, which goes on.
     """
     if (job := job_of(attempt)) and is_forgotten(attempt, state):
-        others = (job_of(one) for one in store.all_attempts() if one != attempt)
+        others = (job_of(one) for one in Attempts(store).all() if one != attempt)
         if all(other is None or other.job != job.job for other in others):
             jobs.cancel([attempt])
 
 
 def start_folder(start: str, store: Store) -> Path:
     """Return the folder of checkpoints that a run starts from, given by its path or by another run's id."""
-    return store.checkpoints(start) if RUN_ID.fullmatch(start) else Path(start).resolve()
+    return Attempts(store).checkpoints(start) if RUN_ID.fullmatch(start) else Path(start).resolve()
 
 
 def why_refused(

@@ -8,6 +8,7 @@ from harness.launch.attempt import Options, shape, why_refused
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
 from harness.predict.systems import names
+from harness.records.attempts import Attempts
 from harness.records.store import Store
 from harness.terminal import columns, print_json, tell_ignored
 
@@ -47,7 +48,7 @@ def none_can_run(chosen: Sequence[Point], store: Store, datasets: Datasets, opti
 
     A point counts as one that can run if it is running, or has a record with another status than invalid.
     """
-    attempts, found = store.attempts(), dict[Point, str]()
+    attempts, found = Attempts(store).open(), dict[Point, str]()
     for point in chosen:
         head = store.head(point.id)
         if point.id in attempts or (head is not None and head.status != "invalid"):

@@ -24,10 +24,11 @@ from harness.rank import jobs as real_jobs
 from harness.rank.collect import base_record
 from harness.rank.job import ABSENT, SILENT, JobState, stop
 from harness.rank.orders import TrainingOrders, UnreadableError
+from harness.records.attempts import JOB, Attempts
 from harness.records.environment import host_environment, keep_changes
 from harness.records.parse import of_document
 from harness.records.record import Record
-from harness.records.store import FINISHED, JOB, Store
+from harness.records.store import FINISHED, Store
 from impl.run import to_dict
 
 POLL_SECONDS = 0.25
@@ -46,9 +47,9 @@ class Sweep:
         self, store: Store, datasets: Datasets, options: Options, display: Display | None = None, jobs: Jobs = real_jobs
     ) -> None:
         self.store, self.datasets, self.options, self.jobs = store, datasets, options, jobs
+        self.attempts = Attempts(store)
         self.display = display or Display(console=Console(quiet=True))
-        typed = [Path(sys.argv[0]).name, *sys.argv[1:]]  # the program's path would name a person's folders
-        self.environment = host_environment(typed)
+        self.environment = host_environment([Path(sys.argv[0]).name, *sys.argv[1:]])  # its path names a person
         self.forecasts = Forecasts(store, options.forecast, self.display.message)
         self.claims = Claims((store.folder / "claims").resolve())
         self.may_start = True
@@ -82,7 +83,7 @@ class Sweep:
 
     def missing(self, points: Sequence[Point]) -> list[Point]:
         """Return the points that `run` would start now."""
-        attempts = self.store.attempts()
+        attempts = self.attempts.open()
         states = self._states([attempt for found in attempts.values() for attempt in found])
         return [e.point for e in map(Entry, points) if self._todo(e, attempts.get(e.id, []), states) == "start"]
 
@@ -144,7 +145,7 @@ class Sweep:
 
     def _settle(self, entries: Sequence[Entry]) -> None:
         """Write the records that are due, and put each entry among those to be started, live or elsewhere."""
-        attempts = self.store.attempts()
+        attempts = self.attempts.open()
         states = self._states([attempt for entry in entries for attempt in attempts.get(entry.id, [])])
         for entry in entries:
             todo, harvested = self._todo(entry, attempts.get(entry.id, []), states), None
@@ -158,7 +159,7 @@ class Sweep:
                     continue
                 if harvested and not entry.is_watched:  # of an earlier command
                     entry.before = harvested.attempt
-                todo = self._todo(entry, self.store.attempts_of(entry.id), states)
+                todo = self._todo(entry, self.attempts.open_of(entry.id), states)
             if todo == "start" and self.may_start:
                 if harvested:
                     tries, most = len(entry.tries) + 1, self.options.retries + 1
@@ -173,7 +174,7 @@ class Sweep:
 
     def _follow(self, entry: Entry, states: Mapping[Path, JobState]) -> None:
         """Wait for a live attempt at the point, whichever command started it."""
-        attempts = [a for a in self.store.attempts_of(entry.id) if attempt_state(a, states) == "live"]
+        attempts = [a for a in self.attempts.open_of(entry.id) if attempt_state(a, states) == "live"]
         self._release(entry)
         if attempts:
             entry.attempt, entry.is_local = attempts[0], is_local(attempts[0])
@@ -249,17 +250,17 @@ class Sweep:
             ClaimLost: another harness has taken the point over.
         """
         record, keeps_checkpoints = None, self.options.saving.keep_checkpoints or entry.point.run.keep_end
-        for attempt in self.store.attempts_of(entry.id):
+        for attempt in self.attempts.open_of(entry.id):
             if attempt_state(attempt, states) == "ended":
                 free(attempt, states.get(attempt), self.store, self.jobs)
                 given = TrainingOrders.found(attempt)
                 keeps_checkpoints = keeps_checkpoints or (given is not None and given.keep_checkpoints)
                 record = self._record(entry, attempt, states.get(attempt)) or record
         if self.store.has_finished(entry.id):
-            for attempt in self.store.all_attempts(entry.id):
+            for attempt in self.attempts.all(entry.id):
                 self._forget(attempt)
             if not keeps_checkpoints:
-                self.store.forget_checkpoints(entry.id)
+                self.attempts.forget_checkpoints(entry.id)
         return record
 
     def _record(self, entry: Entry, attempt: Path, state: JobState | None) -> Record | None:
@@ -282,11 +283,11 @@ class Sweep:
             self.mine.discard(attempt)
             if self.may_start:
                 stop(attempt)
-                self.store.close(attempt)
+                self.attempts.close(attempt)
             else:
                 self.store.ignored[attempt] = str(error)
             return None
-        self.store.close(attempt)
+        self.attempts.close(attempt)
         self.mine.discard(attempt)
         return of_document(document)
 
@@ -298,7 +299,7 @@ class Sweep:
     def _forget(self, attempt: Path) -> None:
         self.mine.discard(attempt)
         self.jobs.forget(attempt)
-        self.store.forget_attempt(attempt)
+        self.attempts.forget(attempt)
 
     def _start(self) -> None:
         """Start what is ready, as far as there is room, after another look under a claim."""
@@ -306,13 +307,12 @@ class Sweep:
         coming = set[str]() if options.detach else {e.id for e in (*self.ready, *self.live, *self.elsewhere)}
         while not options.is_local or len(self.mine) < options.at_once:  # a scheduler keeps the limit itself
             # a run that starts from the end of another one waits for it
-            entry = next((entry for entry in self.ready if entry.point.run.start not in coming), None)
-            if entry is None:
+            if (entry := next((one for one in self.ready if one.point.run.start not in coming), None)) is None:
                 break
             self.ready.remove(entry)
             if not self._claim(entry):
                 continue
-            attempts = self.store.attempts_of(entry.id)
+            attempts = self.attempts.open_of(entry.id)
             if self._todo(entry, attempts, self._states(attempts)) != "start":
                 self._settle([entry])
             elif not self._is_refused(entry) and options.is_local:
@@ -372,9 +372,9 @@ class Sweep:
 
     def _prepare(self, entry: Entry) -> None:
         """Make the folder of a new attempt, with the orders of its ranks."""
-        for dead in self.store.dead_starts(entry.id):
+        for dead in self.attempts.dead_starts(entry.id):
             self._void(dead)
-        attempt = self.store.new_attempt(entry.id)
+        attempt = self.attempts.new(entry.id)
         entry.attempt, entry.is_local, entry.is_watched = attempt, self.options.is_local, True
         entry.follower = Follower(self.display, entry.point, attempt, is_shown=entry.is_local)
         entry.starts += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.rank.json_files import read_as, write_as
-from harness.records.store import JOB as JOB
+from harness.records.attempts import JOB as JOB
 
 Where = Literal["local", "slurm"]
 """Where ranks run: processes of this machine, or a Slurm job."""

@@ -1,12 +1,9 @@
 """Storage of records: paths, atomic writing, and attempts at runs."""
 
-import errno
 import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +24,6 @@ FINISHED = ("ok", "nan")
 """Statuses that a new run of the sweep leaves alone: training again would give the same."""
 RESUMED = "resumed.json"
 """File in an attempt's folder with the step that training was resumed at; missing if it began at step 0."""
-JOB = "job.json"
-"""File in an attempt's folder with the submitted job, read and written by `harness.rank.jobs`."""
-HARVESTED = "harvested"
-"""File in an attempt's folder that marks its record as written."""
 HEAD = (
     *("schema", "id", "experiment", "tier", "source", "config"),
     *("status", "reason", "cause", "attempt", "tries", "times"),
@@ -284,72 +277,6 @@ class Store:
         is_its = self.system is None or record.environment.system == self.system
         return None if is_its else f"it is not about the system {self.system}"
 
-    def new_attempt(self, run_id: str) -> Path:
-        """Make an empty folder for an attempt at a run, and return it."""
-        require_name(run_id)
-        root = self.folder / "attempts"
-        root.mkdir(parents=True, exist_ok=True)
-        attempt = root.resolve() / f"{run_id}-{secrets.token_hex(4)}"
-        attempt.mkdir()  # mkdtemp would make it unreadable for other users
-        return attempt
-
-    def attempts(self) -> dict[str, list[Path]]:
-        """Return the attempts that were submitted and have no record yet, by the id of their run."""
-        found: dict[str, list[Path]] = {}
-        for attempt in filter(self._is_open, self.all_attempts()):
-            found.setdefault(attempt.name.rpartition("-")[0], []).append(attempt)
-        return found
-
-    def attempts_of(self, run_id: str) -> list[Path]:
-        """Return the attempts at one run that were submitted and have no record yet."""
-        return [attempt for attempt in self.all_attempts(run_id) if self._is_open(attempt)]
-
-    def _is_open(self, attempt: Path) -> bool:
-        """Return True if an attempt was submitted and has no record yet; one that cannot be read is left out."""
-        if attempt in self.ignored:
-            return False
-        try:
-            return (attempt / JOB).exists() and not (attempt / HARVESTED).exists()
-        except PermissionError as error:
-            self.ignored[attempt] = f"another user's try, which cannot be read ({error.strerror})"
-            return False
-        except OSError:
-            return True  # a transient failure of the file system does not end an attempt
-
-    def close(self, attempt: Path) -> None:
-        """Mark an attempt as harvested; if the mark cannot be written, leave the attempt out of this store."""
-        try:
-            (attempt / HARVESTED).touch()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.ignored[attempt] = f"it is over, which could not be marked there ({error.strerror})"
-
-    def all_attempts(self, run_id: str = "") -> list[Path]:
-        """Return all attempts at a run, or at any."""
-        root = (self.folder / "attempts").resolve()
-        try:
-            names = sorted(os.listdir(root))
-        except OSError:
-            return []
-        return [root / name for name in names if name.startswith(f"{run_id}-" if run_id else "") and name[0] != "."]
-
-    def forget_attempt(self, attempt: Path) -> None:
-        """Remove the folder of an attempt that is not needed any more."""
-        shutil.rmtree(attempt, ignore_errors=True)
-
-    def dead_starts(self, run_id: str) -> list[Path]:
-        """Return the attempts at a run that were never submitted, as their process was stopped before."""
-        return [attempt for attempt in self.all_attempts(run_id) if _is_missing(attempt / JOB)]
-
-    def checkpoints(self, run_id: str) -> Path:
-        """Return the folder of a run's checkpoints, shared by all its attempts."""
-        return (self.folder / "checkpoints" / run_id).resolve()
-
-    def forget_checkpoints(self, run_id: str) -> None:
-        """Remove the checkpoints of a run that has a finished record."""
-        shutil.rmtree(self.checkpoints(run_id), ignore_errors=True)
-
 
 def require_name(name: str) -> None:
     """Check that a name can be that of one file or folder, and leads nowhere else.
@@ -361,15 +288,6 @@ def require_name(name: str) -> None:
         raise InputError(
             f"{name!r:.80} cannot name a folder of results; valid: letters, digits, '_', '-' and inner '.'"
         )
-
-
-def _is_missing(path: Path) -> bool:
-    """Return True if the file does not exist; False also if that cannot be determined."""
-    try:
-        os.stat(path)
-    except OSError as error:
-        return error.errno == errno.ENOENT
-    return False
 
 
 def _head(path: Path) -> Document | None:

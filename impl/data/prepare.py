@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from impl.data.make_tokenizer import parse
 from impl.data.text import Text, open_texts
-from impl.data.tokenizer import Tokenizer, parse
+from impl.data.tokenizer import Tokenizer
 from impl.data.tokens import SPLITS, Manifest, SourceText, SplitName
 from impl.data.writing import SplitWriter, check_replaceable, new_token_folder
 from impl.errors import InputError

@@ -1,25 +1,20 @@
-"""Text to token ids and back: UTF-8 bytes, GPT-2's byte-level BPE, or a byte-level BPE trained on a text."""
+"""Text to token ids and back: UTF-8 bytes, or byte-level BPE."""
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from impl.errors import InputError, in_one_line
-from impl.files import read_bytes, read_text
+from impl.errors import InputError
+from impl.files import read_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
-VALID_SPECS = "byte, gpt2:VOCAB,MERGES (GPT-2's encoder.json and vocab.bpe), bpe:VOCAB_SIZE"
-SMALLEST_BPE = 257
-LARGEST_BPE = 2**20
 
 
 class Tokenizer(ABC):
@@ -128,74 +123,3 @@ class BytePairTokenizer(Tokenizer):
     def _content(self) -> dict[str, Any]:
         vocab = dict(sorted(self._vocab.items(), key=lambda item: item[1]))
         return {"kind": "byte-level BPE", "vocab": vocab, "merges": [list(m) for m in self._merges]}
-
-
-class TokenizerSpec(NamedTuple):
-    """Tokenizer to be built by `build`, to which training passes texts, read once.
-
-    Equal texts, in any order, give an equal tokenizer.
-    """
-
-    build: Callable[..., Tokenizer]
-    is_trained: bool = False
-
-
-def parse(spec: str) -> TokenizerSpec:
-    """Parse `byte`, `gpt2:VOCAB,MERGES` or `bpe:VOCAB_SIZE`.
-
-    Raises:
-        InputError: another kind, a missing file, or a vocabulary size out of range.
-    """
-    kind, _, value = spec.partition(":")
-    if spec == "byte":
-        return TokenizerSpec(lambda texts=(): ByteTokenizer())
-    if kind == "gpt2" and value.count(",") == 1 and all(value.split(",")):
-        vocab, merges = (Path(part) for part in value.split(","))
-        for path in (vocab, merges):
-            if not path.is_file():
-                raise InputError(f"tokenizer {spec}: no file {path}; valid: gpt2:VOCAB,MERGES")
-        return TokenizerSpec(lambda texts=(): _read_gpt2(vocab, merges))
-    if kind == "bpe" and value.isdecimal() and len(value) < 20:
-        if not SMALLEST_BPE <= int(value) <= LARGEST_BPE:
-            raise InputError(f"tokenizer {spec}: vocabulary sizes from {SMALLEST_BPE} to {LARGEST_BPE} are valid")
-        return TokenizerSpec(partial(_train, int(value)), is_trained=True)
-    raise InputError(f"tokenizer {spec!r} is unknown; valid: {VALID_SPECS}")
-
-
-def _read_gpt2(vocab_file: Path, merges_file: Path) -> Tokenizer:
-    try:
-        vocab = TypeAdapter(dict[str, int]).validate_json(read_bytes(vocab_file), strict=True)
-    except ValidationError as error:
-        why = in_one_line(error)
-        raise InputError(f"{vocab_file} is not a JSON vocabulary (GPT-2's encoder.json): {why}") from None
-    try:
-        lines = read_text(merges_file).split("\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{merges_file} is not UTF-8; valid: GPT-2's vocab.bpe") from None
-    merges: list[tuple[str, str]] = []
-    for number, line in enumerate(lines, 1):
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        match line.split(" "):
-            case [left, right] if left and right:
-                merges.append((left, right))
-            case _:
-                raise InputError(f"{merges_file}, line {number}: not two tokens with a space between them")
-    return BytePairTokenizer("gpt2", vocab, merges)
-
-
-def _train(vocab_size: int, texts: Iterable[str] = ()) -> Tokenizer:
-    from tokenizers import Tokenizer as Engine
-    from tokenizers import models, pre_tokenizers, trainers
-
-    engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # pyright: ignore
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    engine.train_from_iterator(texts, trainer)
-    model = json.loads(engine.to_str())["model"]
-    return BytePairTokenizer(f"bpe:{vocab_size}", model["vocab"], [(left, right) for left, right in model["merges"]])

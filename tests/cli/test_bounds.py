@@ -20,7 +20,7 @@ from harness.experiment.experiment import TIERS, load
 from harness.predict.systems import names
 from harness.records.store import Store, write_atomically
 from harness.report import site
-from impl.data.tokenizer import parse
+from impl.data.make_tokenizer import parse
 from impl.errors import InputError
 from impl.fields import divisors
 from impl.files import read_bytes

@@ -18,6 +18,7 @@ from harness.experiment.experiment import Point
 from harness.launch import sweep as sweeps
 from harness.launch.slurm import Site
 from harness.rank.job import job_of
+from harness.records.attempts import Attempts
 from harness.records.environment import host_environment
 from harness.records.record import Record
 from harness.records.store import SCHEMA, Store, write_atomically
@@ -182,7 +183,7 @@ def damaged_checkpoint(case: Case, folder: Path, run: Run) -> str:
     """Kill a sweep after two checkpoints, then damage the newest of them, or all."""
     killed = Case("rank 0", "optimizer", "SIGKILL", case.layout, case.on)
     attempted(case, folder, run, fault_of(killed, folder), Told(), retries=0)
-    own = store_of(folder).checkpoints(run.id)
+    own = Attempts(store_of(folder)).checkpoints(run.id)
     saved = sorted(path for path in own.glob("step-*") if not path.suffix)
     files = {
         "metadata": [saved[-1] / ".metadata"],
@@ -198,7 +199,7 @@ def damaged_checkpoint(case: Case, folder: Path, run: Run) -> str:
 def damaged_attempt(case: Case, folder: Path, run: Run) -> str:
     """Kill a harness before it writes the record, then damage a file of its attempt."""
     dying_harness(Case("harness", "record write", "SIGKILL"), folder, run)
-    [attempt] = store_of(folder).attempts_of(run.id)
+    [attempt] = Attempts(store_of(folder)).open_of(run.id)
     names = {"job": "job.json", "orders": "spec.json", "result": "rank-1.json", "steps log": "rank-1.steps.jsonl"}
     path = attempt / names[case.phase]
     damage(path, case.fault)

@@ -13,6 +13,7 @@ from harness.launch import sweep as sweeps
 from harness.launch.flags import Saving
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site, Where
+from harness.records.attempts import Attempts
 from harness.records.store import Store, write_atomically
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -69,7 +70,7 @@ def main(folder: Path, run: Run, on: Where, phase: str, what: str) -> None:
     if phase == "start-up":
         told.on_look = lambda point: fault.strike()
     elif phase == "training":
-        saved = store.checkpoints(run.id) / "step-00000002"
+        saved = Attempts(store).checkpoints(run.id) / "step-00000002"
         told.on_look = lambda point: fault.strike() if saved.exists() else None
     elif phase in ("record write", "clearing up"):
         at_renaming(fault, f"{run.id}.json", behind=phase == "clearing up")

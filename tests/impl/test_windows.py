@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.data.tokenizer import ByteTokenizer, Tokenizer, parse
+from impl.data.make_tokenizer import parse
+from impl.data.tokenizer import ByteTokenizer, Tokenizer
 from impl.evaluate import Windows, text_counts
 
 TRAINED = parse("bpe:300").build(["the cat sat on the mat, ça va, 日本語 日本語 😀\n" * 20])

@@ -28,6 +28,7 @@ from harness.launch.site_file import Cluster
 from harness.launch.sweep import Options, Sweep
 from harness.rank.failure import AGAIN, RETRIED, Cause
 from harness.rank.job import Job, JobState, job_of, keep
+from harness.records.attempts import Attempts
 from harness.records.parts import Head, Status, Try
 from harness.records.store import FINISHED, Store
 from harness.terminal import counted
@@ -426,7 +427,7 @@ class Machine(RuleBasedStateMachine):
             self.no_finished_record_is_lost_or_changed()
         assert not last.sweep.is_open
         assert {record.id for record in self.store.records()} == {run.id for run in self.runs}
-        assert self.store.attempts() == {}
+        assert Attempts(self.store).open() == {}
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
+from harness.records.attempts import Attempts
 from harness.records.store import Store
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
@@ -43,10 +44,10 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
     record = kept(store, answering)
     assert [one.kind for one in record.evaluations] == ["choice"] * 4
     assert record.resolved.head_positions == 0
-    assert [path.name for path in store.checkpoints(pretraining.id).glob("step-*")] == ["step-00000003"]
-    assert not store.checkpoints(answering.id).exists()
+    assert [path.name for path in Attempts(store).checkpoints(pretraining.id).glob("step-*")] == ["step-00000003"]
+    assert not Attempts(store).checkpoints(answering.id).exists()
 
-    store.forget_checkpoints(pretraining.id)
+    Attempts(store).forget_checkpoints(pretraining.id)
     again = replace(answering, seed=1)
     sweep(store, [again])
     assert "the checkpoint of that run is gone" in str(kept(store, again).reason)
@@ -61,7 +62,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("on", ["local", "slurm"])
 def test_points_side_by_side_wait_for_what_they_start_from(tmp_path: Path, on: str) -> None:
     store, (first, after, other) = started_from(tmp_path)
-    (store.checkpoints(first.id) / "step-00000003").mkdir(parents=True)  # of which its run may not have come to the end
+    of_first = Attempts(store).checkpoints(first.id)
+    (of_first / "step-00000003").mkdir(parents=True)  # of which its run may not have come to the end
     site = FakeSite(looks=3, on=on)
     sweep(store, [after, first, other], site=site, jobs=3)
     assert site.submitted == [first.id, other.id, after.id]
@@ -74,7 +76,7 @@ def test_who_leaves_the_jobs_alone_waits_for_none(tmp_path: Path) -> None:
     sweep(store, [first, after, other], site=site, detach=True)
     assert site.submitted == [first.id, other.id]
     assert [(record.id, record.status) for record in store.records()] == [(after.id, "invalid")]
-    (store.checkpoints(first.id) / "step-00000003").mkdir(parents=True)
+    (Attempts(store).checkpoints(first.id) / "step-00000003").mkdir(parents=True)
     sweep(store, [first, after, other], site=site, detach=True)
     assert site.submitted == [first.id, other.id, after.id]
 

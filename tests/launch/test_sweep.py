@@ -23,6 +23,7 @@ from harness.launch.sweep import Options, Sweep
 from harness.rank.failure import AGAIN, RETRIED, STATUSES
 from harness.rank.heartbeat import Alive, write_alive
 from harness.rank.job import ABSENT, BEHIND, JOB, SILENT, JobState, keep
+from harness.records.attempts import Attempts
 from harness.records.store import FINISHED, Store
 from impl.errors import InputError
 from impl.model.config import ModelConfig
@@ -212,7 +213,7 @@ def left_behind(store: Store, run: Run, outcome: str, on: str = "local") -> Path
     one._start()
     for name in list(one.claims.held):  # a killed process' claims are there for the taking
         one.claims.release(name)
-    [attempt] = store.attempts_of(run.id)
+    [attempt] = Attempts(store).open_of(run.id)
     return attempt
 
 
@@ -230,7 +231,7 @@ def test_a_result_that_was_not_read_is_not_lost_and_ranks_that_ended_with_their_
 
 def test_a_start_that_was_never_submitted_is_removed(tokens: Path, store: Store):
     run = small(tokens)
-    dead = store.new_attempt(run.id)
+    dead = Attempts(store).new(run.id)
     made_up(store, [run], {run.id: "error"})
     assert not dead.exists()
 
@@ -239,7 +240,7 @@ def test_a_record_that_was_written_before_its_harness_was_killed_is_tidied_up(to
     run = small(tokens)
     made_up(store, [run])
     before = store.path(run.id).read_bytes()
-    attempt = store.new_attempt(run.id)
+    attempt = Attempts(store).new(run.id)
     (attempt / "spec.json").write_text(json.dumps({"id": run.id}))
     keep(attempt, "local", "1")
     site, told = made_up(store, [run])
@@ -273,7 +274,7 @@ def test_a_try_that_cannot_be_read_is_named_and_its_point_and_all_others_run(tok
 def test_another_try_decides_where_one_cannot_be_read(tokens: Path, store: Store):
     run = small(tokens)
     damaged = left_behind(store, run, "ok")
-    good = store.new_attempt(run.id)
+    good = Attempts(store).new(run.id)
     shutil.copytree(damaged, good, dirs_exist_ok=True)
     (damaged / "rank-0.json").write_text("[]")
     site, told = made_up(store, [run])
@@ -359,7 +360,7 @@ def test_a_job_that_slurm_forgot_is_over_and_leaves_the_queue_unless_its_number_
     assert site.cancelled == (attempts if numbers == "12" else attempts[1:])
 
 
-@pytest.mark.parametrize("when", ["new_attempt", "write"])
+@pytest.mark.parametrize("when", ["new", "write"])
 @pytest.mark.parametrize("on", ["local", "slurm"])
 def test_who_loses_its_claim_neither_starts_nor_writes_and_waits_like_others(
     when: str, on: str, tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -367,16 +368,17 @@ def test_who_loses_its_claim_neither_starts_nor_writes_and_waits_like_others(
     """A harness that sleeps for longer than a lease, at the worst moment; the other one then dies."""
     run, site, stolen = small(tokens), FakeSite(on=on), list[Path]()
     monkeypatch.setattr("harness.launch.claim_lock.LEASE_SECONDS", 0.05)
-    original = getattr(Store, when)
+    of = Attempts if when == "new" else Store
+    original = getattr(of, when)
 
-    def steal_first(self: Store, *given: Any) -> Any:
+    def steal_first(self: Any, *given: Any) -> Any:
         if not stolen:
             [token] = (store.folder / "claims" / run.id).iterdir()
             stolen.append(token.rename(token.with_name("ff")))
-            assert site.submitted == ([] if when == "new_attempt" else [run.id])
+            assert site.submitted == ([] if when == "new" else [run.id])
         return original(self, *given)
 
-    monkeypatch.setattr(Store, when, steal_first)
+    monkeypatch.setattr(of, when, steal_first)
     told = sweep(store, [run], site=site)
     assert told.ends == [(run.id, "ok")]
     assert site.submitted == [run.id], "by who had the claim"

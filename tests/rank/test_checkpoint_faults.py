@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from harness.experiment.experiment import Point
 from harness.launch.flags import Saving
+from harness.records.attempts import Attempts
 from harness.records.store import Store
 from impl.checkpoint import Checkpoints
 from impl.evaluation_config import EvaluationConfig
@@ -100,7 +101,7 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
 ) -> None:
     steps = 200
     run = replace(small(tokens, dp=2, steps=steps), evaluation=EvaluationConfig(sequences=4, every=25))
-    finished = lambda: [path for path in store.checkpoints(run.id).glob("step-*") if not path.suffix]
+    finished = lambda: [path for path in Attempts(store).checkpoints(run.id).glob("step-*") if not path.suffix]
 
     def kill(_: Point) -> None:
         ranks = processes(store.folder, "harness.rank.worker") if len(finished()) == 2 else []
@@ -127,7 +128,7 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     )
     of_ranks = [sum((line.seconds or [])[rank] for line in record.steps) for rank in range(2)]
     assert record.times.training_seconds == pytest.approx(max(of_ranks))  # of both tries
-    assert not store.checkpoints(run.id).exists()
+    assert not Attempts(store).checkpoints(run.id).exists()
 
 
 @pytest.mark.parametrize("outcome", ["ok", "failed"])
@@ -136,7 +137,7 @@ def test_checkpoints_stay_until_a_record_is_finished_or_as_long_as_is_wanted(
     tokens: Path, store: Store, outcome: str, keep: bool
 ) -> None:
     run = small(tokens)
-    folder = store.checkpoints(run.id) / "step-00000001"
+    folder = Attempts(store).checkpoints(run.id) / "step-00000001"
     folder.mkdir(parents=True)
     sweep(store, [run], site=FakeSite({run.id: outcome}), saving=Saving(1, keep))
     assert folder.exists() == (keep or outcome == "failed")

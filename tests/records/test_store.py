@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.records import store as store_module
+from harness.records.attempts import HARVESTED, JOB, Attempts
 from harness.records.parse import head_of
 from harness.records.parts import Head
 from harness.records.record import Record
-from harness.records.store import HARVESTED, HEAD, JOB, SCHEMA, Store, read_json, with_digest, write_atomically
+from harness.records.store import HEAD, SCHEMA, Store, read_json, with_digest, write_atomically
 from impl.errors import InputError
 from impl.run import Run, to_dict
 
@@ -105,7 +106,7 @@ def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path, store: Store
     with pytest.raises(InputError, match="cannot name"):
         store.path(name)
     with pytest.raises(InputError, match="cannot name"):
-        store.new_attempt(name)
+        Attempts(store).new(name)
     for where in ((f"paper/{name}", "smoke"), ("paper", name)) if name != "a/b" else (("paper", name),):
         with pytest.raises(InputError, match="cannot name"):
             Store(tmp_path, *where)
@@ -113,17 +114,17 @@ def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path, store: Store
 
 
 def test_tries_are_open_from_their_submission_until_their_record_is_written(store: Store):
-    started, submitted, harvested = (store.new_attempt(ID) for _ in range(3))
-    other = store.new_attempt("ba9876543210")
+    started, submitted, harvested = (Attempts(store).new(ID) for _ in range(3))
+    other = Attempts(store).new("ba9876543210")
     (store.folder / "attempts" / ".submit").mkdir()
-    assert store.attempts() == {}
+    assert Attempts(store).open() == {}
     for attempt in (submitted, harvested, other):
         (attempt / JOB).write_text("{}")
     (harvested / HARVESTED).touch()
-    assert store.attempts() == {ID: [submitted], "ba9876543210": [other]}
-    assert store.attempts_of(ID) == [submitted]
-    assert store.dead_starts(ID) == [started]
-    assert store.all_attempts(ID) == sorted([started, submitted, harvested])
+    assert Attempts(store).open() == {ID: [submitted], "ba9876543210": [other]}
+    assert Attempts(store).open_of(ID) == [submitted]
+    assert Attempts(store).dead_starts(ID) == [started]
+    assert Attempts(store).all(ID) == sorted([started, submitted, harvested])
 
 
 @given(content=st.binary(max_size=60) | documents.map(lambda document: json.dumps(document).encode()))
@@ -263,11 +264,11 @@ def test_a_file_in_the_way_is_told(tmp_path: Path):
 
 
 def test_attempts_of_one_run_do_not_share_a_folder(store: Store):
-    first, second = store.new_attempt(ID), store.new_attempt(ID)
+    first, second = Attempts(store).new(ID), Attempts(store).new(ID)
     assert first != second
     assert first.is_absolute()
-    store.forget_attempt(first)
-    store.forget_attempt(first)
+    Attempts(store).forget(first)
+    Attempts(store).forget(first)
     assert list((store.folder / "attempts").iterdir()) == [second]
 
 

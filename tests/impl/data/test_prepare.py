@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impl.data import prepare as prepare_module
+from impl.data.make_tokenizer import parse
 from impl.data.prepare import pieces, prepare, whitespace_cut
-from impl.data.tokenizer import parse
 from impl.data.tokens import SplitName, TokenFolder
 from impl.errors import InputError
 
