@@ -1,7 +1,7 @@
 """AdamW on fp32 master weights of what this rank owns, and the learning-rate schedule."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,10 +50,19 @@ class Owned(NamedTuple):
     """No rank before this one has the same."""
 
 
-class _Group(NamedTuple):
-    """The pieces of a share that have the same weight decay; what the update takes of each."""
+class Rate(NamedTuple):
+    """How far a parameter goes."""
 
+    factor: float
+    """Of the learning rate."""
     decay: float
+    """Weight decay; biases and norms have none."""
+
+
+class _Group(NamedTuple):
+    """The pieces of a share that have the same rate; what the update takes of each."""
+
+    rate: Rate
     places: list[slice]
     weights: list[Tensor]
     means: list[Tensor]
@@ -68,7 +77,7 @@ class MasterAdamW:
     Memory: 8 bytes per fp32 parameter that is owned, 12 per smaller one, besides weight and gradient.
 
     Args:
-        decayed: names of the parameters with weight decay; biases and norms have none.
+        rates: of each parameter, by its name.
         dtype: of master weights and moments.
         offload: keep them in host memory and update them there (ZeRO-Offload, 2101.06840, section 4.1).
         publish: called for each share, by its index, when its weights are new.
@@ -77,7 +86,7 @@ class MasterAdamW:
     def __init__(
         self,
         shares: Sequence[Share],
-        decayed: Collection[str],
+        rates: Mapping[str, Rate],
         recipe: Recipe,
         *,
         dtype: torch.dtype,
@@ -97,12 +106,13 @@ class MasterAdamW:
             self.masters.append(master)
             self.moments.append(moments)
             self._groups.append([])
-            for is_decayed in (True, False):
-                places = [at for piece, at in share.pieces.items() if (piece.name in decayed) is is_decayed]
+            by_rate: dict[Rate, list[slice]] = {}
+            for piece, place in share.pieces.items():
+                by_rate.setdefault(rates[piece.name], []).append(place)
+            for rate, places in by_rate.items():
                 weights, means, squares = ([whole[at] for at in places] for whole in (master, *moments))
                 updates = [torch.zeros((), device=device) for _ in places]
-                decay = recipe.weight_decay if is_decayed else 0.0
-                self._groups[-1].append(_Group(decay, places, weights, means, squares, updates))
+                self._groups[-1].append(_Group(rate, places, weights, means, squares, updates))
 
     def step(self, lr: float) -> None:
         """Do one update with this learning rate, share by share."""
@@ -122,8 +132,8 @@ class MasterAdamW:
                         amsgrad=False,
                         beta1=self.recipe.beta1,
                         beta2=self.recipe.beta2,
-                        lr=lr,
-                        weight_decay=group.decay,
+                        lr=lr * group.rate.factor,
+                        weight_decay=group.rate.decay,
                         eps=self.recipe.eps,
                         maximize=False,
                     )

@@ -26,6 +26,13 @@ class Recipe:
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     eps: PositiveFloat = 1e-8
+    parametrization: Literal["standard", "mup"] = "standard"
+    """mup: initial weights and learning rates follow width and depth so that the base's best `lr` is other sizes' too.
+    Heads are to have the base's size, `model.init_std` its value."""
+    base_hidden_size: Positive | None = None
+    """mup: hidden size at which it is the standard parametrization."""
+    base_layers: Positive | None = None
+    """mup: layers at which it is; None: as many as the model has, the depth changes nothing."""
     clip_norm: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
     initial_loss_scale: PositiveFloat = 2.0**16

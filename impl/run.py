@@ -15,6 +15,7 @@ from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
 from impl.fields import CHECKED, Count, Threads, divisors
 from impl.model.config import ModelConfig
+from impl.model.parametrization import norm_before_head
 from impl.pipeline.schedules import require
 from impl.pipeline.stage import partition
 from impl.plan import Plan
@@ -79,7 +80,8 @@ class Run:
 
         The order is that in which one thing is needed to judge the next. The run's data and files are not read.
         """
-        found = [*self._of_batch(), *self._of_splitting(), *self._of_memory(), *self._of_race(), *self._of_evaluation()]
+        of_training = [*self._of_batch(), *self._of_splitting(), *self._of_parametrization(), *self._of_memory()]
+        found = [*of_training, *self._of_race(), *self._of_evaluation()]
         if self.engine != "native":
             from impl.peers.validity import missing  # only runs of other engines need to know them
 
@@ -112,6 +114,18 @@ class Run:
                 needed()
             except InputError as error:
                 yield str(error)
+
+    def _of_parametrization(self) -> Iterator[str]:
+        recipe = self.train
+        if recipe.parametrization == "standard":
+            for field in ("base_hidden_size", "base_layers"):
+                if value := getattr(recipe, field):
+                    yield f"train.{field} {value} is another parametrization's base; valid: train.parametrization mup"
+        elif recipe.base_hidden_size is None:
+            yield "train.parametrization mup needs the hidden size whose rate it has; valid: train.base_hidden_size N"
+        if recipe.parametrization == "mup" and self.model.tied and not norm_before_head(self.model):
+            what = f"a norm before a tied head, norm placement {self.model.norm_placement} has none"
+            yield f"train.parametrization mup needs {what}; valid: model.tied False"
 
     def _of_memory(self) -> Iterator[str]:
         plan, seq_len = self.plan, self.model.seq_len

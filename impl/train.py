@@ -20,7 +20,8 @@ from impl.model.config import padded_vocabulary
 from impl.model.gpt import GPT
 from impl.model.initialise import InitialWeights, build_structure
 from impl.model.layers import Block, DropoutKey
-from impl.optim import MasterAdamW, Share, learning_rate
+from impl.model.parametrization import scale
+from impl.optim import MasterAdamW, Rate, Share, learning_rate
 from impl.pipeline.engine import Engine, Links, Watch
 from impl.pipeline.schedule import forward_only
 from impl.pipeline.schedules import build
@@ -88,7 +89,7 @@ class Trainer:
             bucket_bytes=run.plan.bucket_bytes,
             kept=(WEIGHTS if run.plan.offload_optimizer else MASTERS)[run.precision],
             device=device,
-            initial=InitialWeights(self.model, run.model, run.seed, self.tp),
+            initial=InitialWeights(self.model, run.model, run.seed, self.tp, run.train),
         )
         self.gradients = Gradients(
             self.buckets,
@@ -105,7 +106,7 @@ class Trainer:
         forward = self.buckets[::-1]  # order in which the forward pass needs them
         self.optimizer = MasterAdamW(
             [Share(b.own_weights, b.gradient, b.places(), b.is_first_copy) for b in forward],
-            {name for name, p in self.model.named_parameters() if p.dim() > 1},
+            self._rates(),
             run.train,
             dtype=MASTERS[run.precision],
             offload=run.plan.offload_optimizer,
@@ -125,6 +126,11 @@ class Trainer:
             recompute_core=self.run.plan.recompute == "selective",
             answers_choices=self.run.data.race is not None,
         )
+
+    def _rates(self) -> dict[str, Rate]:
+        decay, factor = self.run.train.weight_decay, lambda name: scale(self.run.model, self.run.train, name).rate
+        named = ((name, p, factor(name)) for name, p in self.model.named_parameters())
+        return {name: Rate(by, decay / by if p.dim() > 1 else 0.0) for name, p, by in named}
 
     def _reduction_groups(self, mesh: DeviceMesh) -> list[ReductionGroup]:
         """Group the parameters by the ranks over which their gradients are summed.

@@ -34,6 +34,7 @@ FLOORS = {
     "impl.model": 0,
     "impl.model.config": 0,
     "impl.model.norm_placement": 0,
+    "impl.model.parametrization": 0,
     "impl.model.sizes": 0,
     "impl.pipeline": 0,
     "impl.pipeline.schedule": 0,

@@ -11,7 +11,9 @@ from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
 from impl.model.layers import Trunk
 from impl.model.norms import ALPHA
+from impl.model.parametrization import depth_of_initial, scale
 from impl.pipeline.stage import Stage, split
+from impl.recipe import Recipe
 from impl.seeding import derive
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
@@ -21,6 +23,7 @@ SLICE = 2**15
 BLOCK = 16
 """Elements that PyTorch's CPU generator turns into normal numbers together: a slice is a multiple of them, so that
 drawing slice by slice gives the numbers of drawing all at once."""
+STANDARD = Recipe()
 
 
 def build_structure(
@@ -55,7 +58,8 @@ class InitialWeights:
     """Megatron's initial weights of this rank's part of a model.
 
     Weights are normal(0, 0.02), residual projections scaled by 1/sqrt(2L), biases 0, norms' weights 1. What several
-    heads share has the same weights in each. A norm placement may have another law of its own (`initial`).
+    heads share has the same weights in each. A norm placement may have another law of its own (`initial`), and the
+    recipe's parametrization multiplies them.
 
     Source: Megatron-LM 2019, section 4.2.
 
@@ -63,15 +67,17 @@ class InitialWeights:
     fp32 whatever the weights' type: bf16 training starts at the rounded fp32 weights.
     """
 
-    def __init__(self, model: nn.Module, config: ModelConfig, seed: int, tp: TensorParallel) -> None:
-        self.config, self.seed, self.part = config, seed, tp.part
+    def __init__(
+        self, model: nn.Module, config: ModelConfig, seed: int, tp: TensorParallel, recipe: Recipe = STANDARD
+    ) -> None:
+        self.config, self.recipe, self.seed, self.part = config, recipe, seed, tp.part
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.shards = shards_of(model)
 
     def __call__(self, name: str, start: int, stop: int) -> Iterator[Tensor]:
         """Yield elements `start` to `stop` of this rank's part of a parameter, flattened, in consecutive slices."""
         if len(self.shapes[name]) == 1:
-            value = ALPHA if name.endswith(".alpha") else 0.0 if name.endswith("bias") else 1.0
+            value = ALPHA if name.endswith(".alpha") else 0.0 if name.endswith("bias") else self._scale(name)
             yield torch.full((stop - start,), value)
             return
         end = 0
@@ -89,7 +95,7 @@ class InitialWeights:
         shape, shard = self.shapes[name], self.shards.get(name)
         rows, columns = shard.whole_shape(shape) if shard else shape
         factor, values = self._factor(name)
-        std = self.config.init_std * (1.0 if values else factor)
+        std = self.config.init_std * (1.0 if values else factor) * self._scale(name)
         generator = torch.Generator().manual_seed(derive(self.seed, "init", name))
         step = BLOCK * max(1, SLICE // (BLOCK * columns))
         for first in range(0, max(rows - step + 1, 1), step):
@@ -99,9 +105,12 @@ class InitialWeights:
                 drawn[max(values - first, 0) :] *= factor
             yield shard.take_rows(drawn, first, self.part) if shard else drawn
 
+    def _scale(self, name: str) -> float:
+        return scale(self.config, self.recipe, name).initial
+
     def _factor(self, name: str) -> tuple[float, int]:
-        """Return the factor of a matrix's standard deviation, and its first row with it."""
-        initial, layers = self.config.norms.initial, self.config.num_layers
+        """Return the factor of a matrix's standard deviation by the depth, and its first row with it."""
+        initial, layers = self.config.norms.initial, depth_of_initial(self.config, self.recipe)
         if name.endswith(("attention.projection.weight", "mlp.down.weight")):
             return (1 / math.sqrt(2 * layers) if initial is None else initial(layers)), 0
         if initial is not None and name.endswith(("attention.qkv.weight", "mlp.up.weight")):
@@ -116,16 +125,18 @@ def build_model(
     dtype: torch.dtype,
     tp: TensorParallel,
     stages: Sequence[Stage] | None = None,
+    recipe: Recipe = STANDARD,
 ) -> GPT | BERT:
     """Return this rank's part of the model with its initial weights, on the host.
 
     Args:
         stages: those that this rank owns; None: all of a model in one stage.
+        recipe: whose parametrization they have.
     """
     stages = stages or split(config, vocab_size, 1)
     model = build_structure(config, vocab_size, dtype, tp, stages).to_empty(device="cpu")
     assert not isinstance(model, MultipleChoice)
-    initial = InitialWeights(model, config, seed, tp)
+    initial = InitialWeights(model, config, seed, tp, recipe)
     for name, parameter in model.named_parameters():
         with torch.no_grad():
             parameter.copy_(torch.cat([*initial(name, 0, parameter.numel())]).view_as(parameter))

@@ -50,6 +50,11 @@ class NormPlacement:
         """Number of a layer's norms over all h features of a token."""
         return self.attention.of_tokens + self.mlp.of_tokens
 
+    @property
+    def has_depth_law(self) -> bool:
+        """Whether a factor here depends on the depth."""
+        return self.initial is not None or self.residual(2) != 1.0 or self.input_factor(2) != 1.0
+
 
 def _both(*, embedding: bool = False, final: bool = False, heads: str = "", **norms: Any) -> dict[str, Any]:
     """Return the fields of a placement with the same norms in both blocks."""

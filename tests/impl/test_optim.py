@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from impl.optim import MasterAdamW, Share, learning_rate
+from impl.optim import MasterAdamW, Rate, Share, learning_rate
 from impl.recipe import Recipe
 from impl.zero.buckets import ReductionGroup, divide
 from impl.zero.gradients import Gradients
@@ -55,7 +55,7 @@ def whole(net: nn.Module, group: dist.ProcessGroup) -> list[ReductionGroup]:
 def optimizer_of(net: nn.Module, gradients: Gradients, recipe: Recipe) -> MasterAdamW:
     return MasterAdamW(
         [Share(b.own_weights, b.gradient, b.places(), True) for b in gradients.buckets],
-        {name for name, p in net.named_parameters() if p.dim() > 1},
+        {name: Rate(1.0, recipe.weight_decay if p.dim() > 1 else 0.0) for name, p in net.named_parameters()},
         recipe,
         dtype=torch.float32,
         offload=False,

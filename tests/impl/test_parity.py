@@ -200,7 +200,10 @@ def draws(seed: int) -> Iterator[Run]:
             dropout=one_of(0.0, 0.1),
         )  # fmt: skip
         microbatch = one_of(1, 2)
-        recipe = Recipe(global_batch=microbatch * plan.dp * random_.randint(1, 6), microbatch=microbatch, steps=1)
+        recipe = Recipe(
+            global_batch=microbatch * plan.dp * random_.randint(1, 6), microbatch=microbatch, steps=1,
+            **one_of({}, {"parametrization": "mup", "base_hidden_size": 8, "base_layers": one_of(None, 2)}),
+        )  # fmt: skip
         yield Run(model=model, plan=plan, train=recipe, precision="fp64")
 
 

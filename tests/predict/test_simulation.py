@@ -82,6 +82,7 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
 WITHOUT_EFFECT = {
     *("train.steps", "train.lr", "train.min_lr", "train.warmup_steps", "train.decay", "train.weight_decay"),
     *("train.beta1", "train.beta2", "train.eps", "train.initial_loss_scale", "train.loss_scale_window"),
+    *("train.parametrization", "train.base_hidden_size", "train.base_layers"),
     *("model.init_std", "model.rotary_base", "model.norm_epsilon", "seed", "repeat", "start", "keep_end"),
     *(name for name in FIELDS if name.startswith("evaluation.")),  # between steps
     "data.dataset",  # only its vocabulary counts, and only where the model has none

@@ -27,6 +27,7 @@ MODELS = [
     replace(BLOCKS["llama"], num_layers=4),
 ]
 RECIPE = Recipe(steps=5, global_batch=8, microbatch=1, lr=1e-3, warmup_steps=1)
+MUP = replace(RECIPE, parametrization="mup", base_hidden_size=16, base_layers=2)
 SMALL: dict[str, Any] = {"bucket_bytes": 6_000}
 STAGES = (1, 2, 3)
 
@@ -89,9 +90,10 @@ LAYOUTS: list[Plan] = [
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_every_layout_trains_as_serial_stage_0(ranks: int, data: Path) -> None:
     models = dict(zip(LAYOUTS, cycle(MODELS), strict=False))
+    recipes = dict(zip(LAYOUTS, cycle((MUP, RECIPE, RECIPE)), strict=False))
     plans = [plan for plan in LAYOUTS if plan.world_size == ranks]
     run = lambda plan, **how: Run(
-        model=models[plan], plan=replace(Plan(**how) if how else plan, **SMALL), train=replace(RECIPE, steps=2),
+        model=models[plan], plan=replace(Plan(**how) if how else plan, **SMALL), train=replace(recipes[plan], steps=2),
         precision="fp64",
     )  # fmt: skip
     runs = {plan: [with_fields(run(plan), {"plan.zero_stage": stage}) for stage in (0, *STAGES)] for plan in plans}
