@@ -192,7 +192,8 @@ def config_to(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
 def _plain(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
     """Return what fixes the computation, with defaults filled in."""
     filled = {"vocab_size": vocab_size, "kv_heads": config.groups, "mlp_size": config.mlp_inner}
-    left_out = {"dropout": 0.0, "init_std": 0.0, "rotary_base": config.rotary_base * (config.positions == "rotary")}
+    left_out = {"dropout": 0.0, "attention_dropout": None, "init_std": 0.0}
+    left_out |= {"rotary_base": config.rotary_base * (config.positions == "rotary")}
     return vars(config) | filled | left_out
 
 

@@ -76,7 +76,7 @@ def has_products(run: Run) -> bool:
     """Return True if attention's backward pass is by matrix products, from queries, keys and values (see `attend`)."""
     model = run.model
     is_short = model.seq_len <= LONGEST_PRODUCTS and model.groups == model.num_heads
-    return model.dropout == 0.0 and run.precision == "bf16" and is_short
+    return model.scores_dropout == 0.0 and run.precision == "bf16" and is_short
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Rank(Sizes):
     @property
     def token_mask(self) -> int:
         """Bytes of the dropout mask on the rank's [n, h]."""
-        return self._mask(self.own_tokens, self.parts, self.run.model.hidden_size)
+        return self._mask(self.own_tokens, self.parts, self.run.model.hidden_size) if self.run.model.dropout else 0
 
     @property
     def layer(self) -> int:
@@ -138,7 +138,7 @@ class _Rank(Sizes):
 
         Without dropout the fused kernel keeps a logarithm a row, matrix products nothing.
         """
-        if self.run.model.dropout == 0.0:
+        if self.run.model.scores_dropout == 0.0:
             return 0 if has_products(self.run) else self.heads * self.tokens * self.wide
         of_head = self.tokens * self.run.model.seq_len
         repeated = self.core_copies - self.qkv * self.is_copied if self.groups != self.heads else 0
@@ -151,7 +151,7 @@ class _Rank(Sizes):
         The fused kernel's result, or q, k and v copied for batched products, where there are several sequences of
         several heads; keys and values of fewer heads are copied in any case.
         """
-        if self.run.model.dropout == 0.0:
+        if self.run.model.scores_dropout == 0.0:
             return self.features
         return self.features * (3 if self.is_copied else 2 * (self.groups != self.heads))
 
@@ -199,8 +199,6 @@ class _Rank(Sizes):
 
     def _mask(self, rows: int, of: int, width: int) -> int:
         """Return the bytes of a dropout mask, one per element, in the blocks that masks are drawn in."""
-        if self.run.model.dropout == 0.0:
-            return 0
         index, size = self.index if of > 1 else 0, -(-rows * of // MASK_BLOCKS)
         first, last = index * rows // size, -(-(index + 1) * rows // size)
         return (last - first) * size * width

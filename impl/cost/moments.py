@@ -138,7 +138,7 @@ def _core_computed(place: Place) -> int:
     and the gradients of queries, keys and values. 0 where the fused kernel does it.
     """
     run, b, s, e = place.run, place.run.train.microbatch, place.run.model.seq_len, place.e
-    if run.model.dropout > 0:
+    if run.model.scores_dropout > 0:
         return b * place.heads * s**2 * e
     if not has_products(run):
         return 0

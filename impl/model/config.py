@@ -64,6 +64,8 @@ class ModelConfig:
     tied: bool = True
     """Whether the output head's matrix is the token embedding's."""
     dropout: Fraction = 0.0
+    attention_dropout: Fraction | None = None
+    """Dropout of attention's probabilities, which are kept for it; None: as elsewhere."""
     init_std: PositiveFloat = 0.02
 
     @field_validator("norm_placement")
@@ -104,6 +106,10 @@ class ModelConfig:
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def scores_dropout(self) -> float:
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def groups(self) -> int:

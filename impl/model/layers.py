@@ -90,7 +90,7 @@ class Attention(nn.Module):
         norms = config.norms.attention
         self.inner = SplitNorm(config, h, tp) if norms.inner else nn.Identity()
         self.norms = nn.ModuleDict({name: norm(config, config.head_size, bias=False) for name in norms.heads})
-        self.dropout = Dropout(config.dropout, f"{place}.probabilities", tp.part)
+        self.dropout = Dropout(config.scores_dropout, f"{place}.probabilities", tp.part)
         self.recompute_core = recompute_core
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:

@@ -77,6 +77,7 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     for field, usual in OTHER_BLOCKS.items():
         yield getattr(model, field) != usual, f"model.{field} {getattr(model, field)!r}"
     yield model.dropout > 0, f"model.dropout {model.dropout}"
+    yield model.scores_dropout > model.dropout, f"model.attention_dropout {model.attention_dropout}"
     yield run.train.parametrization != "standard", f"train.parametrization {run.train.parametrization!r}"
     yield run.precision not in has.precisions, f"precision {run.precision!r}"
     # torch's parts pass over ZeRO where it splits nothing; DeepSpeed's pipeline does not

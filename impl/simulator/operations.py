@@ -101,7 +101,7 @@ def _scores(run: Run) -> Iterator[Moved]:
     model, e = run.model, ELEMENT_BYTES[run.precision]
     elements = run.train.microbatch * model.num_heads / run.plan.tp * model.seq_len**2
     yield Moved("softmax", 2 * e * elements, 3 * e * elements)
-    if model.dropout > 0:
+    if model.scores_dropout > 0:
         yield Moved("dropout", (2 * e + 1) * elements, (2 * e + 1) * elements)
 
 

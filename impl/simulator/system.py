@@ -320,10 +320,14 @@ class System:
         return dataclasses.replace(self, calibration=calibration)
 
     def with_scores(self, run: Run) -> Run:
-        """Return the run with dropout where attention is not fused, so that memory formulas count its scores."""
-        if self.device.fused_attention or run.model.dropout > 0:
+        """Return the run for memory formulas, which count the scores of attention if these have dropout.
+
+        Fused attention keeps none whatever the dropout, and one that is not fused keeps them always.
+        """
+        rate = 0.0 if self.device.fused_attention else run.model.scores_dropout or 0.1
+        if run.model.scores_dropout == rate:
             return run
-        return dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.1))
+        return dataclasses.replace(run, model=dataclasses.replace(run.model, attention_dropout=rate))
 
     def peak(self, precision: str) -> float | None:
         """Return the peak FLOP/s; None: not known."""

@@ -40,7 +40,7 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "model.family": ("bert", {}),
     "model.num_layers": (16, {}),
     "model.hidden_size": (2048, {}),
-    "model.num_heads": (8, {"plan.recompute": "none", "model.dropout": 0.1}),
+    "model.num_heads": (8, {"plan.recompute": "none", "model.seq_len": 1024}),
     "model.seq_len": (1024, {}),
     "model.vocab_size": (51200, {}),
     "model.norm_placement": ("post", {}),
@@ -83,6 +83,7 @@ WITHOUT_EFFECT = {
     *("train.steps", "train.lr", "train.min_lr", "train.warmup_steps", "train.decay", "train.weight_decay"),
     *("train.beta1", "train.beta2", "train.eps", "train.initial_loss_scale", "train.loss_scale_window"),
     *("train.parametrization", "train.base_hidden_size", "train.base_layers"),
+    "model.attention_dropout",  # fused attention keeps and moves nothing for it
     *("model.init_std", "model.rotary_base", "model.norm_epsilon", "seed", "repeat", "start", "keep_end"),
     *(name for name in FIELDS if name.startswith("evaluation.")),  # between steps
     "data.dataset",  # only its vocabulary counts, and only where the model has none

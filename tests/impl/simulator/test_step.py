@@ -109,9 +109,14 @@ def test_flops_are_ptdps():
     assert predict(run_of(), VOCAB, faster(memory_bytes=0.01)).fits is False
 
 
-def test_software_that_is_not_fused_keeps_its_scores():
-    kept = predict(longer(run_of(), dropout=0.0), VOCAB, SYSTEM).memory[0].activations
-    assert kept > 2 * 2 * 2 * MODEL.num_heads * MODEL.seq_len**2 * MODEL.num_layers
+def test_scores_are_kept_where_attention_is_not_fused_whatever_the_dropout():
+    scores = 2 * 2 * 2 * MODEL.num_heads * MODEL.seq_len**2 * MODEL.num_layers
+    fused = replace(SYSTEM, device=replace(SYSTEM.device, fused_attention=True))
+    kept = lambda system, **dropout: predict(longer(run_of(), **dropout), VOCAB, system).memory[0].activations
+    masks = kept(SYSTEM, dropout=0.1) - kept(SYSTEM, dropout=0.0)
+    assert masks == kept(fused, dropout=0.1) - kept(fused, dropout=0.0) > 0
+    assert kept(SYSTEM, dropout=0.0) - kept(fused, dropout=0.0) > scores
+    assert kept(fused, dropout=0.0, attention_dropout=0.1) == kept(fused, dropout=0.0)
 
 
 def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
