@@ -35,8 +35,7 @@ class _Rotate(torch.autograd.Function):
 
 def _turned(x: Tensor, seq_len: int, heads: int, head_size: int, base: float, way: float) -> Tensor:
     """Turn in place, by the opposite angles if `way` is -1."""
-    wide = x.dtype if x.element_size() >= 4 else torch.float32
-    cosine, sine = _angles(seq_len, head_size, base, wide, x.device)
+    cosine, sine = angles(seq_len, head_size, base, wide(x.dtype), x.device)
     first, second = x.view(-1, seq_len, x.shape[1] // head_size, head_size)[:, :, :heads].chunk(2, -1)
     turned = first * cosine - second * (sine * way)
     second.copy_(second * cosine + first * (sine * way))
@@ -44,8 +43,13 @@ def _turned(x: Tensor, seq_len: int, heads: int, head_size: int, base: float, wa
     return x
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which angles are applied: fp32, or a larger one."""
+    return dtype if dtype.itemsize >= 4 else torch.float32
+
+
 @lru_cache(maxsize=8)
-def _angles(
+def angles(
     seq_len: int, head_size: int, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of every place's angles. Shapes: [s, 1, d / 2] each."""

@@ -43,22 +43,24 @@ def logits(embedding: nn.Embedding, x: Tensor) -> Tensor:
 
 def pipeline(run: Run, vocab_size: int, mesh: DeviceMesh) -> PipelineModule:
     """Build this rank's part of the model with its initial weights; call it within `no_grad`."""
-    stages = split(run.model, vocab_size, run.plan.pp)
-    tokens = nn.Embedding, vocab_size, run.model.hidden_size
+    stages, hidden = split(run.model, vocab_size, run.plan.pp), run.model.hidden_size
+    tokens = nn.Embedding, vocab_size, hidden
+    if run.model.tied:
+        ends = TiedLayerSpec("tokens", *tokens), TiedLayerSpec("tokens", *tokens, forward_fn=logits)
+    else:
+        ends = LayerSpec(*tokens), LayerSpec(nn.Linear, hidden, vocab_size, bias=False)
+    bodies = [LayerSpec(Body, run, vocab_size, stage, places(run)) for stage in stages]
     model = PipelineModule(
-        layers=[
-            TiedLayerSpec("tokens", *tokens),
-            *(LayerSpec(Body, run, vocab_size, stage, places(run)) for stage in stages),
-            TiedLayerSpec("tokens", *tokens, forward_fn=logits),
-        ],
+        layers=[ends[0], *bodies, ends[1]],
         num_stages=run.plan.pp,
         loss_fn=lambda out, targets: F.cross_entropy(out.to(MASTERS[run.precision]), targets.flatten()),
         partition_method=f"type:{Body.__name__}",
     ).to(WEIGHTS[run.precision])
     weights = initial_weights(run, vocab_size, mesh)
+    of_ends = {"tied_modules": "trunk.tokens.weight", "0": "trunk.tokens.weight", f"{len(bodies) + 1}": "head.weight"}
     for name, parameter in model.named_parameters():
-        ours = "trunk.tokens.weight" if name.startswith("tied_modules.") else f"trunk.{name.partition('.')[2]}"
-        parameter.copy_(weights[ours])
+        layer, _, rest = name.partition(".")
+        parameter.copy_(weights[of_ends.get(layer, f"trunk.{rest}")])
     return model
 
 

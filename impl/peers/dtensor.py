@@ -1,4 +1,4 @@
-"""GPT made tensor parallel by PyTorch's own DTensor styles, as its documentation does it, at its fastest settings.
+"""GPT and Llama made tensor parallel by PyTorch's DTensor styles as its documentation does it, at its fastest settings.
 
 `parallelize_module` splits plain `nn.Linear`, `nn.LayerNorm` and `nn.Embedding`. All tokens of a microbatch are one
 dim: sequence parallelism then gathers and scatters neighbouring rows without a copy.
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleInput,
     PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
@@ -29,7 +30,7 @@ from impl.peers.training import PeerTrainer
 def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
     """Split the model over a mesh with one axis, and return the styles by module.
 
-    Both ends of the tied matrix are split by rows of the vocabulary. Between the split blocks activations are
+    Both ends of a tied matrix are split by rows of the vocabulary. Between the split blocks activations are
     plain tensors: DTensor's dispatch would only add to their cost.
     """
     between = Shard(0) if sequence_parallel else Replicate()
@@ -42,19 +43,19 @@ def parallelize(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> dic
         "trunk.layers.*.mlp.down": out_of,
         "head": ColwiseParallel(input_layouts=between, use_local_output=False),
     }
+    if any(name.endswith(".mlp.gate") for name, _ in model.named_modules()):  # two products of one input
+        styles["trunk.layers.*.mlp"] = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
+        styles["trunk.layers.*.mlp.gate"] = styles["trunk.layers.*.mlp.up"] = ColwiseParallel()
     if sequence_parallel:
         norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)}
         for norm in dict.fromkeys(re.sub(r"layers\.\d+", "layers.*", name) for name in sorted(norms)):
             is_before_linear = norm.endswith(("norms.input", "final_norm"))  # which takes DTensors
             styles[norm] = SequenceParallel(sequence_dim=0, use_local_output=not is_before_linear)
-        assert model.trunk.positions is not None
-        distribute_module(model.trunk.positions, mesh)  # whole on every rank
-        styles["trunk.positions"] = PrepareModuleInputOutput(
-            input_layouts=between,
-            desired_input_layouts=between,
-            output_layouts=between,
-            desired_output_layouts=between,
-        )
+        if model.trunk.positions is not None:
+            distribute_module(model.trunk.positions, mesh)  # whole on every rank
+            inputs = {"input_layouts": between, "desired_input_layouts": between}
+            outputs = {"output_layouts": between, "desired_output_layouts": between}
+            styles["trunk.positions"] = PrepareModuleInputOutput(**inputs, **outputs)
     parallelize_module(model, mesh, styles)
     model.tie()
     return styles
@@ -101,6 +102,10 @@ class DTensorTrainer(PeerTrainer):
     def hand_all_over(self) -> None:
         is_partial = lambda grad: isinstance(grad, DTensor) and grad.placements[0].is_partial()
         partial = [self.masters[parameter] for parameter in self.masters if is_partial(parameter.grad)]
+        for parameter in self.masters:  # an untied embedding's gradient is whole
+            grad = parameter.grad
+            if isinstance(parameter, DTensor) and parameter.placements[0].is_shard() and isinstance(grad, DTensor):
+                parameter.grad = grad.redistribute(placements=parameter.placements)
         super().hand_all_over()
         self.partial = [master.grad for master in partial if master.grad is not None]
 

@@ -1,4 +1,4 @@
-"""GPT from PyTorch's own layers, for engines that split it by themselves; whole, or one pipeline stage.
+"""GPT and Llama from PyTorch's own layers, for engines that split it by themselves; whole, or one pipeline stage.
 
 All tokens of a microbatch are one dim, as in `impl.model`. Layers are compiled and recomputed as PyTorch's
 documentation does it: one by one, recomputation inside compilation, and both inside what an engine wraps around a
@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.model.layers import Norms
+from impl.model.rotary import angles, wide
 from impl.pipeline.stage import Stage, split
 from impl.plan import AXES
 from impl.run import Run
@@ -29,31 +30,52 @@ def norm(config: ModelConfig, size: int, *, exists: bool) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Causal self-attention; queries, keys and values of one head are adjacent, so that a split is by heads."""
+    """Causal self-attention; queries that share a head of keys and values are beside it, so that a split is by heads.
+
+    Shapes: [n, h] -> [n, h].
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        h = config.hidden_size
-        self.head_size = h // config.num_heads
-        self.qkv, self.projection = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        h, bias = config.hidden_size, config.biases
+        self.head_size, self.sharing = config.head_size, config.num_heads // config.groups
+        self.base = config.rotary_base if config.positions == "rotary" else None
+        self.qkv, self.projection = nn.Linear(h, sum(config.qkv_sizes), bias), nn.Linear(h, h, bias)
 
     def forward(self, x: Tensor, seq_len: int) -> Tensor:
-        qkv = self.qkv(x)
-        q, k, v = qkv.view(-1, seq_len, qkv.shape[1] // (3 * self.head_size), 3, self.head_size).permute(3, 0, 2, 1, 4)
-        context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        qkv, of_group = self.qkv(x), self.sharing + 2
+        groups = qkv.view(-1, seq_len, qkv.shape[1] // (of_group * self.head_size), of_group, self.head_size)
+        q, k, v = (part.flatten(2, 3) for part in groups.split((self.sharing, 1, 1), 3))
+        if self.base is not None:
+            cosine, sine = angles(seq_len, self.head_size, self.base, wide(x.dtype), x.device)
+            q, k = (turned(part, cosine, sine) for part in (q, k))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.sharing > 1)
         return self.projection(context.transpose(1, 2).reshape(len(qkv), -1))
 
 
+def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return heads turned by the angles of their places. Shapes: [b, s, heads, d], angles [s, 1, d / 2] -> the same."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).type_as(x)
+
+
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them."""
+    """Two linear layers with a function between them, or three with a gate. Shapes: [n, h] -> [n, h]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
-        self.down = nn.Linear(4 * config.hidden_size, config.hidden_size)
+        h, f, bias = config.hidden_size, config.mlp_inner, config.biases
+        self.gate = nn.Linear(h, f, bias) if config.mlp == "swiglu" else None
+        self.up, self.down, self.kind = nn.Linear(h, f, bias), nn.Linear(f, h, bias), config.mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        up = self.up(x)
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x)) * up)
+        if self.kind == "squared_relu":
+            return self.down(F.relu(up).square())
+        return self.down(F.gelu(up, approximate="tanh" if self.kind == "gelu" else "none"))
 
 
 class Layer(nn.Module):
@@ -91,7 +113,8 @@ class Trunk(nn.Module):
         config = run.model
         self.seq_len = config.seq_len
         self.tokens = nn.Embedding(vocab_size, config.hidden_size) if stage.is_first else None
-        self.positions = nn.Embedding(config.seq_len, config.hidden_size) if stage.is_first else None
+        is_learned = stage.is_first and config.positions == "learned"
+        self.positions = nn.Embedding(config.seq_len, config.hidden_size) if is_learned else None
         norm_if = lambda exists: norm(config, config.hidden_size, exists=exists)
         self.embedding_norm = norm_if(stage.is_first and config.norms.embedding)
         self.layers = nn.ModuleDict({str(i): Layer(run, i) for i in stage.layers})
@@ -112,7 +135,8 @@ class Trunk(nn.Module):
 class GPT(nn.Module):
     """GPT with the parameter names and whole shapes of `impl.model.gpt.GPT`; rows of a qkv matrix are in another order.
 
-    The output head's matrix is `head.weight`, the token embedding itself where one stage has both.
+    A gate is a matrix of its own. The output head's is `head.weight`: if tied the token embedding itself, where one
+    stage has both.
 
     Shapes: tokens [b, s], or the previous stage's output [b s, h] -> [b s, h], of the last stage logits [b s, V].
     `places` has the position of each token in its sequence: [b s] (sequence parallel: [b s / t]).
@@ -120,12 +144,12 @@ class GPT(nn.Module):
 
     def __init__(self, run: Run, vocab_size: int, stage: Stage, places: Tensor) -> None:
         super().__init__()
-        self.trunk = Trunk(run, vocab_size, stage, places)
+        self.trunk, self.tied = Trunk(run, vocab_size, stage, places), run.model.tied
         self.head = nn.Linear(run.model.hidden_size, vocab_size, bias=False) if stage.is_last else nn.Identity()
         self.tie()
 
     def tie(self) -> None:
-        if self.trunk.tokens is not None and isinstance(self.head, nn.Linear):
+        if self.tied and self.trunk.tokens is not None and isinstance(self.head, nn.Linear):
             self.head.weight = self.trunk.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -160,9 +184,13 @@ def initial_weights(run: Run, vocab_size: int, mesh: DeviceMesh) -> dict[str, Te
 
 def rearranged(ours: dict[str, Tensor], config: ModelConfig, vocab_size: int) -> dict[str, Tensor]:
     """Return the weights of the serial `impl.model` GPT in this model's order, without padded vocabulary."""
-    embedding = ours["trunk.tokens.weight"][:vocab_size]
-    theirs = {**ours, "trunk.tokens.weight": embedding, "head.weight": embedding}
+    theirs = {name: whole for name, whole in ours.items() if name != "trunk.output.weight"}
+    theirs["trunk.tokens.weight"] = ours["trunk.tokens.weight"][:vocab_size]
+    theirs["head.weight"] = ours["trunk.tokens.weight" if config.tied else "trunk.output.weight"][:vocab_size]
     for name, whole in ours.items():
         if ".qkv." in name:
-            theirs[name] = whole.unflatten(0, (3, config.num_heads, -1)).transpose(0, 1).flatten(0, 2)
+            parts = whole.split(config.qkv_sizes)
+            theirs[name] = torch.cat([part.unflatten(0, (config.groups, -1)) for part in parts], 1).flatten(0, 1)
+        elif ".mlp.up." in name and config.mlp == "swiglu":
+            theirs[name.replace(".up.", ".gate.")], theirs[name] = whole.chunk(2)
     return theirs

@@ -55,7 +55,7 @@ class PipeliningTrainer(PeerTrainer):
         self.has_first, self.has_last = 0 in here, count - 1 in here
         self.ends = ends_group(mesh, {0, run.plan.pp - 1})
         tied = {"0.trunk.tokens.weight", f"{count - 1}.head.weight"}
-        self.tied = [p for name, p in self.model.named_parameters() if name in tied]
+        self.tied = [p for name, p in self.model.named_parameters() if run.model.tied and name in tied]
         elsewhere = [] if self.has_first else self.tied  # its norm counts where the first stage is
         self.counted = torch.tensor([all(p is not q for q in elsewhere) for p in self.masters], device=self.device)
         stages = [self._stage(i, part, count) for i, part in here.items()]

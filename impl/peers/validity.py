@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from impl.model.config import ModelConfig
 from impl.plan import AXES
 from impl.run import Run
 
@@ -22,10 +21,6 @@ class _Has(NamedTuple):
     schedules: tuple[str, ...] = ()
 
 
-OTHER_BLOCKS = {
-    field: getattr(ModelConfig(), field) for field in ("kv_heads", "positions", "mlp", "mlp_size", "biases", "tied")
-}
-"""Fields of blocks other than GPT-2's, with what the engines can do."""
 PARTS: dict[EnginePart, _Has] = {
     "plain": _Has(),
     "ddp": _Has(("dp",)),
@@ -74,8 +69,6 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     of_parts = norms.attention.inner or norms.mlp.inner or norms.attention.heads
     yield bool(of_parts), f"model.norm_placement {model.norm_placement!r}: norms of heads and within blocks"
     yield model.norm == "dyt", f"model.norm {model.norm!r}"
-    for field, usual in OTHER_BLOCKS.items():
-        yield getattr(model, field) != usual, f"model.{field} {getattr(model, field)!r}"
     yield model.dropout > 0, f"model.dropout {model.dropout}"
     yield model.scores_dropout > model.dropout, f"model.attention_dropout {model.attention_dropout}"
     yield run.train.parametrization != "standard", f"train.parametrization {run.train.parametrization!r}"

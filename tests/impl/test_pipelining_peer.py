@@ -12,10 +12,12 @@ from impl.peers.gpt import rearranged
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
+from tests.impl.blocks import BLOCKS
 from tests.impl.peer_runs import Data, Trained, assert_same_work, both, first_gradients, ours, write_data
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=5, hidden_size=64, num_heads=4, seq_len=16)
+LLAMA = replace(BLOCKS["llama"], num_layers=5, hidden_size=64, num_heads=4, kv_heads=2)
 RECIPE = Recipe(steps=10, global_batch=8, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 PLANS = {
     "gpipe": Plan(pp=2, schedule="gpipe"),
@@ -32,6 +34,9 @@ RUNS |= {
     "1F1B bf16": replace(SHORT, plan=PLANS["1F1B"], precision="bf16"),
     "1F1B recomputed": replace(SHORT, plan=replace(PLANS["1F1B"], recompute="full")),
     "interleaved bf16 gradients": replace(SHORT, plan=PLANS["interleaved"], precision="bf16", fp32_gradients=False),
+    "1F1B Llama": replace(SHORT, model=LLAMA, plan=PLANS["1F1B"]),
+    "zb_h1 Llama": replace(SHORT, model=LLAMA, plan=PLANS["zb_h1"]),
+    "deepspeed Llama": replace(SHORT_DEEPSPEED, model=LLAMA),
     "deepspeed bf16": replace(SHORT_DEEPSPEED, precision="bf16"),
     "deepspeed bf16 gradients": replace(SHORT_DEEPSPEED, precision="bf16", fp32_gradients=False),
     "deepspeed recomputed": replace(SHORT_DEEPSPEED, plan=replace(PLANS["1F1B"], recompute="full")),
@@ -82,22 +87,28 @@ def test_deepspeeds_pipeline_with_data_parallelism_equals_ours(data: Data) -> No
             assert_same_work(rank[case], rank[ours(run)], run)
 
 
+@pytest.mark.parametrize("model", [MODEL, LLAMA], ids=["GPT", "Llama"])
 @pytest.mark.parametrize(("plans", "ranks"), [(list(PLANS.values()), 2), ([Plan(pp=4, schedule="one_f_one_b")], 4)])
-def test_every_gradient_of_pipelining_equals_ours(plans: list[Plan], ranks: int, data: Data) -> None:
+def test_every_gradient_of_pipelining_equals_ours(
+    plans: list[Plan], ranks: int, model: ModelConfig, data: Data
+) -> None:
     """An outside oracle for our engine. Torch's model has the vocabulary of 301 tokens, we pad it."""
-    changes: dict[str, Any] = {"model": replace(MODEL, vocab_size=301), "precision": "fp64"}
+    changes: dict[str, Any] = {"model": replace(model, vocab_size=301), "precision": "fp64"}
     runs = [replace(TORCH, plan=plan, **changes) for plan in plans]
     for answers in zip(*run_ranks(ranks, first_gradients, runs, data[0]), strict=True):
         seen: set[str] = set()
         for mine, of_stages, _ in answers:
             theirs = {name.partition(".")[2]: gradient for name, gradient in of_stages.items()}
-            whole = {"trunk.tokens.weight": np.zeros((384, 64)), **mine}
-            expected = rearranged({name: torch.from_numpy(grad) for name, grad in whole.items()}, MODEL, 301)
-            assert theirs.keys() - {"head.weight"} == mine.keys() - {"trunk.tokens.weight"} | (
-                {"trunk.tokens.weight"} & theirs.keys()
+            elsewhere = {f"trunk.{end}.weight": np.zeros((384, 64)) for end in ("tokens", "output")}
+            whole = {name: torch.from_numpy(grad) for name, grad in (elsewhere | mine).items()}
+            expected = rearranged(whole, model, 301)
+            ends = {"head.weight", "trunk.tokens.weight"}
+            assert (
+                theirs.keys() - ends
+                == expected.keys() & (mine.keys() | {name.replace(".up.", ".gate.") for name in mine}) - ends
             )
             for name, found in theirs.items():
                 assert found.shape == expected[name].shape, name
                 assert np.linalg.norm(found - expected[name].numpy()) < 1e-12 * expected[name].norm(), name
             seen |= theirs.keys()
-        assert {"head.weight", "trunk.tokens.weight", "trunk.final_norm.bias", "trunk.layers.4.mlp.up.weight"} <= seen
+        assert {"head.weight", "trunk.tokens.weight", "trunk.final_norm.weight", "trunk.layers.4.mlp.up.weight"} <= seen

@@ -15,6 +15,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
+from tests.impl.blocks import BLOCKS
 from tests.impl.peer_runs import Trained, assert_same_work, train_on, write_data
 
 RUN = Run(
@@ -44,6 +45,8 @@ RUNS: dict[Key, Run] = {
     for engine in ENGINES
     for stage in (0, 1, 2, 3)
 }
+LLAMA = {"model": replace(BLOCKS["llama"], hidden_size=64, num_heads=4, kv_heads=2, vocab_size=301)}
+RUNS |= {(engine, stage, "Llama"): of(engine, stage, LLAMA) for engine in ENGINES for stage in (0, 2, 3)}
 RUNS |= {(engine, 0, case): of(engine, 0, changes) for case, changes in MORE.items() for engine in ("native", "torch")}
 RUNS |= {(engine, 3, "recomputed"): of(engine, 3, {"recompute": "full"}) for engine in ("torch", "deepspeed")}
 del RUNS["deepspeed", 0, "bf16"]
@@ -65,7 +68,9 @@ def weights_of(trainer: Any) -> dict[str, np.ndarray]:
         return {name: weight.detach().float().numpy().copy() for name, weight in whole.items()}
 
 
-def whole(ranks: list[dict[str, np.ndarray]], shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def whole(
+    ranks: list[dict[str, np.ndarray]], shapes: dict[str, tuple[int, ...]], model: ModelConfig
+) -> dict[str, torch.Tensor]:
     """Ours, put together from what the ranks own, under the peers' names."""
     parts: dict[str, dict[int, np.ndarray]] = {}
     for key, part in (item for rank in ranks for item in rank.items()):
@@ -73,8 +78,9 @@ def whole(ranks: list[dict[str, np.ndarray]], shapes: dict[str, tuple[int, ...]]
         parts.setdefault(name, {})[int(start)] = part
     flat = {name: np.concatenate([of[start] for start in sorted(of)]) for name, of in parts.items()}
     ours = {name: torch.from_numpy(weight.reshape(-1, *shapes[name][1:])) for name, weight in flat.items()}
-    theirs = rearranged(ours, RUN.model, RUN.model.vocabulary(0))
-    del theirs["head.weight"]  # tied
+    theirs = rearranged(ours, model, model.vocabulary(0))
+    if model.tied:
+        del theirs["head.weight"]
     return theirs
 
 
@@ -94,12 +100,14 @@ def test_losses_norms_predictions_and_weights_equal_those_of_our_stage(
     if key not in trained[0]:
         pytest.skip("deepspeed is not installed")
     run, against = RUNS[key], ("native", 0 if engine == "native" else stage, "fp32" if case == "recomputed" else case)
-    shapes = {name: weight.shape for name, weight in trained[0]["torch", 0, "fp32"].weights.items()}
-    ours = whole([rank[against].weights for rank in trained], shapes)
+    model_of = "Llama" if case == "Llama" else "fp32"
+    shapes = {name: weight.shape for name, weight in trained[0]["torch", 0, model_of].weights.items()}
+    shapes["trunk.output.weight"] = shapes["trunk.tokens.weight"]
+    ours = whole([rank[against].weights for rank in trained], shapes, run.model)
     ranks = [rank[key].weights for rank in trained]
     for rank in trained:
         assert_same_work(rank[key], rank[against], run, loss=1e-6 if run.precision == "fp32" else None)
-    for weights in [whole(ranks, shapes)] if engine == "native" else ranks:
+    for weights in [whole(ranks, shapes, run.model)] if engine == "native" else ranks:
         assert weights.keys() == ours.keys()
         for name, expected in ours.items():
             difference = np.linalg.norm(np.asarray(weights[name]) - expected.numpy())
