@@ -32,6 +32,9 @@ Publish = Callable[[str, str, Mapping[str, Any] | None], None]
 CPU = torch.device("cpu")
 OURS = "ours"
 MODEL = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
+LLAMA = replace(
+    MODEL, kv_heads=4, positions="rotary", mlp="swiglu", mlp_size=1408, biases=False, tied=False, norm="rmsnorm"
+)
 RECIPE = Recipe(steps=12, global_batch=32, microbatch=4, lr=1e-4)
 FEWER_SEQUENCES = 16
 """Of a step where both ranks are on the same ones."""
@@ -53,6 +56,7 @@ PLANS = {
     "1f1b": Plan(pp=2, schedule="one_f_one_b"),
     "interleaved": Plan(pp=2, schedule="interleaved", chunks=2),
 }
+PLANS |= {f"llama-{plan}": PLANS[plan] for plan in ("dp", "zero-3", "tp-sequence", "1f1b")}
 NAMES: dict[EnginePart, str] = {
     "native": OURS,
     "plain": "PyTorch",
@@ -70,7 +74,8 @@ def run_of(plan: str, precision: Precision) -> Run:
     """One cell of the table."""
     recipe = RECIPE if PLANS[plan].tp == 1 else replace(RECIPE, global_batch=FEWER_SEQUENCES)
     recipe = recipe if PLANS[plan].pp == 1 else replace(RECIPE, steps=PIPELINE_STEPS)
-    return Run(model=MODEL, plan=PLANS[plan], train=recipe, precision=precision)
+    model = LLAMA if plan.startswith("llama-") else MODEL
+    return Run(model=model, plan=PLANS[plan], train=recipe, precision=precision)
 
 
 def engines_of(run: Run) -> dict[str, Run]:

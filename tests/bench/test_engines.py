@@ -33,6 +33,8 @@ from tests.bench.screen import Screen
 from tests.bench.side_by_side import against_peers, notes, slowest, table
 
 NOTES = (
+    "llama-: Llama's block (RMSNorm, SwiGLU of 1,408 features, rotary positions, 4 heads of keys and values, no "
+    "biases, an untied head) in place of GPT's.",
     f"With tensor parallelism a step is {FEWER_SEQUENCES} sequences: both ranks are on the same ones. Of pipelines "
     f"{PIPELINE_STEPS - WARMUP} steps are timed.",
     "Ours: a step ends when all parameters are gathered, which in training goes on into the next forward pass.",
