@@ -51,7 +51,7 @@ def make(run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) ->
     Raises:
         InputError: the run is not valid, or not with its engine.
     """
-    if problems := run.problems():
+    if problems := run.untrainable():
         raise InputError(problems[0])
     module, name = TRAINERS[part_of(run)]
     return getattr(import_module(module), name)(run, data, mesh, device)

@@ -21,7 +21,7 @@ from impl.pipeline.stage import partition
 from impl.plan import Plan
 from impl.recipe import Recipe
 
-Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
 EngineName = Literal["native", "deepspeed", "torch"]
 
 
@@ -35,7 +35,8 @@ class Run:
     data: DataConfig = DataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     precision: Precision = "fp32"
-    """bf16, fp16: weights and activations of that type, fp32 master weights and moments; fp16 scales the loss."""
+    """bf16, fp16: weights and activations of that type, fp32 master weights and moments; fp16 scales the loss.
+    fp8: as bf16, with the matrix products of layers in 8 bits; it is simulated only."""
     fp32_gradients: bool = True
     """Accumulate and reduce the gradients of bf16 and fp16 weights in fp32; False: in the weights' type."""
     engine: EngineName = "native"
@@ -88,6 +89,11 @@ class Run:
             found += missing(self)
         return found
 
+    def untrainable(self) -> list[str]:
+        """Return `problems`, and what no engine here trains though it is simulated."""
+        is_fp8 = self.precision == "fp8"
+        return self.problems() + ["precision fp8 is simulated only; valid: fp64, fp32, bf16, fp16"] * is_fp8
+
     def _of_batch(self) -> Iterator[str]:
         batch, share = self.train.global_batch, self.train.microbatch * self.plan.dp
         if batch % share:
@@ -129,7 +135,7 @@ class Run:
 
     def _of_memory(self) -> Iterator[str]:
         plan, seq_len = self.plan, self.model.seq_len
-        if not self.fp32_gradients and self.precision not in ("bf16", "fp16"):
+        if not self.fp32_gradients and self.precision not in ("bf16", "fp16", "fp8"):
             yield f"fp32_gradients False is for smaller weights than fp32, precision is {self.precision}; valid: True"
         for field in ("partition_activations", "offload_activations"):
             if getattr(plan, field) and plan.recompute != "full":

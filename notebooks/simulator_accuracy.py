@@ -23,7 +23,7 @@ from IPython.display import Image
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
 from harness.figures import style
-from harness.predict import accuracy
+from harness.predict import accuracy, held_out
 from harness.records.environment import CODE
 from harness.records.store import Store
 
@@ -38,8 +38,8 @@ RESULTS = CODE / "results"
 # utilization fitted to the same rows, and of a published tool.
 
 # %%
-chosen = [case for case in accuracy.CASES if case.id in ("H1", "H2", "H3", "H4", "H7")]
-results = [accuracy.result_of(case) for case in chosen]
+chosen = [case for case in held_out.CASES if case.id in ("H1", "H2", "H3", "H4", "H7")]
+results = [held_out.result_of(case) for case in chosen]
 accuracy.errors_table(results, RESULTS)
 
 # %% [markdown]

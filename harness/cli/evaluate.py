@@ -93,7 +93,7 @@ def evaluate(
         sequences=None, texts=tuple(map(str, texts)), lambada=None if lambada is None else str(lambada), overlap=overlap
     )
     run = _run_of(saved, data, evaluation, batch)
-    if reason := next(iter(run.problems()), None) or missing_inputs(run):
+    if reason := next(iter(run.untrainable()), None) or missing_inputs(run):
         raise InputError(reason)
     found = _scored(saved, run, "cuda" if device == "auto" and gpu_count() else device.replace("auto", "cpu"), lm_eval)
     columns = COLUMNS if lm_eval else COLUMNS[:3]

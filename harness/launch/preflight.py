@@ -86,7 +86,7 @@ def summary(data: TokenFolder, dataset: str) -> Document:
 
 def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
     """Return the first reason why the run cannot be carried out, in one line; None if it can."""
-    if problems := run.problems():
+    if problems := run.untrainable():
         return problems[0]
     if run.engine == "deepspeed" and find_spec("deepspeed") is None:
         return "the deepspeed engine is not installed; `pip install deepspeed`, or valid here: native, torch"

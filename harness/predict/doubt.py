@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from harness.experiment.published import FOLDER
 from harness.predict.csv_rows import CALIBRATE, read_rows
-from harness.predict.fit import ROW_SD
 from harness.predict.interval import OCTAVE, log_bounds, octaves_beyond
 from harness.predict.simulation import Done, predicted, predicted_seconds
 from harness.records.statistics import NINE_TENTHS
@@ -50,15 +49,15 @@ def doubt(run: Done, system: System) -> Doubt:
     """Return how far a prediction may be off, and what it is on idealised machines.
 
     Slopes are by direction of the constants' joint spread after calibration, independent of each other, and by size
-    beyond the calibrated ones: what two runs share cancels in their ratio. A row scatters by ROW_SD around its
-    prediction where constants were fitted to few rows; a calibration without a recorded spread has no slopes, and all
-    of its error is the run's own.
+    beyond the calibrated ones: what two runs share cancels in their ratio. A row scatters by the system's `row_sd`
+    around its prediction where constants were fitted to few rows; a calibration without a recorded spread has no
+    slopes, and all of its error is the run's own.
     """
     known = system.calibration
     slopes = _slopes(run, system) | {
         f"beyond {name}": round(OCTAVE * by, 6) for name, by in octaves_beyond(run, known).items()
     }
-    own = ROW_SD
+    own = system.row_sd
     if known is not None and not known.spread:
         low, high = log_bounds(known, run)
         own = (high - low) / 2 / NINE_TENTHS

@@ -16,11 +16,6 @@ from impl.simulator.constants import Constant
 from impl.simulator.residuals import IGNORED, NOISE, Residuals, place
 from impl.simulator.system import Calibration, System
 
-ROW_SD = 0.02
-"""Standard deviation of log measured over predicted seconds that weighs rows against priors.
-
-Runs of PTD-P differ by as much on another cluster of the same GPUs.
-"""
 ROBUST = 1.5
 """Residual, in standard deviations, beyond which a row pulls with a constant force."""
 SURFACE_ROWS = 16
@@ -41,14 +36,14 @@ class Measured(NamedTuple):
     seconds: float
 
 
-def fit(rows: Sequence[Measured], system: System, *, row_sd: float = ROW_SD, with_surface: bool = True) -> System:
+def fit(rows: Sequence[Measured], system: System, *, row_sd: float | None = None, with_surface: bool = True) -> System:
     """Return the system with the constants that fit these rows best: least squares of log seconds, log-normal priors.
 
     A constant is free if its prior has a deviation. From SURFACE_ROWS rows on, residuals are kept as a surface. The
     calibration's errors are those of each row predicted from the others, predictions taken as linear.
 
     Args:
-        row_sd: standard deviation of log measured over predicted seconds that weighs rows against priors.
+        row_sd: in place of the system's.
         with_surface: keep residuals as a surface; for rows that differ in their sizes.
 
     Raises:
@@ -58,7 +53,7 @@ def fit(rows: Sequence[Measured], system: System, *, row_sd: float = ROW_SD, wit
 
     if not rows:
         raise InputError("calibration: no row to fit; valid: rows with split calibrate and iteration_time_s")
-    space = _Space(rows, system)
+    space, row_sd = _Space(rows, system), row_sd or system.row_sd
     with_surface = with_surface and len(rows) >= SURFACE_ROWS
     found, options = np.zeros(len(space.free)), {"diff_step": 1e-3, "ftol": 3e-3, "xtol": 3e-3, "max_nfev": 10}
     if len(found):
@@ -71,7 +66,7 @@ def fit(rows: Sequence[Measured], system: System, *, row_sd: float = ROW_SD, wit
     slopes = space.slopes(found, logs)
     surface = _surface(rows, logs) if with_surface else None
     off, sd = _left_out(logs - slopes @ found, slopes, surface, row_sd)
-    percent, wide = abs(100 * np.expm1(-off)), _reach(off)
+    percent, wide = abs(100 * np.expm1(-off)), _reach(off, system.row_sd)
     baseline = [constant_mfu([*rows[:i], *rows[i + 1 :]] or rows, [row])[0] for i, row in enumerate(rows)]
     ranges, features = reach([row.run for row in rows], system)
     known = Calibration(
@@ -85,7 +80,7 @@ def fit(rows: Sequence[Measured], system: System, *, row_sd: float = ROW_SD, wit
         spread=dict(zip(space.free, _factor(slopes, row_sd), strict=True)),
         ranges=ranges,
         features=features,
-        residuals=surface and dataclasses.replace(surface, width=_reach(off / sd)),
+        residuals=surface and dataclasses.replace(surface, width=_reach(off / sd, system.row_sd)),
     )
     return space.at(found).with_calibration(known)
 
@@ -182,15 +177,15 @@ def _left_out(
     return inverse @ logs * variance, np.sqrt(variance - np.where(noise >= IGNORED, noise**2 - usual**2, 0))
 
 
-def _reach(off: np.ndarray) -> float:
+def _reach(off: np.ndarray, row_sd: float) -> float:
     """Return the half-width of an interval around 0 that holds nine tenths.
 
-    Of many rows with CONFIDENCE; of few Student's, with a deviation of at least ROW_SD: few rows may agree by chance.
+    Of many rows with CONFIDENCE; of few Student's, with a deviation of at least row_sd: few rows may agree by chance.
     """
     from scipy.stats import binom, t
 
     if len(off) < SURFACE_ROWS:
-        return float(t.ppf((1 + INSIDE) / 2, len(off)) * max(ROW_SD, np.sqrt(np.mean(off**2))))
+        return float(t.ppf((1 + INSIDE) / 2, len(off)) * max(row_sd, np.sqrt(np.mean(off**2))))
     return float(np.sort(abs(off))[min(int(binom.ppf(CONFIDENCE, len(off), INSIDE)), len(off) - 1)])
 
 

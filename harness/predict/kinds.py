@@ -26,7 +26,7 @@ def errors_by_kind(system: System) -> Errors:
     A feature that was fitted is judged by rows of the same software all of whose features were; another one by all rows
     that have it, of other software on the same devices and network too.
     """
-    from harness.predict.accuracy import CASES, STEPS  # it draws, and few who predict need that
+    from harness.predict.held_out import CASES, STEPS  # which imports this
 
     found: dict[tuple[str, str], list[float]] = {}
     own = system.calibration.table if system.calibration is not None else ""

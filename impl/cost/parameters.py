@@ -13,9 +13,11 @@ from impl.zero.partition import OUTPUT, TIED
 
 TOKEN_TYPES = 2
 """BERT's segments A and B."""
-ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 """Bytes of an element of a weight and of an activation."""
-MASTER_BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
+OPERAND_BYTES = ELEMENT_BYTES | {"fp8": 1}
+"""Bytes of an element that a layer's matrix product takes."""
+MASTER_BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4, "fp8": 4}
 """Bytes of an element of a master weight and of a moment."""
 
 

@@ -45,6 +45,8 @@ class Collective(NamedTuple):
     when: When
     behind: Product | None = None
     """Product computed meanwhile; None: nothing is."""
+    split: Product | None = None
+    """Product that makes what is sent, or takes what is received; software that splits both does both at once."""
 
 
 def tensor_parallel_traffic(place: Place, head_positions: int) -> Counts:
@@ -79,9 +81,11 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
     Source: Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2.
     """
     plan, size = run.plan, Sizes(run).activations
-    product = {(p.name, p.pass_): p for p in once} if plan.overlap_input_grad_reduce else {}
+    own = {(p.name, p.pass_): p for p in once}
+    product = own if plan.overlap_input_grad_reduce else {}
     columns = {"embedding": (), "layer": ("attention.qkv", "mlp.up"), "head": (HEAD,)}[name]
-    rows = {"embedding": 1, "layer": 2, "head": 0}[name]  # products, or look-ups, whose results are summed
+    # products, or look-ups, whose results are summed
+    rows = {"embedding": ("",), "layer": ("attention.projection", "mlp.down"), "head": ()}[name]
     if name == "head" and run.model.family == "bert":
         columns = ()
         scored = run.train.microbatch * head_positions * run.model.hidden_size * ELEMENT_BYTES[run.precision]
@@ -91,15 +95,15 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
     for column in columns:
         behind_input, behind_weight = product.get((column, "input gradient")), product.get((column, "weight gradient"))
         if plan.sequence_parallel:
-            yield Collective("all_gather", size, "forward")
+            yield Collective("all_gather", size, "forward", split=own.get((column, "forward")))
             yield Collective("all_gather", size, "backward", behind_input)
             yield Collective("reduce_scatter", size, "backward", behind_weight)
         else:
             yield Collective("all_reduce", size, "backward", behind_weight)
-    for _ in range(rows):
+    for row in rows:
         if plan.sequence_parallel:
-            yield Collective("reduce_scatter", size, "forward")
-            yield Collective("all_gather", size, "backward")
+            yield Collective("reduce_scatter", size, "forward", split=own.get((row, "forward")))
+            yield Collective("all_gather", size, "backward", split=own.get((row, "input gradient")))
         else:
             yield Collective("all_reduce", size, "forward")
     numbers = {"layernorm": 2, "rmsnorm": 1, "dyt": 0}[run.model.norm] if name == "layer" else 0  # of split norms

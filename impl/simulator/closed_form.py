@@ -25,7 +25,7 @@ from impl.run import Run
 from impl.simulator.operations import STAGE, BlockName, block
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
-from impl.simulator.reduction import ends_seconds, seconds_of, sharded, states, update
+from impl.simulator.reduction import beyond, ends_seconds, seconds_of, sharded, states, update
 from impl.simulator.step import stages_of, transfer_seconds
 from impl.simulator.system import System
 
@@ -272,6 +272,9 @@ class ClosedForm:
         exposed = np.where(zero < 2, self._exposed(plans, ranks, reducing, last_pass), 0.0)
         ends = np.maximum(pipeline + exposed[FIRST], pipeline - drained + exposed[LAST]) + held.tied
         total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[BETWEEN])
+        if self.system.habits.gathers_ahead:
+            beside = beyond(self.system, gathering, work.forward, *_shape(ranks))
+            gathering = np.where(plans["overlap_param_gather"] == 1, beside, gathering)
         after = updating + np.where((zero == 1) | (zero == 2), gathering, 0.0)
         total = total + np.max(after, axis=0) + self.system.constant("step_seconds")
         return total * self._gather(plans, self.system.correction, "tp", "microbatch")
@@ -309,13 +312,8 @@ class ClosedForm:
 
     def _exposed(self, plans: Plans, ranks: _Ranks, reducing: Array, last_pass: Array) -> Array:
         """Return the seconds that each kind of rank reduces gradients after its last backward pass. Shape: [3, n]."""
-        v, chunk, n = ranks.v, last_pass / ranks.v, np.maximum(ranks.layers / ranks.v, 1)
-        computing = chunk * (1 - 1 / n)
-        behind = np.maximum(reducing / v, reducing - (v - 1) * ranks.p * chunk) - computing
-        behind = np.maximum(behind, reducing / v / n)
-        share = self.system.constant("overlap")
-        overlapped = share * behind + (1 - share) * reducing
-        return np.where(plans["overlap_grad_reduce"] == 1, overlapped, reducing)
+        shape = _shape(ranks)
+        return np.where(plans["overlap_grad_reduce"] == 1, beyond(self.system, reducing, last_pass, *shape), reducing)
 
     def _bytes(self, plans: Plans, ranks: _Ranks, held: _States) -> Array:
         knobs = ("tp", "microbatch", "sequence_parallel", "recompute", "partition_activations", "offload_activations")
@@ -351,6 +349,11 @@ class ClosedForm:
                 bytes_of(LAST, 0 * p, np.where(v > 1, 4, 1)),
             ]
         )
+
+
+def _shape(ranks: _Ranks) -> tuple[Array, Array, Array]:
+    """Return the numbers of stages of a rank, of ranks, and of layers of a stage, each [n] or [3, n]."""
+    return ranks.v, ranks.p, np.maximum(ranks.layers / ranks.v, 1)
 
 
 def _with_one_microbatch(run: Run) -> Run:

@@ -89,6 +89,8 @@ def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
         yield Moved("heads", qkv + features, qkv + features)  # queries and keys turned
     yield Moved("heads", qkv + features, 2 * (qkv + features))  # laid out for the core and back
     yield Moved("gelu", widened + inner, 2 * widened + inner)
+    if run.precision == "fp8":  # norms and the MLP's function write 8 bits, twice for the transpose; others are cast
+        yield Moved("casts", 2 * features, 2 * (2 * own + qkv))
     mask = own / e if run.model.dropout > 0 else 0.0
     for _ in range(2):
         yield Moved("residual", 3 * own + mask, 3 * own + (2 * own + mask if mask else 0.0))

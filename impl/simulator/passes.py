@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from impl.cost.gemms import Pass
 from impl.cost.place import Sizes
 from impl.pipeline.stage import Stage
-from impl.run import Run
+from impl.run import Precision, Run
 from impl.simulator.operations import Block, BlockName, Moved
 from impl.simulator.seconds import Group, attention, beside, collective, elementwise, gemm, group, launched
 from impl.simulator.system import System
@@ -35,7 +36,8 @@ class Passes(NamedTuple):
 
 def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     """Return the seconds through one block; what its plan recomputes is part of the backward pass."""
-    plan, precision = run.plan, run.precision
+    plan, around = run.plan, replace(run, precision=outside_products(run.precision))
+    run = run if is_layer else around
     ranks = group(("tp",), plan, system.node.size.value)
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
     inputs = _products(system, run, block, "input gradient") + _moved(system, run, block.moved, "backward")
@@ -44,8 +46,8 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     if block.core is not None:
         shape = block.core.batch, block.core.heads, block.core.seq_len, block.core.head_size
         scores = () if system.device.fused_attention else block.scores
-        core = attention(system, precision, *shape, backward=False) + _moved(system, run, scores, "forward")
-        inputs += attention(system, precision, *shape, backward=True) + _moved(system, run, scores, "backward")
+        core = attention(system, around.precision, *shape, backward=False) + _moved(system, run, scores, "forward")
+        inputs += attention(system, around.precision, *shape, backward=True) + _moved(system, run, scores, "backward")
     forward += core
     again = {"none": 0.0, "selective": core, "full": forward if is_layer else 0.0}[plan.recompute]
     sums = {op: _collectives(system, run, block, ranks, op) for op in ("forward", "backward")}
@@ -65,6 +67,14 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
         tensor_parallel=waits,
         host=2 * kept,
     )
+
+
+def outside_products(precision: Precision) -> Precision:
+    """Return the precision of attention's core, of embedding and head: 8 bits are for layers' products only.
+
+    Source: NVIDIA's Transformer Engine, documentation of its FP8 recipes; MLPerf's GPT-3 submissions.
+    """
+    return "bf16" if precision == "fp8" else precision
 
 
 def stage_passes(system: System, each: Mapping[BlockName, Passes], stage: Stage) -> Passes:
@@ -91,11 +101,15 @@ def _moved(system: System, run: Run, moved: Iterable[Moved], when: str) -> float
 
 
 def _collectives(system: System, run: Run, block: Block, ranks: Group, when: str, *, is_hidden: bool = False) -> float:
-    """Return the seconds of a pass's collectives; with `is_hidden` what they add to products computed meanwhile."""
+    """Return the seconds of a pass's collectives; with `is_hidden` what they add to products computed meanwhile.
+
+    Software that splits products and collectives into parts hides those behind these in any case.
+    """
     total = 0.0
     for one in (one for one in block.collectives if one.when == when):
         seconds = float(collective(system, one.op, one.bytes, ranks))
-        if is_hidden and (behind := one.behind) is not None:
+        behind = (one.behind if is_hidden else None) or (one.split if system.habits.splits_products else None)
+        if behind is not None:
             computing = gemm(system, run.precision, behind.m, behind.n, behind.k, behind.pass_)
             seconds = beside(system, seconds, computing)
         total += seconds

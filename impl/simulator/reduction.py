@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from impl.cost.parameters import MASTER_BYTES, named_parameters
 from impl.cost.place import Place, parameter_bytes
 from impl.cost.traffic import Counts, state_traffic
@@ -74,6 +76,22 @@ def sharded(
     return gathering + reducing - hidden + (first + beside(system, hidden - first, computing))
 
 
+def beyond(system: System, moved: Size, computing: Size, stages: Size, ranks: Size, layers: Size) -> Size:
+    """Return the seconds that gradients go on after a rank's last pass, or parameters delay its first, at least.
+
+    A block's transfer is beside the passes of other blocks; of several stages of a rank, beside those of other stages
+    too, which take turns with the pipeline's other ranks. A share of the transfers can hide.
+
+    Args:
+        computing: seconds of a microbatch's pass through all of the rank's `stages`.
+        layers: layers of one stage.
+    """
+    chunk = computing / stages
+    most = np.maximum(moved / stages, moved - (stages - 1) * ranks * chunk) - chunk * (1 - 1 / layers)
+    share = system.constant("overlap")
+    return share * np.maximum(most, moved / stages / layers) + (1 - share) * moved
+
+
 def reduced(system: System, run: Run, state: States, seconds: float, last: Sequence[Last], end: float) -> float:
     """Return when a rank's gradients are reduced, given its last backward passes.
 
@@ -110,16 +128,23 @@ def update(system: System, run: Run, state: States) -> float:
 
 
 def finish(
-    system: System, run: Run, every: Sequence[States], ends: Sequence[float], last: Sequence[Sequence[Last]]
+    system: System,
+    run: Run,
+    every: Sequence[States],
+    ends: Sequence[float],
+    last: Sequence[Sequence[Last]],
+    forward: Sequence[float],
 ) -> list[dict[str, float]]:
     """Return the seconds of each pipeline rank after its last microbatch, part by part, waits included.
 
     Added to the time before, the sums are equal on all ranks. Gradients are reduced, then those of a tied embedding
-    over its two ends; then all ranks agree on the norm, update what they own, and gather what others own.
+    over its two ends; then all ranks agree on the norm, update what they own, and gather what others own: beside the
+    next step's first forward passes where the software does.
 
     Args:
         ends: when each rank is done with its microbatches.
         last: the last backward passes through its stages.
+        forward: seconds of a microbatch's forward pass through its stages.
     """
     zero = run.plan.zero_stage
     sums = [0.0 if zero >= 2 else seconds_of(system, run, one, reducing=True) for one in every]
@@ -129,6 +154,10 @@ def finish(
     step = system.constant("step_seconds")
     updates = [update(system, run, one) for one in every]
     gathers = [seconds_of(system, run, one, reducing=False) if zero in (1, 2) else 0.0 for one in every]
+    if run.plan.overlap_param_gather and system.habits.gathers_ahead:
+        shapes = [(len(one.layers), run.plan.pp, sum(one.layers) / len(one.layers)) for one in every]
+        each = zip(gathers, forward, shapes, strict=True)
+        gathers = [float(beyond(system, gather, passing, *shape)) for gather, passing, shape in each]
     slowest = max(summed) + max(a + b for a, b in zip(updates, gathers, strict=True))
     parts = []
     for rank, end in enumerate(ends):

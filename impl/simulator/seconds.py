@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from impl.cost.parameters import ELEMENT_BYTES
+from impl.cost.parameters import ELEMENT_BYTES, OPERAND_BYTES
 from impl.cost.traffic import Op
 from impl.errors import InputError
 from impl.plan import AXES, Plan
@@ -179,8 +179,8 @@ def _gemm_law(system: System, precision: str, m: Size, n: Size, k: Size) -> Size
     processors, fill = system.device.processors, system.constant("gemm_fill")
     operations = 2 * m * n * (k + fill) if processors is None else _busy(m, n, k, fill, processors.value)
     computed = operations / (_peak(system, precision) * system.constant("gemm_efficiency"))
-    moved = elementwise(system, precision, (m * k + k * n + m * n) * ELEMENT_BYTES[precision])
-    return together(computed, moved)
+    bytes_ = (m * k + k * n) * OPERAND_BYTES[precision] + m * n * ELEMENT_BYTES[precision]
+    return together(computed, elementwise(system, precision, bytes_))
 
 
 def _core_law(

@@ -201,7 +201,8 @@ def _carry_out(
     ran = execute(*shape, seconds, delay)
     ends, busy = ran.ends, ran.busy
     last = [[ran.last[stage] for stage in prepared.stages_of(rank)] for rank in range(p)]
-    after = finish(system, run, prepared.states, ends, last)
+    forward = [sum(through[stage].forward for stage in prepared.stages_of(rank)) for rank in range(p)]
+    after = finish(system, run, prepared.states, ends, last, forward)
     ranks = []
     for rank in range(p):
         stages = [one for one, owner in zip(through, prepared.rank_of, strict=True) if owner == rank]

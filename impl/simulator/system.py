@@ -175,6 +175,13 @@ class Habits:
     fp32_gradients: bool | None = None
     overlap_input_grad_reduce: bool | None = None
     overlap_grad_reduce: bool | None = None
+    gathers_ahead: bool = False
+    """Whether ZeRO's stages 1 and 2 gather parameters beside the next step's first forward passes, if asked to."""
+    splits_products: bool = False
+    """Whether, with sequence parallelism, products beside a collective are split so that both go on at once.
+
+    Source: Wang et al. 2023, doi 10.1145/3567955.3567959; Transformer Engine's user buffers.
+    """
 
     @property
     def fields(self) -> dict[str, bool | float]:
@@ -263,6 +270,9 @@ class System:
     constants: dict[str, Constant] = Field(default_factory=dict)
     """Constants that differ from CONSTANTS."""
     calibration: Calibration | None = None
+    row_sd: PositiveFloat = 0.02
+    """Standard deviation of log measured over predicted seconds that weighs rows against the constants' priors: what
+    steps differ by for reasons that no field of a run has. Runs of PTD-P differ by as much on another cluster."""
     habits: Habits = Habits()
     """Settings of fields that a run does not give; predictions are of `habits.of(run, given)`."""
     defaults: dict[str, Any] = Field(default_factory=dict)

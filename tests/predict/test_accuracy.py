@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from harness.experiment.experiment import load
-from harness.predict.accuracy import (
+from harness.predict.accuracy import _printed_memory, choices, figure, plans_table
+from harness.predict.fit import Measured, fit, percent_off, seconds_of
+from harness.predict.held_out import (
     CASES,
     H100,
+    NVIDIA,
     STEPS,
     Case,
     Result,
-    _printed_memory,
-    choices,
-    figure,
+    by_group,
     on_priors,
-    plans_table,
+    plain_nvidia,
     result_of,
     rows_of,
     splits,
-)
-from harness.predict.fit import Measured, fit, percent_off, seconds_of
+)  # fmt: skip
 from harness.predict.simulation import Done, predicted, simulated
 from harness.predict.systems import load_system
 from impl.simulator.system import System
@@ -49,15 +49,25 @@ def test_every_file_of_steps_is_described_and_used():
     described = (STEPS / "README.md").read_text()
     for path in STEPS.glob("*.csv"):
         assert f"`{path.name}`" in described
-        assert path.stem in {case.asked.file for case in CASES} | {H100.file}
+        assert path.stem in {case.asked.file for case in CASES} | {H100.file, NVIDIA.file}
 
 
 def test_steps_on_h100s_are_predicted_by_priors_better_than_by_a_utilization_fitted_to_them():
-    found = on_priors()
+    found = on_priors("h100")
     assert load_system("h100").calibration is None
-    assert len(found.rows) == 11
+    assert len(found.rows) == 12
     assert {row.run.model.mlp for row in found.rows} == {"gelu", "squared_relu", "swiglu"}
     assert abs(found.off).mean() < 0.6 * abs(percent_off(found.baseline, found.measured)).mean()
+
+
+def test_nvidias_steps_are_predicted_by_priors_and_by_other_models_better_than_by_a_utilization():
+    """Eight bits, split products and parameters gathered ahead are laws without a constant of their own."""
+    found = on_priors("dgx_h100")
+    assert {row.run.precision for row in found.rows} == {"bf16", "fp8"}
+    assert abs(found.off).mean() < 0.5 * abs(percent_off(found.baseline, found.measured)).mean()
+    assert plain_nvidia() > 1.5 * abs(found.off).mean()
+    off, constant = (np.concatenate(each) for each in zip(*by_group("dgx_h100", NVIDIA), strict=True))
+    assert abs(off).mean() < 0.5 * abs(constant).mean()
 
 
 def test_derived_seconds_are_the_printed_rates():

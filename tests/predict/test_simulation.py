@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from harness.cli.predict import predict_run
-from harness.predict.accuracy import CASES, rows_of
 from harness.predict.csv_rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
+from harness.predict.held_out import CASES, rows_of
 from harness.predict.interval import BASELINE, features, interval, reach
 from harness.predict.simulated_record import document_of
 from harness.predict.simulation import Done, given_by, simulated

@@ -119,6 +119,25 @@ def test_scores_are_kept_where_attention_is_not_fused_whatever_the_dropout():
     assert kept(fused, dropout=0.0, attention_dropout=0.1) == kept(fused, dropout=0.0)
 
 
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.sampled_from(("splits_products", "gathers_ahead")))
+def test_what_software_does_at_once_is_never_slower(run: Run, habit: str):
+    able = replace(SYSTEM, habits=replace(SYSTEM.habits, **{habit: True}))
+    assert seconds(run, able) <= seconds(run) * (1 + 1e-9)
+
+
+def test_eight_bits_make_layers_products_faster_and_nothing_else():
+    peaks = SYSTEM.device.peak_flops
+    twice = replace(peaks["bf16"], value=2 * peaks["bf16"].value)
+    fast = replace(SYSTEM, device=replace(SYSTEM.device, peak_flops=peaks | {"fp8": twice}))
+    of = lambda precision, system=fast: predict(replace(run_of(), precision=precision), VOCAB, system)
+    eight, sixteen = of("fp8"), of("bf16")
+    assert 0.5 * sixteen.seconds < eight.seconds < sixteen.seconds
+    assert eight.memory == sixteen.memory
+    with pytest.raises(InputError, match=r"no device.peak_flops for precision fp8"):
+        of("fp8", SYSTEM)
+
+
 def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
     """Layers only, alike on all ranks, and nothing between them."""
     none = dict.fromkeys(LATENCIES, 0.0) | {"send_efficiency": 1e9}

@@ -42,7 +42,7 @@ def test_a_system_is_written_and_read_back():
         ("constants", {"gemm_eficiency": number(1.0)}, "gemm_eficiency is no constant; valid: gemm_efficiency"),
         ("colour", "red", "colour 'red': Unexpected keyword"),
         ("node", {"size": number(8)}, "system field node.nics: Field required"),
-        ("device.peak_flops", {"fp8": number(1.0)}, "device.peak_flops.fp8"),
+        ("device.peak_flops", {"fp4": number(1.0)}, "device.peak_flops.fp4"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(path: str, value: Any, told: str):
