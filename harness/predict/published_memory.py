@@ -19,7 +19,7 @@ def torchtitan() -> list[float]:
 
     Source: torchtitan (2410.06511), tables 1, 3, 4 and 5.
     """
-    rows = published("torchtitan2024").to_dict("records")
+    rows = published("torchtitan2024").query("unit == 'GiB per GPU'").to_dict("records")
     return [peak_bytes(*_described(row)) / (row["value"] * GIB) - 1 for row in rows]
 
 

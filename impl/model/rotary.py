@@ -16,8 +16,17 @@ def rotate(qkv: Tensor, seq_len: int, heads: int, head_size: int, base: float) -
     Shapes: [b s, (a + 2 g) d] -> the same; heads is a + g.
     """
     if torch.compiler.is_compiling():
-        return _turned(qkv.clone(), seq_len, heads, head_size, base, 1.0)
+        by_head = qkv.view(-1, seq_len, qkv.shape[1] // head_size, head_size)
+        turning, others = by_head[:, :, :heads], by_head[:, :, heads:]
+        of_place = angles(seq_len, head_size, base, wide(qkv.dtype), qkv.device)
+        return torch.cat([turned(turning, *of_place), others], 2).view_as(qkv)
     return cast(Tensor, _Rotate.apply(qkv, seq_len, heads, head_size, base))
+
+
+def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return heads turned by the angles of their places. Shapes: [b, s, heads, d], angles [s, 1, d / 2] -> the same."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).type_as(x)
 
 
 class _Rotate(torch.autograd.Function):
@@ -25,21 +34,21 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, seq_len: int, heads: int, head_size: int, base: float) -> Tensor:
         ctx.how = seq_len, heads, head_size, base
         ctx.mark_dirty(qkv)
-        return _turned(qkv, seq_len, heads, head_size, base, 1.0)
+        return _turn(qkv, seq_len, heads, head_size, base, 1.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         seq_len, heads, head_size, base = ctx.how
-        return _turned(grads[0].clone(), seq_len, heads, head_size, base, -1.0), None, None, None, None
+        return _turn(grads[0].clone(), seq_len, heads, head_size, base, -1.0), None, None, None, None
 
 
-def _turned(x: Tensor, seq_len: int, heads: int, head_size: int, base: float, way: float) -> Tensor:
+def _turn(x: Tensor, seq_len: int, heads: int, head_size: int, base: float, way: float) -> Tensor:
     """Turn in place, by the opposite angles if `way` is -1."""
     cosine, sine = angles(seq_len, head_size, base, wide(x.dtype), x.device)
     first, second = x.view(-1, seq_len, x.shape[1] // head_size, head_size)[:, :, :heads].chunk(2, -1)
-    turned = first * cosine - second * (sine * way)
+    new_first = first * cosine - second * (sine * way)
     second.copy_(second * cosine + first * (sine * way))
-    first.copy_(turned)
+    first.copy_(new_first)
     return x
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.model.layers import Norms
-from impl.model.rotary import angles, wide
+from impl.model.rotary import angles, turned, wide
 from impl.pipeline.stage import Stage, split
 from impl.plan import AXES
 from impl.run import Run
@@ -52,12 +52,6 @@ class Attention(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.sharing > 1)
         return self.projection(context.transpose(1, 2).reshape(len(qkv), -1))
-
-
-def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return heads turned by the angles of their places. Shapes: [b, s, heads, d], angles [s, 1, d / 2] -> the same."""
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).type_as(x)
 
 
 class MLP(nn.Module):

@@ -127,9 +127,10 @@ def test_every_schedule_is_tried_with_every_family_and_norm_placement() -> None:
     assert tried == set(product(SCHEDULES, FAMILIES, NORMS))
 
 
-def test_compiled_layers_equal_serial(data: Path) -> None:
+@pytest.mark.parametrize("block", ["gpt", "llama"])
+def test_compiled_layers_equal_serial(block: str, data: Path) -> None:
     run = run_of(of(tp=2, sequence_parallel=True), "gpt", "pre", "fp32")
-    run = replace(run, model=replace(run.model, num_layers=1), compile=True)
+    run = replace(run, model=replace(BLOCKS.get(block, run.model), num_layers=1), compile=True)
     found = on_ranks(first_gradients, [run, serial(run)], data)
     assert_equal_gradients(found[run], 2, found[serial(run)][0], 1e-5)
 
