@@ -13,6 +13,7 @@ from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate
 from harness.records.store import FINISHED
 from impl.model.norm_placement import PLACEMENTS
+from impl.run import Run
 
 UNIGRAM = {"data/books-byte": 3.0738}
 """Nats per token of the frequencies of a training text's tokens: what a model reaches that learns nothing else."""
@@ -25,7 +26,7 @@ def loss_or_inf(record: Record) -> float:
 
     It diverged if a loss was not a number, the last one is above the first, or it learnt no more than frequencies.
     """
-    found = [last.per("tokens") for last in record.last_evaluations if last.kind == "causal"]
+    found = [last.per("tokens") for last in record.last_evaluations if last.kind in ("causal", "masked")]
     limit = UNIGRAM.get(record.run.data.dataset, math.inf) - MARGIN
     return math.inf if record.has_diverged or not found or not found[0] <= limit else found[0]
 
@@ -35,6 +36,7 @@ class Arm:
     """Runs of one norm placement, depth and warm-up over the learning rates."""
 
     norm: str
+    """Its name, with what else tells it apart (`arm_name`)."""
     layers: int
     warmup: int
     """Steps of warm-up."""
@@ -62,20 +64,37 @@ class Arm:
         return estimate(self.losses[self.best_rate])
 
 
+def arm_name(run: Run, *, named: bool) -> str:
+    """Return a run's norm placement, with the norms' function and the family if these are not LayerNorm and GPT.
+
+    Args:
+        named: add the parametrization.
+    """
+    model = run.model
+    parts = [model.family.upper()] * (model.family != "gpt") + [model.norm_placement]
+    parts += [model.norm] * (model.norm != "layernorm") + [run.train.parametrization] * named
+    return " ".join(parts)
+
+
 def arms(records: Sequence[Record]) -> list[Arm]:
-    """Return every arm all of whose rates have run, by depth, warm-up and placement."""
+    """Return every arm all of whose rates have run, by depth, warm-up and placement.
+
+    Where runs have several parametrizations, those with the standard one are arms of their own.
+    """
+    several = len({one.run.train.parametrization for one in records}) > 1
     found: dict[tuple[int, int, str], dict[float, list[float]]] = {}
-    for one in records:
+    order: dict[str, int] = {}
+    for one in (one for one in records if one.status in FINISHED):
         model, train = one.run.model, one.run.train
-        if one.status in FINISHED and model.norm_placement in PLACEMENTS:
-            rates = found.setdefault((model.num_layers, train.warmup_steps, model.norm_placement), {})
-            rates.setdefault(train.lr, []).append(loss_or_inf(one))
+        name = arm_name(one.run, named=several and train.parametrization == "standard")
+        order[name] = list(PLACEMENTS).index(model.norm_placement)
+        rates = found.setdefault((model.num_layers, train.warmup_steps, name), {})
+        rates.setdefault(train.lr, []).append(loss_or_inf(one))
     every = {rate for rates in found.values() for rate in rates}
-    order = list(PLACEMENTS)
     return [
         Arm(norm=norm, layers=layers, warmup=warmup, losses=dict(sorted(rates.items())))
         for (layers, warmup, norm), rates in sorted(
-            found.items(), key=lambda one: (*one[0][:2], order.index(one[0][2]))
+            found.items(), key=lambda one: (*one[0][:2], order[one[0][2]], one[0][2])
         )
         if rates.keys() == every
     ]

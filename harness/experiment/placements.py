@@ -283,3 +283,37 @@ def warmup_helps(norm: str, layers: int) -> Check:
         return tally([b.stable_rate > a.stable_rate for a, b in pairs], "depths", "; ".join(numbers))
 
     return check
+
+
+def no_worse(one: str, other: str, by: float) -> Check:
+    """Return a check that a placement's loss at its best rate is at most a share above another's, in every model."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        pairs = _paired(records, one, other)
+        numbers = (f"{a.best_loss.mean / b.best_loss.mean - 1:+.1%} ({_at(a)})" for a, b in pairs)
+        return tally([less(a.best_loss, b.best_loss.scaled(1 + by)) for a, b in pairs], "models", "; ".join(numbers))
+
+    return check
+
+
+def rate_transfers(by: float, norms: Sequence[str] = ()) -> Check:
+    """Return a check that the smallest model's best rate costs every larger one at most a share of its lowest loss.
+
+    Args:
+        norms: of which arms; none: of all but those with the standard parametrization.
+    """
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        lines: dict[str, list[Arm]] = {}
+        for arm in _arms(records):
+            if arm.norm in norms or not (norms or arm.norm.endswith("standard")):
+                lines.setdefault(arm.norm, []).append(arm)
+        pairs = [(own[0], larger) for own in lines.values() for larger in own[1:]]
+        at_first = [estimate(larger.losses[first.best_rate]) for first, larger in pairs]
+        over = [at.mean / larger.best_loss.mean - 1 for at, (_, larger) in zip(at_first, pairs, strict=True)]
+        held = [less(at, arm.best_loss.scaled(1 + by)) for at, (_, arm) in zip(at_first, pairs, strict=True)]
+        worst = max(zip(over, pairs, strict=True), default=None, key=lambda one: one[0])
+        numbers = "" if worst is None else f"at most {worst[0]:+.1%} ({worst[1][1].norm}, {_at(worst[1][1])})"
+        return tally(held, "models", numbers)
+
+    return check

@@ -63,7 +63,7 @@ def of_stability(records: Sequence[Record]) -> Any:
     found = arms(records)
     if not found:
         return None
-    norms = [norm for norm in PLACEMENTS if any(arm.norm == norm for arm in found)]
+    norms = list(dict.fromkeys(arm.norm for arm in found))
     warmups, depths = (sorted({getattr(arm, name) for arm in found}) for name in ("warmup", "layers"))
     rates = list(found[0].losses)
     known = [loss for arm in found for losses in arm.losses.values() for loss in losses if np.isfinite(loss)]

@@ -70,11 +70,15 @@ def only_tier(records: Sequence[Record]) -> str:
 def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
     """Return the names of the model shapes, as `GPT 0.5M`, with layers, hidden size and heads where counts coincide."""
     counts: dict[tuple[Any, ...], set[int]] = {}
+    kinds: dict[tuple[Any, ...], str] = {}
     for record in records:
         counts.setdefault(shape(record.run), set()).update(filter(None, [record.resolved.parameters]))
-    names = {s: f"{s[0].upper()} {size_name(min(n))}" if n else "" for s, n in counts.items()}
+        model = record.run.model
+        is_llama = (model.mlp, model.positions) == ("swiglu", "rotary")
+        kinds[shape(record.run)] = "Llama" if is_llama else model.family.upper()
+    names = {s: f"{kinds[s]} {size_name(min(n))}" if n else "" for s, n in counts.items()}
     given = list(names.values())
-    shapes = {s: f"{s[0].upper()} L{s[1]} h{s[2]} a{s[3]}" for s in names}
+    shapes = {s: f"{kinds[s]} L{s[1]} h{s[2]} a{s[3]}" for s in names}
     for s, name in names.items():
         if not name:
             names[s] = shapes[s]

@@ -18,10 +18,10 @@ LIMIT = UNIGRAM["data/books-byte"] - MARGIN
 Loss = Callable[[Run], float]
 
 
-def records(loss: Loss) -> list[Record]:
+def records(loss: Loss, experiment: str = "stability_map") -> list[Record]:
     """Return records of the small tier with these losses on held-out text, a little apart for every seed."""
     made = []
-    for run in load("stability_map").runs["small"]:
+    for run in load(experiment).runs["small"]:
         full = record_of(run, tier="small")
         value = 1000 * (loss(run) + 0.001 * run.seed)
         last = replace(full.evaluations[-1], tokens=1000, nats=None if math.isnan(value) else value)

@@ -1,0 +1,127 @@
+"""Which norm placement trains best, if one learning rate serves a ladder of sizes?
+
+Since Megatron-LM moved LayerNorm before its blocks (section 5.4), a dozen placements were proposed, each compared with
+two or three others at rates of its own. Here ten of them, and the element-wise tanh in place of LayerNorm, are trained
+on one ladder of four sizes in the maximal update parametrization: up to which rate does each train, where does it end
+at its best rate, and does the smallest size's best rate serve the others?
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from experiments.megatron2019 import scaled
+from experiments.ours import claim
+from harness.analysis.stability import table
+from harness.experiment import placements
+from harness.experiment.kit import (
+    Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, Tolerance,
+)  # fmt: skip
+from harness.figures.placements import of_stability as figure
+from impl.model.norm_placement import PLACEMENTS
+
+PLACED = tuple(name for name in PLACEMENTS if name != "without")
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+BASE = scaled(2, 64)
+LADDER = [
+    replace(BASE, num_layers=n, hidden_size=h, num_heads=h // 32) for n, h in ((2, 64), (4, 96), (6, 128), (8, 192))
+]
+PAPER = ModelConfig(hidden_size=1024, num_heads=16, seq_len=1024, vocab_size=51200)
+SMALL = Tolerance(0.01, "about what three seeds of ours/stability_map tell apart", "2026-11-25")
+"""Share of a loss that counts as none."""
+
+
+def kinds(model: ModelConfig) -> Iterable[ModelConfig]:
+    """Yield the model with every placement of LayerNorm, and with the dynamic tanh before each block."""
+    yield from (replace(model, norm_placement=placement) for placement in PLACED)
+    yield replace(model, norm="dyt")
+
+
+def ladder(models: Sequence[ModelConfig], rates: Sequence[float], recipe: Recipe, seeds: int, run: Run) -> list[Run]:
+    """Return every size, kind and rate, seed by seed, with the first model as base; and pre without one."""
+    base = {"base_hidden_size": models[0].hidden_size, "base_layers": models[0].num_layers}
+    mup = replace(recipe, parametrization="mup", **base)
+    rows = [(kind, mup) for model in models for kind in kinds(model)] + [(model, recipe) for model in models]
+    return [
+        replace(run, seed=seed, model=kind, train=replace(train, lr=lr, min_lr=lr / 10))
+        for seed in range(seeds) for kind, train in rows for lr in rates
+    ]  # fmt: skip
+
+
+def ends_lower(name: str, other: str, source: str) -> Claim:
+    text = f"at each placement's best rate, {name} ends lower than {other}, at every size"
+    return Claim(text, source, placements.best_beats(name, other), kind="direction")
+
+
+EXPERIMENT = Experiment(
+    source="our own; the question: Megatron-LM 2019, section 5.4, and the papers of the placements",
+    expectation="post trains at the lowest rates; most others end within noise of pre at these sizes; the smallest "
+    "size's best rate serves all in the maximal update parametrization",
+    claims=(
+        Claim(
+            "with 6 layers and more, pre trains at higher rates than post, by the runs that diverge",
+            "Xiong et al. 2020 (2002.04745), section 3", placements.stable_at_higher_rates(6), kind="direction",
+        ),
+        Claim(
+            "deepnorm trains at all rates that post trains at, by the runs that diverge",
+            "DeepNorm (2203.00555), section 3", placements.as_stable("deepnorm", "post"), kind="direction",
+        ),
+        Claim(
+            "olmo2 trains at all rates that pre trains at, by the runs that diverge", "OLMo 2 (2501.00656), section 3",
+            placements.as_stable("olmo2", "pre"), kind="direction",
+        ),
+        ends_lower("deepnorm", "post", "DeepNorm (2203.00555), section 4"),
+        ends_lower("peri", "pre", "Peri-LN (2502.02732), section 4"),
+        ends_lower("sub", "pre", "Magneto (2210.06423), section 4"),
+        ends_lower("scaled", "pre", "LayerNorm scaling (2502.05795), section 5"),
+        ends_lower("hybrid", "pre", "HybridNorm (2503.04598), section 5"),
+        Claim(
+            "the dynamic tanh ends at most 1% above LayerNorm, at every size",
+            "Zhu et al. 2025 (2503.10622), section 5", placements.no_worse("pre dyt", "pre", SMALL), kind="direction",
+            tolerance=SMALL,
+        ),
+        Claim(
+            "the smallest size's best rate costs larger ones at most 1% of their lowest loss, for every placement",
+            "Yang et al. 2022 (2203.03466), section 1; Dey et al. 2025 (2505.01618)",
+            placements.rate_transfers(SMALL), kind="direction", tolerance=SMALL,
+        ),
+        claim(
+            "so does that of pre in the standard parametrization", placements.rate_transfers(SMALL, ("pre standard",))
+        ),
+    ),
+    table=table,
+    figure=figure,
+    cost={
+        "smoke": "2 min, 2 CPU cores",
+        "small": "6 h, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
+        "paper": "a month, 64 GPUs with 80 GB",
+    },
+    deviations="GPTs on bytes of books, 0.8M tokens, up to 3.6M parameters: the papers train 1,000 times more, and so "
+    "large models that their depth matters. BERT is left to `paper`: two cores cannot give it the tokens that a "
+    "verdict takes. OLMo 2's norms of queries and keys are over all heads of a token, ours over each; DeepNorm's and "
+    "Magneto's initial weights are normal. Placements with a law of depth of their own keep it in the maximal update "
+    "parametrization.",
+    runs={
+        "smoke": ladder(
+            [replace(scaled(1, 32), num_layers=n, hidden_size=h, num_heads=h // 32) for n, h in ((1, 32), (2, 64))],
+            (1e-2,), Recipe(steps=30, global_batch=8, microbatch=8, warmup_steps=4), 1,
+            Run(evaluation=EvaluationConfig(sequences=32)),
+        ),
+        "small": ladder(
+            LADDER, RATES, Recipe(steps=800, global_batch=8, microbatch=8, warmup_steps=40), 3,
+            Run(data=DataConfig(dataset="data/books-byte"), evaluation=EvaluationConfig(every=200, sequences=128)),
+        ),
+        "paper": [
+            run for family in ("gpt", "bert") for run in ladder(
+                [
+                    replace(PAPER, family=family, num_layers=n, hidden_size=h, num_heads=h // 64)
+                    for n, h in ((12, 512), (24, 1024), (36, 1536), (48, 2048))
+                ],
+                (3e-4, 1e-3, 3e-3, 1e-2), Recipe(steps=20_000, global_batch=256, microbatch=8, warmup_steps=500), 3,
+                Run(
+                    plan=Plan(dp=8), data=DataConfig(dataset="data/openwebtext-gpt2"), precision="bf16",
+                    evaluation=EvaluationConfig(every=1000, sequences=1024),
+                ),
+            )
+        ],
+    },
+)  # fmt: skip
