@@ -36,7 +36,7 @@ class Arm:
     """Runs of one norm placement, depth and warm-up over the learning rates."""
 
     norm: str
-    """Its name, with what else tells it apart (`arm_name`)."""
+    """Its name, and in what else it differs (`arm_name`)."""
     layers: int
     warmup: int
     """Steps of warm-up."""

@@ -18,12 +18,12 @@ class Attempts:
     """Attempts at the runs of one store, and the checkpoints that they share."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
 
     def new(self, run_id: str) -> Path:
         """Make an empty folder for an attempt at a run, and return it."""
         require_name(run_id)
-        root = self._store.folder / "attempts"
+        root = self.store.folder / "attempts"
         root.mkdir(parents=True, exist_ok=True)
         attempt = root.resolve() / f"{run_id}-{secrets.token_hex(4)}"
         attempt.mkdir()  # mkdtemp would make it unreadable for other users
@@ -42,12 +42,12 @@ class Attempts:
 
     def _is_open(self, attempt: Path) -> bool:
         """Return True if an attempt was submitted and has no record yet; one that cannot be read is left out."""
-        if attempt in self._store.ignored:
+        if attempt in self.store.ignored:
             return False
         try:
             return (attempt / JOB).exists() and not (attempt / HARVESTED).exists()
         except PermissionError as error:
-            self._store.ignored[attempt] = f"another user's try, which cannot be read ({error.strerror})"
+            self.store.ignored[attempt] = f"another user's try, which cannot be read ({error.strerror})"
             return False
         except OSError:
             return True  # a transient failure of the file system does not end an attempt
@@ -59,11 +59,11 @@ class Attempts:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._store.ignored[attempt] = f"it is over, which could not be marked there ({error.strerror})"
+            self.store.ignored[attempt] = f"it is over, which could not be marked there ({error.strerror})"
 
     def all(self, run_id: str = "") -> list[Path]:
         """Return all attempts at a run, or at any."""
-        root = (self._store.folder / "attempts").resolve()
+        root = (self.store.folder / "attempts").resolve()
         try:
             names = sorted(os.listdir(root))
         except OSError:
@@ -80,7 +80,7 @@ class Attempts:
 
     def checkpoints(self, run_id: str) -> Path:
         """Return the folder of a run's checkpoints, shared by all its attempts."""
-        return (self._store.folder / "checkpoints" / run_id).resolve()
+        return (self.store.folder / "checkpoints" / run_id).resolve()
 
     def forget_checkpoints(self, run_id: str) -> None:
         """Remove the checkpoints of a run that has a finished record."""

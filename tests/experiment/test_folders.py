@@ -7,6 +7,7 @@ import pytest
 
 from harness.experiment import folders
 from harness.experiment.experiment import Tier, load
+from harness.records.attempts import Attempts
 from harness.records.store import SIMULATED, Store
 from impl.run import Run, with_fields
 from tests.harness import made_up_records
@@ -83,7 +84,8 @@ def test_a_prediction_of_ones_own_leaves_the_committed_measurements_in_the_claim
 
 
 def test_several_sweeps_under_way_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "attempts", lambda store: {"id": []} if store.tier != "paper" else {})
+    open_ = lambda attempts: {"id": []} if attempts.store.tier != "paper" else {}
+    monkeypatch.setattr(Attempts, "open", open_)
     assert "at several tiers; --tier says which: smoke, small" in refused("cancel", NAME)
 
 
