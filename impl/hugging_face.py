@@ -15,7 +15,7 @@ Kind = Literal["gpt2", "bert", "llama"]
 Config = Mapping[str, Any]
 Names = Mapping[str, tuple[str, ...]]
 ACTIVATIONS: dict[str, MLPKind] = {
-    **{"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu2": "squared_relu"},
+    **{"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"},
     "silu": "swiglu",
 }
 """Names of activations there and here; a Llama's is gated."""

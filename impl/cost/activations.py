@@ -115,7 +115,7 @@ class _Rank(Sizes):
         MLP's function; masks.
         """
         norms = self.run.model.norms.of_tokens * self.norm(self.own_tokens) + self.norms_of_parts
-        return norms + 2 * self.own + self.qkv + self.features + self.widened + self.inner + 2 * self.token_mask
+        return norms + 2 * self.own + self.qkv + self.features + self.before_function + self.inner + 2 * self.token_mask
 
     @property
     def norms_of_parts(self) -> int:

@@ -123,11 +123,11 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     if working := _inner_computed(place):  # the last product has freed its input and what was gathered for it
         yield mlp.plus(Moment(0, working - product - place.inner - place.activations * (place.parts > 1)))
     if model.mlp != "gelu":
-        function = {"gelu_erf": 1, "squared_relu": 1, "swiglu": 4}[model.mlp] * place.inner
+        function = {"gelu_erf": 1, "relu": 1, "squared_relu": 1, "swiglu": 4}[model.mlp] * place.inner
         yield mlp.plus(Moment(0, function - product - place.activations * (place.parts > 1)))
     if core := _core_computed(place):
         attention = gradients + again + features + core
-        freed = own + place.widened + (1 + norms.inner) * place.inner
+        freed = own + place.before_function + (1 + norms.inner) * place.inner
         yield Moment(0, attention - freed) if plan.recompute == "full" else Moment(-freed, attention)
 
 

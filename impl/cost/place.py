@@ -94,6 +94,11 @@ class Sizes:
         return self.inner * len(self.run.model.mlp_outputs)
 
     @property
+    def before_function(self) -> int:
+        """Bytes of that which the MLP's function keeps: none of its own if it needs its result only."""
+        return 0 if self.run.model.mlp == "relu" else self.widened
+
+    @property
     def transferred(self) -> int:
         """Bytes that a rank sends to the next pipeline stage: its part if activations are split or scattered."""
         return self.features if self.run.scatters else self.own

@@ -14,7 +14,7 @@ VOCABULARY_MULTIPLE = 128
 """Rows of a rank's embedding come in multiples of this, for fast matrix products (Megatron-LM 2019, section 4.2)."""
 
 NormKind = Literal["layernorm", "rmsnorm", "dyt"]
-MLPKind = Literal["gelu", "gelu_erf", "squared_relu", "swiglu"]
+MLPKind = Literal["gelu", "gelu_erf", "relu", "squared_relu", "swiglu"]
 
 MASK_BLOCKS = 8
 """Blocks in which a dropout mask is drawn, each from a seed of its own."""

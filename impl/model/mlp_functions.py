@@ -28,7 +28,8 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 FUNCTIONS: dict[MLPKind, Callable[[Tensor], Tensor]] = {
-    **{"gelu": gelu, "gelu_erf": functional.gelu, "squared_relu": squared_relu, "swiglu": swiglu},
+    **{"gelu": gelu, "gelu_erf": functional.gelu},
+    **{"relu": functional.relu, "squared_relu": squared_relu, "swiglu": swiglu},
 }
 
 

@@ -138,6 +138,11 @@ SIZES: dict[str, Size] = {
         seq_len=2048,
         vocab_size=50257,
     ),
+    "opt-175b": _size(
+        "OPT, Zhang et al. 2022 (2205.01068), table 1 and section 2.2; vocabulary: the weights' configuration",
+        *("175B", 96, 12288, 96),
+        **{"seq_len": 2048, "vocab_size": 50272, "mlp": "relu", "dropout": 0.1},
+    ),
     "korthikanti-22b": _korthikanti("22B", 48, 6144, 64),
     "korthikanti-175b": _korthikanti("175B", 96, 12288, 96),
     "korthikanti-530b": _korthikanti("530B", 105, 20480, 128),
@@ -156,3 +161,4 @@ SIZES: dict[str, Size] = {
     "frontier-175b": _frontier("175B", 96, 12288, 96, where="and the authors' launch script"),
     "frontier-1t": _frontier("1T", 128, 25600, 128, where="and the authors' launch script of July 2023"),
 }
+SIZES |= {f"llama-{size}": SIZES[f"llama-3.1-{size}"] for size in ("8b", "70b", "405b")}

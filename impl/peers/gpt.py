@@ -67,8 +67,8 @@ class MLP(nn.Module):
         up = self.up(x)
         if self.gate is not None:
             return self.down(F.silu(self.gate(x)) * up)
-        if self.kind == "squared_relu":
-            return self.down(F.relu(up).square())
+        if self.kind in ("relu", "squared_relu"):
+            return self.down(F.relu(up) if self.kind == "relu" else F.relu(up).square())
         return self.down(F.gelu(up, approximate="tanh" if self.kind == "gelu" else "none"))
 
 

@@ -35,6 +35,7 @@ ALONE = {
     "alone, other norms": replace(SHORT, model=PERI),
     "alone, Llama": replace(SHORT, model=LLAMA),
     "alone, Nemotron": replace(SHORT, model=NEMOTRON),
+    "alone, ReLU": replace(SHORT, model=replace(MODEL, mlp="relu")),
     "alone, exact GELU": replace(SHORT, model=replace(MODEL, mlp="gelu_erf", mlp_size=80)),
     "bf16": replace(SHORT, precision="bf16"),
     "alone, Llama, bf16": replace(SHORT, model=LLAMA, precision="bf16"),

@@ -115,7 +115,7 @@ def test_a_row_may_be_a_llama(tmp_path: Path):
     """Llama 2 7B: the block's columns set the block's fields; other words and numbers say what would be valid."""
     block = {"kv_heads": 8, "ffn": 11008, "mlp": "swiglu", "norm": "rmsnorm", "positions": "rotary", "tied": "false"}
     block |= {"biases": "no", "vocab": 32000}
-    wrong = [{"mlp": "relu"}, {"kv_heads": 5}, {"positions": "alibi"}, {"tied": "perhaps"}]
+    wrong = [{"mlp": "mish"}, {"kv_heads": 5}, {"positions": "alibi"}, {"tied": "perhaps"}]
     path, cells = tmp_path / "rows.csv", "8,32,1,4096,32,32,4096,2,1,4"
     lines = [",".join([cells, *map(str, (block | change).values())]) for change in ({}, *wrong)]
     path.write_text("\n".join([",".join([*COUNTS, *block]), *lines]) + "\n")

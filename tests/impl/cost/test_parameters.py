@@ -25,8 +25,8 @@ DIFFERENT = {
     "gpt-355m": ("356M", "the print is of the unpadded vocabulary of 50,257: 354.8M; section 5.1 pads it to 51,200"),
     "gpt-175b": ("174.6B", "GPT-3's table 2.1 is rounded to 175.0; PTD-P's table 2 prints this shape as 174.6B"),
     "llama-2-70b": ("69B", "the name is rounded to tens: 69.0B"),
-    "llama-3.1-70b": ("71B", "the name is rounded to tens: 70.6B"),
-    "llama-3.1-405b": ("406B", "the name is rounded down: 405.85B"),
+    **dict.fromkeys(("llama-3.1-70b", "llama-70b"), ("71B", "the name is rounded to tens: 70.6B")),
+    **dict.fromkeys(("llama-3.1-405b", "llama-405b"), ("406B", "the name is rounded down: 405.85B")),
     "nemotron-15b": ("16B", "the paper counts 12.5 and, of both embeddings, 3.2 billion: 15.7B"),
     "nemotron-340b": ("341B", "the paper counts 331.6 and, of both embeddings, 9.4 billion: 341.0B"),
 }

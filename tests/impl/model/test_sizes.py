@@ -10,7 +10,22 @@ NAMES = {
     "bert": ["0.5m", "2m", "8m", "25m", "336m", "1.3b", "3.9b"],
     "ptdp": ["1.7b", "3.6b", "7.5b", "18.4b", "39.1b", "76.1b", "145.6b", "310.1b", "529.6b", "1t"],
     "korthikanti": ["22b", "175b", "530b", "1t"],
-    "llama": ["0.5m", "2m", "8m", "25m", "2-7b", "2-13b", "2-70b", "3.1-8b", "3.1-70b", "3.1-405b"],
+    "llama": [
+        "0.5m",
+        "2m",
+        "8m",
+        "25m",
+        "2-7b",
+        "2-13b",
+        "2-70b",
+        "3.1-8b",
+        "3.1-70b",
+        "3.1-405b",
+        "8b",
+        "70b",
+        "405b",
+    ],
+    "opt": ["175b"],
     "nemotron": ["15b", "340b"],
     "frontier": ["1.4b", "22b", "175b", "1t"],
 }
@@ -24,7 +39,7 @@ def test_every_size_is_there_with_its_source_and_papers_fix_the_vocabulary():
         on_cpu = name.endswith("m") and name.split("-")[1] not in ("355m", "336m")
         assert (size.config.vocab_size is None) == on_cpu == (size.published is None)
         assert size.config.dropout == (
-            0.1 if name.startswith("korthikanti") or size.source.startswith("Megatron") else 0.0
+            0.1 if name.startswith(("korthikanti", "opt")) or size.source.startswith("Megatron") else 0.0
         )
 
 
