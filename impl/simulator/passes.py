@@ -8,7 +8,7 @@ from typing import NamedTuple
 from impl.cost.gemms import Pass
 from impl.cost.place import Sizes
 from impl.pipeline.stage import Stage
-from impl.run import Precision, Run
+from impl.run import Run
 from impl.simulator.operations import Block, BlockName, Moved
 from impl.simulator.seconds import Group, attention, beside, collective, elementwise, gemm, group, launched
 from impl.simulator.system import System
@@ -36,7 +36,7 @@ class Passes(NamedTuple):
 
 def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     """Return the seconds through one block; what its plan recomputes is part of the backward pass."""
-    plan, around = run.plan, replace(run, precision=outside_products(run.precision))
+    plan, around = run.plan, outside_layers(run)
     run = run if is_layer else around
     ranks = group(("tp",), plan, system.node.size.value)
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
@@ -69,12 +69,12 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     )
 
 
-def outside_products(precision: Precision) -> Precision:
-    """Return the precision of attention's core, of embedding and head: 8 bits are for layers' products only.
+def outside_layers(run: Run) -> Run:
+    """Return the run in the precision of attention's core, of embedding and head: 8 bits are for layers' products only.
 
     Source: NVIDIA's Transformer Engine, documentation of its FP8 recipes; MLPerf's GPT-3 submissions.
     """
-    return "bf16" if precision == "fp8" else precision
+    return replace(run, precision="bf16") if run.precision == "fp8" else run
 
 
 def stage_passes(system: System, each: Mapping[BlockName, Passes], stage: Stage) -> Passes:
