@@ -24,6 +24,7 @@ PEAKS: dict[str, Peak] = {
     "Tesla V100-SXM3-32GB-H": Peak(flops={"fp16": 130e12}, source=_V100_H),
     "NVIDIA A100-SXM4-80GB": Peak(flops={"fp16": 312e12, "bf16": 312e12}, source=_A100),
     "NVIDIA H100 80GB HBM3": Peak(flops={"fp16": 989e12, "bf16": 989e12}, source=_H100),
+    "NVIDIA H100 96GB HBM2e": Peak(flops={"fp16": 989e12, "bf16": 989e12}, source=_H100),
     "NVIDIA H200": Peak(flops={"fp16": 989e12, "bf16": 989e12}, source=_H200),
     "AMD Instinct MI250X": Peak(flops={"fp16": 191.5e12, "bf16": 191.5e12}, source=_GCD),
 }
