@@ -38,6 +38,10 @@ def test_verdicts_turn() -> None:
     assert turned[8] == OPEN or turned[8] == YES
     against = lambda run: 2.0 + (0.1 if run.model.norm_placement not in other or run.model.norm == "dyt" else 0.0)
     assert verdicts(against)[3:9] == [NO] * 6
+    falls = lambda run: 0.2 * abs(math.log(run.train.lr * (run.model.hidden_size / 64) ** 2 / 1e-2))
+    breaks = lambda run: run.model.norm_placement in ("deepnorm", "olmo2") and run.train.lr > 1e-3
+    broken = verdicts(lambda run: 4.0 if breaks(run) else 2.0 + falls(run))
+    assert [broken[i] for i in (1, 2, 9)] == [NO] * 3
     alike = verdicts(lambda run: 2.0)
     assert alike[3:8] == [OPEN] * 5
     assert alike[9:] == [YES, YES]
