@@ -32,7 +32,8 @@ KINDS: dict[str, tuple[Precision, bool, int]] = {
 def on_h100s(row: Printed) -> Run:
     """Return the run of a published row; in a pipeline a batch has a microbatch for every stage.
 
-    There FSDP keeps parameters gathered and reduces gradients once a step, which is ZeRO's stage 1 here.
+    There TorchTitan keeps parameters gathered after the forward pass (its parallelize_llama.py at 004b314), and torch's
+    pipelining reduces gradients once a step: ZeRO's stage 1 here.
     """
     precision, is_compiled, chunks = KINDS[row["quantity"]]
     dp, tp, pp, batch = (int(row[name]) for name in ("dp", "tp", "pp", "global_batch"))
@@ -170,11 +171,12 @@ EXPERIMENT = Experiment(
     ),
     table=table_of("llama", "Llama 3.1 on PyTorch's parallelism", SHOWN, all_points),
     cost={"smoke": "2 min, 2 CPU cores", "small": "10 min, 2 CPU cores", "paper": "60 min, 512 GPUs with 96 GB"},
-    deviations="The paper's H100s have slower memory (HBM2e, its bandwidth here assumed) and 500 W, so only ratios are "
-    "judged. Simulated steps know no compilation and no asynchronous tensor parallelism, which the paper's 405B has; "
-    "`selective` recomputes attention, the paper's selects operators. Steps in 8 bits are simulated only: `run` calls "
-    "these points invalid. At `smoke` and `small` Llamas of a few layers on one and two ranks, by our engine and "
-    "PyTorch's (FSDP2).",
+    deviations="The paper's H100s have slower memory (HBM2e) and 500 W, which no prediction knows, so only ratios are "
+    "judged. 405B is simulated as ZeRO-1, since its pipelines keep parameters gathered; as ZeRO-3 two stages a rank "
+    "are predicted slower. Simulated steps know no compilation and no asynchronous tensor parallelism, which the "
+    "paper's 405B has; `selective` recomputes attention, the paper's selects operators. Steps in 8 bits are simulated "
+    "only: `run` calls these points invalid. At `smoke` and `small` Llamas of a few layers on one and two ranks, by "
+    "our engine and PyTorch's (FSDP2).",
     runs={
         "smoke": on_cpus(replace(named("llama-0.5m"), num_layers=4), 1), "small": on_cpus(named("llama-2m"), 3),
         "paper": list(PAPER),

@@ -139,7 +139,7 @@ SIZES: dict[str, Size] = {
         vocab_size=50257,
     ),
     "opt-175b": _size(
-        "OPT, Zhang et al. 2022 (2205.01068), table 1 and section 2.2; vocabulary: the weights' configuration",
+        "OPT, Zhang et al. 2022 (2205.01068), from memory",
         *("175B", 96, 12288, 96),
         **{"seq_len": 2048, "vocab_size": 50272, "mlp": "relu", "dropout": 0.1},
     ),
