@@ -30,7 +30,6 @@ from impl.errors import InputError
 from impl.optim import Owned
 from impl.tensor_parallel.group import Part
 from impl.tensor_parallel.shards import Shard
-from impl.zero.partition import rectangles
 
 State = dict[str, Any]
 """What a checkpoint holds besides tensors."""
@@ -74,6 +73,20 @@ def chunks(owned: Owned, shape: Sequence[int], shard: Shard | None, part: Part) 
                 places = torch.Size([*offsets[: shard.dim], there, *offsets[shard.dim + 1 :]])
                 values_there = box.narrow(shard.dim, at - offsets[shard.dim], count)
                 yield Chunk(f"{kind}.{owned.name}", whole, places, values_there)
+
+
+def rectangles(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield elements `start` to `stop` of a flat vector or matrix as at most 3 boxes (offsets, sizes), in order."""
+    if len(shape) == 1:
+        yield (start,), (stop - start,)
+        return
+    _, columns = shape
+    while start < stop:
+        row, column = divmod(start, columns)
+        rows = (stop - start) // columns if column == 0 else 0
+        size = (rows, columns) if rows else (1, min(columns - column, stop - start))
+        yield (row, column), size
+        start += size[0] * size[1]
 
 
 class SaveChunks(dcp.DefaultSavePlanner):

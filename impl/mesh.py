@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from impl.errors import InputError
@@ -25,8 +26,18 @@ def ends_group(mesh: DeviceMesh, ends: Collection[int]) -> dist.ProcessGroup | N
 
     Every rank of the mesh has to call it, in the same order.
     """
+    return _own_group(mesh.mesh[sorted(ends)].flatten(1).t())
+
+
+def neighbours(mesh: DeviceMesh, count: int) -> dist.ProcessGroup | None:
+    """Return the group of each `count` adjacent ranks that this rank is in; every rank has to call it."""
+    return _own_group(mesh.mesh.view(-1, count))
+
+
+def _own_group(every: Tensor) -> dist.ProcessGroup | None:
+    """Return the group of this rank, of those that are the rows of a matrix; None if it is in no row."""
     mine: dist.ProcessGroup | None = None
-    for ranks in mesh.mesh[sorted(ends)].flatten(1).t().tolist():
+    for ranks in every.tolist():
         group = dist.new_group(ranks)
         if isinstance(group, dist.ProcessGroup) and dist.get_rank() in ranks:
             mine = group

@@ -106,13 +106,15 @@ class Run:
 
     def _of_splitting(self) -> Iterator[str]:
         plan, model = self.plan, self.model
-        split = {f"model.num_heads {model.num_heads}": model.num_heads, f"model.kv_heads {model.groups}": model.groups}
+        split = {f"model.num_heads {model.num_heads}": model.num_heads}
         split[f"model.mlp_size {model.mlp_inner}"] = model.mlp_inner
         if plan.sequence_parallel:
             split[f"model.seq_len {model.seq_len}, which plan.sequence_parallel splits"] = model.seq_len
-        if undivided := [name for name, size in split.items() if size % plan.tp]:
-            valid = ", ".join(map(str, divisors(math.gcd(*split.values()))))
-            yield f"plan.tp {plan.tp} does not divide {undivided[0]}; valid degrees: {valid}"
+        valid = [tp for tp in divisors(math.gcd(*split.values())) if model.divides_groups(tp)]
+        if plan.tp not in valid:
+            heads = f"model.kv_heads {model.groups} into whole heads, or equal parts of one"
+            undivided = next((name for name, size in split.items() if size % plan.tp), heads)
+            yield f"plan.tp {plan.tp} does not divide {undivided}; valid degrees: {', '.join(map(str, valid))}"
         stages = lambda: partition(self.model.num_layers, plan.pp * plan.chunks)
         schedule = lambda: require(plan.schedule, plan.pp, self.microbatches, plan.chunks)
         for needed in (stages, schedule):

@@ -14,7 +14,7 @@ from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
 from impl.data.batches import Batch, causal_batch, head_positions, masked_batch
 from impl.data.config import OPTIONS
 from impl.data.tokens import TokenFolder
-from impl.mesh import ends_group, joint_group
+from impl.mesh import ends_group, joint_group, neighbours
 from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import padded_vocabulary
 from impl.model.gpt import GPT
@@ -72,6 +72,7 @@ class Trainer:
             run.plan.sequence_parallel,
             run.plan.overlap_input_grad_reduce,
             weight_gradients if self.schedule.is_split or not run.compile else None,  # it breaks a compiled graph
+            neighbours(mesh, sharing) if (sharing := run.model.sharing(run.plan.tp)) > 1 else None,
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}

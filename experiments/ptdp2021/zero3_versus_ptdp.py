@@ -9,6 +9,7 @@ GPUs PTD-P is 6 and 24% faster; with twice as many, which halve what ZeRO-3 comp
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from experiments.ptdp2021 import cost, on_selene, small_model, timed
 from harness.experiment.checks import best_over, grouped
@@ -16,7 +17,8 @@ from harness.experiment.kit import (
     BATCH, DP, MIB, MICROBATCH, MODEL, POINTS, PP, RANKS, TP, TP_SENT, ZERO_STAGE, Claim, Column, Comparison, Estimate,
     Evidence, Experiment, Plan, Point, Printed, Record, Run, flop_rate, named, near, points, tally,
 )  # fmt: skip
-from impl.cost.traffic import sent_beyond_layers
+from impl.cost.place import Place
+from impl.cost.traffic import pipeline_traffic, state_traffic
 
 TWICE, TWICE_THE_FEWEST = 1.7, (2 * 384, 2 * 560)
 """Published speed of PTD-P over ZeRO-3 with twice the fewest GPUs, and these numbers of GPUs."""
@@ -31,6 +33,21 @@ def run_of(printed: Printed) -> Run:
     microbatch = int(printed["global_batch"]) // int(printed["dp"])
     run = on_selene(printed, named(printed["model"]), microbatch, zero_stage=3, bucket_bytes=BUCKET)
     return replace(run, fp32_gradients=False)
+
+
+@cache
+def sent_beyond_layers(run: Run, vocab_size: int) -> float:
+    """Return the bytes that the busiest rank sends to data-parallel ranks and other stages in a step.
+
+    They leave a node that has all ranks which share a layer.
+    """
+    pp, dp = run.plan.pp, run.plan.dp
+    places = [Place(run, vocab_size, rank) for rank in sorted({0, pp // 2, pp - 1})]  # stages between these are alike
+    passes = lambda op: 2 if op == "all_reduce" else 1  # an all-reduce goes round the ring twice
+    of_ranks = [state_traffic(place).get("dp", {}).items() for place in places]
+    round_the_ring = max(sum(count.bytes * passes(op) for op, count in of_rank) for of_rank in of_ranks)
+    middle = pipeline_traffic(Place(run, vocab_size, pp // 2))  # in both directions
+    return round_the_ring * ((dp - 1) / dp) + (middle["send"].bytes if pp > 1 else 0)
 
 
 def by_formula(point: Point) -> float:

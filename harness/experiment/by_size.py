@@ -1,16 +1,20 @@
-"""Comparison of models of growing size, each with a layout of its own, with the smallest of them."""
+"""Models of growing size: compared with the smallest, each with a layout of its own, and whether a loss falls."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.columns import RANKS
 from harness.analysis.points import Point
-from harness.analysis.render import Column
+from harness.analysis.render import Column, number
 from harness.experiment.checks import falls_along
-from harness.experiment.claims import Evidence, tally
+from harness.experiment.claims import Check, Evidence, means, tally
 from harness.experiment.comparison import Comparison
+from harness.records.measures import size_name
+from harness.records.parts import Evaluation
 from harness.records.record import Record
+from harness.records.statistics import slope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +44,31 @@ class BySize(Comparison):
         found = self.by_size(records)
         numbers = ", ".join(f"{one.relative:.0%} ({one.model})" for one in found)
         return falls_along([found], self.measure, "steps in size", numbers)
+
+
+def with_size(measure: Callable[[Evaluation], float], name: str, unit: str) -> Check:
+    """Return a check that a loss falls with the number of parameters: the slope of both logarithms is below 0.
+
+    The slope has an interval over all sizes and seeds. A run that diverged refutes the claim.
+
+    Args:
+        measure: function of an evaluation, as `lambda evaluation: evaluation.per("tokens")`.
+        name: name of the evaluated text.
+        unit: unit of the measure, for the numbers.
+    """
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        every = ((record.parameters, last) for record in records for last in record.last_evaluations)
+        known = [(size, value) for size, last in every if last.name == name and (value := measure(last)) > 0]
+        found = slope([(math.log(size), math.log(value)) for size, value in known])
+        if math.isnan(found.mean):
+            return None
+        by_size = sorted(means(known).items())
+        numbers = ", ".join(f"{number(value.mean)} ({size_name(round(size))})" for size, value in by_size)
+        wide = "" if found.half_width is None else f" ± {found.half_width:.2g}"
+        text = f"exponent {found:.3f}{wide}; {unit}: {numbers}"
+        if any(record.has_diverged for record in records):
+            return tally([False], "", f"{text}; a run diverged")
+        return tally([found.scaled(-1)], "", text)
+
+    return check

@@ -9,11 +9,10 @@ from typing import Literal, NamedTuple, TypeVar
 
 import pandas as pd
 
-from harness.analysis.render import Column, Table, number
-from harness.records.measures import about, is_one_each, size_name, with_seconds
-from harness.records.parts import Evaluation
+from harness.analysis.render import Column, Table
+from harness.records.measures import about, is_one_each, with_seconds
 from harness.records.record import Record
-from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide, slope
+from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide
 
 _T = TypeVar("_T")
 Verdict = Literal["reproduced", "partly", "not reproduced", "cannot tell here", "not run here"]
@@ -200,34 +199,6 @@ def in_full(found: Evidence | None) -> str:
     if found and word == "partly":
         return f"partly ({found.holds} of {count})"
     return f"{word} ({found.repeats} repeats would)" if found and word == "cannot tell here" and found.repeats else word
-
-
-def with_size(measure: Callable[[Evaluation], float], name: str, unit: str) -> Check:
-    """Return a check that a loss falls with the number of parameters: the slope of both logarithms is below 0.
-
-    The slope has an interval over all sizes and seeds. A run that diverged refutes the claim.
-
-    Args:
-        measure: function of an evaluation, as `lambda evaluation: evaluation.per("tokens")`.
-        name: name of the evaluated text.
-        unit: unit of the measure, for the numbers.
-    """
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        every = ((record.parameters, last) for record in records for last in record.last_evaluations)
-        known = [(size, value) for size, last in every if last.name == name and (value := measure(last)) > 0]
-        found = slope([(math.log(size), math.log(value)) for size, value in known])
-        if math.isnan(found.mean):
-            return None
-        by_size = sorted(means(known).items())
-        numbers = ", ".join(f"{number(value.mean)} ({size_name(round(size))})" for size, value in by_size)
-        wide = "" if found.half_width is None else f" ± {found.half_width:.2g}"
-        text = f"exponent {found:.3f}{wide}; {unit}: {numbers}"
-        if any(record.has_diverged for record in records):
-            return tally([False], "", f"{text}; a run diverged")
-        return tally([found.scaled(-1)], "", text)
-
-    return check
 
 
 def means(found: Iterable[tuple[_T, float]]) -> dict[_T, Estimate]:

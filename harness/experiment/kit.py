@@ -42,6 +42,7 @@ from harness.analysis.tables import (
     VARIES,
 )  # fmt: skip
 from harness.experiment import checks
+from harness.experiment.by_size import with_size
 from harness.experiment.checks import AS_SIMULATED, all_hold, larger, largest
 from harness.experiment.claims import (
     Check,
@@ -52,7 +53,6 @@ from harness.experiment.claims import (
     means,
     near,
     tally,
-    with_size,
 )  # fmt: skip
 from harness.experiment.comparison import (
     POINTS,

@@ -8,7 +8,8 @@ from harness.analysis.columns import MODEL, of_run
 from harness.analysis.points import Measure, Point, points, tabulate
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import RUNS
-from harness.experiment.claims import Check, Evidence, tally, with_size
+from harness.experiment.by_size import with_size
+from harness.experiment.claims import Check, Evidence, tally
 from harness.figures.style import mark, panels
 from harness.records.measures import about, size_name
 from harness.records.parts import Evaluation

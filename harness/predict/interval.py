@@ -146,7 +146,8 @@ def features(run: Done, system: System) -> dict[str, str]:
             "rotary": model.positions == "rotary",
             model.mlp: model.mlp != "gelu",
         },
-        **{"grouped queries": model.groups != model.num_heads, "untied": not model.tied},
+        **{"grouped queries": model.groups != model.num_heads, "shared heads": model.sharing(plan.tp) > 1},
+        "untied": not model.tied,
     }
     if block := " ".join(name for name, is_other in parts.items() if is_other):
         found["block"] = block

@@ -132,6 +132,8 @@ class Inspection:
         self.memory = memory.parts(trainer.held()) if memory is not None else None
         measured.traffic = {}
         axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
+        if trainer.tp.neighbours is not None:
+            axes[str(trainer.tp.neighbours.group_name)] = "heads"
         for (group, op), count in counts.items():
             ops = measured.traffic.setdefault(axes.get(group, "joint"), {})
             ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))

@@ -15,7 +15,7 @@ from impl.cost.gemms import Core, Product, core, products
 from impl.cost.place import Place
 from impl.cost.traffic import Count, Op, step_traffic
 from impl.data.batches import head_positions
-from impl.mesh import ends_group, joint_group
+from impl.mesh import ends_group, joint_group, neighbours
 from impl.run import Run
 from impl.train import MASTERS, WEIGHTS
 
@@ -144,7 +144,7 @@ def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) ->
             continue
         size = places[0].transferred if op == "send" else count.bytes // count.calls
         # gradients are reduced in the type of their sums, all else has the weights' type
-        is_gradient = op in ("all_reduce", "reduce_scatter") and axes != "tp"
+        is_gradient = op in ("all_reduce", "reduce_scatter") and axes not in ("tp", "heads")
         dtype = (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
         operation = collective(op, size, dtype, group, device)
         found.append({"axes": axes, "op": op, "bytes": size} | _timed(count.calls, operation, device))
@@ -156,6 +156,8 @@ def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | Non
     if axes == "ends":
         rank_of = place.schedule.rank_of
         return ends_group(mesh, {rank_of[0], rank_of[len(rank_of) - 1]})
+    if axes == "heads":
+        return neighbours(mesh, place.run.model.sharing(place.run.plan.tp))
     return joint_group(mesh, *axes.split("_"))
 
 

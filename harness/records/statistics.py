@@ -4,10 +4,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np  # needed by figures only, which import it
 
 WARMUP_STEPS = 3
 """Least number of first steps that are not timed: allocators, caches and compilers settle in them."""
@@ -179,16 +175,3 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
     return at(0.25), at(0.5), at(0.75)
-
-
-def running_mean(values: "Sequence[float] | np.ndarray", window: int) -> list[float]:
-    """Return the mean over the last `window` values, fewer at the start, so that no value depends on later ones."""
-    import numpy as np
-
-    blocks = np.zeros((math.ceil(len(values) / window), window))
-    blocks.flat[: len(values)] = values
-    heads, tails = blocks.cumsum(axis=1).ravel(), blocks[:, ::-1].cumsum(axis=1)[:, ::-1].ravel()
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)  # each window is the end of one block and the beginning of the next
-    totals = heads[: len(values)] + np.where(starts % window, tails[starts], 0.0)
-    return (totals / (ends - starts)).tolist()

@@ -75,7 +75,7 @@ def bytes_after_gelu(run: Run, tp_rank: int = 0) -> int:
 def has_products(run: Run) -> bool:
     """Return True if attention's backward pass is by matrix products, from queries, keys and values (see `attend`)."""
     model = run.model
-    is_short = model.seq_len <= LONGEST_PRODUCTS and model.groups == model.num_heads
+    is_short = model.seq_len <= LONGEST_PRODUCTS and Sizes(run).groups == Sizes(run).heads
     return model.scores_dropout == 0.0 and run.precision == "bf16" and is_short
 
 

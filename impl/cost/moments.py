@@ -82,7 +82,7 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
 def _owed(place: Place, stage: Stage) -> Moment:
     """Return the bytes of inputs and gradients from which deferred weight gradients are computed (split schedules)."""
     kept = 2 * place.own + place.features + place.inner
-    computed = 2 * place.activations + place.qkv + place.widened
+    computed = 2 * place.activations + place.projected + place.widened
     return Moment(len(stage.layers) * kept, len(stage.layers) * computed)
 
 

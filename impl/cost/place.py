@@ -55,8 +55,8 @@ class Sizes:
 
     @property
     def groups(self) -> int:
-        """Heads of keys and values of a rank."""
-        return self.run.model.groups // self.run.plan.tp
+        """Heads of keys and values of a rank, shared ones included."""
+        return self.run.model.groups_of(self.run.plan.tp)
 
     @property
     def parts(self) -> int:
@@ -80,7 +80,12 @@ class Sizes:
 
     @cached_property
     def qkv(self) -> int:
-        """Bytes of queries, keys and values: [n, 3 h / t] of a GPT."""
+        """Bytes of a rank's queries, keys and values: [n, 3 h / t] of a GPT."""
+        return self.features + 2 * self.groups * self.features // self.heads
+
+    @cached_property
+    def projected(self) -> int:
+        """Bytes of those that it projects itself: a part only of a head that it shares."""
         return self.features * sum(self.run.model.qkv_sizes) // self.run.model.hidden_size
 
     @cached_property

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, NamedTuple
 
 from impl.cost.gemms import HEAD, Product
@@ -38,7 +37,7 @@ Counts = dict[Op, Count]
 
 
 class Collective(NamedTuple):
-    """Collective over the tensor-parallel group; bytes of the whole tensor."""
+    """Collective of tensor-parallel ranks; bytes of the whole tensor."""
 
     op: Op
     bytes: int
@@ -47,13 +46,16 @@ class Collective(NamedTuple):
     """Product computed meanwhile; None: nothing is."""
     split: Product | None = None
     """Product that makes what is sent, or takes what is received; software that splits both does both at once."""
+    over: Literal["tp", "heads"] = "tp"
+    """All of these ranks, or those that share a head of keys and values."""
 
 
-def tensor_parallel_traffic(place: Place, head_positions: int) -> Counts:
+def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp") -> Counts:
     """Return one rank's collectives over its tensor-parallel group in a step; empty at degree 1.
 
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
+        over: `Collective.over` of those that are counted.
     """
     run, plan, counts = place.run, place.run.plan, defaultdict[Op, Count](Count)
     if plan.tp == 1:
@@ -62,16 +64,18 @@ def tensor_parallel_traffic(place: Place, head_positions: int) -> Counts:
     blocks: dict[BlockName, int] = {"layer": layers, "embedding": place.is_first, "head": place.is_last}
     for name, count in blocks.items():
         for one in collectives(run, name, head_positions) if count else ():
+            if one.over != over:
+                continue
             again = 2 if name == "layer" and plan.recompute == "full" and one.when == "forward" else 1
             counts[one.op] += Count(1, one.bytes) * (again * count * run.microbatches)
-    if run.scatters:
+    if run.scatters and over == "tp":
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
         counts["all_gather"] += Count(received, received * place.activations)
     return counts
 
 
 def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[Product] = ()) -> Iterator[Collective]:
-    """Yield the collectives of one block and microbatch over the tensor-parallel group, without recomputation.
+    """Yield the collectives of one block and microbatch of tensor-parallel ranks, without recomputation.
 
     The heads of BERT work on whole activations; the input gradient of the masked positions is reduced.
 
@@ -106,6 +110,10 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
             yield Collective("all_gather", size, "backward", split=own.get((row, "input gradient")))
         else:
             yield Collective("all_reduce", size, "forward")
+    if name == "layer" and run.model.sharing(plan.tp) > 1:
+        whole = 2 * Sizes(run).tokens * run.model.head_size * ELEMENT_BYTES[run.precision]
+        yield Collective("all_gather", whole, "forward", over="heads")
+        yield Collective("reduce_scatter", whole, "backward", over="heads")
     numbers = {"layernorm": 2, "rmsnorm": 1, "dyt": 0}[run.model.norm] if name == "layer" else 0  # of split norms
     if numbers:
         of_tokens = Sizes(run).tokens * numbers * max(ELEMENT_BYTES[run.precision], 4)
@@ -166,27 +174,13 @@ def state_traffic(place: Place) -> dict[str, Counts]:
 
 def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
     """Return all collectives of one rank in a step, by axes of the mesh."""
-    traffic = {"tp": tensor_parallel_traffic(place, head_positions), "pp": pipeline_traffic(place)}
+    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in ("tp", "heads")}
+    traffic["pp"] = pipeline_traffic(place)
     for axes, counts in state_traffic(place).items():
         total = traffic.setdefault(axes, defaultdict(Count))
         for op, count in counts.items():
             total[op] += count
     return {axes: dict(counts) for axes, counts in traffic.items() if counts}
-
-
-@cache
-def sent_beyond_layers(run: Run, vocab_size: int) -> float:
-    """Return the bytes that the busiest rank sends to data-parallel ranks and other stages in a step.
-
-    They leave a node that has all ranks which share a layer.
-    """
-    pp, dp = run.plan.pp, run.plan.dp
-    places = [Place(run, vocab_size, rank) for rank in sorted({0, pp // 2, pp - 1})]  # stages between these are alike
-    passes = lambda op: 2 if op == "all_reduce" else 1  # an all-reduce goes round the ring twice
-    of_ranks = [state_traffic(place).get("dp", {}).items() for place in places]
-    round_the_ring = max(sum(count.bytes * passes(op) for op, count in of_rank) for of_rank in of_ranks)
-    middle = pipeline_traffic(Place(run, vocab_size, pp // 2))  # in both directions
-    return round_the_ring * ((dp - 1) / dp) + (middle["send"].bytes if pp > 1 else 0)
 
 
 def _gathers(place: Place, unit: str) -> int:

@@ -116,6 +116,19 @@ class ModelConfig:
         """Heads of keys and values."""
         return self.kv_heads or self.num_heads
 
+    def groups_of(self, tp: int) -> int:
+        """Return the heads of keys and values of each of `tp` ranks: one at least, which neighbours then share."""
+        return max(1, self.groups // tp)
+
+    def sharing(self, tp: int) -> int:
+        """Return how many of `tp` ranks share a head of keys and values, of which each projects a part."""
+        return max(1, tp // self.groups)
+
+    def divides_groups(self, tp: int) -> bool:
+        """Return True if `tp` ranks have as many whole heads of keys and values each, or equal parts of one."""
+        parts = self.sharing(tp)
+        return self.groups_of(tp) * tp == self.groups * parts and self.head_size % parts == 0
+
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
         """Features of queries, keys and values."""

@@ -22,7 +22,7 @@ from impl.pipeline.stage import Stage
 from impl.recompute import recompute
 from impl.seeding import derive
 from impl.tensor_parallel.group import Part, TensorParallel
-from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, with_shared_heads
 from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
 from impl.untraced import untraced
 
@@ -68,9 +68,10 @@ class Dropout(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention, a part of the heads on each rank; `causal` hides later tokens.
 
-    Keys and values may have fewer heads, each for as many query heads (Ainslie et al. 2023, 2305.13245); queries and
-    keys may be turned by their places. Norms of queries, keys and values are each over the features of a head, with the
-    same weights for all heads and no bias, which would change nothing in keys.
+    Keys and values may have fewer heads, each for as many query heads (Ainslie et al. 2023, 2305.13245); of fewer heads
+    than ranks, `neighbours` share one. Queries and keys may be turned by their places. Norms of queries, keys and
+    values are over the features of a head, with the same weights for all heads and no bias, which would change nothing
+    in keys.
 
     With `recompute_core` only q, k and v are kept of the core, softmax(q k^T) v with its dropout, which the backward
     pass computes again: Korthikanti et al. 2022, section 5, selective recomputation.
@@ -83,7 +84,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         h = config.hidden_size
-        self.heads, self.groups, self.causal = config.num_heads // tp.degree, config.groups // tp.degree, causal
+        self.heads, self.groups = config.num_heads // tp.degree, config.groups_of(tp.degree)
+        self.causal, self.neighbours = causal, tp.neighbours
         self.head_size, self.base = config.head_size, config.rotary_base if config.positions == "rotary" else None
         self.qkv = ColumnParallelLinear(h, config.qkv_sizes, tp, bias=config.biases)
         self.projection = RowParallelLinear(h, h, tp, bias=config.biases)
@@ -95,7 +97,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         core = self._core_again if self.recompute_core else self._core
-        qkv = self._normalised(self.qkv(x))
+        qkv = self.qkv(x)
+        if self.neighbours is not None:
+            qkv = with_shared_heads(qkv, self.heads * self.head_size, self.neighbours)
+        qkv = self._normalised(qkv)
         if self.base is not None:
             qkv = rotate(qkv, seq_len, self.heads + self.groups, self.head_size, self.base)
         return self.projection(self.inner(core(qkv, seq_len, key)))
@@ -243,11 +248,7 @@ class Trunk(nn.Module):
         return head
 
     def blocks(
-        self,
-        stage: Stage,
-        tokens: tuple[Tensor, Tensor | None] | None,
-        seq_len: int,
-        key: DropoutKey | None,
+        self, stage: Stage, tokens: tuple[Tensor, Tensor | None] | None, seq_len: int, key: DropoutKey | None
     ) -> Iterator[Block]:
         """Yield a stage's blocks without the model's head, in order; the first stage takes tokens and (BERT) types.
 

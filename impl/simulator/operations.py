@@ -77,24 +77,24 @@ def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
     sizes = Sizes(run)
     e, own, features = sizes.e, sizes.own, sizes.features
     norms = run.model.norms
-    qkv, inner, widened = sizes.qkv, sizes.inner, sizes.widened
+    qkv, projected, inner, widened = sizes.qkv, sizes.projected, sizes.inner, sizes.widened
     of_heads = {"q": features, "k": (qkv - features) / 2, "v": (qkv - features) / 2}
     of_parts = [of_heads[name] for name in norms.attention.heads]
     of_parts += [features] * norms.attention.inner + [inner] * norms.mlp.inner
     for size in [own] * norms.of_tokens + of_parts:
         yield Moved("norm", 2 * size, 3 * size)
-    if norms.attention.heads:
-        yield Moved("heads", 2 * qkv, 2 * qkv)  # put together again
+    for _ in range(bool(norms.attention.heads) + (qkv != projected)):
+        yield Moved("heads", 2 * qkv, 2 * qkv)  # put together again, as are shared heads
     if run.model.positions == "rotary":
         yield Moved("heads", qkv + features, qkv + features)  # queries and keys turned
     yield Moved("heads", qkv + features, 2 * (qkv + features))  # laid out for the core and back
     yield Moved("gelu", widened + inner, 2 * widened + inner)
     if run.precision == "fp8":  # norms and the MLP's function write 8 bits, twice for the transpose; others are cast
-        yield Moved("casts", 2 * features, 2 * (2 * own + qkv))
+        yield Moved("casts", 2 * features, 2 * (2 * own + projected))
     mask = own / e if run.model.dropout > 0 else 0.0
     for _ in range(2):
         yield Moved("residual", 3 * own + mask, 3 * own + (2 * own + mask if mask else 0.0))
-    yield Moved("biases", 0.0, 0.0, qkv + widened + 2 * own if run.model.biases else 0.0)
+    yield Moved("biases", 0.0, 0.0, projected + widened + 2 * own if run.model.biases else 0.0)
     yield Moved("gradients", 0.0, 0.0, _gradient(run, parameters(run, vocab_size, "layer")))
 
 

@@ -38,7 +38,9 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     """Return the seconds through one block; what its plan recomputes is part of the backward pass."""
     plan, around = run.plan, outside_layers(run)
     run = run if is_layer else around
-    ranks = group(("tp",), plan, system.node.size.value)
+    sharing = run.model.sharing(plan.tp)
+    of_head = replace(plan, tp=sharing, dp=plan.dp * plan.tp // sharing)  # adjacent too
+    ranks = {over: group(("tp",), one, system.node.size.value) for over, one in (("tp", plan), ("heads", of_head))}
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
     inputs = _products(system, run, block, "input gradient") + _moved(system, run, block.moved, "backward")
     weights = _products(system, run, block, "weight gradient") + _moved(system, run, block.moved, "weight")
@@ -100,14 +102,16 @@ def _moved(system: System, run: Run, moved: Iterable[Moved], when: str) -> float
     return seconds + len(sizes) * system.constant("kernel_seconds")
 
 
-def _collectives(system: System, run: Run, block: Block, ranks: Group, when: str, *, is_hidden: bool = False) -> float:
+def _collectives(
+    system: System, run: Run, block: Block, ranks: Mapping[str, Group], when: str, *, is_hidden: bool = False
+) -> float:
     """Return the seconds of a pass's collectives; with `is_hidden` what they add to products computed meanwhile.
 
     Software that splits products and collectives into parts hides those behind these in any case.
     """
     total = 0.0
     for one in (one for one in block.collectives if one.when == when):
-        seconds = float(collective(system, one.op, one.bytes, ranks))
+        seconds = float(collective(system, one.op, one.bytes, ranks[one.over]))
         behind = (one.behind if is_hidden else None) or (one.split if system.habits.splits_products else None)
         if behind is not None:
             computing = gemm(system, run.precision, behind.m, behind.n, behind.k, behind.pass_)

@@ -86,14 +86,14 @@ def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = T
     parts = [_of_degrees(model, global_batch, *three, ways=(0, 1) if offload else (0,)) for three in degrees]
     if not parts:
         raise InputError(
-            f"no plan puts {global_batch} sequences of this model on {gpus} devices: tp must divide {model.groups} "
+            f"no plan puts {global_batch} sequences of this model on {gpus} devices: tp must divide {model.num_heads} "
             f"heads, pp be {model.num_layers} layers at most, dp divide the batch"
         )
     return Plans({name: np.concatenate([part[name] for part in parts]) for name in KNOBS})
 
 
 def _degrees(model: ModelConfig, gpus: int, global_batch: int) -> Iterator[tuple[int, int, int]]:
-    for tp in divisors(math.gcd(gpus, model.groups, model.mlp_inner)):
+    for tp in filter(model.divides_groups, divisors(math.gcd(gpus, model.num_heads, model.mlp_inner))):
         for pp in range(1, model.num_layers + 1):
             dp, rest = divmod(gpus, tp * pp)
             if rest == 0 and global_batch % dp == 0:

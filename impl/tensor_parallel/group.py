@@ -33,6 +33,8 @@ class TensorParallel:
     """Reduce input gradients while weight gradients are computed."""
     weight_gradients: WeightGradients | None = None
     """Object that adds the weight gradients of layers' matrices to their sums; None: autograd does."""
+    neighbours: dist.ProcessGroup | None = None
+    """Ranks that share a head of keys and values; None: each has heads of its own."""
 
     @property
     def degree(self) -> int:

@@ -3,10 +3,11 @@
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from impl.tensor_parallel.conjugates import NOTHING, Pair
+from impl.tensor_parallel.conjugates import F_SEQUENCE, NOTHING, Pair
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import Shard
 from impl.untraced import untraced
@@ -51,6 +52,21 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return parallel_linear(x, self.weight, self.bias, self.tp, after=self.tp.g)
+
+
+@untraced  # collectives are not traced
+def with_shared_heads(qkv: Tensor, queries: int, group: dist.ProcessGroup) -> Tensor:
+    """Return a rank's queries, and the whole key and value that the group's ranks share and projected in equal parts.
+
+    A rank's gradient is that of its own queries; the sum over the group is divided like the parts. So Megatron-core has
+    it, there for all heads at once: no weight has a copy, to whose cost and coherence one would have to see.
+
+    Shapes: [n, queries + 2 d / c] -> [n, queries + 2 d], of c ranks and head size d.
+    Communication: an all-gather of keys and values, backward a reduce-scatter.
+    """
+    own, kv = qkv.tensor_split([queries], 1)
+    parts = F_SEQUENCE(kv.contiguous(), group).view(group.size(), len(kv), 2, -1)
+    return torch.cat([own, parts.permute(1, 2, 0, 3).reshape(len(kv), -1)], 1)
 
 
 def parallel_linear(

@@ -1,6 +1,6 @@
 """Ownership of slices of every parameter, defined once for ZeRO's stages, memory formulas and checkpoints."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -175,20 +175,6 @@ def lay_out(
         filled += size
     ranks = ranks if zero_stage else 1
     return [BucketLayout(tuple(slots), ranks, zero_stage if ranks > 1 else 0, *division) for slots in buckets]
-
-
-def rectangles(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield elements `start` to `stop` of a flat vector or matrix as at most 3 boxes (offsets, sizes), in order."""
-    if len(shape) == 1:
-        yield (start,), (stop - start,)
-        return
-    _, columns = shape
-    while start < stop:
-        row, column = divmod(start, columns)
-        rows = (stop - start) // columns if column == 0 else 0
-        size = (rows, columns) if rows else (1, min(columns - column, stop - start))
-        yield (row, column), size
-        start += size[0] * size[1]
 
 
 def _padded(size: int, multiple: int) -> int:

@@ -63,6 +63,10 @@ FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --pla
         ("train --train.global-batch 7", ("train.global_batch 7", "train.microbatch 8", "valid microbatches: 1, 7")),
         ("train --plan.dp 3", ("train.global_batch 16", "plan.dp 3", "must divide 16")),
         ("train --plan.tp 3", ("plan.tp 3", "model.num_heads 2", "valid degrees: 1, 2")),
+        (
+            "train --model.hidden-size 96 --model.num-heads 12 --model.kv-heads 4 --plan.tp 6",
+            ("plan.tp 6 does not divide model.kv_heads 4 into whole heads, or equal parts of one", "degrees: 1, 2, 4"),
+        ),
         ("train --model gpt-25m --plan.tp 16", ("plan.tp 16", "model.num_heads 8", "valid degrees: 1, 2, 4, 8")),
         (
             "train --model gpt-25m --model.seq-len 132 --plan.tp 8 --plan.sequence-parallel",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from experiments.ptdp2021.zero3_versus_ptdp import FIGURE
+from experiments.ptdp2021.zero3_versus_ptdp import FIGURE, sent_beyond_layers
 from harness.experiment.claims import claims_table
 from harness.experiment.experiment import load
 from harness.experiment.published import published
@@ -15,7 +15,7 @@ from harness.records.record import Record
 from impl.cost.flops import hardware_flops
 from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
-from impl.cost.traffic import pipeline_traffic, sent_beyond_layers, state_traffic
+from impl.cost.traffic import pipeline_traffic, state_traffic
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, YES, collectives, fast, thrice
 from tests.harness.made_up_records import record_of

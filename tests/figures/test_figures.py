@@ -183,3 +183,7 @@ def test_runs_without_numbers_draw_nothing(tmp_path: Path) -> None:
 def test_mixed_tiers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="tiers"):
         figures.write([record(), record(tier="paper")], tmp_path)
+
+
+def test_running_mean_never_looks_ahead() -> None:
+    assert figures.running_mean([2.0, 4.0, 6.0, 8.0], 2) == [2.0, 3.0, 5.0, 7.0]

@@ -10,9 +10,9 @@ LLAMA = ModelConfig(
 )  # fmt: skip
 BLOCKS = {
     "llama": LLAMA,
-    "grouped queries, dropout": replace(LLAMA, dropout=0.1, biases=True, tied=True),
-    "nemotron": replace(LLAMA, mlp="squared_relu", norm="layernorm", mlp_size=None, norm_placement="sub"),
+    "grouped queries, dropout": replace(LLAMA, dropout=0.1, biases=True, tied=True, kv_heads=2),
+    "nemotron": replace(LLAMA, mlp="squared_relu", norm="layernorm", mlp_size=None, norm_placement="sub", kv_heads=1),
     "opt": ModelConfig(num_layers=3, hidden_size=32, num_heads=4, seq_len=16, mlp="relu", dropout=0.1),
-    "olmo 2": replace(LLAMA, norm_placement="olmo2", kv_heads=None),
+    "olmo 2": replace(LLAMA, norm_placement="olmo2", kv_heads=2),
     "rotary bert": replace(LLAMA, family="bert", norm="layernorm", norm_placement="post", mlp="gelu_erf", tied=True),
 }

@@ -131,7 +131,8 @@ def layouts(draw: st.DrawFn, most: int) -> Plan:
 
 @st.composite
 def pairs(draw: st.DrawFn, most: int) -> tuple[Run, Run]:
-    run = replace(RUN, model=replace(MODEL, family=draw(st.sampled_from(["gpt", "bert"]))))
+    heads = draw(st.sampled_from([None, 1]))
+    run = replace(RUN, model=replace(MODEL, family=draw(st.sampled_from(["gpt", "bert"])), kv_heads=heads))
     return replace(run, plan=draw(layouts(most))), replace(run, plan=draw(layouts(most)))
 
 

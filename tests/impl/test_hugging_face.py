@@ -172,7 +172,7 @@ def loaded(one: Trainer) -> float:
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_folder_becomes_a_checkpoint_for_any_layout_and_a_folder_again(kind: str, tmp_path: Path) -> None:
     shape = {"vocab_size": VOCAB, "num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 2}
-    of_llama = {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 16}
+    of_llama = {"num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 16}
     described = {"gpt2": transformers.GPT2Config(**shape, n_positions=16), "llama": transformers.LlamaConfig}[kind]
     theirs = model_of(described(**shape, **of_llama) if kind == "llama" else described, torch.float32)
     theirs.save_pretrained(tmp_path / "hf")

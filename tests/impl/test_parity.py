@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from impl.fields import divisors
 from impl.model.config import ModelConfig, NormKind
 from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.schedules import SCHEDULES as PACKAGED
@@ -198,7 +199,7 @@ def draws(seed: int) -> Iterator[Run]:
             family=one_of("gpt", "bert"), num_layers=plan.pp * chunks + random_.randrange(3),
             hidden_size=heads * random_.randint(3, 7), num_heads=heads, seq_len=one_of(8, 9, 12),
             vocab_size=random_.randint(260, 800), norm_placement=one_of(*NORMED), norm=one_of("layernorm", "rmsnorm"),
-            dropout=one_of(0.0, 0.1),
+            dropout=one_of(0.0, 0.1), kv_heads=one_of(None, *divisors(heads)),
         )  # fmt: skip
         microbatch = one_of(1, 2)
         recipe = Recipe(
@@ -231,6 +232,7 @@ def test_random_runs_equal_serial(data: Path) -> None:
     assert {run.plan.schedule for run in runs} == set(SCHEDULES)
     assert {run.plan.world_size for run in runs} >= {1, 2, 3, 4, 6, 8}
     assert {run.plan.tp for run in runs} == {1, 2, 3, 4}
+    assert {run.model.sharing(run.plan.tp) for run in runs} == {1, 2, 3, 4}
     answers = on_ranks(gradients_and_norm, [*runs, *map(serial, runs)], data)
     for run in runs:
         [(expected, norm)] = answers[serial(run)]

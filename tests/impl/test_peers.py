@@ -136,6 +136,7 @@ LACKS: list[tuple[str, dict[str, Any], str]] = [
     ("ddp", {"overlap_grad_reduce": False}, "overlap_grad_reduce False"),
     ("fsdp", {"overlap_param_gather": False}, "overlap_param_gather False"),
     ("dtensor", {"dp": 2}, "dp 2"),
+    ("dtensor", {"model": ModelConfig(kv_heads=1)}, "plan.tp 2 above model.kv_heads 1"),
     ("pipelining", {"dp": 2}, "dp 2"),
     ("pipelining", {"tp": 2}, "tp 2"),
     ("pipelining", {"schedule": "mine:rows"}, "mine:rows"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.records.statistics import Estimate, estimate, quartiles, running_mean, t_quantile, warmup_steps
+from harness.records.statistics import Estimate, estimate, quartiles, t_quantile, warmup_steps
 
 finite = st.floats(-1e6, 1e6)
 
@@ -51,7 +51,3 @@ def test_quartiles() -> None:
     assert quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
     assert quartiles([1.0, 2.0]) == (1.25, 1.5, 1.75)
     assert quartiles([7.0]) == (7.0, 7.0, 7.0)
-
-
-def test_running_mean_never_looks_ahead() -> None:
-    assert running_mean([2.0, 4.0, 6.0, 8.0], 2) == [2.0, 3.0, 5.0, 7.0]

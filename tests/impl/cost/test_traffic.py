@@ -41,6 +41,7 @@ def step(one: Trainer) -> Moved:
     groups += [(bucket.reduction.group, joined("dp", "tp")) for bucket in one.buckets]
     groups += [(one.gradients.every_rank, joined("pp", "dp", "tp"))]
     names = {str(one.group.group_name): "dp", str(one.tp.group.group_name): "tp", str(one.pp_group.group_name): "pp"}
+    groups += [(one.tp.neighbours, "heads")] if one.tp.neighbours is not None else []
     for group, axes in groups:
         names.setdefault(str(group.group_name), axes)
     with counted() as counts:
@@ -115,8 +116,11 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
 
 @pytest.mark.parametrize("plans", [WITHOUT_PIPELINE, PIPELINES[:-1], ZERO], ids=["pp = 1", "pp > 1", "ZeRO"])
 def test_so_of_a_llama_whose_head_is_not_tied(plans: list[tuple[Plan, Precision]], data: Path) -> None:
-    model = replace(BLOCKS["llama"], num_layers=9)
-    runs = [Run(model=model, plan=plan, train=RECIPE, precision=precision) for plan, precision in plans[::2]]
+    models = cycle([replace(BLOCKS["llama"], num_layers=9, kv_heads=heads) for heads in (4, 1)])
+    runs = [
+        Run(model=model, plan=plan, train=RECIPE, precision=precision)
+        for (plan, precision), model in zip(plans[::2], models, strict=False)
+    ]
     for run, ranks in on_ranks(step, runs, data).items():
         for found in ranks:
             place = Place(run, run.model.vocabulary(257), found.pp_rank)

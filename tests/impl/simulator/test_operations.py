@@ -32,17 +32,19 @@ def test_products_and_cores_are_the_models_flops(recompute):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("family", ["gpt", "bert"])
-def test_collectives_are_the_traffic(family, recompute, sequence_parallel):
-    run = longer(run_of(tp=4, recompute=recompute, sequence_parallel=sequence_parallel), family=family)
+@pytest.mark.parametrize(("family", "kv_heads", "over"), [("gpt", None, "tp"), ("bert", 2, "tp"), ("gpt", 2, "heads")])
+def test_collectives_are_the_traffic(family, kv_heads, over, recompute, sequence_parallel):
+    run = run_of(tp=4, recompute=recompute, sequence_parallel=sequence_parallel)
+    run = longer(run, family=family, kv_heads=kv_heads)
     calls, sizes = Counter[str](), dict[str, float]()
     for name, one in blocks(run).items():
-        for each in one.collectives:
+        for each in (each for each in one.collectives if each.over == over):
             again = 2 if recompute == "full" and name == "layer" and each.when == "forward" else 1
             calls[each.op] += COUNT[name] * again * run.microbatches
             moved = COUNT[name] * again * run.microbatches * each.bytes
             sizes[each.op] = sizes.get(each.op, 0.0) + moved
-    traffic = tensor_parallel_traffic(Place(run, VOCAB), run.model.seq_len)
+    traffic = tensor_parallel_traffic(Place(run, VOCAB), run.model.seq_len, over)
+    assert traffic
     assert calls == {op: count.calls for op, count in traffic.items()}
     assert sizes == {op: count.bytes for op, count in traffic.items()}
 

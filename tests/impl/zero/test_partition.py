@@ -7,11 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from impl.chunks import rectangles
 from impl.cost.parameters import named_parameters
 from impl.model.config import ModelConfig
 from impl.model.norm_placement import PLACEMENTS
 from impl.plan import Plan
-from impl.zero.partition import ALIGNMENT, divisions, lay_out, owners, rectangles, units_of_block
+from impl.zero.partition import ALIGNMENT, divisions, lay_out, owners, units_of_block
 
 SIZES = st.lists(st.integers(1, 500), min_size=1, max_size=12)
 

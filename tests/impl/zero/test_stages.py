@@ -24,7 +24,7 @@ MODELS = [
     MODEL,
     *(replace(MODEL, norm_placement=placement) for placement in ("olmo2", "sub", "hybrid")),
     *(replace(MODEL, norm_placement=placement, norm="dyt") for placement in ("qk", "sub")),
-    replace(BLOCKS["llama"], num_layers=4),
+    replace(BLOCKS["llama"], num_layers=4, kv_heads=1),
 ]
 RECIPE = Recipe(steps=5, global_batch=8, microbatch=1, lr=1e-3, warmup_steps=1)
 MUP = replace(RECIPE, parametrization="mup", base_hidden_size=16, base_layers=2)
