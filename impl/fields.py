@@ -10,6 +10,7 @@ CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 MOST = 10**9
 """Largest value of any count in a run: far beyond every machine and model, and still cheap to compute with."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 AtLeastTwo = Annotated[int, Field(ge=2, le=MOST)]

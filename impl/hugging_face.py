@@ -1,4 +1,4 @@
-"""Configurations and weights of GPT-2, BERT and Llama as transformers stores them, and ours: a table of names."""
+"""Configurations and weights of some models as transformers stores them, and ours: a table of names."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from impl.cost.parameters import named_parameters
 from impl.errors import InputError
 from impl.model.config import MLPKind, ModelConfig
 
-Kind = Literal["gpt2", "bert", "llama"]
+Kind = Literal["gpt2", "gpt_neox", "bert", "llama"]
 Config = Mapping[str, Any]
 Names = Mapping[str, tuple[str, ...]]
 ACTIVATIONS: dict[str, MLPKind] = {
     **{"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"},
-    "silu": "swiglu",
+    **{"gelu_fast": "gelu", "silu": "swiglu"},
 }
 """Names of activations there and here; a Llama's is gated."""
 
@@ -36,8 +36,10 @@ class _Names:
     architecture: str
     transposed: tuple[str, ...] = ()
     """Modules whose matrices are stored with inputs before outputs."""
+    by_head: tuple[str, ...] = ()
+    """Modules whose queries, keys and values stand together for each head."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Fields of `ModelConfig` that are numbers, by name there."""
+    """Fields of `ModelConfig` that are the same there, by name there."""
 
 
 TABLE: dict[Kind, _Names] = {
@@ -58,6 +60,26 @@ TABLE: dict[Kind, _Names] = {
         fields={
             **{"n_layer": "num_layers", "n_embd": "hidden_size", "n_head": "num_heads", "n_inner": "mlp_size"},
             **{"n_positions": "seq_len", "vocab_size": "vocab_size", "layer_norm_epsilon": "norm_epsilon"},
+        },
+    ),
+    "gpt_neox": _Names(
+        architecture="GPTNeoXForCausalLM",
+        body="gpt_neox.",
+        layers="layers.{}.",
+        layer={
+            **{"attention_norms.input": ("input_layernorm",), "mlp_norms.input": ("post_attention_layernorm",)},
+            **{"attention.qkv": ("attention.query_key_value",), "attention.projection": ("attention.dense",)},
+            **{"mlp.up": ("mlp.dense_h_to_4h",), "mlp.down": ("mlp.dense_4h_to_h",)},
+        },
+        by_head=("attention.qkv",),
+        ends={
+            **{"trunk.tokens.weight": ("embed_in.weight",), "trunk.output.weight": ("embed_out.weight",)},
+            **{f"trunk.final_norm.{part}": (f"final_layer_norm.{part}",) for part in ("weight", "bias")},
+        },
+        fields={
+            **{"num_hidden_layers": "num_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_heads"},
+            **{"intermediate_size": "mlp_size", "max_position_embeddings": "seq_len", "vocab_size": "vocab_size"},
+            **{"layer_norm_eps": "norm_epsilon", "use_parallel_residual": "parallel_residual"},
         },
     ),
     "llama": _Names(
@@ -114,13 +136,17 @@ TABLE: dict[Kind, _Names] = {
 }
 BLOCKS: dict[Kind, dict[str, Any]] = {
     "gpt2": {},
+    "gpt_neox": {"positions": "rotary", "parallel_residual": True},
     "llama": {"norm": "rmsnorm", "positions": "rotary", "mlp": "swiglu"},
     "bert": {"family": "bert", "norm_placement": "post"},
 }
 """Fields of `ModelConfig` that an architecture fixes."""
+SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+"""Entries that `ModelConfig.rotary_scaling` has, in its order."""
 FIXED: dict[Kind, dict[str, Any]] = {
     "gpt2": {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-    "llama": {"mlp_bias": False, "pretraining_tp": 1},
+    "gpt_neox": {"attention_bias": True, "is_decoder": False},
+    "llama": {"mlp_bias": False, "pretraining_tp": 1, "attention_bias": False},
     "bert": {"type_vocab_size": 2, "position_embedding_type": "absolute", "is_decoder": False},
 }
 """Entries that change what is computed, with the only values that are built here."""
@@ -145,22 +171,29 @@ def config_from(theirs: Config) -> ModelConfig:
     if activation not in valid:
         raise InputError(f"config.json: activation {activation!r:.40} is not built; valid: {', '.join(valid)}")
     more: dict[str, Any] = {"mlp": ACTIVATIONS[activation]}
-    if kind == "llama":
-        more |= _of_llama(theirs)
+    if kind in ("gpt_neox", "llama"):
+        more |= _of_rotary(theirs, kind)
+        more |= {"tied": theirs.get("tie_word_embeddings", False), "biases": kind == "gpt_neox"}
     return ModelConfig(**(BLOCKS[kind] | fields | more))
 
 
-def _of_llama(theirs: Config) -> dict[str, Any]:
+def _of_rotary(theirs: Config, kind: Kind) -> dict[str, Any]:
     rotary = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    if (how := rotary.get("rope_type", "default")) != "default":
-        raise InputError(f"config.json: rope_type {how!r:.40} is not built; valid: default")
+    if (how := rotary.get("rope_type", "default")) not in ("default", "llama3"):
+        raise InputError(f"config.json: rope_type {how!r:.40} is not built; valid: default, llama3")
     size = theirs["hidden_size"] // theirs["num_attention_heads"]
     if (theirs.get("head_dim") or size) != size:
         raise InputError(f"config.json: head_dim {theirs['head_dim']!r:.40} is not built; valid: {size}")
-    if theirs.get("attention_bias", False):
-        raise InputError("config.json: attention_bias True is not built without biases of the MLP; valid: False")
-    base = rotary.get("rope_theta", theirs.get("rope_theta", 10_000.0))
-    return {"rotary_base": base, "tied": theirs.get("tie_word_embeddings", False), "biases": False}
+    base = theirs.get("rope_theta", theirs.get("rotary_emb_base", 10_000.0))
+    usual = theirs.get("rotary_pct", 0.25) if kind == "gpt_neox" else 1.0
+    fraction = rotary.get("partial_rotary_factor", usual)
+    if kind == "llama" and fraction != 1.0:
+        raise InputError(f"config.json: partial_rotary_factor {fraction!r:.40} is not a Llama's; valid: 1.0")
+    return {
+        "rotary_base": rotary.get("rope_theta", base),
+        "rotary_fraction": fraction,
+        "rotary_scaling": tuple(rotary[name] for name in SCALING) if how == "llama3" else None,
+    }
 
 
 def config_to(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
@@ -176,16 +209,19 @@ def config_to(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
         theirs |= FIXED[kind] | {"model_type": kind, "architectures": [names.architecture]}
         theirs |= {"n_inner" if kind == "gpt2" else "intermediate_size": config.mlp_inner}
         if kind == "llama":
-            theirs |= {"num_key_value_heads": config.groups, "tie_word_embeddings": config.tied}
-            theirs |= {"rope_theta": config.rotary_base, "attention_bias": False, "head_dim": config.head_size}
-            theirs |= {"rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base}}
+            theirs |= {"num_key_value_heads": config.groups, "head_dim": config.head_size}
+        if kind in ("gpt_neox", "llama"):
+            rotary = {"rope_theta": config.rotary_base, "partial_rotary_factor": config.rotary_fraction}
+            scaled = dict(zip(SCALING, config.rotary_scaling or (), strict=False))
+            theirs |= {"rope_theta": config.rotary_base, "tie_word_embeddings": config.tied}
+            theirs |= {"rope_parameters": {"rope_type": "llama3" if scaled else "default", **rotary, **scaled}}
         try:
             back = config_from(theirs)
         except InputError:
             continue
         if _plain(back, vocab_size) == _plain(config, vocab_size):
             return theirs
-    valid = "GPT-2 (pre), BERT (post) and Llama, each with its own block"
+    valid = "GPT-2 (pre), GPT-NeoX, BERT (post) and Llama, each with its own block"
     raise InputError(f"transformers has no architecture known here for this model; valid: {valid}")
 
 
@@ -193,7 +229,8 @@ def _plain(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
     """Return what fixes the computation, with defaults filled in."""
     filled = {"vocab_size": vocab_size, "kv_heads": config.groups, "mlp_size": config.mlp_inner}
     left_out = {"dropout": 0.0, "attention_dropout": None, "init_std": 0.0}
-    left_out |= {"rotary_base": config.rotary_base * (config.positions == "rotary")}
+    if config.positions != "rotary":
+        left_out |= dict.fromkeys(("rotary_base", "rotary_fraction", "rotary_scaling"))
     return vars(config) | filled | left_out
 
 
@@ -204,6 +241,7 @@ class _Pair(NamedTuple):
     theirs: tuple[str, ...]
     is_transposed: bool
     is_head: bool
+    is_by_head: bool = False
 
 
 def _pairs(kind: Kind, config: ModelConfig, vocab_size: int) -> Iterator[_Pair]:
@@ -211,13 +249,13 @@ def _pairs(kind: Kind, config: ModelConfig, vocab_size: int) -> Iterator[_Pair]:
     for parameter in named_parameters(config, vocab_size, 1):
         ours = parameter.name
         if not ours.startswith("trunk.layers."):
-            is_head = any(name.startswith(("cls.", "lm_head.", "pooler.")) for name in names.ends[ours])
+            is_head = any(name.startswith(("cls.", "lm_head.", "embed_out.", "pooler.")) for name in names.ends[ours])
             yield _Pair(ours, names.ends[ours], False, is_head)
             continue
         _, _, index, module = ours.split(".", 3)
         module, _, part = module.rpartition(".")
         theirs = tuple(f"{names.layers.format(index)}{one}.{part}" for one in names.layer[module])
-        yield _Pair(ours, theirs, part == "weight" and module in names.transposed, False)
+        yield _Pair(ours, theirs, part == "weight" and module in names.transposed, False, module in names.by_head)
 
 
 def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, kind: Kind) -> dict[str, Tensor]:
@@ -241,6 +279,8 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, kind: Kind) 
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
         if pair.ours.startswith("next_sentence."):
             whole = whole.flip(0)
+        if pair.is_by_head:
+            whole = whole.unflatten(0, (config.num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         rows = config.vocab_size if pair.ours in ("trunk.tokens.weight", "trunk.output.weight", "token_bias") else None
         expected = (rows, *shapes[pair.ours][1:]) if rows else shapes[pair.ours]
         if tuple(whole.shape) != tuple(expected):
@@ -257,10 +297,12 @@ def weights_to(ours: Mapping[str, Tensor], config: ModelConfig, vocab_size: int,
     body = TABLE[kind].body
     for pair in _pairs(kind, config, vocab_size):
         whole = ours[pair.ours].flip(0) if pair.ours.startswith("next_sentence.") else ours[pair.ours]
+        if pair.is_by_head:
+            whole = whole.unflatten(0, (3, config.num_heads, -1)).transpose(0, 1).flatten(0, 2)
         parts = [whole]
         if len(pair.theirs) > 1:
             parts = list(whole.split(next(size for module, size in sizes.items() if module in pair.ours)))
         for name, part in zip(pair.theirs, parts, strict=True):
-            prefix = "" if name.startswith(("cls.", "lm_head.")) else body
+            prefix = "" if name.startswith(("cls.", "lm_head.", "embed_out.")) else body
             found[f"{prefix}{name}"] = (part.t() if pair.is_transposed else part).contiguous()
     return found

@@ -13,7 +13,7 @@ from impl.files import read_text
 
 
 def import_hf(*, weights: Path, data: Path, out: Path, seq_len: int | None = None, json: Flag = False) -> int:
-    """Make a checkpoint of GPT-2, BERT or Llama from transformers, for `evaluate --checkpoint` and `train --start`.
+    """Make a checkpoint of GPT-2, GPT-NeoX, BERT or Llama from transformers, for `evaluate` and `train --start`.
 
     Args:
         weights: The folder with config.json and *.safetensors.

@@ -135,6 +135,7 @@ def table(
         json: The same as --format json.
     """
     from harness.analysis import render
+    from harness.analysis.latex import latex
     from harness.experiment.experiment import load
     from harness.report.results import (
         all_tables,
@@ -170,7 +171,7 @@ def table(
         notes = [of_tier, in_words_of_others(others), folders.read_from(out, [found.id])]
         print(*filter(None, notes), sep="\n")
         return 0
-    write = {"md": render.markdown, "csv": render.csv, "tex": render.latex}[format]
+    write = {"md": render.markdown, "csv": render.csv, "tex": latex}[format]
     print("\n".join(map(write, made)))
     return 0
 

@@ -147,7 +147,7 @@ def features(run: Done, system: System) -> dict[str, str]:
             model.mlp: model.mlp != "gelu",
         },
         **{"grouped queries": model.groups != model.num_heads, "shared heads": model.sharing(plan.tp) > 1},
-        "untied": not model.tied,
+        **{"parallel residual": model.parallel_residual, "untied": not model.tied},
     }
     if block := " ".join(name for name, is_other in parts.items() if is_other):
         found["block"] = block

@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.analysis import render
 from harness.analysis.breakdown import breakdown_table, limit_table
+from harness.analysis.latex import latex
 from harness.analysis.perplexity import perplexity_tables
 from harness.analysis.render import Table
 from harness.analysis.tables import MakesTable, failures_table, scaling_table, throughput_table
@@ -66,7 +67,7 @@ def write(tables: Sequence[Table], folder: Path, *, table: MakesTable | None = N
 
 STEMS = ("throughput", "limit", "breakdown", "scaling", "failures", "claims", "perplexity_*", "accuracy_*")
 """Files of tables that are removed if their table has no rows any more."""
-WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": render.latex}
+WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": latex}
 
 
 def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool) -> int:

@@ -115,7 +115,8 @@ class _Rank(Sizes):
         MLP's function; masks.
         """
         norms = self.run.model.norms.of_tokens * self.norm(self.own_tokens) + self.norms_of_parts
-        return norms + 2 * self.own + self.qkv + self.features + self.before_function + self.inner + 2 * self.token_mask
+        inputs = (2 - self.run.model.parallel_residual) * self.own  # both blocks may have the same
+        return norms + inputs + self.qkv + self.features + self.before_function + self.inner + 2 * self.token_mask
 
     @property
     def norms_of_parts(self) -> int:

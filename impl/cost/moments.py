@@ -156,8 +156,9 @@ def _inner_computed(place: Place) -> int:
 
 
 def _gelu(place: Place) -> int:
-    """Return the bytes of the GELU's fp32 working memory, a chunk at a time."""
-    return 3 * 4 * min(GELU_CHUNK, place.inner // place.e) if place.run.model.mlp == "gelu" else 0
+    """Return the bytes of the GELU's fp32 working memory, a chunk at a time, and of a sum that waits for the MLP's."""
+    waits = place.own * place.run.model.parallel_residual
+    return waits + (3 * 4 * min(GELU_CHUNK, place.inner // place.e) if place.run.model.mlp == "gelu" else 0)
 
 
 def _head_computed(place: Place, head_positions: int, device: str, reduced: int) -> int:

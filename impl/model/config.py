@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import PositiveFloat, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from impl.fields import CHECKED, AtLeastTwo, Depth, Fraction, Positive
+from impl.fields import CHECKED, AtLeastTwo, Depth, Fraction, Positive, PositiveFraction
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
 
 SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
@@ -55,6 +55,12 @@ class ModelConfig:
     positions: Literal["learned", "rotary"] = "learned"
     rotary_base: PositiveFloat = 10_000.0
     """Base of rotary positions' angles."""
+    rotary_fraction: PositiveFraction = 1.0
+    """Share of a head's features that they turn, the first ones."""
+    rotary_scaling: tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat] | None = None
+    """Llama 3.1's factor, low and high frequency factor, and original length: see `impl.model.rotary.rates`."""
+    parallel_residual: bool = False
+    """Whether the MLP's block takes the layer's input, as attention's does; what both give is added to it."""
     mlp: MLPKind = "gelu"
     """Function between an MLP's products: GELU in its tanh form, or exact, or another."""
     mlp_size: Positive | None = None
@@ -93,8 +99,14 @@ class ModelConfig:
                 f"kv_heads {self.groups} does not divide num_heads {self.num_heads}; valid: "
                 f"{', '.join(map(str, valid))}"
             )
-        if self.positions == "rotary" and self.head_size % 2:
-            raise ValueError(f"rotary positions turn pairs of features, a head has {self.head_size}; valid: even sizes")
+        if self.positions == "rotary" and (self.turned % 2 or not self.turned):
+            what = f"rotary positions turn pairs of features, here {self.turned} of a head's {self.head_size}"
+            raise ValueError(f"{what}; valid: even numbers")
+        if self.rotary_scaling is not None and not self.rotary_scaling[1] < self.rotary_scaling[2]:
+            raise ValueError(f"rotary_scaling {self.rotary_scaling}: the second number has to be below the third")
+        if self.parallel_residual and (self.norms.attention.sum or self.norms.mlp.sum):
+            what = f"norm_placement {self.norm_placement} has a norm of the sum after each block"
+            raise ValueError(f"parallel_residual adds both blocks to one input, {what}; valid: placements without")
         if self.family == "bert" and self.mlp == "swiglu":
             raise ValueError(
                 "mlp swiglu is not built for family bert, whose head has the MLP's function; valid: others"
@@ -106,6 +118,11 @@ class ModelConfig:
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def turned(self) -> int:
+        """Features of a head that rotary positions turn."""
+        return int(self.head_size * self.rotary_fraction)
 
     @property
     def scores_dropout(self) -> float:

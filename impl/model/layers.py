@@ -17,7 +17,7 @@ from impl.model.fused_attention import attend, by_heads
 from impl.model.mlp_functions import FUNCTIONS
 from impl.model.norm_placement import BlockNorms
 from impl.model.norms import SplitNorm, norm
-from impl.model.rotary import rotate
+from impl.model.rotary import Rotary, rotate
 from impl.pipeline.stage import Stage
 from impl.recompute import recompute
 from impl.seeding import derive
@@ -70,8 +70,7 @@ class Attention(nn.Module):
 
     Keys and values may have fewer heads, each for as many query heads (Ainslie et al. 2023, 2305.13245); of fewer heads
     than ranks, `neighbours` share one. Queries and keys may be turned by their places. Norms of queries, keys and
-    values are over the features of a head, with the same weights for all heads and no bias, which would change nothing
-    in keys.
+    values are over the features of a head, with the same weights for all heads; a bias would change nothing in keys.
 
     With `recompute_core` only q, k and v are kept of the core, softmax(q k^T) v with its dropout, which the backward
     pass computes again: Korthikanti et al. 2022, section 5, selective recomputation.
@@ -86,7 +85,7 @@ class Attention(nn.Module):
         h = config.hidden_size
         self.heads, self.groups = config.num_heads // tp.degree, config.groups_of(tp.degree)
         self.causal, self.neighbours = causal, tp.neighbours
-        self.head_size, self.base = config.head_size, config.rotary_base if config.positions == "rotary" else None
+        self.head_size, self.rotary = config.head_size, Rotary.of(config)
         self.qkv = ColumnParallelLinear(h, config.qkv_sizes, tp, bias=config.biases)
         self.projection = RowParallelLinear(h, h, tp, bias=config.biases)
         norms = config.norms.attention
@@ -101,8 +100,8 @@ class Attention(nn.Module):
         if self.neighbours is not None:
             qkv = with_shared_heads(qkv, self.heads * self.head_size, self.neighbours)
         qkv = self._normalised(qkv)
-        if self.base is not None:
-            qkv = rotate(qkv, seq_len, self.heads + self.groups, self.head_size, self.base)
+        if self.rotary is not None:
+            qkv = rotate(qkv, seq_len, self.heads + self.groups, self.head_size, self.rotary)
         return self.projection(self.inner(core(qkv, seq_len, key)))
 
     def _normalised(self, qkv: Tensor) -> Tensor:
@@ -172,7 +171,7 @@ class Norms(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer: attention and MLP, each a residual block.
+    """One transformer layer: attention and MLP, each a residual block, one after the other or of the same input.
 
     Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).
     Communication: f and g twice forward and twice backward.
@@ -182,7 +181,7 @@ class Layer(nn.Module):
         self, config: ModelConfig, tp: TensorParallel, index: int, *, causal: bool, recompute_core: bool = False
     ) -> None:
         super().__init__()
-        place = f"layers.{index}"
+        place, self.is_parallel = f"layers.{index}", config.parallel_residual
         self.attention_norms = Norms(config, config.norms.attention, index)
         self.mlp_norms = Norms(config, config.norms.mlp, index)
         self.attention = Attention(config, tp, f"{place}.attention", causal=causal, recompute_core=recompute_core)
@@ -192,9 +191,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         norms = self.attention_norms
-        x = norms.add(x, self.attention_dropout(self.attention(norms.into(x), seq_len, key), key))
-        norms = self.mlp_norms
-        return norms.add(x, self.mlp_dropout(self.mlp(norms.into(x)), key))
+        y = norms.add(x, self.attention_dropout(self.attention(norms.into(x), seq_len, key), key))
+        norms, x = self.mlp_norms, x if self.is_parallel else y
+        return norms.add(y, self.mlp_dropout(self.mlp(norms.into(x)), key))
 
 
 class Block(NamedTuple):

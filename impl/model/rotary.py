@@ -1,51 +1,70 @@
 """Rotary positions: queries and keys turned by angles that grow with the place in the sequence (2104.09864)."""
 
+import math
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from impl.model.config import ModelConfig
 
-def rotate(qkv: Tensor, seq_len: int, heads: int, head_size: int, base: float) -> Tensor:
+
+class Rotary(NamedTuple):
+    """How heads are turned."""
+
+    features: int
+    """Of a head, the first ones, that are turned."""
+    base: float
+    scaling: tuple[float, float, float, float] | None
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Rotary | None":
+        """Return how a model's heads are turned; None: they are not."""
+        how = cls(config.turned, config.rotary_base, config.rotary_scaling)
+        return how if config.positions == "rotary" else None
+
+
+def rotate(qkv: Tensor, seq_len: int, heads: int, head_size: int, how: Rotary) -> Tensor:
     """Turn the first `heads` heads of every token; its own memory is used unless compiled.
 
-    Feature i of a head's first half and of its second make a pair, turned by place / base^(2 i / d), as in the Llama of
-    transformers.
+    Of the r features that are turned, i of the first half and of the second make a pair, turned by its place times its
+    rate, as in the Llama of transformers.
 
     Shapes: [b s, (a + 2 g) d] -> the same; heads is a + g.
     """
     if torch.compiler.is_compiling():
         by_head = qkv.view(-1, seq_len, qkv.shape[1] // head_size, head_size)
         turning, others = by_head[:, :, :heads], by_head[:, :, heads:]
-        of_place = angles(seq_len, head_size, base, wide(qkv.dtype), qkv.device)
+        of_place = angles(seq_len, how, wide(qkv.dtype), qkv.device)
         return torch.cat([turned(turning, *of_place), others], 2).view_as(qkv)
-    return cast(Tensor, _Rotate.apply(qkv, seq_len, heads, head_size, base))
+    return cast(Tensor, _Rotate.apply(qkv, seq_len, heads, head_size, how))
 
 
 def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return heads turned by the angles of their places. Shapes: [b, s, heads, d], angles [s, 1, d / 2] -> the same."""
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).type_as(x)
+    """Return heads turned by the angles of their places. Shapes: [b, s, heads, d], angles [s, 1, r / 2] -> the same."""
+    pairs = cosine.shape[-1]
+    first, second, rest = x.tensor_split([pairs, 2 * pairs], -1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1).type_as(x)
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, seq_len: int, heads: int, head_size: int, base: float) -> Tensor:
-        ctx.how = seq_len, heads, head_size, base
+    def forward(ctx: Any, qkv: Tensor, *how: Any) -> Tensor:
+        ctx.how = how
         ctx.mark_dirty(qkv)
-        return _turn(qkv, seq_len, heads, head_size, base, 1.0)
+        return _turn(1.0, qkv, *how)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        seq_len, heads, head_size, base = ctx.how
-        return _turn(grads[0].clone(), seq_len, heads, head_size, base, -1.0), None, None, None, None
+        return _turn(-1.0, grads[0].clone(), *ctx.how), None, None, None, None
 
 
-def _turn(x: Tensor, seq_len: int, heads: int, head_size: int, base: float, way: float) -> Tensor:
+def _turn(way: float, x: Tensor, seq_len: int, heads: int, head_size: int, how: Rotary) -> Tensor:
     """Turn in place, by the opposite angles if `way` is -1."""
-    cosine, sine = angles(seq_len, head_size, base, wide(x.dtype), x.device)
-    first, second = x.view(-1, seq_len, x.shape[1] // head_size, head_size)[:, :, :heads].chunk(2, -1)
+    cosine, sine = angles(seq_len, how, wide(x.dtype), x.device)
+    by_head = x.view(-1, seq_len, x.shape[1] // head_size, head_size)
+    first, second = by_head[:, :, :heads, : how.features].chunk(2, -1)
     new_first = first * cosine - second * (sine * way)
     second.copy_(second * cosine + first * (sine * way))
     first.copy_(new_first)
@@ -58,10 +77,23 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 @lru_cache(maxsize=8)
-def angles(
-    seq_len: int, head_size: int, base: float, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of every place's angles. Shapes: [s, 1, d / 2] each."""
-    rates = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), rates)[:, None]
+def angles(seq_len: int, how: Rotary, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of every place's angles. Shapes: [s, 1, r / 2] each."""
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), rates(how))[:, None]
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def rates(how: Rotary) -> Tensor:
+    """Return what each pair of features is turned by from place to place: pair i by base^(-2 i / r).
+
+    With Llama 3.1's scaling a pair that turns round less than `low` times in the original length turns slower by the
+    factor, and one that does so more than `high` times as before; between, both rates are weighted in proportion.
+
+    Source: the Llama of transformers, `rope_type` llama3. Shapes: [r / 2].
+    """
+    found = how.base ** (-torch.arange(0, how.features, 2, dtype=torch.float64) / how.features)
+    if how.scaling is None:
+        return found
+    factor, low, high, length = how.scaling
+    kept = ((length * found / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    return found * (kept + (1 - kept) / factor)

@@ -87,8 +87,8 @@ _llama3 = partial(
 )
 _nemotron = partial(
     _size,
-    "{}; its rotary positions turn half of a head's features, ours all; its LayerNorm's weight is one more than ours",
-    **{"positions": "rotary", "mlp": "squared_relu", "biases": False, "tied": False},
+    "{}; its LayerNorm's weight is one more than ours",
+    **{"positions": "rotary", "rotary_fraction": 0.5, "mlp": "squared_relu", "biases": False, "tied": False},
     **{"kv_heads": 8, "seq_len": 4096, "vocab_size": 256000},
 )
 _on_cpu = partial(
@@ -142,6 +142,13 @@ SIZES: dict[str, Size] = {
         "OPT, Zhang et al. 2022 (2205.01068), from memory",
         *("175B", 96, 12288, 96),
         **{"seq_len": 2048, "vocab_size": 50272, "mlp": "relu", "dropout": 0.1},
+    ),
+    "gpt-neox-20b": _size(
+        "GPT-NeoX-20B, Black et al. 2022 (2204.06745); shape: configs/20B.yml of the authors' code; padded vocabulary: "
+        "its model card",
+        *("20.554567680B", 44, 6144, 64),
+        **{"seq_len": 2048, "vocab_size": 50432, "tied": False, "parallel_residual": True},
+        **{"positions": "rotary", "rotary_fraction": 0.25},
     ),
     "korthikanti-22b": _korthikanti("22B", 48, 6144, 64),
     "korthikanti-175b": _korthikanti("175B", 96, 12288, 96),

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from impl.model.config import ModelConfig
 from impl.model.initialise import build_model
 from impl.model.layers import Norms
-from impl.model.rotary import angles, turned, wide
+from impl.model.rotary import Rotary, angles, turned, wide
 from impl.pipeline.stage import Stage, split
 from impl.plan import AXES
 from impl.run import Run
@@ -39,15 +39,15 @@ class Attention(nn.Module):
         super().__init__()
         h, bias = config.hidden_size, config.biases
         self.head_size, self.sharing = config.head_size, config.num_heads // config.groups
-        self.base = config.rotary_base if config.positions == "rotary" else None
+        self.rotary = Rotary.of(config)
         self.qkv, self.projection = nn.Linear(h, sum(config.qkv_sizes), bias), nn.Linear(h, h, bias)
 
     def forward(self, x: Tensor, seq_len: int) -> Tensor:
         qkv, of_group = self.qkv(x), self.sharing + 2
         groups = qkv.view(-1, seq_len, qkv.shape[1] // (of_group * self.head_size), of_group, self.head_size)
         q, k, v = (part.flatten(2, 3) for part in groups.split((self.sharing, 1, 1), 3))
-        if self.base is not None:
-            cosine, sine = angles(seq_len, self.head_size, self.base, wide(x.dtype), x.device)
+        if self.rotary is not None:
+            cosine, sine = angles(seq_len, self.rotary, wide(x.dtype), x.device)
             q, k = (turned(part, cosine, sine) for part in (q, k))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.sharing > 1)
@@ -80,7 +80,7 @@ class Layer(nn.Module):
         config = run.model
         self.attention_norms = Norms(config, config.norms.attention, index, norm)
         self.mlp_norms = Norms(config, config.norms.mlp, index, norm)
-        self.attention, self.mlp = Attention(config), MLP(config)
+        self.attention, self.mlp, self.is_parallel = Attention(config), MLP(config), config.parallel_residual
         self.pass_through = self.recomputed if run.plan.recompute == "full" else self.compute
         if run.compile:
             self.pass_through = torch.compile(self.pass_through)
@@ -95,8 +95,8 @@ class Layer(nn.Module):
 
     def compute(self, x: Tensor, seq_len: int) -> Tensor:
         norms = self.attention_norms
-        x = norms.add(x, self.attention(norms.into(x), seq_len))
-        return self.mlp_norms.add(x, self.mlp(self.mlp_norms.into(x)))
+        y = norms.add(x, self.attention(norms.into(x), seq_len))
+        return self.mlp_norms.add(y, self.mlp(self.mlp_norms.into(x if self.is_parallel else y)))
 
 
 class Trunk(nn.Module):

@@ -86,7 +86,8 @@ def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
     for _ in range(bool(norms.attention.heads) + (qkv != projected)):
         yield Moved("heads", 2 * qkv, 2 * qkv)  # put together again, as are shared heads
     if run.model.positions == "rotary":
-        yield Moved("heads", qkv + features, qkv + features)  # queries and keys turned
+        turned = (qkv + features) * run.model.turned / run.model.head_size
+        yield Moved("heads", turned, turned)  # of queries and keys
     yield Moved("heads", qkv + features, 2 * (qkv + features))  # laid out for the core and back
     yield Moved("gelu", widened + inner, 2 * widened + inner)
     if run.precision == "fp8":  # norms and the MLP's function write 8 bits, twice for the transpose; others are cast

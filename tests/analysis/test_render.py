@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.analysis import render
+from harness.analysis.latex import latex
 from harness.analysis.render import Column, Table, number, number_with_interval
 
 COLUMNS = (
@@ -71,7 +72,7 @@ def test_csv_is_raw_with_units_in_the_header() -> None:
 
 
 def test_latex_escapes_and_uses_booktabs() -> None:
-    text = render.latex(TABLE)
+    text = latex(TABLE)
     assert r"50\% a\_b \& c$|$d & 1,500 $\pm$ 56 \\" in text
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\caption{Time \& space}"))
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from impl.model.bert import BERT
 from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
 from impl.model.initialise import build_model
+from impl.model.rotary import Rotary, rates
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
@@ -51,6 +52,11 @@ def configs() -> Iterator[Any]:
             num_key_value_heads=one_of(1, 2, heads), tie_word_embeddings=one_of(True, False),
             rope_parameters={"rope_type": "default", "rope_theta": one_of(10_000.0, 500_000.0)},
         )  # fmt: skip
+        yield transformers.GPTNeoXConfig(
+            **common | {"hidden_size": 2 * h}, intermediate_size=3 * h, max_position_embeddings=places,
+            use_parallel_residual=one_of(True, True, False), hidden_act=one_of("gelu", "gelu_fast"),
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": one_of(0.5, 1.0)},
+        )  # fmt: skip
         yield transformers.BertConfig(
             **common, intermediate_size=4 * h, max_position_embeddings=places, layer_norm_eps=one_of(1e-12, 1e-5),
             hidden_act=one_of("gelu", "gelu_new"), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -59,8 +65,8 @@ def configs() -> Iterator[Any]:
 
 CONFIGS = list(configs())
 KINDS = {
-    "gpt2": transformers.GPT2LMHeadModel, "llama": transformers.LlamaForCausalLM,
-    "bert": transformers.BertForPreTraining,
+    "gpt2": transformers.GPT2LMHeadModel, "gpt_neox": transformers.GPTNeoXForCausalLM,
+    "llama": transformers.LlamaForCausalLM, "bert": transformers.BertForPreTraining,
 }  # fmt: skip
 by_config = pytest.mark.parametrize("described", CONFIGS, ids=[f"{c.model_type}-{i}" for i, c in enumerate(CONFIGS)])
 
@@ -74,12 +80,18 @@ def model_of(described: Any, dtype: torch.dtype = torch.float64) -> Any:
     return model.eval()
 
 
+def stored(theirs: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's tensors by the names that `save_pretrained` gives them."""
+    is_neox = theirs.config.model_type == "gpt_neox"
+    return {name.replace("lm_head.", "embed_out.") if is_neox else name: one for name, one in tensors.items()}
+
+
 def ours_of(theirs: Any, serial: TensorParallel) -> tuple[GPT | BERT, ModelConfig]:
     described = theirs.config.to_dict()
     config = config_from(described)
     dtype = next(theirs.parameters()).dtype
     model = build_model(config, VOCAB, 0, dtype, serial)
-    found = weights_from(theirs.state_dict(), config, described["model_type"])
+    found = weights_from(stored(theirs, theirs.state_dict()), config, described["model_type"])
     own = dict(model.named_parameters())
     assert found.keys() == own.keys()
     with torch.no_grad():
@@ -105,12 +117,14 @@ def both(theirs: Any, model: GPT | BERT, places: int) -> list[tuple[Tensor, Tens
 
 @pytest.fixture
 def without_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transformers' Llama compute its norms and angles in the model's type; its own code rounds them to fp32."""
+    """Let transformers' models compute norms and angles in the model's type; their own code rounds them to fp32."""
+    from transformers.models.gpt_neox import modeling_gpt_neox
     from transformers.models.llama import modeling_llama
 
     def angles(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         described = self.config
         size = described.hidden_size // described.num_attention_heads
+        size = int(size * described.rope_parameters.get("partial_rotary_factor", 1.0))
         rates = described.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
         both = (position_ids[..., None].double() * rates).repeat(1, 1, 2)
         return both.cos().to(x.dtype), both.sin().to(x.dtype)
@@ -118,6 +132,7 @@ def without_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     def normal(self: Any, x: Tensor) -> Tensor:
         return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
 
+    monkeypatch.setattr(modeling_gpt_neox.GPTNeoXRotaryEmbedding, "forward", angles)
     monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", angles)
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", normal)
 
@@ -137,7 +152,7 @@ def test_logits_and_gradients_are_those_of_transformers(
     sum((expected.square().mean() for _, expected in pairs), torch.zeros((), dtype=dtype)).backward()
     gradients = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     kind = described.model_type
-    expected = weights_from({**dict(theirs.state_dict()), **gradients}, config, kind)
+    expected = weights_from(stored(theirs, {**dict(theirs.state_dict()), **gradients}), config, kind)
     own = dict(model.named_parameters())
     for name, gradient in expected.items():
         mine = own[name].grad
@@ -147,12 +162,31 @@ def test_logits_and_gradients_are_those_of_transformers(
         assert (mine[rows] - gradient[rows]).norm() < 20 * tolerance * gradient.norm(), name
 
 
+def test_scaled_rotary_positions_are_llama_3_1s(serial: TensorParallel) -> None:
+    """Its factors, with a length of which some pairs turn round often, some rarely and some in between."""
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    described = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
+        max_position_embeddings=32, rope_parameters={"rope_type": "llama3", "rope_theta": 10_000.0, **scaling},
+    )  # fmt: skip
+    theirs = model_of(described, torch.float32)
+    model, config = ours_of(theirs, serial)
+    how = Rotary.of(config)
+    assert how is not None
+    kept = rates(how) / rates(how._replace(scaling=None))
+    assert {round(one, 6) for one in kept.tolist()} > {0.125, 1.0}
+    torch.testing.assert_close(rates(how), theirs.model.rotary_emb.inv_freq.double(), rtol=1e-6, atol=0.0)
+    [(ours, expected)] = both(theirs, model, config.seq_len)
+    assert (ours - expected).norm() < 1e-5 * expected.norm()
+    assert config_from(config_to(config, VOCAB)) == config
+
+
 @by_config
 def test_weights_go_back_to_the_last_bit(described: Any) -> None:
     theirs = model_of(described, torch.float32)
     described = theirs.config.to_dict()
     config = config_from(described)
-    kind, state = described["model_type"], theirs.state_dict()
+    kind, state = described["model_type"], stored(theirs, theirs.state_dict())
     back = weights_to(weights_from(state, config, kind), config, VOCAB, kind)
     tied = {"lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} - set(back)
     assert back.keys() == state.keys() - tied - {name for name in state if name.endswith("position_ids")}
@@ -169,12 +203,17 @@ def loaded(one: Trainer) -> float:
     return one.backward(0).item()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama"])
 def test_a_folder_becomes_a_checkpoint_for_any_layout_and_a_folder_again(kind: str, tmp_path: Path) -> None:
     shape = {"vocab_size": VOCAB, "num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 2}
     of_llama = {"num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 16}
-    described = {"gpt2": transformers.GPT2Config(**shape, n_positions=16), "llama": transformers.LlamaConfig}[kind]
-    theirs = model_of(described(**shape, **of_llama) if kind == "llama" else described, torch.float32)
+    of_neox = {"intermediate_size": 128, "max_position_embeddings": 16}
+    described = {
+        "gpt2": lambda: transformers.GPT2Config(**shape, n_positions=16),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**shape, **of_neox),
+        "llama": lambda: transformers.LlamaConfig(**shape, **of_llama),
+    }
+    theirs = model_of(described[kind](), torch.float32)
     theirs.save_pretrained(tmp_path / "hf")
     data = tmp_path / "tokens"
     write_synthetic(data, SyntheticConfig(train_tokens=5000, valid_tokens=1000))
@@ -197,7 +236,7 @@ def test_a_folder_becomes_a_checkpoint_for_any_layout_and_a_folder_again(kind: s
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "mamba"}, "model_type 'mamba' is not known; valid: gpt2, llama, bert"),
+    ({"model_type": "mamba"}, "model_type 'mamba' is not known; valid: gpt2, gpt_neox, llama, bert"),
     ({"activation_function": "tanh"}, "activation 'tanh' is not built; valid: gelu_new"),
     ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not built; valid: False"),
 ]

@@ -30,11 +30,13 @@ PERI = replace(MODEL, norm_placement="peri", norm="rmsnorm")
 DEEPNORM = replace(MODEL, norm_placement="deepnorm")
 LLAMA = replace(BLOCKS["llama"], num_layers=2, hidden_size=64, num_heads=8, kv_heads=2)
 NEMOTRON = replace(LLAMA, mlp="squared_relu", norm="layernorm", kv_heads=None, biases=True, tied=True)
+NEOX = replace(NEMOTRON, mlp="gelu", tied=False, parallel_residual=True, rotary_fraction=0.5)
 ALONE = {
     "fp32": PLAIN,
     "alone, other norms": replace(SHORT, model=PERI),
     "alone, Llama": replace(SHORT, model=LLAMA),
     "alone, Nemotron": replace(SHORT, model=NEMOTRON),
+    "alone, GPT-NeoX": replace(SHORT, model=NEOX),
     "alone, ReLU": replace(SHORT, model=replace(MODEL, mlp="relu")),
     "alone, exact GELU": replace(SHORT, model=replace(MODEL, mlp="gelu_erf", mlp_size=80)),
     "bf16": replace(SHORT, precision="bf16"),
@@ -90,7 +92,7 @@ def test_every_gradient_of_dtensor_equals_ours(data: Data) -> None:
     """An outside oracle for our layers. DTensor splits 301 tokens unevenly, we pad them."""
     runs = [
         Run(model=replace(model, vocab_size=size), plan=plan, train=RECIPE, precision="fp64", engine="torch")
-        for model, size in ((MODEL, 512), (MODEL, 301), (LLAMA, 301), (NEMOTRON, 512))
+        for model, size in ((MODEL, 512), (MODEL, 301), (LLAMA, 301), (NEMOTRON, 512), (NEOX, 301))
         for plan in PLANS.values()
     ]
     for run, answers in zip(runs, zip(*run_ranks(2, first_gradients, runs, data[0]), strict=True), strict=True):

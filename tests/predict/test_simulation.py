@@ -47,6 +47,8 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "model.norm": ("rmsnorm", {}),
     "model.kv_heads": (4, {}),
     "model.positions": ("rotary", {}),
+    "model.rotary_fraction": (0.5, {"model.positions": "rotary"}),
+    "model.parallel_residual": (True, {}),
     "model.mlp": ("swiglu", {}),
     "model.mlp_size": (2048, {}),
     "model.biases": (False, {}),
@@ -84,7 +86,16 @@ WITHOUT_EFFECT = {
     *("train.beta1", "train.beta2", "train.eps", "train.initial_loss_scale", "train.loss_scale_window"),
     *("train.parametrization", "train.base_hidden_size", "train.base_layers"),
     "model.attention_dropout",  # fused attention keeps and moves nothing for it
-    *("model.init_std", "model.rotary_base", "model.norm_epsilon", "seed", "repeat", "start", "keep_end"),
+    *(
+        "model.init_std",
+        "model.rotary_base",
+        "model.rotary_scaling",
+        "model.norm_epsilon",
+        "seed",
+        "repeat",
+        "start",
+        "keep_end",
+    ),
     *(name for name in FIELDS if name.startswith("evaluation.")),  # between steps
     "data.dataset",  # only its vocabulary counts, and only where the model has none
 }

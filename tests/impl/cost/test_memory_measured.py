@@ -34,7 +34,7 @@ def run(model: ModelConfig = GPT, dropout: float = 0.0, batch: int = 4, **change
     return Run(model=replace(model, dropout=dropout), plan=plan, train=recipe, **fields)
 
 
-IN_SMALL: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "seq_len": 64, "vocab_size": 512, "mlp_size": 176}
+IN_SMALL: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "seq_len": 64, "vocab_size": 512}
 OF_BLOCKS: list[dict[str, Any]] = [
     {},
     {"precision": "bf16"},
@@ -89,7 +89,11 @@ LAYOUTS = [
     run(normed("sub"), tp=2, sequence_parallel=True),
     run(normed("sub", "rmsnorm"), tp=2, dp=2, zero_stage=3, precision="bf16"),
     run(normed("sub", "dyt"), dropout=0.1, recompute="full"),
-    *(run(replace(block, **IN_SMALL), **how) for block in (BLOCKS["llama"], BLOCKS["nemotron"]) for how in OF_BLOCKS),
+    *(
+        run(replace(BLOCKS[name], **IN_SMALL | {"mlp_size": size}), **how)
+        for name, size in (("llama", 176), ("nemotron", 176), ("neox", None))
+        for how in OF_BLOCKS
+    ),
     run(normed("hybrid"), batch=8, pp=2, precision="bf16", schedule="zb_h1"),
 ]
 
