@@ -15,7 +15,7 @@ from harness.experiment.kit import (
     Tolerance, named, tally,
 )  # fmt: skip
 
-QUALITY = Recipe(steps=400, global_batch=16, microbatch=8, lr=3e-3, warmup_steps=80)
+QUALITY = Recipe(steps=320, global_batch=16, microbatch=8, lr=3e-3, warmup_steps=60)
 SPEED = Recipe(steps=20, global_batch=8, microbatch=4, warmup_steps=5)
 
 NEAR = Tolerance(0.1, "assumed", "2026-11-20")

@@ -11,7 +11,9 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain
+from math import prod
 from typing import NamedTuple
 
 from impl.pipeline.schedule import Op, Rows
@@ -24,6 +26,8 @@ PERIODIC = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 """Schedules whose steps repeat themselves in a way that is skipped here; all others are simulated action by action."""
 LAPS = 4
 """Laps after the pipeline is full for which rows are generated at first."""
+KEPT_PASSES = 2**13
+"""Most passes of a table whose rows are kept for the next simulation."""
 
 Seconds = Mapping[Op, Sequence[float]]
 """Seconds of each operation, by stage."""
@@ -281,9 +285,17 @@ def _uncollected() -> Iterator[None]:
 def _phases(name: str, p: int, v: int) -> list[RowsOf]:
     """Return the parts of the rows that are periodic by themselves: all; for GPipe, forward and backward part."""
     if name == "gpipe":
-        rows = lambda m: SCHEDULES[name](p, m)
-        return [lambda m: [row[:m] for row in rows(m)], lambda m: [row[m:] for row in rows(m)]]
-    return [lambda m: SCHEDULES[name](p, m, v) if v > 1 else SCHEDULES[name](p, m)]
+        return [lambda m: [row[:m] for row in _rows(name, p, m)], lambda m: [row[m:] for row in _rows(name, p, m)]]
+    return [lambda m: _rows(name, p, m, *[v] * (v > 1))]
+
+
+def _rows(name: str, *sizes: int) -> Rows:
+    return _kept_rows(name, *sizes) if prod(sizes) <= KEPT_PASSES else SCHEDULES[name](*sizes)
+
+
+@lru_cache(maxsize=64)  # a fit simulates the same few pipelines with many constants
+def _kept_rows(name: str, *sizes: int) -> Rows:
+    return SCHEDULES[name](*sizes)
 
 
 def _whole(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer) -> Ran:

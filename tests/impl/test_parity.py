@@ -35,8 +35,9 @@ CHUNKS = {"interleaved": 2, f"{OWN}:two_ways": 2}
 
 
 def run_of(plan: Plan, family: Any, norm: str = "pre", precision: Precision = "fp64") -> Run:
-    """5 layers, or 9 in 8 stages; 3 or 6 microbatches of a rank, or 8 where their number must be a multiple."""
-    layers, batch = (9 if plan.pp * plan.chunks > 4 else 5), (8 if plan.schedule == "interleaved" or plan.dp > 2 else 6)
+    """2 layers, or a layer more than stages; 2 to 6 microbatches of a rank, or 8 where that must be a multiple."""
+    layers = 2 if plan.pp == 1 else plan.pp * plan.chunks + 1
+    batch = 8 if plan.schedule == "interleaved" or plan.dp > 2 else 6 if plan.pp > 1 else 4
     model = replace(MODEL, family=family, norm_placement=norm, num_layers=layers)
     return Run(model=model, plan=plan, train=replace(RECIPE, global_batch=batch), precision=precision)
 
@@ -84,7 +85,7 @@ ATLAS_PLANS: list[dict[str, Any]] = [
     {"pp": 2, "schedule": "interleaved", "dp": 2},
 ]
 ATLAS = [
-    replace(run, model=replace(run.model, norm=KINDS[i % 3], num_layers=2 if run.plan.pp == 1 else 5))
+    replace(run, model=replace(run.model, norm=KINDS[i % 3]))
     for i, run in enumerate(
         run_of(of(**how), FAMILIES[(k + j) % 2], norm)
         for k, norm in enumerate(PLACEMENTS)
@@ -154,8 +155,7 @@ LONG_PLANS: list[tuple[str, Precision, Plan]] = [
 
 def long_run(family: str, precision: Precision, plan: Plan) -> Run:
     run = run_of(plan, family, precision=precision)
-    model = replace(run.model, num_layers=5 if plan.pp > 1 else 2)
-    return replace(run, model=model, train=replace(RECIPE, global_batch=4))
+    return replace(run, train=replace(RECIPE, global_batch=4))
 
 
 LONG = [long_run(*kind) for kind in LONG_PLANS]

@@ -45,9 +45,10 @@ STATES: list[tuple[Plan, Precision]] = [
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 def test_states_of_every_pipeline_rank_are_the_formula_to_the_byte(family: str, data: Path) -> None:
-    model = replace(MODEL, family=family, num_layers=7, norm_placement="sandwich" if family == "bert" else "pre")
+    model = replace(MODEL, family=family, norm_placement="sandwich" if family == "bert" else "pre")
     recipe = Recipe(steps=1, global_batch=4, microbatch=1)
-    runs = [Run(model=model, plan=plan, train=recipe, precision=precision) for plan, precision in STATES]
+    in_stages = lambda plan: replace(model, num_layers=plan.pp * plan.chunks + 1)
+    runs = [Run(model=in_stages(plan), plan=plan, train=recipe, precision=precision) for plan, precision in STATES]
     for run, ranks in on_ranks(held_here, runs, data).items():
         vocab_size, of_rank = run.model.vocabulary(257), {}
         for pp_rank, states in ranks:

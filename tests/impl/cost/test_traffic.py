@@ -20,9 +20,14 @@ from tests.impl.blocks import BLOCKS
 from tests.impl.on_ranks import on_ranks
 from tests.impl.pipeline import own_schedule
 
-MODEL = ModelConfig(num_layers=9, hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
+MODEL = ModelConfig(hidden_size=32, num_heads=4, seq_len=16, dropout=0.1)
 MODELS = [MODEL, *(replace(MODEL, norm_placement=placement) for placement in ("sub", "olmo2"))]
 RECIPE = Recipe(steps=1, global_batch=4, microbatch=1)
+
+
+def in_stages(model: ModelConfig, plan: Plan) -> ModelConfig:
+    """Return the model with a layer more than the plan has stages."""
+    return replace(model, num_layers=plan.pp * plan.chunks + 1)
 
 
 class Moved(NamedTuple):
@@ -104,7 +109,7 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
     plans: list[tuple[Plan, Precision]], family: str, data: Path
 ) -> None:
     runs = [
-        Run(model=replace(model, family=family), plan=plan, train=RECIPE, precision=precision)
+        Run(model=in_stages(replace(model, family=family), plan), plan=plan, train=RECIPE, precision=precision)
         for (plan, precision), model in zip(plans[:: 1 if family == "gpt" else 2], cycle(MODELS), strict=False)
     ]
     for run, ranks in on_ranks(step, runs, data).items():
@@ -116,9 +121,9 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
 
 @pytest.mark.parametrize("plans", [WITHOUT_PIPELINE, PIPELINES[:-1], ZERO], ids=["pp = 1", "pp > 1", "ZeRO"])
 def test_so_of_a_llama_whose_head_is_not_tied(plans: list[tuple[Plan, Precision]], data: Path) -> None:
-    models = cycle([replace(BLOCKS["llama"], num_layers=9, kv_heads=heads) for heads in (4, 1)])
+    models = cycle([replace(BLOCKS["llama"], kv_heads=heads) for heads in (4, 1)])
     runs = [
-        Run(model=model, plan=plan, train=RECIPE, precision=precision)
+        Run(model=in_stages(model, plan), plan=plan, train=RECIPE, precision=precision)
         for (plan, precision), model in zip(plans[::2], models, strict=False)
     ]
     for run, ranks in on_ranks(step, runs, data).items():
@@ -129,7 +134,7 @@ def test_so_of_a_llama_whose_head_is_not_tied(plans: list[tuple[Plan, Precision]
 
 def test_tokens_that_do_not_divide_are_sent_whole(data: Path) -> None:
     plans = [Plan(pp=2, tp=4, schedule="gpipe", scatter_gather=scatters) for scatters in (True, False)]
-    runs = [Run(model=replace(MODEL, seq_len=18), plan=plan, train=RECIPE) for plan in plans]
+    runs = [Run(model=in_stages(replace(MODEL, seq_len=18), plan), plan=plan, train=RECIPE) for plan in plans]
     one, other = on_ranks(step, runs, data).values()
     assert one == other
 
