@@ -36,7 +36,7 @@ VERBS = {
     "accuracy": Verb("harness.predict.accuracy:accuracy", "Predict published and measured steps"),
     "evaluate": Verb("harness.cli.evaluate:evaluate", "Evaluate a checkpoint of a GPT on texts and LAMBADA"),
     "import-hf": Verb(
-        "harness.cli.hugging_face:import_hf", "Make a checkpoint of GPT-2, BERT or Llama from transformers"
+        "harness.cli.hugging_face:import_hf", "Make a checkpoint of GPT-2, GPT-NeoX, BERT or Llama from transformers"
     ),
     "export-hf": Verb("harness.cli.hugging_face:export_hf", "Write a checkpoint as transformers reads it"),
     "prepare": Verb("harness.cli.verbs:prepare", "Turn text into a token folder that runs can train on"),
