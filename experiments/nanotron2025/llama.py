@@ -167,7 +167,7 @@ EXPERIMENT = Experiment(
         Claim(
             "the utilization of nanotron's best plans is the published, within a fifth", FIGURE,
             as_expected(cells, lambda one: one.estimate(mfu), printed_value("published_mfu"), NEAR, "cells"),
-            "5 to 47%", kind="quantitative", tolerance=NEAR, hardware="H100",
+            "5 to 47%", kind="quantitative", about="computing", tolerance=NEAR, hardware="H100",
         ),
         Claim(
             "the best plan's rate per GPU falls whenever nodes double, for models that fit one", FIGURE,
@@ -181,8 +181,8 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "80B's best plan is fastest per GPU on 16 nodes", FIGURE,
-            each(on_16_nodes, lambda by: by, "", EACH), "34%, elsewhere 15 to 31%",
-            kind="direction",
+            each(on_16_nodes, lambda by: by, "", "{:+.1%} over the best elsewhere"),
+            "34%, elsewhere 15 to 31%", kind="direction", about="network",
         ),
         Claim(
             "no best plan of one node has tensor parallelism: without it a small Llama is faster", FIGURE,
@@ -211,9 +211,9 @@ EXPERIMENT = Experiment(
     cost={"smoke": "1 min, 2 CPU cores", "small": "10 min, 2 CPU cores", "paper": "20 min, 512 GPUs with 80 GB"},
     deviations="The published plans are the best of a sweep, so that their rates are biased upward; only these are "
     "simulated, not the sweep, and whether others are slower is not judged. The cluster's network is assumed. nanotron "
-    "shares blocks of a pipeline by their cost, we share layers evenly. The model of the tensor-parallel rates is the "
-    "one whose FLOPs they fit; that they are one microbatch on one replica is assumed. At `smoke` and `small` Llamas "
-    "of a few layers on one and two ranks, the latter with four heads.",
+    "shares blocks of a pipeline by their cost (its get_block_compute_costs), we share layers evenly. The model of the "
+    "tensor-parallel rates is the one whose FLOPs they fit; that they are one microbatch on one replica is assumed. At "
+    "`smoke` and `small` Llamas of a few layers on one and two ranks, the latter with four heads.",
     runs={
         "smoke": on_cpus(replace(named("llama-0.5m"), num_layers=4), 1),
         "small": on_cpus(replace(named("llama-2m"), num_heads=4), 3),
