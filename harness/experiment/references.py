@@ -15,6 +15,7 @@ PAPERS = {
     "korthikanti2022": ("Korthikanti et al. 2022", "korthikanti"),
     "zerobubble2024": ("Zero bubble 2024", "zero bubble", "qi et al"),
     "torchtitan2024": ("TorchTitan 2024", "torchtitan"),
+    "nanotron2025": ("nanotron 2025", "nanotron"),
     "chinchilla2022": ("Chinchilla 2022", "chinchilla", "hoffmann"),
 }
 """Title of each paper by the folder of its experiments, and lower-case texts that name it in a source."""
