@@ -34,6 +34,16 @@ def neighbours(mesh: DeviceMesh, count: int) -> dist.ProcessGroup | None:
     return _own_group(mesh.mesh.view(-1, count))
 
 
+def zero_groups(mesh: DeviceMesh, count: int) -> list[dist.ProcessGroup]:
+    """Return this rank's groups where each `count` neighbours along dp divide parameters; every rank has to call it.
+
+    They are these neighbours, then they with their tensor-parallel ranks, then the ranks that own the same parts.
+    """
+    ranks = mesh.mesh.unflatten(1, (-1, count))  # [pp, replicas, count, tp]
+    parts = ranks.transpose(2, 3).flatten(0, 2), ranks.flatten(2).flatten(0, 1), ranks.movedim(1, 3).flatten(0, 2)
+    return [group for every in parts if (group := _own_group(every)) is not None]
+
+
 def _own_group(every: Tensor) -> dist.ProcessGroup | None:
     """Return the group of this rank, of those that are the rows of a matrix; None if it is in no row."""
     mine: dist.ProcessGroup | None = None

@@ -84,6 +84,11 @@ LAYOUTS: list[Plan] = [
     Plan(dp=2, tp=2, pp=2),
     Plan(dp=2, tp=2, pp=2, schedule="zb_h1", sequence_parallel=True),
     Plan(dp=2, pp=4),
+    Plan(dp=4, zero_group=2),
+    Plan(dp=4, tp=2, zero_group=2, sequence_parallel=True),
+    Plan(dp=4, pp=2, schedule="gpipe", zero_group=2, overlap_grad_reduce=False),
+    Plan(dp=4, pp=2, schedule="zb_h1", zero_group=2, offload_optimizer=True),
+    Plan(dp=2, pp=2, zero_group=1),
 ]
 
 
