@@ -173,7 +173,7 @@ def test_losses_and_norms_equal_serial_over_many_steps(run: Run, data: Path) -> 
 
 # Random runs ---------------------------------------------------------------------------------------------------------
 
-COUNT, SEED = 150, 4
+COUNT, SEED = 150, 5
 NORMED = [name for name in PLACEMENTS if name != "without"]
 """Without norms, or with dynamic tanh, first tokens are alike at first: gradients of BERT's sentence head cancel out. A
 norm over two features would have two values, and gradients of 1e-28."""
@@ -189,12 +189,12 @@ def draws(seed: int) -> Iterator[Run]:
         name = one_of(*SCHEDULES)
         chunks = {**CHUNKS, "interleaved": one_of(1, 2, 3)}.get(name, 1)
         plan = Plan(
-            pp=one_of(1, 2, 2, 3, 4), tp=one_of(1, 1, 2, 2, 3, 4), dp=one_of(1, 2, 2, 4), schedule=name, chunks=chunks,
+            pp=one_of(1, 2, 2, 3, 4), tp=one_of(1, 1, 2, 2, 3, 4), dp=one_of(1, 2, 4, 4), schedule=name, chunks=chunks,
             sequence_parallel=one_of(False, True), scatter_gather=one_of(False, True),
             overlap_grad_reduce=one_of(False, True), overlap_input_grad_reduce=one_of(False, True),
-            bucket_bytes=one_of(1000, 10_000, 10**6), zero_stage=one_of(0, 0, 1, 2, 3),
+            bucket_bytes=one_of(1000, 10_000, 10**6), zero_stage=one_of(0, 1, 2, 2, 3, 3),
         )  # fmt: skip
-        plan = replace(plan, zero_group=one_of(None, *divisors(plan.dp)) if plan.zero_stage else None)
+        plan = replace(plan, zero_group=one_of(None, (plan.dp + 1) // 2, *divisors(plan.dp)) if plan.zero_stage else None)
         heads = plan.tp * one_of(1, 2)
         model = ModelConfig(
             family=one_of("gpt", "bert"), num_layers=plan.pp * chunks + random_.randrange(3),
