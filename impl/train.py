@@ -143,8 +143,7 @@ class Trainer:
         shards, named, plan = shards_of(self.model), dict(self.model.named_parameters()), self.run.plan
         ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1 if self.run.model.tied else 0]}
         both_ends = ends_group(mesh, ends) if len(ends) > 1 else None
-        groups = zero_groups(mesh, plan.zero) if plan.replicas > 1 else [self.group, joint_group(mesh, "dp", "tp"), None]
-        every, every_token, replicas = groups
+        every, every_token, replicas = zero_groups(mesh, plan.zero)
         found = divisions([(name, name in shards) for name in named], plan, is_tied=both_ends is not None)
         return [
             ReductionGroup(

@@ -32,7 +32,7 @@ SHAPE = (
 )
 """Knobs in which plans of different shape differ; of plans that differ in other knobs only, the best counts."""
 KIND = ("tp", "pp", "dp", *(name for name in BASELINE if name in KNOBS))
-"""Knobs that decide whether a calibration covers a plan; of stages, replicas and ZeRO's groups only whether there are several."""
+"""Knobs that decide whether a calibration covers a plan; of stages, replicas and groups only if there are several."""
 SAMPLE = 4000
 """Plans from which the importance of knobs is estimated."""
 LEAST_SAVED = 0.1
@@ -125,7 +125,8 @@ def importance(plans: Plans, seconds: np.ndarray) -> dict[str, float]:
         return {}
     values = {knob: sample.values(knob) for knob in knobs}
     kind = optuna.distributions.CategoricalDistribution
-    choices: dict[str, optuna.distributions.BaseDistribution] = {k: kind(list(dict.fromkeys(of))) for k, of in values.items()}
+    distinct = {knob: list(dict.fromkeys(of)) for knob, of in values.items()}
+    choices: dict[str, optuna.distributions.BaseDistribution] = {knob: kind(of) for knob, of in distinct.items()}
     study = optuna.create_study()
     for *row, value in zip(*values.values(), seconds[some].tolist(), strict=True):
         params = dict(zip(knobs, row, strict=True))

@@ -75,9 +75,7 @@ def run_of(row: Mapping[str, Any], base: Run) -> Run:
     return replace(base, plan=replace(base.plan, **fields), train=recipe)
 
 
-def every(
-    model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = True, node: int | None = None
-) -> Plans:
+def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = True, node: int | None = None) -> Plans:
     """Return all valid plans that use all of the devices; a knob without effect in a plan keeps its default.
 
     Args:

@@ -46,9 +46,7 @@ def states(place: Place) -> States:
     )
 
 
-def seconds_of(
-    system: System, run: Run, state: States, *, reducing: bool = True, of_replicas: bool = False
-) -> float:
+def seconds_of(system: System, run: Run, state: States, *, reducing: bool = True, of_replicas: bool = False) -> float:
     """Return the summed seconds of all gradient reductions, or parameter gathers, of a rank in a step.
 
     Args:

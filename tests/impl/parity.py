@@ -32,7 +32,8 @@ def first_gradients(one: Trainer) -> Found:
     parts: dict[str, np.ndarray] = {}
     for bucket in one.buckets:
         whole = all_gather(bucket.gradient, bucket.reduction.group) if bucket.stage else bucket.gradient
-        parts |= {name: part.numpy().copy() for name, part in zip(bucket.layout.names, bucket.views(whole), strict=True)}
+        named = zip(bucket.layout.names, bucket.views(whole), strict=True)
+        parts |= {name: part.numpy().copy() for name, part in named}
     return Found(loss, parts, shards_of(one.model))
 
 

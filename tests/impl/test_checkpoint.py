@@ -24,7 +24,7 @@ from impl.errors import InputError
 from impl.fields import divisors
 from impl.model.config import ModelConfig
 from impl.optim import Owned
-from impl.plan import Plan
+from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.tensor_parallel.group import Part
@@ -115,7 +115,8 @@ def load_and_go_on(folders: dict[Run, list[Path]], one: Trainer) -> list[list[fl
 @st.composite
 def layouts(draw: st.DrawFn, most: int) -> Plan:
     schedule = draw(st.sampled_from(["gpipe", "one_f_one_b", "interleaved", "zb_h1"]))
-    tp, dp, stage = (draw(st.sampled_from(values)) for values in ([1, 2, 4], [1, 2, 4], [0, 1, 2, 3]))
+    tp, dp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
+    stage: ZeroStage = draw(st.sampled_from([0, 1, 2, 3]))
     plan = Plan(
         pp=draw(st.sampled_from([1, 2, 4])),
         dp=dp,

@@ -194,7 +194,8 @@ def draws(seed: int) -> Iterator[Run]:
             overlap_grad_reduce=one_of(False, True), overlap_input_grad_reduce=one_of(False, True),
             bucket_bytes=one_of(1000, 10_000, 10**6), zero_stage=one_of(0, 1, 2, 2, 3, 3),
         )  # fmt: skip
-        plan = replace(plan, zero_group=one_of(None, (plan.dp + 1) // 2, *divisors(plan.dp)) if plan.zero_stage else None)
+        groups = None, (plan.dp + 1) // 2, *divisors(plan.dp)
+        plan = replace(plan, zero_group=one_of(*groups) if plan.zero_stage else None)
         heads = plan.tp * one_of(1, 2)
         model = ModelConfig(
             family=one_of("gpt", "bert"), num_layers=plan.pp * chunks + random_.randrange(3),
