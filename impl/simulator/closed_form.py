@@ -265,15 +265,14 @@ class ClosedForm:
         more = "partition_activations", "offload_activations", "overlap_input_grad_reduce"
         blocks = self._gather(plans, self._blocks, *knobs, *more)
         hops = self._gather(plans, self._hops, "tp", "pp", "dp", *knobs[1:3], "scatter_gather")
-        reducing, gathering, updating = (law.at(ranks) for law in (held.reducing, held.gathering, held.updating))
+        reducing, summing, gathering, updating = (law.at(ranks) for law in held[:4])
         zero, is_split = plans["zero_stage"], ranks.schedule == SPLIT
         work = self._work(plans, ranks, blocks, hops.longest, reducing, gathering)
         hops = _Hops(*((1 - self.system.constant("send_blocks")) * seconds for seconds in hops))
         pipeline = _pipeline(ranks, work, blocks, hops)
         last_pass = np.where(is_split, work.weight_gradient, work.backward)
         drained = (ranks.p - 1) * (work.backward[BETWEEN] / ranks.v + hops.longest) * ~is_split
-        late = np.where(zero < 2, reducing, 0.0) + held.summing.at(ranks)
-        exposed = self._exposed(plans, ranks, late, last_pass)
+        exposed = self._exposed(plans, ranks, np.where(zero < 2, reducing, 0.0) + summing, last_pass)
         ends = np.maximum(pipeline + exposed[FIRST], pipeline - drained + exposed[LAST]) + held.tied
         total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[BETWEEN])
         if self.system.habits.gathers_ahead:

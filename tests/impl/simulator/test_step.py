@@ -207,8 +207,8 @@ def test_every_stage_of_zero_costs_what_it_moves():
 
 
 def test_stage_3_within_nodes_waits_for_no_other_node_while_it_gathers():
-    """Gathers go over links within the node; a sum of 1 / 8 of the gradients over 4 nodes is left for the end."""
-    of = lambda **plan: predict(run_of(dp=32, microbatch=1, zero_stage=3, **plan), VOCAB, SYSTEM)
+    """Gathers go over links within the node; over 4 nodes 1 / 8 of the gradients is summed, of 4 microbatches once."""
+    of = lambda **plan: predict(run_of(dp=32, global_batch=128, microbatch=1, zero_stage=3, **plan), VOCAB, SYSTEM)
     whole, within, alike = of(), of(zero_group=8), of(zero_group=32)
     assert within.exposed["zero"] < whole.exposed["zero"] / 2
     assert within.exposed["dp"] > whole.exposed["dp"] == 0.0
