@@ -34,6 +34,21 @@ def neighbours(mesh: DeviceMesh, count: int) -> dist.ProcessGroup | None:
     return _own_group(mesh.mesh.view(-1, count))
 
 
+def zero_groups(mesh: DeviceMesh, count: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup | None]:
+    """Return the groups of this rank where each `count` neighbours along dp divide parameters; every rank calls it.
+
+    They are these neighbours, they with their tensor-parallel ranks, and the ranks that own the same, if there are any.
+    """
+    if count == mesh["dp"].size():
+        return mesh.get_group("dp"), joint_group(mesh, "dp", "tp"), None
+    ranks = mesh.mesh.unflatten(1, (-1, count))  # [pp, replicas, count, tp]
+    parts = ranks.transpose(2, 3).flatten(0, 2), ranks.flatten(2).flatten(0, 1), ranks.movedim(1, 3).flatten(0, 2)
+    divided, every_token, replicas = map(_own_group, parts)
+    assert divided is not None
+    assert every_token is not None
+    return divided, every_token, replicas
+
+
 def _own_group(every: Tensor) -> dist.ProcessGroup | None:
     """Return the group of this rank, of those that are the rows of a matrix; None if it is in no row."""
     mine: dist.ProcessGroup | None = None

@@ -38,6 +38,8 @@ class Plan:
     """Reduce a bucket while the backward pass goes on; False waits for its end (to measure what overlap buys)."""
     zero_stage: ZeroStage = 0
     """What data-parallel ranks split: 1 optimizer states, 2 gradients too, 3 parameters too; 0: nothing."""
+    zero_group: Depth | None = None
+    """Data-parallel neighbours that split it; each further group of as many has a copy of all. None: all of them."""
     overlap_param_gather: bool = True
     """Gather parameters ahead of their use, at stage 3 those of the next block; False gathers and waits."""
     offload_optimizer: bool = False
@@ -52,3 +54,13 @@ class Plan:
     @property
     def world_size(self) -> int:
         return self.dp * self.tp * self.pp
+
+    @property
+    def zero(self) -> int:
+        """Data-parallel ranks over which ZeRO's stages split."""
+        return self.zero_group or self.dp
+
+    @property
+    def replicas(self) -> int:
+        """Groups of these, each of which has a copy of what they split."""
+        return self.dp // self.zero

@@ -137,6 +137,11 @@ class Run:
 
     def _of_memory(self) -> Iterator[str]:
         plan, seq_len = self.plan, self.model.seq_len
+        if plan.dp % plan.zero:
+            valid = ", ".join(map(str, divisors(plan.dp)))
+            yield f"plan.zero_group {plan.zero} does not divide plan.dp {plan.dp}; valid: {valid}"
+        if plan.zero_group and not plan.zero_stage:
+            yield f"plan.zero_group {plan.zero} divides nothing at plan.zero_stage 0; valid with stages 1, 2 and 3"
         if not self.fp32_gradients and self.precision not in ("bf16", "fp16", "fp8"):
             yield f"fp32_gradients False is for smaller weights than fp32, precision is {self.precision}; valid: True"
         for field in ("partition_activations", "offload_activations"):

@@ -14,7 +14,7 @@ from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
 from impl.data.batches import Batch, causal_batch, head_positions, masked_batch
 from impl.data.config import OPTIONS
 from impl.data.tokens import TokenFolder
-from impl.mesh import ends_group, joint_group, neighbours
+from impl.mesh import ends_group, joint_group, neighbours, zero_groups
 from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import padded_vocabulary
 from impl.model.gpt import GPT
@@ -134,7 +134,7 @@ class Trainer:
         return {name: Rate(by, decay / by if p.dim() > 1 else 0.0) for name, p, by in named}
 
     def _reduction_groups(self, mesh: DeviceMesh) -> list[ReductionGroup]:
-        """Group the parameters by the ranks over which their gradients are summed.
+        """Group the parameters by the ranks over which their gradients are summed first.
 
         Kinds: split over tensor parallelism, whole, whole but computed from this rank's tokens only (partial), and the
         tied embedding where its two ends are on different pipeline ranks. At stage 3 each gathered unit has groups of
@@ -143,13 +143,14 @@ class Trainer:
         shards, named, plan = shards_of(self.model), dict(self.model.named_parameters()), self.run.plan
         ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1 if self.run.model.tied else 0]}
         both_ends = ends_group(mesh, ends) if len(ends) > 1 else None
-        every_token = joint_group(mesh, "dp", "tp")
+        every, every_token, replicas = zero_groups(mesh, plan.zero)
         found = divisions([(name, name in shards) for name in named], plan, is_tied=both_ends is not None)
         return [
             ReductionGroup(
                 {name: named[name] for name in names},
-                every_token if kind == "partial" else self.group,
+                every_token if kind == "partial" else every,
                 (self.tp.group,) if kind == "whole" else (),
+                replicas,
                 both_ends if kind == "tied" else None,
             )
             for (_, kind), names in found.items()

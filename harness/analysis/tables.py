@@ -74,11 +74,6 @@ SCALING = (
     Column(key="baseline", header="relative to", text=True), RUNS, MARK,
 )  # fmt: skip
 MEASURES = tuple(c.key for c in THROUGHPUT if c.si)
-FAILURES = (
-    MODEL, VARIES, Column(key="system", header="simulated on", text=True),
-    Column(key="status", header="status", text=True), Column(key="runs", header="runs"),
-    Column(key="reason", header="reason", text=True),
-)  # fmt: skip
 
 
 def throughput_table(records: Sequence[Record], convention: str = CONVENTION) -> Table:
@@ -163,22 +158,6 @@ def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFram
     if any(rows["oversubscribed"]):
         notes = [*notes, OVERSUBSCRIBED]
     return Table(name, title, shown(columns, rows), rows.reset_index(drop=True), tuple(notes))
-
-
-def failures_table(records: Sequence[Record]) -> Table:
-    """Return the table of points with an unsuccessful run, with the reason, and the denominators as a note.
-
-    Raises:
-        InputError: the records are of several tiers.
-    """
-    title, rows = f"Points without a result{about(records)}", frame(records)
-    if not rows.empty:
-        same = ["point", "status", "reason", "system"]
-        rows = rows[rows["status"] != "ok"].fillna({"reason": "", "system": ""})
-        rows = rows.assign(runs=rows.groupby(same, sort=False)["id"].transform("count"))
-        rows = rows.drop_duplicates(same).reset_index(drop=True)
-    columns = shown(FAILURES, rows) if len(rows) else ()
-    return Table("failures", title, columns, rows, (denominators(records),))
 
 
 def denominators(records: Sequence[Record]) -> str:

@@ -43,10 +43,10 @@ OPTIONAL = {
 }
 """Columns that a table may have. A cell that is left out counts as a field that is not given to `predict`."""
 SECONDS, SPLIT, CALIBRATE, SYSTEM = "iteration_time_s", "split", "calibrate", "system"
-OTHERS = {"cp": 1, "zero_group": "all"}
+OTHERS = {"cp": 1}
 """Columns of other plans than the simulator's, and its own value."""
 GROUPS = ("all", "node")
-"""Valid words of `zero_group`."""
+"""Valid words of `zero_group`, besides a number of ranks: all data-parallel ranks, or those of one node."""
 COUNTED = ("chunks", "vocab", "bucket_bytes", "kv_heads", "ffn", "cp")
 """Optional columns of positive integers."""
 FLAGS = [name for name, field in OPTIONAL.items() if isinstance(attrgetter(field)(Run()), bool)]
@@ -209,6 +209,9 @@ def _row(cells: dict[str, str], system: System | None) -> Row:
     _require_simulated(cells, values)
     columns = REQUIRED | {name: field for name, field in OPTIONAL.items() if cells.get(name)}
     given = {field: _truth(name, cells[name]) if name in FLAGS else values[name] for name, field in columns.items()}
+    if (group := values.get("zero_group")) in GROUPS:
+        of_node = max(1, system.node.size.value // values["tp"])
+        given["plan.zero_group"] = None if group == "all" else min(of_node, values["dp"])
     degrees = math.prod(values[name] for name in ("tp", "dp", "pp"))
     if values["gpus"] != degrees:
         raise InputError(f"gpus {values['gpus']} is not tp x dp x pp, {degrees}")
@@ -236,8 +239,8 @@ def _value(name: str, cell: str) -> Any:
         InputError: it is no positive number in a column of those, or no valid word in a column of words.
     """
     value = _number(cell)
-    if cell and name == "zero_group" and cell not in GROUPS:
-        raise InputError(f"{name} {cell!r:.40}; valid: {', '.join(GROUPS)}")
+    if cell and name == "zero_group" and not (value in GROUPS or (isinstance(value, int) and value > 0)):
+        raise InputError(f"{name} {cell!r:.40}; valid: {', '.join(GROUPS)}, or a positive integer")
     if (name in COUNTS or (name in COUNTED and cell)) and not (isinstance(value, int) and value > 0):
         raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
     if name == SECONDS and cell and (isinstance(value, str) or value <= 0):

@@ -22,7 +22,7 @@ EXTRAPOLATES = "extrapolates:"
 """Start of a doubt about extrapolation; the name of the size or feature follows, then its value."""
 BASELINE = {
     **{"precision": "fp32", "recompute": "none", "sequence_parallel": "false", "tp_over_nodes": "false"},
-    **{"zero_stage": "0", "schedule": "one_f_one_b", "partition_activations": "false"},
+    **{"zero_stage": "0", "zero_group": "false", "schedule": "one_f_one_b", "partition_activations": "false"},
     **{"offload_activations": "false", "offload_optimizer": "false", "block": "gpt"},
 }
 """Features of a run that a calibration may cover, each with its value where it has no effect.
@@ -134,6 +134,7 @@ def features(run: Done, system: System) -> dict[str, str]:
     plan = run.plan
     found = {name: str(getattr(plan, name)).lower() for name in BASELINE if hasattr(plan, name)}
     found["precision"] = "16-bit" if run.precision in ("fp16", "bf16") else run.precision
+    found["zero_group"] = str(plan.replicas > 1).lower()
     found["tp_over_nodes"] = str(plan.tp > system.node.size.value).lower()
     of_axes = {
         **dict.fromkeys(("sequence_parallel", "tp_over_nodes", "partition_activations"), plan.tp),

@@ -134,6 +134,11 @@ class Inspection:
         axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
         if trainer.tp.neighbours is not None:
             axes[str(trainer.tp.neighbours.group_name)] = "heads"
+        for of in (bucket.reduction for bucket in trainer.buckets):
+            if of.replicas is not None:
+                axes[str(of.replicas.group_name)] = "replicas"
+                if of.group.size() == trainer.run.plan.zero:
+                    axes[str(of.group.group_name)] = "zero"
         for (group, op), count in counts.items():
             ops = measured.traffic.setdefault(axes.get(group, "joint"), {})
             ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))

@@ -15,12 +15,14 @@ from impl.cost.gemms import Core, Product, core, products
 from impl.cost.place import Place
 from impl.cost.traffic import Count, Op, step_traffic
 from impl.data.batches import head_positions
-from impl.mesh import ends_group, joint_group, neighbours
+from impl.mesh import ends_group, joint_group, neighbours, zero_groups
 from impl.run import Run
 from impl.train import MASTERS, WEIGHTS
 
 GEMM_SECONDS = 0.2
 REPEATS = 5
+ZERO = ("zero", "zero_tp", "replicas")
+"""Axes of `zero_groups`, in order."""
 LAUNCHES = 10
 """Number of launches of an operation between two events on a GPU."""
 
@@ -158,6 +160,8 @@ def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | Non
         return ends_group(mesh, {rank_of[0], rank_of[len(rank_of) - 1]})
     if axes == "heads":
         return neighbours(mesh, place.run.model.sharing(place.run.plan.tp))
+    if axes in ZERO:
+        return zero_groups(mesh, place.run.plan.zero)[ZERO.index(axes)]
     return joint_group(mesh, *axes.split("_"))
 
 

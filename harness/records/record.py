@@ -233,7 +233,7 @@ class Record(Head):
     @property
     def dp_bytes_sent(self) -> float:
         """Bytes that the busiest rank sends in a step's data-parallel collectives."""
-        return self._sent_in_rings("dp")
+        return self._sent_in_rings("dp", "zero", "replicas")
 
     @property
     def pp_sends(self) -> float:
@@ -371,17 +371,16 @@ class Record(Head):
     def _largest(self, of: Callable[[Rank], int | None]) -> float:
         return max((float(value) for value in map(of, self.ranks) if value is not None), default=math.nan)
 
-    def _sent_in_rings(self, axis: str) -> float:
-        """Return the bytes that the busiest rank sends along an axis.
+    def _sent_in_rings(self, *axes: str) -> float:
+        """Return the bytes that the busiest rank sends along these axes.
 
         In a ring of t ranks each sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in
         an all-reduce, which is both.
         """
-        degree = getattr(self.run.plan, axis)
-        passes = lambda op: 2 if op == "all_reduce" else 1
-        of_ranks = (axes.get(axis, {}).items() for axes in self._traffic)
-        sent = (sum(passes(op) * count.bytes for op, count in of_rank) for of_rank in of_ranks)
-        return max((bytes_ * (degree - 1) / degree for bytes_ in sent), default=math.nan)
+        degrees = {axis: getattr(self.run.plan, axis) for axis in axes}
+        moved = lambda counts: sum(count.bytes * (2 if op == "all_reduce" else 1) for op, count in counts.items())
+        sent = lambda rank: sum(moved(rank.get(axis, {})) * (t - 1) / t for axis, t in degrees.items())
+        return max(map(sent, self._traffic), default=math.nan)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,10 +6,11 @@ from typing import Any
 
 from harness.analysis import render
 from harness.analysis.breakdown import breakdown_table, limit_table
+from harness.analysis.failures import failures_table
 from harness.analysis.latex import latex
 from harness.analysis.perplexity import perplexity_tables
 from harness.analysis.render import Table
-from harness.analysis.tables import MakesTable, failures_table, scaling_table, throughput_table
+from harness.analysis.tables import MakesTable, scaling_table, throughput_table
 from harness.experiment.claims import Claim, claims_table
 from harness.experiment.experiment import Experiment, Point
 from harness.experiment.tiers import TIERS

@@ -32,7 +32,7 @@ SHAPE = (
 )
 """Knobs in which plans of different shape differ; of plans that differ in other knobs only, the best counts."""
 KIND = ("tp", "pp", "dp", *(name for name in BASELINE if name in KNOBS))
-"""Knobs that decide whether a calibration covers a plan; of stages and replicas only whether there are several."""
+"""Knobs that decide whether a calibration covers a plan; of stages, replicas and groups only if there are several."""
 SAMPLE = 4000
 """Plans from which the importance of knobs is estimated."""
 LEAST_SAVED = 0.1
@@ -69,7 +69,7 @@ def by_kind(plans: Plans) -> tuple[np.ndarray, np.ndarray]:
     """
     code = np.zeros(len(plans), dtype=np.int64)
     for knob in KIND:
-        column = np.minimum(plans[knob], 2) if knob in ("pp", "dp") else plans[knob]
+        column = np.minimum(plans[knob], 2) if knob in ("pp", "dp", "zero_group") else plans[knob]
         code = code * (int(column.max()) + 1) + column
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first, which
@@ -125,7 +125,8 @@ def importance(plans: Plans, seconds: np.ndarray) -> dict[str, float]:
         return {}
     values = {knob: sample.values(knob) for knob in knobs}
     kind = optuna.distributions.CategoricalDistribution
-    choices: dict[str, optuna.distributions.BaseDistribution] = {k: kind(sorted(set(of))) for k, of in values.items()}
+    distinct = {knob: list(dict.fromkeys(of)) for knob, of in values.items()}
+    choices: dict[str, optuna.distributions.BaseDistribution] = {knob: kind(of) for knob, of in distinct.items()}
     study = optuna.create_study()
     for *row, value in zip(*values.values(), seconds[some].tolist(), strict=True):
         params = dict(zip(knobs, row, strict=True))

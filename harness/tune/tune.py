@@ -88,7 +88,8 @@ class _Task:
             InputError: an option names no knob or no value, or leaves no plan.
         """
         offload = self.system.device.kind != "cpu"
-        plans = every(self.base.model, self.gpus, self.base.train.global_batch, offload=offload)
+        node = self.system.node.size.value
+        plans = every(self.base.model, self.gpus, self.base.train.global_batch, offload=offload, node=node)
         for text in self.fix:
             knob, _, wanted = text.partition("=")
             if knob not in KNOBS or not wanted:

@@ -18,12 +18,12 @@ from impl.zero.partition import BucketLayout
 
 
 def model_state_bytes(run: Run, parameters: float) -> float:
-    """Return the bytes of weights, gradients and optimizer states on one of dp devices that share `parameters`.
+    """Return the bytes of weights, gradients and optimizer states on one of d devices that divide `parameters`.
 
     Source: ZeRO (1910.02054), figure 1: 16 P, 4 P + 12 P / d, 2 P + 14 P / d, 16 P / d for the stages 0 to 3.
     """
-    each, stage, dp = parameter_bytes(run), run.plan.zero_stage, run.plan.dp
-    divided = [size / (dp if stage >= first else 1) for size, first in zip(each, (3, 2, 1), strict=True)]
+    each, stage, ranks = parameter_bytes(run), run.plan.zero_stage, run.plan.zero
+    divided = [size / (ranks if stage >= first else 1) for size, first in zip(each, (3, 2, 1), strict=True)]
     return parameters * sum(divided)
 
 

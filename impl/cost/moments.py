@@ -181,10 +181,10 @@ def _head_reduced(place: Place, device: str) -> int:
     With gloo the received parts, and the rank's own part where another microbatch's sum already waits.
     """
     run, plan = place.run, place.run.plan
-    if plan.zero_stage == 0 or plan.dp == 1:
+    if plan.zero_stage == 0 or plan.zero == 1:
         return 0
     whole = place.rows * run.model.hidden_size * parameter_bytes(run).gradient
-    return (whole if device == "cpu" else 0) + (whole // plan.dp if plan.zero_stage >= 2 else 0)
+    return (whole if device == "cpu" else 0) + (whole // plan.zero if plan.zero_stage >= 2 else 0)
 
 
 def _look_up_computed(place: Place, device: str) -> int:

@@ -146,25 +146,30 @@ def state_traffic(place: Place) -> dict[str, Counts]:
     """Return one rank's collectives for gradients, parameters, loss and norm in a step, by axes of the mesh.
 
     With P bytes of gradients, as many of parameters and m microbatches: all-reduces of P at ZeRO's stage 0, else
-    reduce-scatters of P (stages 2 and 3: m P) and all-gathers of P (stage 3: 2 m P, of embeddings m P). With sequence
-    parallelism, gradients of whole parameters computed from a rank's own tokens are summed over both axes; the tied
-    embedding's also over its two ends (`ends`), where these are on different pipeline ranks.
+    reduce-scatters of P (stages 2 and 3: m P) and all-gathers of P (stage 3: 2 m P, of embeddings m P). Where only z of
+    d data-parallel ranks (`zero`) divide them, these are over z ranks, and P / z is all-reduced over d / z `replicas`.
+    With sequence parallelism, gradients of whole parameters computed from a rank's own tokens are summed over both
+    axes; the tied embedding's also over its two ends (`ends`), where these are on different pipeline ranks.
 
     Source: ZeRO (1910.02054), section 7.
     """
     run, plan = place.run, place.run.plan
     each, traffic = parameter_bytes(run), defaultdict[str, Counts](lambda: defaultdict(Count))
+    data = "zero" if plan.replicas > 1 else "dp"
     for bucket in place.buckets:
         stage = bucket.zero_stage
         if owners(bucket.kind, plan) > 1:
-            counts = traffic[_axes(plan, ("dp", "tp") if bucket.kind == "partial" else ("dp",))]
+            counts = traffic[_axes(plan, (data, "tp") if bucket.kind == "partial" else (data,))]
             reductions = run.microbatches if stage >= 2 else 1
             counts["reduce_scatter" if stage else "all_reduce"] += Count(1, bucket.size * each.gradient) * reductions
             if stage:
                 gathers = _gathers(place, bucket.unit) * run.microbatches if stage == 3 else 1
                 counts["all_gather"] += Count(1, bucket.size * each.weight) * gathers
+        owned = Count(1, bucket.slice_size * each.gradient)
+        if plan.replicas > 1:
+            traffic["replicas"]["all_reduce"] += owned
         if bucket.kind == "tied":
-            traffic["ends"]["all_reduce"] += Count(1, bucket.slice_size * each.gradient)
+            traffic["ends"]["all_reduce"] += owned
     if plan.dp > 1:
         traffic["dp"]["all_reduce"] += Count(1, 8)  # the loss
     if plan.world_size > 1:

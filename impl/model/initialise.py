@@ -12,7 +12,7 @@ from impl.model.gpt import GPT
 from impl.model.layers import Trunk
 from impl.model.norms import ALPHA
 from impl.model.parametrization import depth_of_initial, scale
-from impl.pipeline.stage import Stage, split
+from impl.pipeline.stage import Stage
 from impl.recipe import Recipe
 from impl.seeding import derive
 from impl.tensor_parallel.group import TensorParallel
@@ -116,28 +116,3 @@ class InitialWeights:
         if initial is not None and name.endswith(("attention.qkv.weight", "mlp.up.weight")):
             return initial(layers), sum(self.config.qkv_sizes[:2]) if "qkv" in name else 0  # values stand last
         return 1.0, 0
-
-
-def build_model(
-    config: ModelConfig,
-    vocab_size: int,
-    seed: int,
-    dtype: torch.dtype,
-    tp: TensorParallel,
-    stages: Sequence[Stage] | None = None,
-    recipe: Recipe = STANDARD,
-) -> GPT | BERT:
-    """Return this rank's part of the model with its initial weights, on the host.
-
-    Args:
-        stages: those that this rank owns; None: all of a model in one stage.
-        recipe: whose parametrization they have.
-    """
-    stages = stages or split(config, vocab_size, 1)
-    model = build_structure(config, vocab_size, dtype, tp, stages).to_empty(device="cpu")
-    assert not isinstance(model, MultipleChoice)
-    initial = InitialWeights(model, config, seed, tp, recipe)
-    for name, parameter in model.named_parameters():
-        with torch.no_grad():
-            parameter.copy_(torch.cat([*initial(name, 0, parameter.numel())]).view_as(parameter))
-    return model

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
+from impl.model.build import build_model
 from impl.model.config import ModelConfig
-from impl.model.initialise import build_model
 from impl.model.layers import Norms
 from impl.model.rotary import Rotary, angles, turned, wide
 from impl.pipeline.stage import Stage, split

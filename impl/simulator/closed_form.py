@@ -120,6 +120,8 @@ class _States(NamedTuple):
     """Needs of gradients, parameters and updates: seconds and bytes of ranks, and buffers by kind of rank."""
 
     reducing: _Law
+    summing: _Law
+    """Over ZeRO's replicas."""
     gathering: _Law
     updating: _Law
     bytes: _Law
@@ -172,7 +174,7 @@ class ClosedForm:
         plans = Plans({**plans.columns, **fixed})
         m = self.base.train.global_batch // (plans["dp"] * plans["microbatch"])
         ranks = self._gather(plans, self._ranks, "pp", "chunks")._replace(m=m, schedule=plans["schedule"])
-        knobs = ("tp", "pp", "dp", "zero_stage", "sequence_parallel", "offload_optimizer")
+        knobs = ("tp", "pp", "dp", "zero_stage", "zero_group", "sequence_parallel", "offload_optimizer")
         held = self._gather(plans, self._states, *knobs)
         return Estimate(self._seconds(plans, ranks, held), self._bytes(plans, ranks, held))
 
@@ -234,7 +236,8 @@ class ClosedForm:
         )
         first, last = (max(between, end if pp > 1 else whole) for end in (first, last))
         return _States(
-            reducing=_Law.of(lambda unit: seconds_of(system, run, unit, reducing=True), units),
+            reducing=_Law.of(lambda unit: seconds_of(system, run, unit), units),
+            summing=_Law.of(lambda unit: seconds_of(system, run, unit, of_replicas=True), units),
             gathering=_Law.of(lambda unit: seconds_of(system, run, unit, reducing=False), units),
             updating=_Law.of(lambda unit: update(system, run, unit), units),
             bytes=_Law.of(lambda place: sum(state_parts(run, place.buckets, system.device.kind)), places),
@@ -262,14 +265,14 @@ class ClosedForm:
         more = "partition_activations", "offload_activations", "overlap_input_grad_reduce"
         blocks = self._gather(plans, self._blocks, *knobs, *more)
         hops = self._gather(plans, self._hops, "tp", "pp", "dp", *knobs[1:3], "scatter_gather")
-        reducing, gathering, updating = (law.at(ranks) for law in (held.reducing, held.gathering, held.updating))
+        reducing, summing, gathering, updating = (law.at(ranks) for law in held[:4])
         zero, is_split = plans["zero_stage"], ranks.schedule == SPLIT
         work = self._work(plans, ranks, blocks, hops.longest, reducing, gathering)
         hops = _Hops(*((1 - self.system.constant("send_blocks")) * seconds for seconds in hops))
         pipeline = _pipeline(ranks, work, blocks, hops)
         last_pass = np.where(is_split, work.weight_gradient, work.backward)
         drained = (ranks.p - 1) * (work.backward[BETWEEN] / ranks.v + hops.longest) * ~is_split
-        exposed = np.where(zero < 2, self._exposed(plans, ranks, reducing, last_pass), 0.0)
+        exposed = self._exposed(plans, ranks, np.where(zero < 2, reducing, 0.0) + summing, last_pass)
         ends = np.maximum(pipeline + exposed[FIRST], pipeline - drained + exposed[LAST]) + held.tied
         total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[BETWEEN])
         if self.system.habits.gathers_ahead:

@@ -21,7 +21,7 @@ FLAGS = (
     *("sequence_parallel", "scatter_gather", "partition_activations", "offload_activations", "offload_optimizer"),
     *("overlap_input_grad_reduce", "overlap_grad_reduce", "overlap_param_gather"),
 )
-KNOBS = ("tp", "pp", "dp", "microbatch", "schedule", "chunks", "recompute", "zero_stage", *FLAGS)
+KNOBS = ("tp", "pp", "dp", "microbatch", "schedule", "chunks", "recompute", "zero_stage", "zero_group", *FLAGS)
 DEFAULTS = {name: getattr(Plan(), name) for name in KNOBS if name != "microbatch"}
 
 
@@ -55,7 +55,7 @@ class Plans:
     @property
     def oddity(self) -> np.ndarray:
         """Number of knobs that differ from their defaults; of equal plans the one with the fewest is preferred."""
-        defaults = {name: NAMES[name].index(value) if name in NAMES else value for name, value in DEFAULTS.items()}
+        defaults = {name: NAMES[name].index(of) if name in NAMES else of or 0 for name, of in DEFAULTS.items()}
         return sum((self.columns[name] != value).astype(int) for name, value in defaults.items())  # type: ignore
 
 
@@ -63,6 +63,8 @@ def value_of(knob: str, number: int) -> Any:
     """Return the value that a number in a column stands for."""
     if knob in NAMES:
         return NAMES[knob][number]
+    if knob == "zero_group":
+        return number or None
     return bool(number) if knob in FLAGS else number
 
 
@@ -73,17 +75,19 @@ def run_of(row: Mapping[str, Any], base: Run) -> Run:
     return replace(base, plan=replace(base.plan, **fields), train=recipe)
 
 
-def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = True) -> Plans:
+def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = True, node: int | None = None) -> Plans:
     """Return all valid plans that use all of the devices; a knob without effect in a plan keeps its default.
 
     Args:
         offload: the devices have a host, whose memory may be used.
+        node: devices of a node, within which ZeRO may split; None: it splits over all data-parallel ranks only.
 
     Raises:
         InputError: no plan is valid.
     """
     degrees = _degrees(model, gpus, global_batch)
-    parts = [_of_degrees(model, global_batch, *three, ways=(0, 1) if offload else (0,)) for three in degrees]
+    ways = (0, 1) if offload else (0,)
+    parts = [_of_degrees(model, global_batch, *three, ways, neighbours(three[2], three[0], node)) for three in degrees]
     if not parts:
         raise InputError(
             f"no plan puts {global_batch} sequences of this model on {gpus} devices: tp must divide {model.num_heads} "
@@ -101,12 +105,13 @@ def _degrees(model: ModelConfig, gpus: int, global_batch: int) -> Iterator[tuple
 
 
 def _of_degrees(
-    model: ModelConfig, global_batch: int, tp: int, pp: int, dp: int, ways: tuple[int, ...]
+    model: ModelConfig, global_batch: int, tp: int, pp: int, dp: int, ways: tuple[int, ...], zero_group: int
 ) -> dict[str, np.ndarray]:
     tables = _crossed(("microbatch", "schedule", "chunks"), list(_pipelines(model, global_batch // dp, pp)))
     kept = ("recompute", "sequence_parallel", "partition_activations", "offload_activations")
     memory = _crossed(kept, list(_activations(model, tp, ways)))
-    states = _crossed(("zero_stage", "overlap_grad_reduce", "overlap_param_gather"), list(_states(dp)))
+    zero = ("zero_stage", "zero_group", "overlap_grad_reduce", "overlap_param_gather")
+    states = _crossed(zero, list(_states(dp, zero_group)))
     splits = tp > 1
     rest = {
         "offload_optimizer": list(ways),
@@ -147,14 +152,20 @@ def _activations(model: ModelConfig, tp: int, ways: tuple[int, ...]) -> Iterator
             yield from ((recompute, splits, part, offloads) for offloads in ways)
 
 
-def _states(dp: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ZeRO's stage, and whether reductions and gathers overlap."""
+def neighbours(dp: int, tp: int, node: int | None) -> int:
+    """Return the most data-parallel ranks with one node that divide all of them evenly; all without a node."""
+    return dp if node is None else math.gcd(dp, max(1, node // tp))
+
+
+def _states(dp: int, group: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield ZeRO's stage and group, a part of the ranks if that is smaller, and if reductions and gathers overlap."""
     if dp == 1:
-        yield 0, 1, 1
+        yield 0, 0, 1, 1
         return
-    for stage, reduces, gathers in itertools.product(range(4), (0, 1), (0, 1)):
-        if stage or gathers:
-            yield stage, reduces, gathers
+    groups = (0, group) if 1 < group < dp else (0,)
+    for stage, of, reduces, gathers in itertools.product(range(4), groups, (0, 1), (0, 1)):
+        if stage or (gathers and not of):
+            yield stage, of, reduces, gathers
 
 
 def _crossed(names: Sequence[str], rows: list[tuple[int, ...]]) -> dict[str, np.ndarray]:

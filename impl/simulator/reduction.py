@@ -46,11 +46,15 @@ def states(place: Place) -> States:
     )
 
 
-def seconds_of(system: System, run: Run, state: States, *, reducing: bool) -> float:
-    """Return the summed seconds of all gradient reductions, or parameter gathers, of a rank in a step."""
+def seconds_of(system: System, run: Run, state: States, *, reducing: bool = True, of_replicas: bool = False) -> float:
+    """Return the summed seconds of all gradient reductions, or parameter gathers, of a rank in a step.
+
+    Args:
+        of_replicas: of the sums over ZeRO's replicas alone, which are once a step at every stage; else without them.
+    """
     total = 0.0
     for axes, counts in state.traffic.items():
-        if axes == "ends" or "pp" in axes.split("_"):
+        if axes == "ends" or "pp" in axes.split("_") or (axes == "replicas") != of_replicas:
             continue
         ranks = group(tuple(axes.split("_")), run.plan, system.node.size.value)
         for op, count in counts.items():
@@ -95,9 +99,9 @@ def beyond(system: System, moved: Size, computing: Size, stages: Size, ranks: Si
 def reduced(system: System, run: Run, state: States, seconds: float, last: Sequence[Last], end: float) -> float:
     """Return when a rank's gradients are reduced, given its last backward passes.
 
-    Each block's reduction starts when the block's gradient is complete, one after another.
+    Each block's reduction starts when the block's gradient is complete, one after another, replicas' sums included.
     """
-    if not run.plan.overlap_grad_reduce or run.plan.zero_stage >= 2:
+    if not run.plan.overlap_grad_reduce:
         return end + seconds
     lane = 0.0
     for share, layers, (start, stop) in sorted(zip(state.shares, state.layers, last, strict=True), key=lambda x: x[2]):
@@ -147,7 +151,9 @@ def finish(
         forward: seconds of a microbatch's forward pass through its stages.
     """
     zero = run.plan.zero_stage
-    sums = [0.0 if zero >= 2 else seconds_of(system, run, one, reducing=True) for one in every]
+    sums = [seconds_of(system, run, one, of_replicas=True) for one in every]
+    if zero < 2:
+        sums = [more + seconds_of(system, run, one) for more, one in zip(sums, every, strict=True)]
     done = [reduced(system, run, *of) for of in zip(every, sums, last, ends, strict=True)]
     tied = ends_seconds(system, run, every[0])
     summed = [max(done[0], done[-1]) + tied if rank in (0, len(done) - 1) else end for rank, end in enumerate(done)]

@@ -14,11 +14,13 @@ import numpy as np
 from impl.cost.parameters import ELEMENT_BYTES, OPERAND_BYTES
 from impl.cost.traffic import Op
 from impl.errors import InputError
-from impl.plan import AXES, Plan
+from impl.plan import Plan
 from impl.simulator.system import Surface, System
 
 Size = Any
 """Number, or an array of numbers."""
+PLACED = ("tp", "zero", "replicas", "pp")
+"""Axes of ranks, those of adjacent ranks first."""
 TRAVELS: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
 """Times that (n - 1) / n of the tensor passes every rank's link, in a ring."""
 ROUNDED = 4
@@ -52,11 +54,14 @@ class Group(NamedTuple):
 
 
 def group(axes: tuple[str, ...], plan: Plan, node_size: int) -> Group:
-    """Return the ranks that differ in these axes, with ranks placed on nodes tp first, then dp, then pp."""
+    """Return the ranks that differ in these axes, with ranks placed on nodes tp first, then dp, then pp.
+
+    Where ZeRO divides over some of the data-parallel ranks, these are placed first (zero), then its replicas.
+    """
     ranks, per_node, stride = 1, 1, 1
-    for axis in reversed(AXES):
+    for axis in PLACED:
         degree = getattr(plan, axis)
-        if axis in axes:
+        if axis in axes or ("dp" in axes and axis in ("zero", "replicas")):
             ranks *= degree
             per_node *= min(degree, max(1, node_size // stride))
         stride *= degree

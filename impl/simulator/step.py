@@ -223,7 +223,7 @@ def _through(
     for rank, state in enumerate(prepared.states):
         reducing, gathering = 0.0, 0.0
         if plan.zero_stage >= 2:
-            reducing = seconds_of(system, run, state, reducing=True) / run.microbatches
+            reducing = seconds_of(system, run, state) / run.microbatches
         if plan.zero_stage == 3:
             gathering = seconds_of(system, run, state, reducing=False) / run.microbatches / 2
         for i, share, layers in zip(prepared.stages_of(rank), state.shares, state.layers, strict=True):

@@ -23,6 +23,8 @@ class ReductionGroup(NamedTuple):
     group: dist.ProcessGroup
     copies: Sequence[dist.ProcessGroup] = ()
     """Groups whose ranks have the same parameters and gradients without being in `group`."""
+    replicas: dist.ProcessGroup | None = None
+    """Ranks of other groups that own the same, over which it is summed once a step."""
     ends: dist.ProcessGroup | None = None
     """Ranks at both ends of the pipeline, over which what is owned is summed at last."""
 
@@ -99,8 +101,8 @@ class Bucket:
     @property
     def is_first_copy(self) -> bool:
         """True if this rank is the first of those that own the same slice of the same parameters."""
-        _, group, copies, ends = self.reduction
-        owners = [*copies, ends, None if self.stage else group]
+        _, group, copies, *others = self.reduction
+        owners = [*copies, *others, None if self.stage else group]
         return all(each is None or each.rank() == 0 for each in owners)
 
     def views(self, flat: Tensor) -> list[Tensor]:

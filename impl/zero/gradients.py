@@ -22,6 +22,8 @@ PIECE = 2**15
 class _Reduction(NamedTuple):
     bucket: Bucket
     pending: Pending
+    is_last: bool = True
+    """No later one of the step adds to the bucket."""
     flat: Tensor | None = None
     """Tensor being reduced, where it is released afterwards."""
     buffer: Tensor | None = None
@@ -32,10 +34,10 @@ class Gradients:
     """The sum over microbatches and ranks of every parameter's gradient, or of what this rank owns of it.
 
     Communication (P: bytes of the gradients, of m microbatches): stage 0 all-reduces P in a step, stage 1
-    reduce-scatters P, stages 2 and 3 m P: they keep no rank's sum over microbatches. A tied embedding's owned part is
-    all-reduced over the pipeline's ends besides.
+    reduce-scatters P, stages 2 and 3 m P: they keep no rank's sum over microbatches. What a rank then owns is
+    all-reduced once over its replicas, if any, and a tied embedding's over the pipeline's ends besides.
 
-    Source: ZeRO (1910.02054), sections 5.1, 5.2 and 7.
+    Source: ZeRO (1910.02054), sections 5.1, 5.2 and 7; replicas as in FSDP2 with `set_requires_all_reduce`.
 
     Args:
         overlap: reduce a bucket when it is full; else at the step's end, at stages 2 and 3 without going on meanwhile.
@@ -63,6 +65,8 @@ class Gradients:
         self._untouched: set[Bucket] = set()
         """Buckets whose owned gradient holds nothing of this step yet."""
         self._reducing: deque[_Reduction] = deque()
+        self._summing: list[Pending] = []
+        """Sums over replicas under way."""
         self._free: list[Tensor] = []
         self._lent: dict[Bucket, Tensor] = {}
         shared = [bucket.layout for bucket in buckets if bucket.stage >= 2 and len(bucket.parameters) > 1]
@@ -183,7 +187,8 @@ class Gradients:
         own = bucket.gradient if bucket in self._untouched else torch.empty_like(bucket.gradient)
         self._untouched.discard(bucket)
         pending = reduce_scatter_into_start(own, bucket.flat, bucket.reduction.group)
-        self._reducing.append(_Reduction(bucket, pending, bucket.flat, self._lent.pop(bucket, None)))
+        is_last = not self._missing[bucket]
+        self._reducing.append(_Reduction(bucket, pending, is_last, bucket.flat, self._lent.pop(bucket, None)))
         bucket.flat = None
         if not self.overlap:
             self.settle()
@@ -191,12 +196,16 @@ class Gradients:
     def settle(self, left: int = 0) -> None:
         """Await the oldest reductions until no more than these are under way; a forward pass needs their memory."""
         while len(self._reducing) > left:
-            bucket, pending, _, buffer = self._reducing.popleft()
+            bucket, pending, is_last, _, buffer = self._reducing.popleft()
             own = pending.wait()
             if bucket.stage >= 2 and own is not bucket.gradient:
                 bucket.gradient.add_(own)
             if buffer is not None:
                 self._free.append(buffer)
+            if is_last and bucket.reduction.replicas is not None:
+                self._summing.append(all_reduce_start(bucket.gradient, bucket.reduction.replicas))
+        while self._summing and not left:
+            self._summing.pop().wait()
 
     @contextmanager
     def accumulated(self, microbatches: int) -> Iterator[None]:

@@ -59,8 +59,8 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
 
 
 def owners(kind: Kind, plan: Plan) -> int:
-    """Return the number of ranks that divide a parameter: those over which its gradient is summed."""
-    return plan.dp * plan.tp if kind == "partial" else plan.dp
+    """Return the number of ranks that divide a parameter: those over which its gradient is summed first."""
+    return plan.zero * plan.tp if kind == "partial" else plan.zero
 
 
 def unit_of(name: str) -> str:

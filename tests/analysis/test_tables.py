@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from harness.analysis import perplexity, tables
+from harness.analysis.failures import failures_table
 from harness.analysis.render import Column, Table
 from harness.records.parts import Evaluation
 from harness.records.record import Record
@@ -215,7 +216,7 @@ def test_masked_perplexity_has_no_floor() -> None:
 
 def test_failures_with_denominators() -> None:
     bad = [record(status="invalid", reason="heads", plan__dp=3), record(status="failed", reason="SIGKILL", seed=7)]
-    table = tables.failures_table([record(), *bad, record(train__lr=1e-2)])
+    table = failures_table([record(), *bad, record(train__lr=1e-2)])
     assert [(r["status"], r["reason"]) for r in rows(table)] == [("failed", "SIGKILL"), ("invalid", "heads")]
     assert table.notes == ("3 points (4 runs): 1 ok, 1 failed, 1 invalid",)
     assert tables.denominators([record()]) == "1 point: 1 ok"
@@ -223,7 +224,7 @@ def test_failures_with_denominators() -> None:
 
 def test_every_table_refuses_mixed_tiers() -> None:
     mixed = [record(), record(tier="paper", seed=1)]
-    makers = (tables.throughput_table, tables.scaling_table, perplexity.perplexity_tables, tables.failures_table)
+    makers = (tables.throughput_table, tables.scaling_table, perplexity.perplexity_tables, failures_table)
     for make in makers:
         with pytest.raises(InputError, match="tiers"):
             make(mixed)

@@ -72,6 +72,8 @@ FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --pla
             "train --model gpt-25m --model.seq-len 132 --plan.tp 8 --plan.sequence-parallel",
             ("plan.tp 8", "model.seq_len 132", "plan.sequence_parallel", "valid degrees: 1, 2, 4"),
         ),
+        ("train --plan.dp 2 --plan.zero-stage 1 --plan.zero-group 3", ("zero_group 3", "plan.dp 2", "valid: 1, 2")),
+        ("train --plan.dp 2 --plan.zero-group 2", ("zero_group 2", "zero_stage 0", "valid with stages 1, 2 and 3")),
         ("run quickstart --plan.tp 0", ("plan.tp", "greater than 0")),
         ("run quickstart --plan.pt 2", ("--plan.pt",)),
         ("run quickstart --plan.tp 2 --only dp=8", ("dp=8", "points:")),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from impl.collectives import all_gather
 from impl.plan import Plan
 from impl.run import Run
 from impl.tensor_parallel.shards import Shard, shards_of
@@ -28,7 +29,11 @@ def serial(run: Run) -> Run:
 
 def first_gradients(one: Trainer) -> Found:
     loss = one.backward(0).item()
-    parts = {name: one.gradients.of[p].numpy().copy() for name, p in one.model.named_parameters()}
+    parts: dict[str, np.ndarray] = {}
+    for bucket in one.buckets:
+        whole = all_gather(bucket.gradient, bucket.reduction.group) if bucket.stage else bucket.gradient
+        named = zip(bucket.layout.names, bucket.views(whole), strict=True)
+        parts |= {name: part.numpy().copy() for name, part in named}
     return Found(loss, parts, shards_of(one.model))
 
 

@@ -21,9 +21,10 @@ from impl.chunks import Chunk, LoadChunks, SaveChunks, chunks
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.errors import InputError
+from impl.fields import divisors
 from impl.model.config import ModelConfig
 from impl.optim import Owned
-from impl.plan import Plan
+from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.tensor_parallel.group import Part
@@ -114,15 +115,17 @@ def load_and_go_on(folders: dict[Run, list[Path]], one: Trainer) -> list[list[fl
 @st.composite
 def layouts(draw: st.DrawFn, most: int) -> Plan:
     schedule = draw(st.sampled_from(["gpipe", "one_f_one_b", "interleaved", "zb_h1"]))
-    tp = draw(st.sampled_from([1, 2, 4]))
+    tp, dp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
+    stage: ZeroStage = draw(st.sampled_from([0, 1, 2, 3]))
     plan = Plan(
         pp=draw(st.sampled_from([1, 2, 4])),
-        dp=draw(st.sampled_from([1, 2, 4])),
+        dp=dp,
         tp=tp,
         schedule=schedule,
         chunks=2 if schedule == "interleaved" else 1,
         sequence_parallel=tp > 1 and draw(st.booleans()),
-        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
+        zero_stage=stage,
+        zero_group=draw(st.sampled_from([None, *divisors(dp)])) if stage else None,
         bucket_bytes=draw(st.sampled_from([2_000, 20_000])),
         offload_optimizer=draw(st.booleans()),
     )
@@ -167,7 +170,7 @@ def draws(strategy: st.SearchStrategy[tuple[Run, Run]], count: int) -> list[tupl
 def test_training_goes_on_in_any_layout_of_up_to_4_ranks(data: Path, tmp_path: Path) -> None:
     drawn = draws(pairs(4), 8)
     plans = [run.plan for pair in drawn for run in pair]
-    for field in ("pp", "dp", "tp", "zero_stage", "schedule", "sequence_parallel"):
+    for field in ("pp", "dp", "tp", "zero_stage", "replicas", "schedule", "sequence_parallel"):
         assert len({getattr(plan, field) for plan in plans}) > 1
     same = [(before, before) for before in dict.fromkeys(before for before, _ in drawn)]
     check(drawn + same[-4:], data, tmp_path)

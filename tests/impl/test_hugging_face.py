@@ -17,9 +17,9 @@ from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.errors import InputError
 from impl.hugging_face import config_from, config_to, weights_from, weights_to
 from impl.model.bert import BERT
+from impl.model.build import build_model
 from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
-from impl.model.initialise import build_model
 from impl.model.rotary import Rotary, rates
 from impl.plan import Plan
 from impl.recipe import Recipe

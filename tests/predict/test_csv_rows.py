@@ -89,7 +89,7 @@ def test_optional_columns_change_the_run(tmp_path: Path):
     assert row.problem is None
 
 
-OTHER = {"cp": (1, 2), "zero_group": ("all", "node")}
+OTHER = {"cp": (1, 2)}
 """Columns of other plans: the simulator's value, and another one."""
 
 
@@ -97,7 +97,7 @@ def test_a_row_of_another_plan_says_why_in_its_place_and_the_rest_is_predicted(t
     path, cells = tmp_path / "rows.csv", "8,32,1,1024,16,16,1024,2,1,4"
     rows = [{name: own for name, (own, _) in OTHER.items()}]
     rows += [rows[0] | {name: other} for name, (_, other) in OTHER.items()]
-    rows += [dict.fromkeys(OTHER, ""), rows[0] | {"zero_group": "rack"}, rows[0] | {"cp": "two"}]
+    rows += [dict.fromkeys(OTHER, ""), rows[0] | {"cp": "two"}]
     lines = [",".join([cells, *map(str, row.values())]) for row in rows]
     path.write_text("\n".join([",".join([*COUNTS, *OTHER]), *lines]) + "\n")
     answer = call("predict", "--rows", path, "--system", "h100", "--json")
@@ -106,9 +106,19 @@ def test_a_row_of_another_plan_says_why_in_its_place_and_the_rest_is_predicted(t
     for row, (name, (own, other)) in zip(found[1:], OTHER.items(), strict=False):
         assert row["problem"] == f"not simulated: {name} {other}; valid: {name} {own}"
         assert row["predicted_s"] is None
-    assert found[-2]["problem"] == "zero_group 'rack'; valid: all, node"
     assert found[-1]["problem"] == "cp 'two'; valid: a positive integer"
-    assert "4 of 6 rows cannot be predicted" in call("predict", "--rows", path, "--system", "h100").errors
+    assert "2 of 4 rows cannot be predicted" in call("predict", "--rows", path, "--system", "h100").errors
+
+
+def test_zero_divides_within_nodes_of_the_system_where_a_row_says_so(tmp_path: Path):
+    """Nodes of 8: 4 data-parallel neighbours with tp 2, of 2 no more than both, 1 with a tp that fills more nodes."""
+    path = tmp_path / "rows.csv"
+    given = [(2, 32, "node"), (2, 2, "node"), (16, 2, "node"), *((2, 32, to) for to in ("all", "", "16", "rack"))]
+    lines = [f"{tp * dp},64,1,1024,16,16,1024,{tp},{dp},1,1,{group}" for tp, dp, group in given]
+    path.write_text("\n".join([",".join([*COUNTS, "zero_stage", "zero_group"]), *lines]))
+    *rows, wrong = read_rows(path, load_system("h100"))
+    assert [row.asked and row.asked.done.plan.zero_group for row in rows] == [4, 2, 1, None, None, 16]
+    assert wrong.problem == "zero_group 'rack'; valid: all, node, or a positive integer"
 
 
 def test_a_row_may_be_a_llama(tmp_path: Path):

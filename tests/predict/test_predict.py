@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from harness.analysis import tables
+from harness.analysis.failures import failures_table
 from harness.analysis.simulated_columns import twin
 from harness.analysis.tables import denominators
 from harness.experiment.claims import Claim, Evidence, claims_table, tally
@@ -319,7 +320,7 @@ def test_what_cannot_be_predicted_is_a_record_with_the_reason() -> None:
     large = simulated_of(replace(small(), model=named("gpt-175b")))
     assert (invalid.status, large.status) == ("invalid", "oom")
     assert "a device has 80 GiB" in str(large.reason)
-    assert list(tables.failures_table([invalid, large]).frame["system"]) == ["selene"] * 2
+    assert list(failures_table([invalid, large]).frame["system"]) == ["selene"] * 2
     assert math.isnan(frame([large])["tokens_per_second"].iloc[0])
 
 

@@ -55,6 +55,7 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "model.tied": (False, {}),
     "model.dropout": (0.1, {}),
     "plan.dp": (4, {}),
+    "plan.zero_group": (1, {}),
     "plan.tp": (4, {}),
     "plan.sequence_parallel": (True, {}),
     "plan.overlap_input_grad_reduce": (False, {}),

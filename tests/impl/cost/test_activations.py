@@ -15,8 +15,8 @@ from harness.experiment.published import published
 from impl.cost.activations import has_products, layer_bytes, stage_bytes, working_bytes
 from impl.cost.place import Place
 from impl.instruments import ActivationBytes, activation_bytes, tracked
+from impl.model.build import build_model
 from impl.model.config import ModelConfig
-from impl.model.initialise import build_model
 from impl.model.layers import DropoutKey, Layer
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import named

@@ -15,8 +15,8 @@ from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.gemms import core, products
 from impl.cost.place import Place
 from impl.model.bert import BERT
+from impl.model.build import build_model
 from impl.model.config import ModelConfig, padded_vocabulary
-from impl.model.initialise import build_model
 from impl.pipeline.stage import split
 from impl.plan import Plan
 from impl.recipe import Recipe

@@ -43,7 +43,10 @@ def step(one: Trainer) -> Moved:
     plan = one.run.plan
     joined = lambda *axes: "_".join(axis for axis in axes if getattr(plan, axis) > 1)
     groups = [(bucket.reduction.ends, "ends") for bucket in one.buckets if bucket.reduction.ends is not None]
-    groups += [(bucket.reduction.group, joined("dp", "tp")) for bucket in one.buckets]
+    data = "zero" if plan.replicas > 1 else "dp"
+    of_size = {plan.zero: joined(data), plan.zero * plan.tp: joined(data, "tp")}
+    groups += [(bucket.reduction.group, of_size[bucket.reduction.group.size()]) for bucket in one.buckets]
+    groups += [(each.reduction.replicas, "replicas") for each in one.buckets if each.reduction.replicas is not None]
     groups += [(one.gradients.every_rank, joined("pp", "dp", "tp"))]
     names = {str(one.group.group_name): "dp", str(one.tp.group.group_name): "tp", str(one.pp_group.group_name): "pp"}
     groups += [(one.tp.neighbours, "heads")] if one.tp.neighbours is not None else []
@@ -100,6 +103,10 @@ ZERO: list[tuple[Plan, Precision]] = [
     (Plan(dp=2, pp=2, zero_stage=2, schedule="zb_h1", **SMALL), "bf16"),
     (Plan(dp=2, pp=2, zero_stage=3, schedule="interleaved", chunks=2, **SMALL), "fp32"),
     (Plan(dp=2, tp=2, pp=2, zero_stage=3, sequence_parallel=True, **SMALL), "fp32"),
+    (Plan(dp=4, tp=2, zero_stage=3, zero_group=2, sequence_parallel=True, **SMALL), "bf16"),
+    (Plan(dp=4, zero_stage=1, zero_group=2), "fp32"),
+    (Plan(dp=4, pp=2, zero_stage=2, zero_group=2, schedule="zb_h1", **SMALL), "fp32"),
+    (Plan(dp=2, tp=2, zero_stage=2, zero_group=1, sequence_parallel=True), "bf16"),
 ]
 
 

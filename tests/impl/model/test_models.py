@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from impl.model.bert import BERT
+from impl.model.build import build_model
 from impl.model.config import ModelConfig
 from impl.model.gpt import GPT
-from impl.model.initialise import build_model
 from impl.model.layers import Attention, DropoutKey
 from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.stage import Stage, split

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from impl.cost.memory import memory_of_ranks
 from impl.cost.parameters import count_parameters
+from impl.model.build import build_model
 from impl.model.config import ModelConfig
 from impl.model.gelu import gelu
 from impl.model.gpt import GPT
-from impl.model.initialise import build_model
 from impl.model.layers import Layer
 from impl.model.norm_placement import PLACEMENTS, BlockNorms, NormPlacement
 from impl.model.norms import DyT, RMSNorm

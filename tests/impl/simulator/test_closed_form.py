@@ -13,14 +13,14 @@ from impl.simulator.closed_form import ClosedForm, Estimate
 from impl.simulator.plans import NAMES, Plans, every
 from impl.simulator.step import predict
 
-GPUS, BATCH, SOME = 8, 24, 8
+GPUS, BATCH, SOME = 8, 24, 6
 BASE = Run(model=named("gpt-2.5b"), train=Recipe(global_batch=BATCH, microbatch=1), precision="bf16")
 VOCAB = BASE.model.vocab_size or 0
 
 
 @cache
 def plans() -> Plans:
-    return every(BASE.model, GPUS, BATCH)
+    return every(BASE.model, GPUS, BATCH, node=2)
 
 
 @cache
@@ -38,8 +38,10 @@ def both() -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Estimates over what events say, less 1: seconds and bytes of some plans of every schedule."""
     generator, chosen = np.random.default_rng(1), list[int]()
     for schedule in range(len(NAMES["schedule"])):
-        there = np.flatnonzero((plans()["schedule"] == schedule) & (plans()["microbatch"] <= 8))
-        chosen += generator.choice(there, SOME, replace=False).tolist()
+        few = plans()["microbatch"] <= 8
+        for in_groups in (False, True):
+            there = np.flatnonzero((plans()["schedule"] == schedule) & few & ((plans()["zero_group"] > 0) == in_groups))
+            chosen += generator.choice(there, SOME, replace=False).tolist()
     system = load_system("selene")
     runs, stages = [system.habits.of(plans().run(i, BASE)) for i in chosen], system.habits.stages_of
     found = [predict(run, VOCAB, system, stages=stages(run), with_timeline=False) for run in runs]

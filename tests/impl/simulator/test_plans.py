@@ -41,15 +41,16 @@ def changes_nothing(row: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("model", [MODEL, replace(MODEL, num_heads=8, kv_heads=2), replace(MODEL, kv_heads=1)])
 def test_they_are_all_valid_plans_there_are(model: ModelConfig) -> None:
-    plans, base = every(model, 4, 4), replace(BASE, model=model)
+    plans, base = every(model, 4, 4, node=2), replace(BASE, model=model)
     choices = dict.fromkeys(FLAGS, (False, True)) | NAMES
     degrees = [d for d in itertools.product((1, 2, 4), repeat=3) if np.prod(d) == 4]
     others = [knob for knob in choices if knob not in ("offload_optimizer", "overlap_grad_reduce")]
     expected = set()
     for tp, pp, dp in degrees:
-        sizes = itertools.product((1, 2, 4), (1, 2, 4), range(4), *(choices[knob] for knob in others))
-        for b, v, zero, *flags in sizes:
-            row = {"tp": tp, "pp": pp, "dp": dp, "microbatch": b, "chunks": v, "zero_stage": zero}
+        groups = (None, 2) if (tp, dp) == (1, 4) else (None,)  # smaller ones that divide
+        sizes = itertools.product((1, 2, 4), (1, 2, 4), range(4), groups, *(choices[knob] for knob in others))
+        for b, v, zero, group, *flags in sizes:
+            row = {"tp": tp, "pp": pp, "dp": dp, "microbatch": b, "chunks": v, "zero_stage": zero, "zero_group": group}
             row |= {"offload_optimizer": False, "overlap_grad_reduce": True} | dict(zip(others, flags, strict=True))
             ordered = {knob: row[knob] for knob in KNOBS}
             if not changes_nothing(ordered) and not run_of(ordered, base).problems():

@@ -92,6 +92,11 @@ def test_groups_lie_where_the_mesh_puts_them():
     assert group(("tp",), Plan(tp=16), 8) == Group(16, 8, 1)
     assert group(("dp",), Plan(tp=8, dp=32), 8) == Group(32, 1, 8)
     assert group(("dp",), Plan(dp=2), 8) == Group(2, 2, 1)
+    parts = Plan(tp=2, dp=16, zero_stage=1, zero_group=4)
+    assert group(("zero",), parts, 8) == Group(4, 4, 2)
+    assert group(("zero", "tp"), parts, 8) == Group(8, 8, 1)
+    assert group(("replicas",), parts, 8) == Group(4, 1, 8)
+    assert group(("dp",), parts, 8) == Group(16, 4, 2)
 
 
 def test_a_measured_collective_takes_what_was_measured():

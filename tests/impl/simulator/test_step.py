@@ -204,3 +204,14 @@ def test_every_stage_of_zero_costs_what_it_moves():
     times = [seconds(run_of(dp=16, microbatch=1, zero_stage=z, overlap_param_gather=False)) for z in range(4)]
     assert times[2] < times[3]
     assert times[0] != times[1]
+
+
+def test_stage_3_within_nodes_waits_for_no_other_node_while_it_gathers():
+    """Gathers go over links within the node; over 4 nodes 1 / 8 of the gradients is summed, of 4 microbatches once."""
+    of = lambda **plan: predict(run_of(dp=32, global_batch=128, microbatch=1, zero_stage=3, **plan), VOCAB, SYSTEM)
+    whole, within, alike = of(), of(zero_group=8), of(zero_group=32)
+    assert within.exposed["zero"] < whole.exposed["zero"] / 2
+    assert within.exposed["dp"] > whole.exposed["dp"] == 0.0
+    assert within.seconds < whole.seconds == alike.seconds
+    assert within.memory[0].optimizer == pytest.approx(4 * whole.memory[0].optimizer, rel=0.01)
+    assert alike.memory == whole.memory

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from impl.model.build import build_model
 from impl.model.config import ModelConfig
-from impl.model.initialise import build_model
 from impl.tensor_parallel.group import Part, TensorParallel
 from impl.tensor_parallel.shards import Shard, shards_of
 

@@ -37,20 +37,25 @@ class Trained(NamedTuple):
 
     losses: list[float]
     norms: list[float]
+    gradients: dict[tuple[str, int, int], np.ndarray]
+    """Of the first step, of what it owns."""
     weights: dict[tuple[str, int, int], np.ndarray]
     """Master weights that it owns, by name and elements."""
 
 
 def trained(one: Trainer) -> Trained:
+    one.backward(0)
+    places = [(bucket, *of) for bucket in one.buckets for of in bucket.places().items()]
+    gradients = {(p.name, p.start, p.stop): bucket.gradient[at].numpy().copy() for bucket, p, at in places}
     steps = [one.step(i) for i in range(one.run.train.steps)]
     owned = {(o.name, o.start, o.stop): o.tensors["weight"].numpy().copy() for o in one.optimizer.owned()}
-    return Trained([step.loss.item() for step in steps], [step.grad_norm.item() for step in steps], owned)
+    return Trained([step.loss.item() for step in steps], [step.grad_norm.item() for step in steps], gradients, owned)
 
 
-def same_elements(one: Trained, whole: Trained) -> list[tuple[np.ndarray, np.ndarray]]:
+def same_elements(one: Trained, whole: Trained, of: str = "weights") -> list[tuple[np.ndarray, np.ndarray]]:
     """What a rank owns beside the same elements of a rank that owns all of its part of the model."""
-    parameters = {name: weights for (name, _, _), weights in whole.weights.items()}
-    return [(weights, parameters[name][start:stop]) for (name, start, stop), weights in one.weights.items()]
+    parameters = {name: values for (name, _, _), values in getattr(whole, of).items()}
+    return [(values, parameters[name][start:stop]) for (name, start, stop), values in getattr(one, of).items()]
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
@@ -84,6 +89,11 @@ LAYOUTS: list[Plan] = [
     Plan(dp=2, tp=2, pp=2),
     Plan(dp=2, tp=2, pp=2, schedule="zb_h1", sequence_parallel=True),
     Plan(dp=2, pp=4),
+    Plan(dp=4, zero_group=2),
+    Plan(dp=4, tp=2, zero_group=2, sequence_parallel=True),
+    Plan(dp=4, pp=2, schedule="gpipe", zero_group=2, overlap_grad_reduce=False),
+    Plan(dp=4, pp=2, schedule="zb_h1", zero_group=2, offload_optimizer=True),
+    Plan(dp=2, pp=2, zero_group=1),
 ]
 
 
@@ -96,7 +106,9 @@ def test_every_layout_trains_as_serial_stage_0(ranks: int, data: Path) -> None:
         model=models[plan], plan=replace(Plan(**how) if how else plan, **SMALL), train=replace(recipes[plan], steps=2),
         precision="fp64",
     )  # fmt: skip
-    runs = {plan: [with_fields(run(plan), {"plan.zero_stage": stage}) for stage in (0, *STAGES)] for plan in plans}
+    undivided = {"plan.zero_stage": 0, "plan.zero_group": None}
+    ways = [undivided, *({"plan.zero_stage": stage} for stage in STAGES)]
+    runs = {plan: [with_fields(run(plan), way) for way in ways] for plan in plans}
     alone = {plan: run(plan, dp=1) for plan in plans}
     found = on_ranks(trained, [*alone.values(), *(one for some in runs.values() for one in some)], data)
     for plan, some in runs.items():
@@ -106,5 +118,7 @@ def test_every_layout_trains_as_serial_stage_0(ranks: int, data: Path) -> None:
             for one, whole in zip(ranks_of, stage_0, strict=True):
                 np.testing.assert_allclose(one.losses, serial.losses, rtol=1e-12)
                 np.testing.assert_allclose(one.norms, serial.norms, rtol=1e-12)
+                for mine, theirs in same_elements(one, whole, "gradients"):
+                    np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12 * np.abs(theirs).max())
                 for mine, theirs in same_elements(one, whole):
                     np.testing.assert_allclose(mine, theirs, rtol=1e-7, atol=1e-10)
