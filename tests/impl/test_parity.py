@@ -241,7 +241,7 @@ def test_random_runs_equal_serial(data: Path) -> None:
     assert {run.plan.world_size for run in runs} >= {1, 2, 3, 4, 6, 8}
     assert {run.plan.tp for run in runs} == {1, 2, 3, 4}
     assert {run.plan.zero_stage for run in runs if run.plan.zero > 1 < run.plan.replicas} == {1, 2, 3}
-    assert {run.model.sharing(run.plan.tp) for run in runs} >= {1, 2, 3}
+    assert {run.model.sharing(run.plan.tp) for run in runs} >= {1, 2, 4}
     answers = on_ranks(gradients_and_norm, [*runs, *map(serial, runs)], data)
     for run in runs:
         [(expected, norm)] = answers[serial(run)]
