@@ -167,6 +167,7 @@ RUNS = [
     Run(model=MODEL, train=RECIPE, plan=Plan(tp=2, sequence_parallel=True)),
     Run(model=MODEL, train=RECIPE, plan=Plan(pp=2, recompute="full")),
     Run(model=MODEL, train=RECIPE, plan=Plan(dp=2), engine="torch"),
+    Run(model=MODEL, train=RECIPE, plan=Plan(dp=2, zero_stage=1, zero_group=1)),
 ]
 
 

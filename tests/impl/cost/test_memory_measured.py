@@ -81,6 +81,8 @@ LAYOUTS = [
     run(dropout=0.1, batch=8, pp=2, dp=2, zero_stage=2, precision="bf16"),
     run(batch=8, pp=2, dp=2, zero_stage=3, schedule="interleaved", chunks=2),
     run(tp=2, dp=2, sequence_parallel=True, zero_stage=3, precision="bf16"),
+    *(run(dp=4, zero_stage=stage, zero_group=2, precision="bf16") for stage in (1, 2, 3)),
+    run(tp=2, dp=2, zero_stage=2, zero_group=1),
     run(SANDWICH, dropout=0.1, tp=2, recompute="full", partition_activations=True),
     run(normed("post"), batch=8, pp=2, recompute="full"),
     run(normed("peri", "rmsnorm"), dropout=0.1, recompute="full"),
