@@ -38,7 +38,7 @@ class Plan:
     """Reduce a bucket while the backward pass goes on; False waits for its end (to measure what overlap buys)."""
     zero_stage: ZeroStage = 0
     """What data-parallel ranks split: 1 optimizer states, 2 gradients too, 3 parameters too; 0: nothing."""
-    zero_group: Depth | None = None
+    zero_group: Positive | None = None
     """Data-parallel neighbours that split it; each further group of as many has a copy of all. None: all of them."""
     overlap_param_gather: bool = True
     """Gather parameters ahead of their use, at stage 3 those of the next block; False gathers and waits."""

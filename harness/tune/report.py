@@ -107,8 +107,8 @@ def _print_plans(title: str, rows: Sequence[Judged]) -> None:
     for number, row in enumerate(rows, 1):
         mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
         odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
-        said = {True: "{}", False: "no {}"}
-        besides = ", ".join(said.get(row[knob], f"{{}} {row[knob]}").format(knob) for knob in odd)
+        said = lambda knob, value: knob if value is True else f"no {knob}" if value is False else f"{knob} {value}"
+        besides = ", ".join(said(knob, row[knob]) for knob in odd)
         rate = row["model_flops_per_gpu_s"] / 1e12
         numbers = (f"{row['seconds']:.3f}", f"{rate:.1f}", mfu, f"{row['bytes'] / GIB:.1f}")
         star = "*" * (any(map(is_beyond, row["warnings"])) or bool(row["doubts"]))

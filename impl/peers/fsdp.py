@@ -2,13 +2,14 @@
 
 Every layer is a group of its own, the embeddings and the last norm are the root's. Stage 3 frees a layer's parameters
 after its forward pass; stages 1 and 2 keep them all from the first forward pass to the last backward pass. Stages 2
-and 3 reduce gradients at every microbatch, so that they stay sharded; stage 1 reduces the sum once.
+and 3 reduce gradients at every microbatch, so that they stay sharded; stage 1 reduces the sum once. With replicas it is
+hybrid sharding (HSDP), which sums gradients over these once a step.
 """
 
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from impl.evaluate import Evaluation
@@ -20,7 +21,7 @@ from impl.train import MASTERS, WEIGHTS
 
 
 def shard(model: GPT, mesh: DeviceMesh, run: Run) -> list[FSDPModule]:
-    """Shard the model over a mesh with one axis; returns its groups in the order in which the forward pass needs them.
+    """Shard the model over the mesh's last axis; returns its groups in the order in which the forward pass needs them.
 
     Gathers are asynchronous and one layer ahead: with gloo, streams overlap nothing. Gradients are summed and not
     divided: the loss is.
@@ -54,9 +55,13 @@ class FSDPTrainer(PeerTrainer):
     def build(self, mesh: DeviceMesh) -> None:
         self.model = whole_model(self.run, self.vocab_size, mesh)
         self.model.to(self.device, MASTERS[self.run.precision])
-        self.groups = shard(self.model, mesh["dp"], self.run)
+        plan, data = self.run.plan, mesh["dp"]
+        if plan.replicas > 1:
+            axes = "replicas", "zero"
+            data = init_device_mesh(mesh.device_type, (plan.replicas, plan.zero), mesh_dim_names=axes)
+        self.groups = shard(self.model, data, self.run)
         self.keep(self.model, at_once=False)
-        self.group = self.dp_group
+        self.group = data.get_group(data.ndim - 1)
 
     def settings(self) -> dict[str, Any]:
         stage = self.run.plan.zero_stage
@@ -66,6 +71,7 @@ class FSDPTrainer(PeerTrainer):
             "reduce_dtype": name_of(self.accumulated),
             "reshard_after_forward": stage == 3,
             "reduces_every_microbatch": stage > 1,
+            "replicas": self.run.plan.replicas,
             "forward_prefetch": 1,
         }
 
@@ -78,6 +84,7 @@ class FSDPTrainer(PeerTrainer):
     def microbatch(self, inputs: Tensor, targets: Tensor) -> Tensor:
         root, stage = self.groups[0], self.run.plan.zero_stage
         root.set_requires_gradient_sync(stage > 1 or self.is_last)
+        root.set_requires_all_reduce(self.is_last)
         root.set_reshard_after_backward(stage == 3 or self.is_last)
         loss = self.mean(self.model(inputs), targets)
         (loss / self.dp_group.size()).backward()

@@ -78,7 +78,7 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     divides = plan.dp > 1 or run.engine == "deepspeed"
     stages = f"plan.zero_stage {plan.zero_stage} (it has {', '.join(map(str, has.zero_stages))})"
     yield divides and plan.zero_stage not in has.zero_stages, stages
-    yield plan.zero_group is not None, f"plan.zero_group {plan.zero_group}"
+    yield plan.zero_group is not None and part != "fsdp", f"plan.zero_group {plan.zero_group}"
     yield plan.recompute == "selective", f"plan.recompute {plan.recompute!r}"
     for field in ("partition_activations", "offload_activations", "offload_optimizer"):
         yield getattr(plan, field), f"plan.{field}"

@@ -87,7 +87,10 @@ def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = T
     """
     degrees = _degrees(model, gpus, global_batch)
     ways = (0, 1) if offload else (0,)
-    parts = [_of_degrees(model, global_batch, *three, ways, neighbours(three[2], three[0], node)) for three in degrees]
+    parts = [
+        _of_degrees(model, global_batch, tp, pp, dp, ways, dp if node is None else math.gcd(dp, max(1, node // tp)))
+        for tp, pp, dp in degrees
+    ]
     if not parts:
         raise InputError(
             f"no plan puts {global_batch} sequences of this model on {gpus} devices: tp must divide {model.num_heads} "
@@ -150,11 +153,6 @@ def _activations(model: ModelConfig, tp: int, ways: tuple[int, ...]) -> Iterator
             continue
         for part in (0, 1) if divides and not splits else (0,):
             yield from ((recompute, splits, part, offloads) for offloads in ways)
-
-
-def neighbours(dp: int, tp: int, node: int | None) -> int:
-    """Return the most data-parallel ranks with one node that divide all of them evenly; all without a node."""
-    return dp if node is None else math.gcd(dp, max(1, node // tp))
 
 
 def _states(dp: int, group: int) -> Iterator[tuple[int, int, int, int]]:

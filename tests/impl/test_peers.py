@@ -137,7 +137,6 @@ LACKS: list[tuple[str, dict[str, Any], str]] = [
     *((part, changes, word) for part in VALID for changes, word in LACKS_ALL),
     ("ddp", {"overlap_grad_reduce": False}, "overlap_grad_reduce False"),
     ("fsdp", {"overlap_param_gather": False}, "overlap_param_gather False"),
-    ("fsdp", {"zero_group": 1}, "zero_group 1"),
     ("dtensor", {"dp": 2}, "dp 2"),
     ("dtensor", {"model": ModelConfig(kv_heads=1)}, "plan.tp 2 above model.kv_heads 1"),
     ("pipelining", {"dp": 2}, "dp 2"),

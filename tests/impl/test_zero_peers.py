@@ -34,7 +34,7 @@ ENGINES = ("native", "torch", "deepspeed")
 
 
 def of(engine: str, stage: int, changes: dict[str, Any]) -> Run:
-    of_plan = {"zero_stage": stage} | {name: value for name, value in changes.items() if name == "recompute"}
+    of_plan = {"zero_stage": stage} | {name: value for name, value in changes.items() if hasattr(RUN.plan, name)}
     of_run = {name: value for name, value in changes.items() if name not in of_plan}
     return replace(RUN, plan=replace(RUN.plan, **of_plan), engine=engine, **of_run)
 
@@ -50,6 +50,10 @@ RUNS |= {(engine, stage, "Llama"): of(engine, stage, LLAMA) for engine in ENGINE
 RUNS |= {(engine, 0, case): of(engine, 0, changes) for case, changes in MORE.items() for engine in ("native", "torch")}
 RUNS |= {(engine, 3, "recomputed"): of(engine, 3, {"recompute": "full"}) for engine in ("torch", "deepspeed")}
 del RUNS["deepspeed", 0, "bf16"]
+GROUPS = {"dp": 4, "zero_group": 2, "train": replace(RUN.train, steps=5, microbatch=1)}
+"""Hybrid sharding, of two microbatches a rank."""
+RUNS["native", 0, "groups"] = of("native", 0, {**GROUPS, "zero_group": None})
+RUNS |= {(engine, stage, "groups"): of(engine, stage, GROUPS) for engine in ("native", "torch") for stage in (1, 2, 3)}
 
 
 def weights_of(trainer: Any) -> dict[str, np.ndarray]:
@@ -85,23 +89,26 @@ def whole(
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Key, Trained]]:
+def all_trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Key, Trained]]]:
+    """By number of ranks."""
     path, evaluation = write_data(tmp_path_factory.mktemp("tokens"))
     runs = {key: replace(run, evaluation=evaluation) for key, run in RUNS.items()}
-    return train_on(2, runs, path, weights_of)
+    of_ranks = lambda ranks: {key: run for key, run in runs.items() if run.plan.world_size == ranks}
+    return {ranks: train_on(ranks, of_ranks(ranks), path, weights_of) for ranks in (2, 4)}
 
 
 @pytest.mark.parametrize("key", RUNS)
 def test_losses_norms_predictions_and_weights_equal_those_of_our_stage(
-    key: Key, trained: list[dict[Key, Trained]]
+    key: Key, all_trained: dict[int, list[dict[Key, Trained]]]
 ) -> None:
     """Ours are held against our stage 0, peers against our own of their stage, which recomputes nothing."""
     engine, stage, case = key
+    trained = all_trained[RUNS[key].plan.world_size]
     if key not in trained[0]:
         pytest.skip("deepspeed is not installed")
     run, against = RUNS[key], ("native", 0 if engine == "native" else stage, "fp32" if case == "recomputed" else case)
     model_of = "Llama" if case == "Llama" else "fp32"
-    shapes = {name: weight.shape for name, weight in trained[0]["torch", 0, model_of].weights.items()}
+    shapes = {name: weight.shape for name, weight in all_trained[2][0]["torch", 0, model_of].weights.items()}
     shapes["trunk.output.weight"] = shapes["trunk.tokens.weight"]
     ours = whole([rank[against].weights for rank in trained], shapes, run.model)
     ranks = [rank[key].weights for rank in trained]
@@ -114,13 +121,14 @@ def test_losses_norms_predictions_and_weights_equal_those_of_our_stage(
             assert difference < (1e-5 if run.precision == "fp32" else 1e-2) * expected.norm(), name
 
 
-def test_settings_say_what_the_engine_made_of_the_plan(trained: list[dict[Key, Trained]]) -> None:
-    settings = {key: found.settings for key, found in trained[0].items() if key[0] != "native"}
+def test_settings_say_what_the_engine_made_of_the_plan(all_trained: dict[int, list[dict[Key, Trained]]]) -> None:
+    settings = {key: found.settings for key, found in all_trained[2][0].items() if key[0] != "native"}
     ddp, gathered = settings["torch", 0, "bf16"], settings["torch", 3, "bf16"]
     assert (ddp["part"], ddp["accumulates"], ddp["bucket_cap_bytes"]) == ("ddp", "float32", 20_000)
     assert len(ddp["bucket_bytes"]) > 1, "nothing overlaps"
     assert (gathered["part"], gathered["reduce_dtype"], gathered["reshard_after_forward"]) == ("fsdp", "float32", True)
     assert settings["torch", 3, "recomputed"]["recompute"] == "layers"
+    assert gathered["replicas"] == 1 < all_trained[4][0]["torch", 3, "groups"].settings["replicas"]
     for (engine, stage, _), told in settings.items():
         if engine == "deepspeed":
             assert told["zero_optimization"]["stage"] == stage

@@ -64,6 +64,7 @@ def test_two_ranks_give_the_bits_of_stage_0(family: str, data: Path) -> None:
     recipe = replace(RECIPE, microbatch=4, clip_norm=0.0)
     plans = [Plan(dp=2, zero_stage=stage, **SMALL) for stage in (0, *STAGES)]
     plans += [Plan(dp=2, zero_stage=3, overlap_grad_reduce=False, overlap_param_gather=False, **SMALL)]
+    plans += [Plan(dp=2, zero_stage=2, zero_group=2, **SMALL)]  # all of them
     runs = [Run(model=replace(MODEL, family=family), plan=plan, train=recipe) for plan in plans]
     stage_0, *others = on_ranks(trained, runs, data).values()
     for ranks in others:
