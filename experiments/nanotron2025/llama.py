@@ -1,6 +1,6 @@
 """How does the best plan of a Llama change, and what does it lose, from 8 H100s to 512?
 
-nanotron's authors tried thousands of plans of four Llamas at 256 sequences of 4096 tokens a step, and published the
+nanotron's authors tried many plans of four Llamas at 256 sequences of 4096 tokens a step, and published the
 fastest for every size and number of nodes: utilization falls from 38 to 43% on one node to 5 to 18% on 64, and 80B is
 best on 16. (The printed 44 to 47% counts a tied embedding twice in pipelines, and the input embedding's rows.) Apart
 from that, tensor parallelism of 3.57B is 19% slower on 8 GPUs than on 4, and 43% slower on two nodes.

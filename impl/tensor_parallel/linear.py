@@ -58,8 +58,8 @@ class RowParallelLinear(nn.Module):
 def with_shared_heads(qkv: Tensor, queries: int, group: dist.ProcessGroup) -> Tensor:
     """Return a rank's queries, and the whole key and value that the group's ranks share and projected in equal parts.
 
-    A rank's gradient is that of its own queries; the sum over the group is divided like the parts. So Megatron-core has
-    it, there for all heads at once: no weight has a copy, to whose cost and coherence one would have to see.
+    The gradient of a key or value is summed over the group's queries, and divided into the same parts. No weight has a
+    copy, so that none has to be kept equal. Megatron-core gathers activations too, there of all heads at once.
 
     Shapes: [n, queries + 2 d / c] -> [n, queries + 2 d], of c ranks and head size d.
     Communication: an all-gather of keys and values, backward a reduce-scatter.
