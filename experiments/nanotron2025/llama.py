@@ -21,6 +21,7 @@ from harness.experiment.kit import (
     ModelConfig, Plan, Point, Printed, Record, Run, Tolerance, gigabytes, named, noted, points, printed, published,
     share, table_of, with_printed,
 )  # fmt: skip
+from harness.figures.style import figure_of
 from impl.cost.flops import model_flops
 from impl.cost.peaks import peak_flops
 from impl.model.sizes import LLAMA_BLOCK
@@ -209,6 +210,11 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of("llama", "Best plans of nanotron's Llamas, and tensor parallelism alone", SHOWN, all_points),
+    figure=figure_of(
+        "The best plan of every number of ranks", "ranks", "MFU (%)", cells, name=lambda one: one.model,
+        at=lambda one: one.run.plan.world_size, ours=lambda one: 100 * one.mean(mfu),
+        published=lambda one: 100 * printed_value("published_mfu")(one),
+    ),
     cost={"smoke": "1 min, 2 CPU cores", "small": "10 min, 2 CPU cores", "paper": "20 min, 512 GPUs with 80 GB"},
     deviations="Published rates are derived from the printed utilization and the parameters that it counts: the "
     "printed size, with a tied embedding twice in a pipeline; four of them are 1e-4 from the rates in a copy of the "

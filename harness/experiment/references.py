@@ -16,6 +16,7 @@ PAPERS = {
     "zerobubble2024": ("Zero bubble 2024", "zero bubble", "qi et al"),
     "torchtitan2024": ("TorchTitan 2024", "torchtitan"),
     "nanotron2025": ("nanotron 2025", "nanotron"),
+    "internevo2023": ("InternEvo 2023", "internevo"),
     "chinchilla2022": ("Chinchilla 2022", "chinchilla", "hoffmann"),
 }
 """Title of each paper by the folder of its experiments, and lower-case texts that name it in a source."""

@@ -95,6 +95,8 @@ CASES = (
          BLOOM._replace(hidden=(14400, MOST)), BLOOM._replace(hidden=(1, 14399)), (12, None, None)),
     Case("NVIDIA", "NVIDIA's GPT-3 175B on H100s, fitted to their other models", "dgx_h100",
          NVIDIA._replace(hidden=(12288, 12288)), NVIDIA._replace(hidden=(1, 12287))),
+    Case("InternEvo", "InternLM 7B on 8 to 1,024 A100s, fitted to 7 of 46 rows", "internevo", Rows("internevo2023"),
+         Rows("internevo2023", CALIBRATE), (8, None, None)),
 )  # fmt: skip
 
 

@@ -164,13 +164,14 @@ class ClosedForm:
         """
         self.positions = head_positions or base.model.seq_len
         self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base, given), vocab_size, system, gpus
-        self.habits = {name: value for name, value in system.habits.fields.items() if name not in given}
+        self.given = given
         self._known: dict[tuple[object, ...], Any] = {}
 
     def estimate(self, plans: Plans) -> Estimate:
         """Return step time and memory of each plan, with the habits of the system's software applied."""
-        habits = ((knob, self.habits.get(f"plan.{knob}")) for knob in FLAGS)
-        fixed = {knob: np.full(len(plans), int(way)) for knob, way in habits if way is not None}
+        habits = ((knob, f"plan.{knob}") for knob in FLAGS if f"plan.{knob}" not in self.given)
+        ways = ((knob, self.system.habits.fields.get(name)) for knob, name in habits)
+        fixed = {knob: np.full(len(plans), int(way)) for knob, way in ways if way is not None}
         plans = Plans({**plans.columns, **fixed})
         m = self.base.train.global_batch // (plans["dp"] * plans["microbatch"])
         ranks = self._gather(plans, self._ranks, "pp", "chunks")._replace(m=m, schedule=plans["schedule"])
@@ -179,10 +180,7 @@ class ClosedForm:
         return Estimate(self._seconds(plans, ranks, held), self._bytes(plans, ranks, held))
 
     def _gather(self, plans: Plans, law: Callable[[Run], T], *knobs: str) -> T:
-        """Return a law's quantities as columns, evaluating it once for equal values of the knobs.
-
-        It is evaluated for a run with these knobs and all others at their defaults.
-        """
+        """Return a law's quantities as columns: of a run for each set of the knobs' values, other knobs at defaults."""
         code = np.zeros(len(plans), dtype=np.int64)
         for knob in knobs:
             code = code * (int(plans[knob].max()) + 1) + plans[knob]
@@ -194,7 +192,8 @@ class ClosedForm:
                 values = {knob: value_of(knob, number) for knob, number in zip(knobs, row, strict=True)}
                 degrees = values.get("tp", 1) * values.get("pp", 1)
                 defaults = {**DEFAULTS, "microbatch": 1, "dp": self.gpus // degrees}
-                self._known[key] = law(run_of(defaults | values, self.base))
+                run = run_of(defaults | values, self.base)
+                self._known[key] = law(self.system.habits.with_buckets(run, self.given))
             found.append(self._known[key])
         return _columns(found, which)
 

@@ -1,5 +1,6 @@
 """Seconds after the last microbatch: gradient reduction in the pipeline's drain, the update, then parameters."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from impl.cost.parameters import MASTER_BYTES, named_parameters
 from impl.cost.place import Place, parameter_bytes
-from impl.cost.traffic import Counts, state_traffic
+from impl.cost.traffic import Count, Counts, state_traffic
 from impl.run import Run
 from impl.simulator.periodic import Last
 from impl.simulator.seconds import STATE_BYTES, Group, Size, beside, collective, group, optimizer
@@ -53,7 +54,7 @@ def seconds_of(system: System, run: Run, state: States, *, reducing: bool = True
         of_replicas: of the sums over ZeRO's replicas alone, which are once a step at every stage; else without them.
     """
     total = 0.0
-    for axes, counts in state.traffic.items():
+    for axes, counts in _moved(system, run, state).items():
         if axes == "ends" or "pp" in axes.split("_") or (axes == "replicas") != of_replicas:
             continue
         ranks = group(tuple(axes.split("_")), run.plan, system.node.size.value)
@@ -61,6 +62,27 @@ def seconds_of(system: System, run: Run, state: States, *, reducing: bool = True
             if (op in REDUCING) == reducing:
                 total += count.calls * float(collective(system, op, count.bytes / count.calls, ranks))
     return total
+
+
+def _moved(system: System, run: Run, state: States) -> dict[str, Counts]:
+    """Return a rank's collectives for gradients and parameters as the system's software does them.
+
+    Where each tensor has one owner, stage 1 sums gradients on all data-parallel ranks, and every owner sends what it
+    has: as many broadcasts as ranks that divide the states, or as tensors if these are fewer.
+    """
+    if not system.habits.owns_tensors or run.plan.zero_stage != 1:
+        return state.traffic
+    tensors = state.tensors / sum(state.layers) * run.model.num_layers / run.plan.pp  # of a rank, not of a unit
+    sent = sum(counts["all_gather"].bytes for counts in state.traffic.values() if "all_gather" in counts)
+    found = defaultdict[str, Counts](lambda: defaultdict(Count))
+    for axes, counts in state.traffic.items():
+        for op, count in counts.items():
+            if op == "all_gather":
+                messages = state.tensors * min(1.0, run.plan.zero / tensors) * count.bytes / sent
+                found[axes]["broadcast"] += Count(messages, count.bytes)
+            elif axes != "replicas":  # summed with the others
+                found[axes.replace("zero", "dp")]["all_reduce"] += count
+    return found
 
 
 def sharded(

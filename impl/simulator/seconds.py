@@ -126,12 +126,23 @@ def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
     nodes = n / group.per_node
     wire = travels * (n - 1) / n * bytes_
     inside = wire / (system.node.link_bandwidth.value * system.constant("link_efficiency"))
-    hops = travels * (group.per_node - 1) * system.constant("link_latency")
     way_out = system.node.nics.value * system.node.nic_bandwidth.value * system.constant("nic_efficiency")
     way_out = way_out * (1 - (1 - system.constant("nic_shared")) * (group.sharing > 1))
     outside = wire * group.sharing / way_out * (nodes > 1)
     inside = inside * (group.per_node > 1)
-    return larger(inside, outside) + hops + travels * np.log2(nodes) * system.constant("nic_latency")
+    return larger(inside, outside) + _hops(system, op, nodes, group)
+
+
+def _hops(system: System, op: Op, nodes: Size, group: Group) -> Size:
+    """Return the seconds that a collective takes however few bytes it moves.
+
+    An all-reduce goes up and down a tree: 2 (g - 1) links and 2 log2(nodes) network cards, of g ranks a node. The
+    others go round a ring: n - nodes links and nodes - 1 cards. Source: NCCL's model of its own latencies (tuning.cc).
+    """
+    link, nic = system.constant("link_latency"), system.constant("nic_latency")
+    if op == "all_reduce":
+        return 2 * ((group.per_node - 1) * link + np.log2(nodes) * nic)
+    return (group.ranks - nodes) * link + (nodes - 1) * nic
 
 
 def send(system: System, bytes_: Size, *, is_inter: bool, senders: int) -> float:

@@ -177,6 +177,10 @@ class Habits:
     overlap_grad_reduce: bool | None = None
     gathers_ahead: bool = False
     """Whether ZeRO's stages 1 and 2 gather parameters beside the next step's first forward passes, if asked to."""
+    bucket_per_rank: PositiveInt | None = None
+    """Bytes of a bucket of gradients for each data-parallel rank, at least, so that a ring's parts stay large."""
+    owns_tensors: bool = False
+    """Whether ZeRO's stage 1 gives each tensor one owner: gradients are all-reduced, and every owner broadcasts."""
     splits_products: bool = False
     """Whether, with sequence parallelism, products beside a collective are split so that both go on at once.
 
@@ -203,7 +207,13 @@ class Habits:
         own = {name: value for name, value in self.fields.items() if name not in given}
         if ELEMENT_BYTES[run.precision] == MASTER_BYTES[run.precision]:
             own.pop("fp32_gradients", None)
-        return with_fields(run, own) if own else run
+        return self.with_buckets(with_fields(run, own) if own else run, given)
+
+    def with_buckets(self, run: Run, given: Collection[str] = ()) -> Run:
+        """Return the run with buckets as large as the software makes them for its ranks, unless their size is given."""
+        least = (self.bucket_per_rank or 0) * run.plan.dp
+        is_set = "plan.bucket_bytes" in given or least <= run.plan.bucket_bytes
+        return run if is_set else with_fields(run, {"plan.bucket_bytes": least})
 
     def stages_of(self, run: Run) -> Literal["even"] | None:
         """Return how layers are shared; what does not come out even is shared as our own engine does."""

@@ -22,7 +22,7 @@ COLUMNS += ["unit", "verified", "note"]
 # in a figure or a table only, without the shape
 KORTHIKANTI = {f"korthikanti-{size}" for size in ("22b", "175b", "530b", "1t")}
 UNNAMED = {"", "bert-752m", "previous-best"} | KORTHIKANTI
-NO_PAPERS = {"nanotron2025"}
+NO_PAPERS = {"nanotron2025", "internevo2023"}
 """Published by their authors outside arXiv."""
 UNREAD = ("formula", "memory")
 """Words for numbers that were read nowhere: claims on them have to say so."""

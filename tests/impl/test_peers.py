@@ -22,10 +22,10 @@ from tests.impl.peer_runs import Data, Trained, assert_same_work, both, first_gr
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=16)
-RECIPE = Recipe(steps=10, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
+RECIPE = Recipe(steps=6, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 PLANS = {"split": Plan(tp=2), "sequence split": Plan(tp=2, sequence_parallel=True)}
 PLAIN = Run(model=MODEL, train=RECIPE, engine="torch")
-SHORT = replace(PLAIN, train=replace(RECIPE, steps=6))
+SHORT = replace(PLAIN, train=replace(RECIPE, steps=4))
 PERI = replace(MODEL, norm_placement="peri", norm="rmsnorm")
 DEEPNORM = replace(MODEL, norm_placement="deepnorm")
 LLAMA = replace(BLOCKS["llama"], num_layers=2, hidden_size=64, num_heads=8, kv_heads=2)
@@ -53,8 +53,8 @@ SPLIT = {
     for name, plan in PLANS.items()
     for case, changes in {
         "clipped": {},
-        "unclipped": {"train": replace(RECIPE, steps=6, clip_norm=0.0, microbatch=4)},
-        "small microbatches": {"train": replace(RECIPE, steps=6, microbatch=1)},
+        "unclipped": {"train": replace(RECIPE, steps=4, clip_norm=0.0, microbatch=4)},
+        "small microbatches": {"train": replace(RECIPE, steps=4, microbatch=1)},
         "bf16": {"precision": "bf16", "train": SHORT.train},
     }.items()
 }

@@ -15,11 +15,13 @@ from harness.predict.held_out import (
     STEPS,
     Case,
     Result,
+    Rows,
     on_priors,
     plain_nvidia,
     result_of,
     rows_of,
     splits,
+    with_priors,
 )  # fmt: skip
 from harness.predict.simulation import Done, predicted, simulated
 from harness.predict.systems import load_system
@@ -96,6 +98,16 @@ def test_heads_that_are_not_aligned_are_predicted_from_other_sizes_and_not_witho
     rows = case.asked.read(case.system)
     off = percent_off(seconds_of(rows, fit(case.fitted.read(case.system), without)), result_of(case).measured)
     assert off.max() <= -15.0, "too fast in every row"
+
+
+def test_broadcasts_of_whole_tensors_are_what_wide_data_parallelism_costs():
+    """InternEvo's ZeRO-1 over 1,024 GPUs, by priors."""
+    system = with_priors(load_system("internevo"))
+    plain = dataclasses.replace(system, habits=dataclasses.replace(system.habits, owns_tensors=False))
+    rows = [row for row in Rows("internevo2023").read("internevo") if row.name == "7B/1024/tp1/all/4x2"]
+    off = [float(percent_off(seconds_of(rows, one), np.array([rows[0].seconds]))[0]) for one in (system, plain)]
+    assert abs(off[0]) < 15
+    assert off[1] < -40
 
 
 def test_the_law_of_heads_holds_where_it_was_not_written_for():

@@ -58,6 +58,17 @@ def test_seconds_are_those_of_events_and_bytes_those_of_a_whole_rank() -> None:
     assert np.abs(sizes).max() < 0.12
 
 
+@pytest.mark.parametrize("name", ["internevo", "dgx_h100"])
+def test_broadcasts_of_tensors_and_larger_buckets_are_those_of_events(name: str) -> None:
+    system = load_system(name)
+    alike = (plans()["zero_stage"] == 1) & (plans()["microbatch"] <= 4) & (plans()["dp"] >= 8)
+    chosen = np.random.default_rng(2).choice(np.flatnonzero(alike), 3, replace=False)
+    runs = [system.habits.of(plans().run(i, BASE)) for i in chosen]
+    found = [predict(run, VOCAB, system, stages=system.habits.stages_of(run), with_timeline=False) for run in runs]
+    seconds = np.array([one.seconds for one in found])
+    assert np.abs(ClosedForm(BASE, VOCAB, system, GPUS).estimate(plans()).seconds[chosen] / seconds - 1).max() < 0.06
+
+
 def test_the_best_plan_is_among_the_best_that_are_estimated() -> None:
     off, _, chosen = both()
     estimated = estimate().seconds[chosen]

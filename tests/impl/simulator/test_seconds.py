@@ -84,6 +84,17 @@ def test_collectives_grow_with_bytes_from_a_floor(op, ranks: Group):
         assert (collective(faster(**{rate: 2}), op, sizes, ranks) <= seconds * (1 + 1e-12)).all()
 
 
+def test_a_small_all_reduce_goes_through_a_tree_and_others_round_a_ring():
+    """Four nodes of 8: a tree has 7 links and 2 levels of cards, both ways; a ring 28 links and 3 cards."""
+    link, card = SYSTEM.constant("link_latency"), SYSTEM.constant("nic_latency")
+    wide = Group(32, 8, 1)
+    assert collective(SYSTEM, "all_reduce", 0, wide) == pytest.approx(2 * (7 * link + 2 * card))
+    for op in ("all_gather", "reduce_scatter", "broadcast"):
+        assert collective(SYSTEM, op, 0, wide) == pytest.approx(28 * link + 3 * card)
+    for op in ("all_gather", "broadcast"):
+        assert collective(SYSTEM, op, 0, Group(8, 8, 1)) == pytest.approx(7 * link)
+
+
 def test_groups_lie_where_the_mesh_puts_them():
     plan = Plan(tp=4, dp=4, pp=2)
     assert group(("tp",), plan, 8) == Group(4, 4, 2)
