@@ -92,7 +92,7 @@ def test_a_long_value_comes_back_in_part(arguments: str):
 def test_a_message_has_an_end_and_a_path_is_whole():
     assert len(refused("table", "quickstart", f"--{5000 * 'x'}")) < 2100
     path = Path(*"abcd") / (90 * "d") / (90 * "e")
-    assert f"no file or folder {path};" in refused("prepare", "--text", path, *"--tokenizer byte --out out".split())
+    assert f"no file or folder {path};" in refused("prepare", "--tokenizer", "byte", "--out", "out", "--text", path)
 
 
 @pytest.mark.parametrize(
