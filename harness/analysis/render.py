@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MISSING = "–"
 EMBEDS = re.compile(r"!(?=\[)|<(?=[a-zA-Z/!])")
 """Beginning of an image or of HTML in Markdown."""
+FORMULA = re.compile(r"^[=@]|^[+-](?=.*(\w\(|[|!]))")
+"""Beginning of a text that spreadsheets would calculate, which may run programs."""
 HEADING_CHARS, CELL_CHARS, NOTE_CHARS = 8, 36, 110
 """Widths of a heading, a cell and a note on a terminal above which they are wrapped."""
 
@@ -148,14 +150,10 @@ def markdown(table: Table, *, padded: bool = True) -> str:
     columns = [[_plain_markdown(text).replace("|", "\\|") for text in column] for column in columns]
     widths = [max(3, *map(len, column)) if padded else 3 for column in columns]
     pads: list[Callable[[str, int], str]] = [str.ljust if c.text else str.rjust for c in table.columns]
-    lines = [
-        "| "
-        + " | ".join(pad(column[row], width) for column, width, pad in zip(columns, widths, pads, strict=True))
-        + " |"
-        for row in range(1 + len(table.frame))
-    ]
+    filled = [[pad(text, w) for text in column] for column, w, pad in zip(columns, widths, pads, strict=True)]
+    heading, *rows = zip(*filled, strict=True)
     rules = ["-" * w if c.text else "-" * (w - 1) + ":" for c, w in zip(table.columns, widths, strict=True)]
-    lines.insert(1, "| " + " | ".join(rules) + " |")
+    lines = [f"| {' | '.join(row)} |" for row in (heading, rules, *rows)]
     notes = ["", *(f"- {_plain_markdown(note)}" for note in table.notes)] if table.notes else []
     return "\n".join([f"### {_plain_markdown(table.title)}", "", *lines, *notes]) + "\n"
 
@@ -172,15 +170,15 @@ def csv(table: Table) -> str:
     columns = _raw_columns(table)
     writer.writerow(heading for _, heading in columns)
     for row in rows_of(table.frame.loc[:, [key for key, _ in columns]]):
-        writer.writerow(_raw(row[key]) for key, _ in columns)
+        writer.writerow(raw(row[key]) for key, _ in columns)
     return out.getvalue()
 
 
-def _raw(value: Any) -> Any:
-    """Return a value for CSV."""
+def raw(value: Any) -> Any:
+    """Return a value for CSV, with ' before a text that would be a formula."""
     if is_missing(value):
         return ""
-    return printable(value) if isinstance(value, str) else value
+    return FORMULA.sub(r"'\g<0>", printable(value)) if isinstance(value, str) else value
 
 
 def _raw_columns(table: Table) -> list[tuple[str, str]]:

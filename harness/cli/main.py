@@ -38,6 +38,8 @@ OBJECTS = 1_000_000
 READERS = ("table", "claims", "report", "export")
 """Verbs that read all records and end: they search for cycles a tenth as often."""
 RUN_FIELDS = frozenset(FIELDS)
+LONGEST_NAME, LONGEST_MESSAGE = 100, 2000
+"""Most characters of a word in a message, which may be a quoted value, and of the message; their middle is left out."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -215,8 +217,13 @@ def _own(error: Exception) -> str:
 
 
 def _complain(text: str, status: int = 2) -> int:
-    print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
+    text = re.sub(r"[^\s/]+", lambda found: _cut(found[0], LONGEST_NAME), printable(" ".join(text.split())))
+    print(f"error: {_cut(text, LONGEST_MESSAGE)}", file=sys.stderr)
     return status
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most * 2 // 3]}[...]{text[-most // 3 :]}"
 
 
 def _make_printable() -> None:

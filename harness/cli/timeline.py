@@ -13,6 +13,8 @@ from impl.plan import Plan
 
 MOST = 1e9
 """Largest time that can be drawn; its inverse is the smallest."""
+MOST_PASSES = 2**16
+"""Most passes of microbatches that can be drawn."""
 
 
 def draw_timeline(
@@ -51,6 +53,9 @@ def draw_timeline(
                 raise InputError(f"--{name} {seconds}: must be more than 0; valid: {1 / MOST:g} to {MOST:g}")
         if not 0 <= transfer <= MOST:
             raise InputError(f"--transfer {transfer}: must not be negative; valid: 0 to {MOST:g}")
+        if (passes := plan.pp * plan.chunks * microbatches) > MOST_PASSES:
+            what = f"--plan.pp {plan.pp} x --plan.chunks {plan.chunks} x --microbatches {microbatches}"
+            raise InputError(f"{what}: {passes} passes cannot be drawn; valid: up to {MOST_PASSES}")
         schedule = build(plan.schedule, plan.pp, microbatches, plan.chunks)
         cost = uniform(*(Fraction(str(time)) for time in times.values()), chunks=plan.chunks)
         drawn, unit = {plan.schedule: simulate(schedule, cost, Fraction(str(transfer)))}, "forward passes"

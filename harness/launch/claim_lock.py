@@ -80,14 +80,14 @@ class Owner:
 
     host: str
     pid: int
-    started: float
+    seconds_after_boot: float
     machine: str | None
 
     @classmethod
     def here(cls) -> "Owner":
         """Return this process."""
         process = psutil.Process()
-        return cls(socket.gethostname(), process.pid, process.create_time(), _machine())
+        return cls(socket.gethostname(), process.pid, _seconds_after_boot(process), _machine())
 
     @classmethod
     def read(cls, content: bytes) -> "Owner | None":
@@ -103,12 +103,17 @@ class Owner:
             return False
         try:
             process = psutil.Process(self.pid)
-            is_another = abs(process.create_time() - self.started) > 2
+            is_another = abs(_seconds_after_boot(process) - self.seconds_after_boot) > 2
             return is_another or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
         except (psutil.Error, ValueError, OverflowError):
             return False
+
+
+def _seconds_after_boot(process: psutil.Process) -> float:
+    """Return when a process began, which stays the same where the system's clock is set: both times move with it."""
+    return process.create_time() - psutil.boot_time()
 
 
 class _Seen(NamedTuple):

@@ -74,10 +74,10 @@ def accuracy(*, out: Path | None = None, json: Flag = False) -> int:
             committed records are read and nothing is written.
         json: Print one JSON document.
     """
+    (out or Path()).mkdir(parents=True, exist_ok=True)
     results = [result_of(case) for case in shown_progress(CASES, "fitting, predicting")]
     tables = [errors_table(results, out or folders.ARCHIVE), plans_table(results), figures_table(results)]
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "accuracy.md", HEAD + "\n".join(map(render.markdown, tables)))
         save(figure(results), out / "accuracy.png")
     if json:

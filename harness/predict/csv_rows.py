@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
+from harness.analysis import render
 from harness.predict.fit import Measured, constant_mfu, error_sizes, fit, percent_off
 from harness.predict.interval import interval
 from harness.predict.simulation import Simulated, predicted, simulated, vocabulary_of
@@ -119,7 +120,7 @@ def predict_rows(path: Path, system: System | None, json: bool) -> int:
         return print_json({**head, "errors": errors, "left_out": left_out, "ignored": not_read, "rows": answers})
     table = csv.DictWriter(sys.stdout, list(answers[0]), lineterminator="\n")
     table.writeheader()
-    table.writerows(answers)
+    table.writerows({name: render.raw(value) for name, value in row.items()} for row in answers)
     if not_read:
         print(f"columns that predictions ignore: {', '.join(not_read)}", file=sys.stderr)
     if left_out:

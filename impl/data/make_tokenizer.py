@@ -15,6 +15,8 @@ from impl.files import read_bytes, read_text
 VALID_SPECS = "byte, gpt2:VOCAB,MERGES (GPT-2's encoder.json and vocab.bpe), bpe:VOCAB_SIZE"
 SMALLEST_BPE = 257
 LARGEST_BPE = 2**20
+LONGEST_WORD = 2**13
+"""Bytes of a word that training takes as a whole: its time is quadratic in them. Longer ones are cut."""
 
 
 class TokenizerSpec(NamedTuple):
@@ -76,7 +78,8 @@ def _train(vocab_size: int, texts: Iterable[str] = ()) -> Tokenizer:
     from tokenizers import models, pre_tokenizers, trainers
 
     engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # pyright: ignore
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(LONGEST_WORD)])  # pyright: ignore
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],

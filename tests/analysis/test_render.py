@@ -71,6 +71,13 @@ def test_csv_is_raw_with_units_in_the_header() -> None:
     assert render.csv(TABLE).splitlines()[2] == "x,,"
 
 
+def test_what_a_spreadsheet_would_calculate_is_text_in_csv() -> None:
+    formulas = ["=1+1", "@SUM(A1)", "+HYPERLINK(A1)", "-cmd|'/C calc'!A1"]
+    assert [render.raw(text) for text in formulas] == [f"'{text}" for text in formulas]
+    harmless = ["-5, -19 and +4%", "+7% of a layer (+4%)", "a=b", "", -1.5, 3]
+    assert [render.raw(value) for value in harmless] == harmless
+
+
 def test_latex_escapes_and_uses_booktabs() -> None:
     text = latex(TABLE)
     assert r"50\% a\_b \& c$|$d & 1,500 $\pm$ 56 \\" in text

@@ -71,7 +71,7 @@ def test_absurd_sizes_are_refused_at_once(verb: str, arguments: str, told: str):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("timeline --microbatches 1000000000", "4000000000 passes in a table; valid: up to"),
+        ("timeline --microbatches 1000000000", "4000000000 passes cannot be drawn; valid: up to"),
         ("timeline --plan.pp 100000", "plan.pp"),
         ("tune --system h100 --model gpt-175b --gpus 1000000000", "no plan puts"),
         ("tune --system h100 --model gpt-175b --gpus 1000000000000000000000000", "no plan puts"),
@@ -82,6 +82,17 @@ def test_absurd_sizes_are_refused_at_once(verb: str, arguments: str, told: str):
 def test_absurd_sizes_of_other_verbs_too(arguments: str, told: str):
     Path("text.jsonl").write_text('{"text": "a"}\n')
     assert told in refused(*arguments.split(), *(["--out", "out"] if "prepare" in arguments else []))
+
+
+@pytest.mark.parametrize("arguments", ["run", "memory --model", "memory --train.lr", "memory --plan.schedule"])
+def test_a_long_value_comes_back_in_part(arguments: str):
+    assert f"{50 * 'x'}[...]{30 * 'x'}" in refused(*arguments.split(), 5000 * "x")
+
+
+def test_a_message_has_an_end_and_a_path_is_whole():
+    assert len(refused("table", "quickstart", f"--{5000 * 'x'}")) < 2100
+    path = Path(*"abcd") / (90 * "d") / (90 * "e")
+    assert f"no file or folder {path};" in refused("prepare", "--tokenizer", "byte", "--out", "out", "--text", path)
 
 
 @pytest.mark.parametrize(

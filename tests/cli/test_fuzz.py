@@ -2,6 +2,7 @@
 
 import copy
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +59,15 @@ def once(text: str, chance: random.Random, junk: list[str]) -> str:
         lambda: "\n".join([*before, f"{name}= {other},", *behind]),
     ]
     return chance.choice(done)()
+
+
+# All verbs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_few_calls_of_the_fuzz_that_is_a_command_end_well() -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "--calls", "12"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # Experiments --------------------------------------------------------------------------------------------------------

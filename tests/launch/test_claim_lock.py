@@ -182,7 +182,7 @@ def test_a_process_that_was_killed_on_this_machine_loses_its_claim_at_once(folde
     [
         ({}, False),
         ({"pid": 2**22 + 1}, True),
-        ({"started": 0.0}, True),  # another process has the number by now
+        ({"seconds_after_boot": -9.0}, True),  # another process has the number by now
         ({"pid": 2**22 + 1, "machine": "another boot"}, False),
         ({"pid": 2**22 + 1, "machine": None}, False),
         ({"pid": -5}, False),
@@ -192,6 +192,14 @@ def test_an_owner_is_gone_if_it_ended_on_this_machine(changed: dict[str, object]
     owner = Owner.read(json.dumps({**asdict(Owner.here()), **changed, "count": 1}).encode())
     assert owner is not None
     assert owner.is_gone() == is_gone
+
+
+@on_linux
+def test_a_clock_that_is_set_ends_no_owner(monkeypatch: pytest.MonkeyPatch):
+    owner, boot = Owner.here(), psutil.boot_time()
+    monkeypatch.setattr("psutil._psplatform.boot_time", lambda: boot + 3600)
+    assert psutil.Process().create_time() > boot + 3600
+    assert not owner.is_gone()
 
 
 def test_a_number_that_no_process_can_have_is_no_error():

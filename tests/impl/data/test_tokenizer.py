@@ -49,6 +49,11 @@ def test_the_end_of_text_is_told(tokenizer: Tokenizer):
     assert tokenizer.decode([]) == ""
 
 
+def test_training_on_a_text_without_spaces_ends():
+    word = "abcdefghij" * 2**17  # untrained on parts, it would take hours
+    assert parse("bpe:300").build([word]).encode(word).size < len(word) / 10
+
+
 def test_bytes_are_the_ids_of_the_byte_tokenizer():
     assert (BYTES.vocab_size, BYTES.eot) == (257, 256)
     assert BYTES.encode("aé").tolist() == [97, 195, 169]
