@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from impl.cost.buffers import STEADY, gathered_elements, gradient_elements, received_at_once
@@ -10,8 +9,6 @@ from impl.cost.moments import fullest, offloaded, update_moment
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
 from impl.cost.place import Place, parameter_bytes
 from impl.model.config import ModelConfig
-from impl.pipeline.schedule import Action, lower
-from impl.pipeline.schedules import build
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.zero.partition import BucketLayout
@@ -79,7 +76,6 @@ def memory(
     divided, row = place.buckets, place.schedule.rows[pp_rank]
     parameters, gradients, optimizer = state_parts(run, divided, device)
     moment = max(fullest(place, row, head_positions, device), update_moment(run, divided), key=sum)
-    with_transfers = _lowered(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)[pp_rank]
     moved = sum(bucket.updated for bucket in divided) * each.optimizer if run.plan.offload_optimizer else 0
     return Memory(
         parameters=parameters,
@@ -88,7 +84,7 @@ def memory(
         activations=moment.kept,
         buffers=gathered_elements(place, divided) * each.weight
         + gradient_elements(place, divided, row) * each.gradient
-        + received_at_once(with_transfers) * place.transferred,
+        + received_at_once(place.schedule.lowered[pp_rank]) * place.transferred,
         rest=moment.computed,
         host=has_host * (moved + offloaded(place, row, head_positions)),
     )
@@ -119,12 +115,6 @@ def memory_of_ranks(
 ) -> list[Memory]:
     """Return `memory` of every pipeline rank, in order."""
     return [memory(run, vocab_size, rank, head_positions, device, parts) for rank in range(run.plan.pp)]
-
-
-@lru_cache(maxsize=16)
-def _lowered(name: str, ranks: int, microbatches: int, chunks: int) -> list[list[Action]]:
-    """Return the rows of a schedule with sends and receives, cached for all of its ranks."""
-    return lower(build(name, ranks, microbatches, chunks))
 
 
 class StateBytes(NamedTuple):
