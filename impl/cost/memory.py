@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from impl.cost.buffers import STEADY, gathered_elements, gradient_elements, received_at_once
+from impl.cost.buffers import gathered_elements, gradient_elements, received_at_once
 from impl.cost.moments import fullest, offloaded, update_moment
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
 from impl.cost.place import Place, parameter_bytes
 from impl.model.config import ModelConfig
+from impl.pipeline.schedules import SCHEDULES
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.zero.partition import BucketLayout
+
+STEADY = 4
+"""Microbatches per pipeline rank after which a step only repeats itself."""
 
 
 def model_state_bytes(run: Run, parameters: float) -> float:
@@ -104,7 +108,7 @@ def state_parts(run: Run, buckets: Sequence[BucketLayout], device: str) -> tuple
 def _shortened(run: Run) -> Run:
     """Return the run with the fewest microbatches that show all of a step; GPipe keeps all, since it holds them."""
     plan, steady = run.plan, STEADY * run.plan.pp
-    if plan.schedule not in ("one_f_one_b", "interleaved", "zb_h1") or run.microbatches <= steady:
+    if plan.schedule == "gpipe" or plan.schedule not in SCHEDULES or run.microbatches <= steady:
         return run
     batch = steady * run.train.microbatch * plan.dp
     return replace(run, train=replace(run.train, global_batch=batch))
