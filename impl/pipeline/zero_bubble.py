@@ -17,7 +17,8 @@ def zb_h2(p: int, m: int) -> Rows:
     """Return ZB-H1 with so many more forward passes at its start that no rank waits between its first and last action.
 
     2p - 1 microbatches in flight on every rank, where m is as many, and with T_F = T_B = T_W each rank is idle only
-    before its first action and after its last: a step is p - 1 forward passes longer than a rank's work.
+    before its first action and after its last: a step is p - 1 forward passes longer than a rank's work. Where all
+    ranks wait for the last one, as before our optimizer's step, that is ZB-H1's step; the paper's ranks do not wait.
 
     Source: Zero Bubble Pipeline Parallelism, Qi et al. 2023 (2401.10241), section 2.2.
     """
@@ -25,7 +26,7 @@ def zb_h2(p: int, m: int) -> Rows:
 
 
 def zbv(p: int, m: int, v: int) -> Rows:
-    """Return ZB-V: p microbatches in flight; idle as ZB-H2, though half as long, where T_F = T_B = T_W.
+    """Return ZB-V: p microbatches in flight; idle as ZB-H2 is, half as long, where T_F = T_B = T_W and m is 2p - 1.
 
     A rank's first passes are as many as bring microbatch 0 back to it; then backward passes and their weight gradients
     alternate with forward passes; the last weight gradients are put off. PyTorch's `ScheduleZBVZeroBubble` is the same

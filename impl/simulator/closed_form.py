@@ -20,7 +20,6 @@ from impl.cost.memory import state_parts
 from impl.cost.moments import fullest, kept_bytes
 from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.pipeline.schedule import Action, Op
-from impl.pipeline.schedules import ranks_of
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.simulator.operations import STAGE, BlockName, block
@@ -202,9 +201,7 @@ class ClosedForm:
     def _ranks(self, run: Run) -> _Ranks:
         p, v = run.plan.pp, run.plan.chunks
         sizes = [len(stage.layers) for stage in stages_of(run, self.vocab_size, self.system.habits.stages_of(run))]
-        ranks = [0] * p
-        for rank, size in zip(ranks_of("interleaved", p, p, v), sizes, strict=True):
-            ranks[rank] += size
+        ranks = [sum(sizes[rank::p]) for rank in range(p)]  # every schedule of NAMES deals its stages in turn
         if p <= 2:
             return _Ranks(p, v, (ranks[0], ranks[0], ranks[-1]), 0, ranks[0])
         between, more = max(ranks[1:-1]), 1 if v == 1 else 2
