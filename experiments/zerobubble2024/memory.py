@@ -2,7 +2,7 @@
 
 A weight gradient that waits keeps what its layer was given and the gradient of what it gave. ZB-H1 puts off no more of
 them than leaves every rank with as many microbatches in flight as 1F1B has on its first one (Qi et al., section 2.3),
-and table 4 has ZB-1p within 2 GB of 1F1B's 30 to 43 GB; the schedules without any bubble, which are not built here,
+and table 4 has ZB-1p within 2 GB of 1F1B's 30 to 43 GB; the schedules without any bubble, which are not run here,
 take half as much again to twice as much. Ranks train, and the memory of all their tensors is counted in a step.
 """
 

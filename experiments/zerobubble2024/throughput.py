@@ -3,7 +3,7 @@
 Qi et al. split the backward pass: the gradient of a layer's input, which the stage before waits for, and that of its
 weights, which can be put off into the bubble. On 8 to 32 A100s, models of 1.5 to 28.3 billion parameters, one pipeline
 and no other parallelism, their schedule with 1F1B's memory (ZB-1p) is 4 to 15% faster than 1F1B (table 4), the more so
-the fewer microbatches there are. Here ZB-H1 is built, whose bubble table 5 says is ZB-1p's; ZB-H2, ZB-2p and 1F1B
+the fewer microbatches there are. Here ZB-H1 is run, whose bubble table 5 says is ZB-1p's; ZB-H2, ZB-2p and 1F1B
 interleaved over as many chunks as theirs are not.
 """
 
@@ -82,7 +82,7 @@ EXPERIMENT = Experiment(
     deviations="The paper names neither vocabulary nor dropout: Megatron's, as its memory suggests. It gives its first "
     "and last stage a layer less for the embedding and the head; here stages are of equal work, the head counted. "
     "ZB-H1 is compared with ZB-1p, and the optimizer waits for all stages' norm, where theirs is validated afterwards. "
-    "ZB-H2, ZB-2p, ZB-V and 1F1B with several chunks a stage are not built or not run. At `smoke` and `small` the "
+    "ZB-H2, ZB-2p, ZB-V and 1F1B with several chunks a stage are not run. At `smoke` and `small` the "
     "pipeline is two ranks deep, of a model of eight small layers without dropout.",
     runs={"smoke": layouts(128, PLANS, (8, 32)), "small": layouts(512, PLANS, (12, 16, 32), 3), "paper": list(PAPER)},
 )  # fmt: skip

@@ -100,9 +100,13 @@ def text(name: str, timeline: Timeline, unit: str = "s", width: int = 120) -> st
 
 
 def _notes(timeline: Timeline, whole: bool, column: float, unit: str, columns: int, room: int) -> list[str]:
-    ops = [op for op in NAMES if any(span.action.op is op for span in timeline.spans)]
+    meant: dict[str, str] = {}  # by what stands for it: digits leave no room to tell the two backward passes apart
+    for op in NAMES:
+        if any(span.action.op is op for span in timeline.spans):
+            mark = op if whole else f"{CODES[op][0]}-{CODES[op][-1]}"
+            meant[mark] = f"{meant[mark]}/{NAMES[op]}" if mark in meant else NAMES[op]
     chunks = len({span.action.stage for span in timeline.spans}) > len(timeline.rows)
-    marks = [f"{op if whole else f'{CODES[op][0]}-{CODES[op][-1]}'} {NAMES[op]}" for op in ops]
+    marks = [f"{mark} {name}" for mark, name in meant.items()]
     more = (" (lower case: chunks 1, 3, ...)" if chunks else "") if whole else " (last digit of the microbatch)"
     notes = [f"{', '.join(marks)}{more}, . idle; a column is {column:.4g} {unit}"]
     return [*notes, f"cut: {room} of {columns} columns are shown, the figure shows all"] if columns > room else notes

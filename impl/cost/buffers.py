@@ -17,8 +17,6 @@ BACKWARD = [
     for part in ("_norms.sum", "_norms.output", f".{rows}", ".inner", ".norms", f".{columns}", "_norms.input")
 ]
 """Parts of a layer in the order of the backward pass."""
-STEADY = 4
-"""Microbatches per pipeline rank after which a step only repeats itself."""
 
 
 def received_at_once(row: Iterable[Action]) -> int:
@@ -75,9 +73,7 @@ def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterab
     expected = Counter(chain.from_iterable(arriving[Op.B, i] for i in stages))
     filled = Counter[int]()
     filling = reducing = made = 0
-    for op, stage, microbatch in row:
-        if microbatch >= STEADY * place.run.plan.pp:
-            continue
+    for op, stage, _ in row:
         for bucket in arriving.get((op, stage), ()):
             if filled[bucket] == 0:
                 reducing = min(reducing, REDUCTIONS - 1)

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
-from impl.cost.buffers import STEADY, gathered_elements, gradient_elements, received_at_once
+from impl.cost.buffers import gathered_elements, gradient_elements, received_at_once
 from impl.cost.moments import fullest, offloaded, update_moment
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
 from impl.cost.place import Place, parameter_bytes
 from impl.model.config import ModelConfig
-from impl.pipeline.schedule import Action, lower
-from impl.pipeline.schedules import build
+from impl.pipeline.schedules import SCHEDULES
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.zero.partition import BucketLayout
+
+STEADY = 4
+"""Microbatches per pipeline rank after which a step only repeats itself."""
 
 
 def model_state_bytes(run: Run, parameters: float) -> float:
@@ -79,7 +80,6 @@ def memory(
     divided, row = place.buckets, place.schedule.rows[pp_rank]
     parameters, gradients, optimizer = state_parts(run, divided, device)
     moment = max(fullest(place, row, head_positions, device), update_moment(run, divided), key=sum)
-    with_transfers = _lowered(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)[pp_rank]
     moved = sum(bucket.updated for bucket in divided) * each.optimizer if run.plan.offload_optimizer else 0
     return Memory(
         parameters=parameters,
@@ -88,7 +88,7 @@ def memory(
         activations=moment.kept,
         buffers=gathered_elements(place, divided) * each.weight
         + gradient_elements(place, divided, row) * each.gradient
-        + received_at_once(with_transfers) * place.transferred,
+        + received_at_once(place.schedule.lowered[pp_rank]) * place.transferred,
         rest=moment.computed,
         host=has_host * (moved + offloaded(place, row, head_positions)),
     )
@@ -108,7 +108,7 @@ def state_parts(run: Run, buckets: Sequence[BucketLayout], device: str) -> tuple
 def _shortened(run: Run) -> Run:
     """Return the run with the fewest microbatches that show all of a step; GPipe keeps all, since it holds them."""
     plan, steady = run.plan, STEADY * run.plan.pp
-    if plan.schedule not in ("one_f_one_b", "interleaved", "zb_h1") or run.microbatches <= steady:
+    if plan.schedule == "gpipe" or plan.schedule not in SCHEDULES or run.microbatches <= steady:
         return run
     batch = steady * run.train.microbatch * plan.dp
     return replace(run, train=replace(run.train, global_batch=batch))
@@ -119,12 +119,6 @@ def memory_of_ranks(
 ) -> list[Memory]:
     """Return `memory` of every pipeline rank, in order."""
     return [memory(run, vocab_size, rank, head_positions, device, parts) for rank in range(run.plan.pp)]
-
-
-@lru_cache(maxsize=16)
-def _lowered(name: str, ranks: int, microbatches: int, chunks: int) -> list[list[Action]]:
-    """Return the rows of a schedule with sends and receives, cached for all of its ranks."""
-    return lower(build(name, ranks, microbatches, chunks))
 
 
 class StateBytes(NamedTuple):

@@ -32,13 +32,13 @@ def fullest(place: Place, row: Iterable[Action], head_positions: int, device: st
     stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True))
     kept = {i: Moment(kept_bytes(place, stage, head_positions, device), 0) for i, stage in stages.items()}
     owed = {i: _owed(place, stage) for i, stage in stages.items()}
-    backward = {i: _fullest_of_backward(place, stage, head_positions, device) for i, stage in stages.items()}
+    passes = {i: _fullest_of_passes(place, stage, head_positions, device) for i, stage in stages.items()}
     # tensors on their way along the pipeline, and a template for their shape
     found = held = Moment(0, place.own + (SENDS_UNDER_WAY * place.transferred if place.run.plan.pp > 1 else 0))
     for op, stage, _ in row:
         if op is Op.F:
             held = held.plus(kept[stage])
-        found = max(found, held.plus(backward[stage]) if op in (Op.B, Op.I) else held, key=sum)
+        found = max(found, held, held.plus(passes[stage][op]), key=sum)
         if op in (Op.B, Op.I):
             held = held.plus(kept[stage], -1)
         if op in (Op.I, Op.W):
@@ -86,21 +86,21 @@ def _owed(place: Place, stage: Stage) -> Moment:
     return Moment(len(stage.layers) * kept, len(stage.layers) * computed)
 
 
-def _fullest_of_backward(place: Place, stage: Stage, head_positions: int, device: str) -> Moment:
-    """Return the fullest moment of a stage's backward pass (or end of forward), relative to its kept activations."""
+def _fullest_of_passes(place: Place, stage: Stage, head_positions: int, device: str) -> dict[Op, Moment]:
+    """Return the fullest moment of a stage's forward and backward pass, relative to its kept activations."""
     parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
     ends = Moment(parts.get("head", 0) + parts.get("loss", 0), 0)
-    waits = stage.is_first and place.run.model.tied  # for the look-up's gradient of the same matrix
+    waits = place.is_first and place.run.model.tied  # for the look-up's gradient of the same matrix
     reduced = _head_reduced(place, device) if stage.is_last and not waits else 0
     under_way = Moment(0, reduced * place.run.plan.overlap_grad_reduce)
     found = [moment.plus(ends, -1).plus(under_way) for moment in _layer_computed(place, stage)]
-    found.append(Moment(-bytes_after_gelu(place.run), _gelu(place)).plus(ends, -1))
     if stage.is_last:
         found.append(Moment(0, _head_computed(place, head_positions, device, reduced)))
     if stage.is_first:
         freed = kept_bytes(place, stage, head_positions, device) - parts["embedding"]
         found.append(Moment(-freed, place.activations + _look_up_computed(place, device)))
-    return max(found, key=sum)
+    forward, backward = Moment(-bytes_after_gelu(place.run), _gelu(place)).plus(ends, -1), max(found, key=sum)
+    return {Op.F: forward, Op.B: backward, Op.I: backward, Op.W: Moment(0, 0)}
 
 
 def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:

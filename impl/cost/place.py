@@ -1,13 +1,13 @@
 """Pipeline rank of a run with its stages, schedule, and the buckets of its parameters."""
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, named_parameters
 from impl.model.config import padded_vocabulary
 from impl.pipeline.schedule import Schedule
-from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.schedules import SCHEDULES, build, ranks_of
 from impl.pipeline.stage import Stage, split
 from impl.run import Run
 from impl.zero.partition import BucketLayout, divisions, lay_out, owners
@@ -121,13 +121,13 @@ class Place(Sizes):
     @cached_property
     def schedule(self) -> Schedule:
         plan = self.run.plan
-        return _built(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
+        return build(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
 
     @cached_property
     def stages(self) -> list[Stage]:
         """Stages that the rank owns."""
         plan = self.run.plan
-        every = self.split_into or _split(self.run.model, self.vocab_size, plan.pp * plan.chunks)
+        every = self.split_into or split(self.run.model, self.vocab_size, plan.pp * plan.chunks)
         return [stage for stage, owner in zip(every, ranks_of_stages(self.run), strict=True) if owner == self.pp_rank]
 
     @cached_property
@@ -157,20 +157,9 @@ class Place(Sizes):
         return padded_vocabulary(self.vocab_size, self.run.plan.tp) // self.run.plan.tp
 
 
-def ranks_of_stages(run: Run) -> list[int]:
+def ranks_of_stages(run: Run) -> tuple[int, ...]:
     """Return the pipeline rank of every stage."""
-    plan = run.plan
-    count = plan.pp * plan.chunks
-    if plan.schedule in SCHEDULES:  # their stages are dealt to the ranks in turn; the table may be large
-        return [stage % plan.pp for stage in range(count)]
-    rank_of = _built(plan.schedule, plan.pp, run.microbatches, plan.chunks).rank_of
-    return [rank_of[stage] for stage in range(count)]
-
-
-_split = lru_cache(maxsize=16)(split)  # once for all ranks
-
-
-@lru_cache(maxsize=16)
-def _built(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Return the schedule, cached for all of its ranks."""
-    return build(name, ranks, microbatches, chunks)
+    plan, few = run.plan, run.microbatches
+    if plan.schedule in SCHEDULES:
+        few = min(few, 2 * plan.pp)  # which all of them take; the whole table may be large
+    return ranks_of(plan.schedule, plan.pp, few, plan.chunks)

@@ -13,13 +13,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from impl.collectives import all_reduce_sum
+from impl.cost.place import ranks_of_stages
 from impl.mesh import ends_group
 from impl.peers.gpt import GPT, initial_weights, places
 from impl.peers.training import PeerTrainer
@@ -31,6 +34,8 @@ SCHEDULES: dict[str, type[PipelineScheduleSingle] | type[PipelineScheduleMulti]]
     "one_f_one_b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
     "zb_h1": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipe_v": ScheduleDualPipeV,
 }
 """Torch's schedules by our names; zb_h1 is the interleaved zero-bubble one with one stage a rank."""
 
@@ -44,7 +49,8 @@ class PipeliningTrainer(PeerTrainer):
         run = self.run
         self.group, count = mesh.get_group("pp"), run.plan.pp * run.plan.chunks
         self.stages = parts = split(run.model, self.vocab_size, count)
-        here = {i: parts[i] for i in range(self.group.rank(), count, run.plan.pp)}
+        rank_of = ranks_of_stages(run)
+        here = {i: parts[i] for i, rank in enumerate(rank_of) if rank == self.group.rank()}
         weights = initial_weights(run, self.vocab_size, mesh)
         self.model = torch.nn.ModuleDict()
         for i, part in here.items():
@@ -53,10 +59,10 @@ class PipeliningTrainer(PeerTrainer):
             self.model[str(i)] = module.to(self.device)
         self.keep(self.model)
         self.has_first, self.has_last = 0 in here, count - 1 in here
-        self.ends = ends_group(mesh, {0, run.plan.pp - 1})
+        self.ends = ends_group(mesh, {rank_of[0], rank_of[-1]})
         tied = {"0.trunk.tokens.weight", f"{count - 1}.head.weight"}
         self.tied = [p for name, p in self.model.named_parameters() if run.model.tied and name in tied]
-        elsewhere = [] if self.has_first else self.tied  # its norm counts where the first stage is
+        elsewhere = self.tied[1:] if self.has_first else self.tied  # its norm counts where the first stage is
         self.counted = torch.tensor([all(p is not q for q in elsewhere) for p in self.masters], device=self.device)
         stages = [self._stage(i, part, count) for i, part in here.items()]
         kind, how = SCHEDULES[run.plan.schedule], {"loss_fn": self.mean, "scale_grads": False}
@@ -98,11 +104,12 @@ class PipeliningTrainer(PeerTrainer):
             return_outputs=False,
         )
         self.hand_all_over()
-        for parameter in self.tied:
-            grad = self.masters[parameter].grad
-            assert grad is not None
+        if self.tied:
             assert self.ends is not None
-            all_reduce_sum(grad, self.ends)
+            grads = [grad for parameter in self.tied if (grad := self.masters[parameter].grad) is not None]
+            total = all_reduce_sum(torch.stack(grads).sum(0), self.ends)
+            for grad in grads:  # both ends' where they are on one rank
+                grad.copy_(total)
         loss = sum((part.detach() for part in losses), torch.zeros((), dtype=torch.float64, device=self.device))
         return all_reduce_sum(loss, self.group)
 

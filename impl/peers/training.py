@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from impl.collectives import all_reduce_sum, broadcast, receive_start, send_start
+from impl.cost.place import ranks_of_stages
 from impl.data.batches import causal_batch
 from impl.data.tokens import TokenFolder
 from impl.evaluate import Evaluation, evaluate
@@ -97,22 +98,22 @@ class Peer(ABC):
         return self.scores(self.model(inputs), targets)
 
     def relay(self, stages: Mapping[int, Callable[[Tensor], Tensor]], inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return `score` by the stages of a pipeline over `group`, one after another: the i-th is on rank i mod p.
+        """Return `score` by the stages of a pipeline over `group`, one after another.
 
         For engines whose own forward pass returns only the mean loss. Communication: a send of [b s, h] between two
         stages, a broadcast of the result.
         """
-        ranks, me = self.group.size(), self.group.rank()
-        last, x = ranks * len(stages) - 1, inputs
-        for i in range(last + 1):
-            if i % ranks == me:
-                if i > 0 and ranks > 1:
-                    x = receive_start(self.between(self.device), (i - 1) % ranks, self.group).wait()
+        rank_of, x = ranks_of_stages(self.run), inputs
+        last = len(rank_of) - 1
+        for i, me in enumerate(rank_of):
+            if me == self.group.rank():
+                if i > 0 and rank_of[i - 1] != me:
+                    x = receive_start(self.between(self.device), rank_of[i - 1], self.group).wait()
                 x = stages[i](x)
-                if i < last and ranks > 1:
-                    send_start(x.contiguous(), (i + 1) % ranks, self.group).wait()
+                if i < last and rank_of[i + 1] != me:
+                    send_start(x.contiguous(), rank_of[i + 1], self.group).wait()
         scores = torch.empty(2, *targets.shape, device=self.device)
-        return broadcast(self.scores(x, targets) if last in stages else scores, last % ranks, self.group)
+        return broadcast(self.scores(x, targets) if last in stages else scores, rank_of[last], self.group)
 
     def between(self, device: torch.device | str, width: int | None = None) -> Tensor:
         """Return an empty tensor like a stage's output for a microbatch. Shapes: [b s, width]; None: [b s, h]."""

@@ -21,12 +21,14 @@ class _Has(NamedTuple):
     schedules: tuple[str, ...] = ()
 
 
+SPLIT = ("zb_h1", "zbv", "dualpipe_v")
+"""Schedules of torch that split backward passes."""
 PARTS: dict[EnginePart, _Has] = {
     "plain": _Has(),
     "ddp": _Has(("dp",)),
     "fsdp": _Has(("dp",), zero_stages=(1, 2, 3)),
     "dtensor": _Has(("tp",)),
-    "pipelining": _Has(("pp",), schedules=("gpipe", "one_f_one_b", "interleaved", "zb_h1")),
+    "pipelining": _Has(("pp",), schedules=("gpipe", "one_f_one_b", "interleaved", *SPLIT)),
     "deepspeed": _Has(("dp",), zero_stages=(0, 1, 2, 3), precisions=("fp32", "bf16")),
     "deepspeed_pipeline": _Has(
         ("pp", "dp"), zero_stages=(0, 1), precisions=("fp32", "bf16"), schedules=("one_f_one_b",)
@@ -99,8 +101,8 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
         why = "torch.compile cannot keep a mesh for the backward pass"
         yield part == "dtensor" and plan.recompute == "full", f"compile with plan.recompute 'full': {why}"
         why = "it splits the backward pass of operations, of which a compiled layer is one"
-        yield schedule == "zb_h1", f"compile with zb_h1: {why}"
+        yield schedule in SPLIT, f"compile with {schedule}: {why}"
         why = "its hooks are between a layer's operations"
         yield part == "deepspeed" and plan.zero_stage == 3, f"compile with plan.zero_stage 3: {why}"
     why = "it adds weight gradients up in the weights' precision"
-    yield schedule == "zb_h1" and is_bf16 and run.fp32_gradients, f"zb_h1 in bf16: {why}"
+    yield schedule in SPLIT and is_bf16 and run.fp32_gradients, f"{schedule} in bf16: {why}"

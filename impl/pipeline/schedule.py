@@ -147,6 +147,11 @@ class Schedule:
         link = {source: (self.rank_of[source.stage], self.rank_of[reader.stage]) for source, reader in pairs}
         return tuple((awaited.get(action), link.get(action)) for _, action in self.order)
 
+    @cached_property
+    def lowered(self) -> list[list[Action]]:
+        """Rows with sends and receives, as `lower` writes them."""
+        return lower(self)
+
     def peer(self, transfer: Action) -> int:
         """Return the rank at the other end of a send or receive."""
         return self.rank_of[transfer.stage + DIRECTION[transfer.op]]

@@ -19,7 +19,7 @@ def gpipe(p: int, m: int) -> Rows:
 
     Source: GPipe, Huang et al. 2019 (1811.06965), section 2.3; PTD-P (2104.04473), figure 3.
     """
-    return [_row(rank, p, m, 1, warmup=m) for rank in range(p)]
+    return [row_of(rank, p, m, 1, warmup=m) for rank in range(p)]
 
 
 def one_f_one_b(p: int, m: int) -> Rows:
@@ -27,7 +27,7 @@ def one_f_one_b(p: int, m: int) -> Rows:
 
     Source: PTD-P (2104.04473), section 2.2.1, figure 4 (top).
     """
-    return [_row(rank, p, m, 1, warmup=p - rank - 1) for rank in range(p)]
+    return [row_of(rank, p, m, 1, warmup=p - rank - 1) for rank in range(p)]
 
 
 def interleaved(p: int, m: int, v: int) -> Rows:
@@ -47,7 +47,7 @@ def interleaved(p: int, m: int, v: int) -> Rows:
         )
     if v == 1:
         return one_f_one_b(p, m)
-    return [_row(rank, p, m, v, warmup=2 * (p - rank - 1) + (v - 1) * p) for rank in range(p)]
+    return [row_of(rank, p, m, v, warmup=2 * (p - rank - 1) + (v - 1) * p) for rank in range(p)]
 
 
 def zb_h1(p: int, m: int) -> Rows:
@@ -61,10 +61,10 @@ def zb_h1(p: int, m: int) -> Rows:
 
     Source: Zero Bubble Pipeline Parallelism, Qi et al. 2023 (2401.10241), sections 2.1 and 2.3, tables 1 and 2.
     """
-    return [_row(rank, p, m, 1, warmup=p - rank - 1, owed=rank) for rank in range(p)]
+    return [row_of(rank, p, m, 1, warmup=p - rank - 1, owed=rank) for rank in range(p)]
 
 
-def _row(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None) -> tuple[Action, ...]:
+def row_of(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None) -> tuple[Action, ...]:
     """Return a row: `warmup` forward passes, then forward and backward in turn until both have run out.
 
     Chunk c of a rank is stage c p + rank; every chunk takes p microbatches in a row.
@@ -82,7 +82,8 @@ def _row(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None
     return (*forwards[:warmup], *filter(None, steady))
 
 
-SCHEDULES: dict[str, Callable[..., Rows]] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}
+SCHEDULES: dict[str, Callable[..., Rows] | str] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}
+SCHEDULES |= {name: f"impl.pipeline.zero_bubble:{name}" for name in ("zb_h2", "zbv", "v_half", "v_min", "dualpipe_v")}
 _trusted: set[str] = set()
 
 
@@ -116,6 +117,13 @@ def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
     return schedule
 
 
+@lru_cache(maxsize=256)
+def ranks_of(name: str, p: int, m: int, v: int = 1) -> tuple[int, ...]:
+    """Return the pipeline rank of every stage, with errors as `build`; in SCHEDULES, m moves no stage."""
+    schedule = Schedule(name, _rows(name, p, m, v)) if name in SCHEDULES else build(name, p, m, v)
+    return tuple(schedule.rank_of[stage] for stage in range(p * v))
+
+
 def require(name: str, p: int, m: int, v: int = 1) -> None:
     """Check that `build` builds a schedule, without checking the tables of SCHEDULES, which are valid where they exist.
 
@@ -126,19 +134,19 @@ def require(name: str, p: int, m: int, v: int = 1) -> None:
 
 
 def _rows(name: str, p: int, m: int, v: int) -> tuple[tuple[Action, ...], ...]:
-    generator = _generator(name)
+    rows_of = generator(name)
     for field, value in (("plan.pp", p), ("microbatches", m), ("plan.chunks", v)):
         if value < 1:
             raise InputError(f"{field} {value} is not a count; valid: 1 or more")
     if (passes := p * m * v) > MOST_PASSES:
         what = f"plan.pp {p} x plan.chunks {v} x {m} microbatches"
         raise InputError(f"plan.schedule {name}: {what} are {passes} passes in a table; valid: up to {MOST_PASSES}")
-    chunked = _has_chunks(generator)
+    chunked = _has_chunks(rows_of)
     if v > 1 and not chunked:
-        with_chunks = ", ".join(other for other, function in SCHEDULES.items() if _has_chunks(function))
+        with_chunks = ", ".join(other for other in SCHEDULES if _has_chunks(generator(other)))
         raise InputError(f"plan.schedule {name} has 1 chunk a rank, not plan.chunks {v}; with chunks: {with_chunks}")
     try:
-        rows = tuple(map(tuple, generator(p, m, v) if chunked else generator(p, m)))
+        rows = tuple(map(tuple, rows_of(p, m, v) if chunked else rows_of(p, m)))
         is_action = lambda one: isinstance(one, Action) and list(map(isinstance, one, (Op, int, int))) == [True] * 3
         if name not in SCHEDULES and (wrong := [one for row in rows for one in row if not is_action(one)]):
             raise TypeError(f"{wrong[0]!r} in its rows is no Action")
@@ -149,22 +157,24 @@ def _rows(name: str, p: int, m: int, v: int) -> tuple[tuple[Action, ...], ...]:
         raise InputError(f"plan.schedule {name} fails with plan.pp {p}, {m} microbatches: {error!r:.200}") from error
 
 
-def _has_chunks(generator: Callable[..., Rows]) -> bool:
-    return "v" in inspect.signature(generator).parameters
+def _has_chunks(rows_of: Callable[..., Rows]) -> bool:
+    return "v" in inspect.signature(rows_of).parameters
 
 
-def _generator(name: str) -> Callable[..., Rows]:
-    if name in SCHEDULES:
-        return SCHEDULES[name]
-    module, _, function = name.partition(":")
+def generator(name: str) -> Callable[..., Rows]:
+    """Return the function of a schedule, imported where its name is module:function, or stands for one in SCHEDULES."""
+    found = SCHEDULES.get(name, name)
+    if callable(found):
+        return found
+    module, _, function = found.partition(":")
     if function and not is_trusted(name):
         own = "--plan.schedule with this name in your own command, or impl.pipeline.schedules.trust"
         raise InputError(f"plan.schedule {name!r} is named by data, so it is not loaded; valid: {own}")
     try:
         if function:
-            found = getattr(importlib.import_module(module), function)
-            inspect.signature(found)
-            return found
+            rows_of = getattr(importlib.import_module(module), function)
+            inspect.signature(rows_of)
+            return rows_of
     except Exception as error:  # no module, not in it, no function, or an error of the module's own
         raise InputError(f"plan.schedule {name!r} cannot be loaded: {error}") from error
     raise InputError(f"plan.schedule {name!r} does not exist; valid: {', '.join(SCHEDULES)}, or module:function")

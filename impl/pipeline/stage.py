@@ -17,6 +17,7 @@ class Stage(NamedTuple):
     is_last: bool
 
 
+@lru_cache(maxsize=16)  # all ranks ask for it
 def split(config: ModelConfig, vocab_size: int, count: int) -> tuple[Stage, ...]:
     """Split the model into `count` stages of about equal work; a GPT's output head counts as V / (12h + 2s) layers.
 

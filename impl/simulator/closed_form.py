@@ -200,7 +200,7 @@ class ClosedForm:
     def _ranks(self, run: Run) -> _Ranks:
         p, v = run.plan.pp, run.plan.chunks
         sizes = [len(stage.layers) for stage in stages_of(run, self.vocab_size, self.system.habits.stages_of(run))]
-        ranks = [sum(sizes[rank::p]) for rank in range(p)]
+        ranks = [sum(sizes[rank::p]) for rank in range(p)]  # every schedule of NAMES deals its stages in turn
         if p <= 2:
             return _Ranks(p, v, (ranks[0], ranks[0], ranks[-1]), 0, ranks[0])
         between, more = max(ranks[1:-1]), 1 if v == 1 else 2

@@ -17,7 +17,7 @@ from math import prod
 from typing import NamedTuple
 
 from impl.pipeline.schedule import Op, Rows
-from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.schedules import build, generator, ranks_of
 from impl.pipeline.simulate import simulate
 
 UNITS = 2**60
@@ -86,7 +86,8 @@ class _Lap(NamedTuple):
 class _Pipeline:
     """State of ranks, links and transfers at the current point of the step."""
 
-    def __init__(self, p: int, v: int, seconds: Seconds, transfer: Transfer) -> None:
+    def __init__(self, rank_of: Sequence[int], seconds: Seconds, transfer: Transfer) -> None:
+        self.rank_of, p = rank_of, max(rank_of) + 1
         self.clock: list[int] = [0] * p
         self.at = [0] * p
         self.free: list[int] = []
@@ -100,15 +101,15 @@ class _Pipeline:
             for op, of_stages in seconds.items()
         }
         for op in self.kinds.keys() & {Op.F, Op.B, Op.I}:
-            for stage in range(p * v):
+            for stage in range(len(rank_of)):
                 self._connect(op, stage, stage + 1 if op is Op.F else stage - 1, transfer)
 
     def _connect(self, op: Op, stage: int, to: int, transfer: Transfer) -> None:
         """Connect a stage's operation to the stage that reads its result, if that exists and is on another rank."""
-        p, kinds = len(self.clock), self.kinds[op]
-        sender, reader = stage % p, to % p
-        if not 0 <= to < len(kinds) or sender == reader:
+        kinds, rank_of = self.kinds[op], self.rank_of
+        if not 0 <= to < len(rank_of) or rank_of[stage] == rank_of[to]:
             return
+        sender, reader = rank_of[stage], rank_of[to]
         if (sender, reader) not in self._links:
             seconds = transfer(sender, reader) if callable(transfer) else transfer
             self._links[sender, reader] = len(self.free), round(seconds * UNITS)
@@ -257,14 +258,17 @@ def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Trans
         return _whole(name, p, m, v, seconds, transfer)
     name = "one_f_one_b" if name == "interleaved" and v == 1 else name
     ops = (Op.F, Op.I, Op.W) if name == "zb_h1" else (Op.F, Op.B)
-    pipeline = _Pipeline(p, v, {op: seconds[op] for op in ops}, transfer)
+    rank_of = ranks_of(name, p, p, v)
+    pipeline = _Pipeline(rank_of, {op: seconds[op] for op in ops}, transfer)
     with _uncollected():
         for rows_of in _phases(name, p, v):
             pipeline.play(rows_of, m, p if v > 1 else 1)
-    work = [sum(kinds[stage].cost for kinds in pipeline.kinds.values()) for stage in range(p * v)]
+    work = [0] * p
+    for stage, rank in enumerate(rank_of):
+        work[rank] += sum(kinds[stage].cost for kinds in pipeline.kinds.values())
     return Ran(
         [end / UNITS for end in pipeline.clock],
-        [m * sum(work[rank::p]) / UNITS for rank in range(p)],
+        [m * one / UNITS for one in work],
         {i: Last(start / UNITS, end / UNITS) for (op, i), (start, end) in pipeline.last.items() if op is ops[-1]},
         pipeline.executed,
     )
@@ -290,12 +294,12 @@ def _phases(name: str, p: int, v: int) -> list[RowsOf]:
 
 
 def _rows(name: str, *sizes: int) -> Rows:
-    return _kept_rows(name, *sizes) if prod(sizes) <= KEPT_PASSES else SCHEDULES[name](*sizes)
+    return _kept_rows(name, *sizes) if prod(sizes) <= KEPT_PASSES else generator(name)(*sizes)
 
 
 @lru_cache(maxsize=64)  # a fit simulates the same few pipelines with many constants
 def _kept_rows(name: str, *sizes: int) -> Rows:
-    return SCHEDULES[name](*sizes)
+    return generator(name)(*sizes)
 
 
 def _whole(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Transfer) -> Ran:

@@ -11,11 +11,11 @@ import numpy as np
 from impl.errors import InputError
 from impl.fields import divisors
 from impl.model.config import ModelConfig
-from impl.pipeline.schedules import SCHEDULES
 from impl.plan import Plan
 from impl.run import Run
+from impl.simulator.periodic import PERIODIC
 
-NAMES: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "recompute": ("none", "selective", "full")}
+NAMES: dict[str, tuple[str, ...]] = {"schedule": PERIODIC, "recompute": ("none", "selective", "full")}
 """Values that the numbers in a column of names stand for."""
 FLAGS = (
     *("sequence_parallel", "scatter_gather", "partition_activations", "offload_activations", "offload_optimizer"),

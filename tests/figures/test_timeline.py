@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.figures import timeline
-from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate, uniform
 
 
@@ -58,10 +58,10 @@ def test_text_is_the_schedule_drawn(name: str, p: int, m: int, v: int, width: in
     assert {row[-1] for row in rows} == {">" if lines[-1].startswith("cut") else "|"}
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved", "zb_h1", "zbv", "dualpipe_v"])
 @pytest.mark.parametrize("m", [8, 16, 64])
 def test_text_fits_the_width(name: str, m: int):
-    v = 2 if name == "interleaved" else 1
+    v = 2 if name in ("interleaved", "zbv", "dualpipe_v") else 1
     assert max(map(len, timeline.text(name, simulated(name, 4, m, v)).splitlines())) <= 120
 
 

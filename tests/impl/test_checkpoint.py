@@ -114,7 +114,7 @@ def load_and_go_on(folders: dict[Run, list[Path]], one: Trainer) -> list[list[fl
 
 @st.composite
 def layouts(draw: st.DrawFn, most: int) -> Plan:
-    schedule = draw(st.sampled_from(["gpipe", "one_f_one_b", "interleaved", "zb_h1"]))
+    schedule = draw(st.sampled_from(["gpipe", "one_f_one_b", "interleaved", "zb_h1", "zbv"]))
     tp, dp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     stage: ZeroStage = draw(st.sampled_from([0, 1, 2, 3]))
     plan = Plan(
@@ -122,7 +122,7 @@ def layouts(draw: st.DrawFn, most: int) -> Plan:
         dp=dp,
         tp=tp,
         schedule=schedule,
-        chunks=2 if schedule == "interleaved" else 1,
+        chunks=2 if schedule in ("interleaved", "zbv") else 1,
         sequence_parallel=tp > 1 and draw(st.booleans()),
         zero_stage=stage,
         zero_group=draw(st.sampled_from([None, *divisors(dp)])) if stage else None,

@@ -89,7 +89,7 @@ PLANS = [
     Plan(pp=2, schedule="interleaved", chunks=2),
     Plan(pp=2, schedule="zb_h1", dp=2), Plan(pp=4, schedule="gpipe"), Plan(pp=2, tp=2, scatter_gather=False),
     Plan(pp=2, tp=2, sequence_parallel=True), Plan(pp=2, schedule="interleaved", chunks=2, dp=2),
-    Plan(pp=2, tp=2, schedule="interleaved", chunks=2),
+    Plan(pp=2, tp=2, schedule="interleaved", chunks=2), Plan(pp=2, schedule="dualpipe_v", chunks=2),
     Plan(pp=2, tp=2, schedule=f"{own_schedule.__name__}:two_ways", chunks=2),  # rank 0 has the last stage
 ]  # fmt: skip
 

@@ -30,14 +30,14 @@ RECIPE = Recipe(steps=12, global_batch=6, microbatch=1, lr=1e-3, warmup_steps=3,
 OWN = own_schedule.__name__
 FAMILIES, NORMS = ("gpt", "bert"), ("pre", "post", "sandwich")
 KINDS: tuple[NormKind, ...] = ("rmsnorm", "dyt", "layernorm")
-SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other")
-CHUNKS = {"interleaved": 2, f"{OWN}:two_ways": 2}
+SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1", f"{OWN}:two_ways", f"{OWN}:every_other")
+CHUNKS = {"interleaved": 2, f"{OWN}:two_ways": 2, "zbv": 2, "v_half": 2, "v_min": 2, "dualpipe_v": 2}
 
 
 def run_of(plan: Plan, family: Any, norm: str = "pre", precision: Precision = "fp64") -> Run:
     """2 layers, or a layer more than stages; 2 to 6 microbatches of a rank, or 8 where that must be a multiple."""
     layers = 2 if plan.pp == 1 else plan.pp * plan.chunks + 1
-    batch = 8 if plan.schedule == "interleaved" or plan.dp > 2 else 6 if plan.pp > 1 else 4
+    batch = 8 if plan.schedule in ("interleaved", "dualpipe_v") or plan.dp > 2 else 6 if plan.pp > 1 else 4
     model = replace(MODEL, family=family, norm_placement=norm, num_layers=layers)
     return Run(model=model, plan=plan, train=replace(RECIPE, global_batch=batch), precision=precision)
 
@@ -75,6 +75,16 @@ PIPELINES = [
     for parts, scatters in HANDED_OVER[tp]
     if prod((pp, tp, dp)) < 8 or SCHEDULES.index(schedule) % 2 == FAMILIES.index(family)  # eight ranks take long
 ]
+LESS_BUBBLE: list[dict[str, Any]] = [
+    *({"schedule": "zb_h2", "pp": 4}, {"schedule": "zb_h2", "pp": 2, "dp": 2, "zero_stage": 2}),
+    *({"schedule": "zbv", "pp": 4}, {"schedule": "zbv", "pp": 2, "dp": 2, "zero_stage": 3}),
+    {"schedule": "zbv", "pp": 2, "tp": 2, "recompute": "full"},
+    *({"schedule": "v_half", "pp": 3}, {"schedule": "v_half", "pp": 2, "tp": 2, "scatter_gather": False}),
+    *({"schedule": "v_min", "pp": 4}, {"schedule": "v_min", "pp": 2, "dp": 2, "zero_stage": 1}),
+    *({"schedule": "dualpipe_v", "pp": 3}, {"schedule": "dualpipe_v", "pp": 2, "dp": 2, "zero_stage": 3}),
+    {"schedule": "dualpipe_v", "pp": 2, "tp": 2, "sequence_parallel": True, "recompute": "selective"},
+]
+"""Of the schedules that are not crossed with everything; the random runs below have them too."""
 ATLAS_PLANS: list[dict[str, Any]] = [
     {"tp": 2},
     {"tp": 4, "sequence_parallel": True},
@@ -107,6 +117,7 @@ RUNS = [
     ),
     *(run_of(of(**how), family, "pre", "fp32") for how, family in product([*DATA[:1], *SPLIT[:2]], FAMILIES)),
     *PIPELINES,
+    *(run_of(of(**how), FAMILIES[i % 2], NORMS[i % 3]) for i, how in enumerate(LESS_BUBBLE)),
     *ATLAS,
     *OTHER_BLOCKS,
 ]
@@ -177,6 +188,7 @@ def test_losses_and_norms_equal_serial_over_many_steps(run: Run, data: Path) -> 
 # Random runs ---------------------------------------------------------------------------------------------------------
 
 COUNT, SEED = 150, 5
+EVERY = tuple(dict.fromkeys([*SCHEDULES, *PACKAGED]))
 NORMED = [name for name in PLACEMENTS if name != "without"]
 """Without norms, or with dynamic tanh, first tokens are alike at first: gradients of BERT's sentence head cancel out. A
 norm over two features would have two values, and gradients of 1e-28."""
@@ -189,7 +201,7 @@ def draws(seed: int) -> Iterator[Run]:
     random_ = random.Random(seed)
     one_of = lambda *values: random_.choice(values)
     while True:
-        name = one_of(*SCHEDULES)
+        name = one_of(*EVERY)
         chunks = {**CHUNKS, "interleaved": one_of(1, 2, 3)}.get(name, 1)
         plan = Plan(
             pp=one_of(1, 2, 2, 3, 4), tp=one_of(1, 1, 2, 2, 3, 4), dp=one_of(1, 2, 4, 4), schedule=name, chunks=chunks,
@@ -237,7 +249,7 @@ def gradients_and_norm(one: Trainer) -> tuple[Found, float]:
 
 def test_random_runs_equal_serial(data: Path) -> None:
     runs = chosen()
-    assert {run.plan.schedule for run in runs} == set(SCHEDULES)
+    assert {run.plan.schedule for run in runs} == set(EVERY)
     assert {run.plan.world_size for run in runs} >= {1, 2, 3, 4, 6, 8}
     assert {run.plan.tp for run in runs} == {1, 2, 3, 4}
     assert {run.plan.zero_stage for run in runs if run.plan.zero > 1 < run.plan.replicas} == {1, 2, 3}

@@ -143,6 +143,12 @@ LACKS: list[tuple[str, dict[str, Any], str]] = [
     ("pipelining", {"tp": 2}, "tp 2"),
     ("pipelining", {"schedule": "mine:rows"}, "mine:rows"),
     ("pipelining", {"schedule": "zb_h1", "precision": "bf16"}, "zb_h1 in bf16"),
+    (
+        "pipelining",
+        {"model": ModelConfig(num_layers=4), "schedule": "zbv", "chunks": 2, "precision": "bf16"},
+        "zbv in bf16",
+    ),
+    ("pipelining", {"schedule": "zb_h2"}, "zb_h2"),
     ("pipelining", {"train": Recipe(global_batch=8, microbatch=8)}, "fewer microbatches"),
     ("deepspeed", {"tp": 2}, "tp 2"),
     ("deepspeed", {"zero_group": 1}, "zero_group 1"),

@@ -24,6 +24,8 @@ PLANS = {
     "1F1B": Plan(pp=2, schedule="one_f_one_b"),
     "interleaved": Plan(pp=2, schedule="interleaved", chunks=2),
     "zb_h1": Plan(pp=2, schedule="zb_h1"),
+    "zbv": Plan(pp=2, schedule="zbv", chunks=2),
+    "dualpipe_v": Plan(pp=2, schedule="dualpipe_v", chunks=2),
 }
 TORCH = Run(model=MODEL, train=RECIPE, engine="torch")
 DEEPSPEED = replace(TORCH, plan=PLANS["1F1B"], engine="deepspeed")

@@ -7,7 +7,7 @@ from impl.pipeline.schedules import SCHEDULES, build
 from impl.pipeline.simulate import simulate, uniform
 
 P, M = 8, 64
-CHUNKS = {"interleaved": 2}
+CHUNKS = {"interleaved": 2, "zbv": 2, "v_half": 2, "v_min": 2, "dualpipe_v": 2}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from harness.experiment.published import published
 from impl.cost.memory import StateBytes, memory_of_ranks, model_state_bytes, state_bytes
-from impl.cost.place import Place
+from impl.cost.place import Place, ranks_of_stages
 from impl.instruments import state_bytes as counted_state_bytes
 from impl.model.config import ModelConfig, padded_vocabulary
 from impl.model.sizes import named
+from impl.pipeline.schedules import SCHEDULES
 from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Precision, Run
@@ -40,6 +41,7 @@ STATES: list[tuple[Plan, Precision]] = [
     (Plan(pp=2, schedule="interleaved", chunks=2, tp=2, dp=2, sequence_parallel=True), "fp32"),
     # rank 0 has both ends, and the embedding once
     (Plan(pp=3, schedule=f"{own_schedule.__name__}:two_ways", chunks=2), "bf16"),
+    (Plan(pp=2, schedule="v_half", chunks=2, tp=2), "fp32"),
 ]
 
 
@@ -58,7 +60,8 @@ def test_states_of_every_pipeline_rank_are_the_formula_to_the_byte(family: str, 
             of_rank[pp_rank] = states
         whole = state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision)
         tied = padded_vocabulary(vocab_size, run.plan.tp) // run.plan.tp * run.model.hidden_size
-        twice = tied if ":" not in run.plan.schedule and run.plan.pp > 1 else 0
+        first, *_, last = 2 * ranks_of_stages(run)
+        twice = tied if first != last else 0
         each = {"fp64": 32, "fp32": 16, "bf16": 2 + 3 * 4 + 4, "fp16": 2 + 3 * 4 + 4}[run.precision]
         assert len(of_rank) == run.plan.pp
         assert sum(states.split for states in of_rank.values()) == whole.split + twice * each
@@ -153,7 +156,10 @@ def test_dividing_and_recomputing_more_never_needs_more(
         assert (there.optimizer, there.host >= none.optimizer) == (0, True)
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("one_f_one_b", 1), ("interleaved", 2), ("zb_h1", 1), ("gpipe", 1)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [(name, 2 if name in ("interleaved", "zbv", "v_half", "v_min", "dualpipe_v") else 1) for name in SCHEDULES],
+)
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_what_many_microbatches_need_a_few_show(
     schedule: str, chunks: int, zero_stage: ZeroStage, monkeypatch: pytest.MonkeyPatch

@@ -89,6 +89,7 @@ PIPELINES: list[tuple[Plan, Precision]] = [
     (Plan(pp=2, tp=2, schedule="zb_h1", recompute="full", sequence_parallel=True), "fp32"),
     # rank 0 has both ends, rank 1 hands over to itself
     (Plan(pp=2, tp=2, schedule=f"{own_schedule.__name__}:two_ways", chunks=2), "fp32"),
+    (Plan(pp=2, schedule="zbv", chunks=2), "bf16"),
 ]
 
 
@@ -103,6 +104,7 @@ ZERO: list[tuple[Plan, Precision]] = [
     (Plan(dp=2, pp=2, zero_stage=2, schedule="zb_h1", **SMALL), "bf16"),
     (Plan(dp=2, pp=2, zero_stage=3, schedule="interleaved", chunks=2, **SMALL), "fp32"),
     (Plan(dp=2, tp=2, pp=2, zero_stage=3, sequence_parallel=True, **SMALL), "fp32"),
+    (Plan(dp=2, pp=2, zero_stage=3, schedule="v_half", chunks=2, **SMALL), "fp32"),
     (Plan(dp=4, tp=2, zero_stage=3, zero_group=2, sequence_parallel=True, **SMALL), "bf16"),
     (Plan(dp=4, zero_stage=1, zero_group=2), "fp32"),
     (Plan(dp=4, pp=2, zero_stage=2, zero_group=2, schedule="zb_h1", **SMALL), "fp32"),

@@ -38,9 +38,13 @@ PLANS = [
     Plan(pp=2, schedule="zb_h1"),
     Plan(pp=2, schedule=f"{OWN}:two_ways", chunks=2),
     Plan(pp=2, schedule=f"{OWN}:every_other"),
+    Plan(pp=2, schedule="zbv", chunks=2),
+    Plan(pp=2, schedule="v_min", chunks=2),
+    Plan(pp=2, schedule="dualpipe_v", chunks=2),
     Plan(pp=4, schedule="gpipe"),
     Plan(pp=4),
     Plan(pp=4, schedule="zb_h1"),
+    Plan(pp=4, schedule="zb_h2"),
     Plan(pp=2, tp=2),
     Plan(pp=2, tp=2, schedule="zb_h1", sequence_parallel=True),
 ]
@@ -210,7 +214,7 @@ def test_no_rank_works_twice(data: Path) -> None:
     for plan in PLANS:
         if plan.tp == 1:
             assert sum(of(plan)) == expected
-        if plan.schedule in ("zb_h1", f"{OWN}:every_other"):
+        if plan.schedule in ("zb_h1", "zb_h2", f"{OWN}:every_other"):
             assert of(plan) == of(replace(plan, schedule="one_f_one_b", sequence_parallel=False))
 
 

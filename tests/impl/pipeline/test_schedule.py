@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 from harness.figures import timeline
 from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op, Schedule, forward_only, lower, peak_in_flight
-from impl.pipeline.schedules import SCHEDULES, build, check, require, trust
+from impl.pipeline.schedules import SCHEDULES, build, check, ranks_of, require, trust
 from impl.pipeline.simulate import simulate, uniform
 from tests.impl.pipeline import own_schedule
 
 GRID = [(p, m, v) for p in range(1, 9) for m in range(1, 17) for v in range(1, 5)]
+V_SHAPED = ("zbv", "v_half", "v_min", "dualpipe_v")
 
 
-VALID = [(name, p, m, v) for name in SCHEDULES for p, m, v in GRID if (m % p == 0 if name == "interleaved" else v == 1)]
+def takes(name: str, p: int, m: int, v: int) -> bool:
+    if name in V_SHAPED:
+        return v == 2 and (m >= 2 * p or name != "dualpipe_v")
+    return m % p == 0 if name == "interleaved" else v == 1
+
+
+VALID = [(name, *sizes) for name in SCHEDULES for sizes in GRID if takes(name, *sizes)]
 SENDS = {Op.SEND_F: (Op.RECV_F, 1), Op.SEND_B: (Op.RECV_B, -1)}
 
 cached = cache(build)
@@ -59,8 +66,12 @@ def test_every_microbatch_goes_once_through_every_stage(name: str):
         require(name, p, m, v)
         found = Counter(chain.from_iterable(cached(name, p, m, v).rows))
         ops = "FIW" if cached(name, p, m, v).is_split else "FB"
-        assert found == Counter((op, stage, i) for op in ops for stage in range(p * v) for i in range(m))
-        assert cached(name, p, m, v).rank_of == {stage: stage % p for stage in range(p * v)}
+        if name != "dualpipe_v":  # splits some backward passes
+            assert found == Counter((op, stage, i) for op in ops for stage in range(p * v) for i in range(m))
+        across = range(p)
+        dealt = [*across, *reversed(across)] if name in V_SHAPED else [*across] * v
+        assert cached(name, p, m, v).rank_of == dict(enumerate(dealt))
+        assert ranks_of(name, p, m, v) == tuple(dealt)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -88,13 +99,15 @@ def test_transfers_are_matched_in_order_and_no_rank_waits_for_ever(name: str):
                     sent_as = Action(Op.SEND_F if a.op is Op.F else Op.SEND_B, a.stage, a.microbatch)
                     assert place[sent_as] == place[a] + 1
         assert sent == received
-        assert sum(map(len, sent.values())) == (2 * (p * v - 1) * m if p > 1 else 0)
+        borders = p * v - 1 - (name in V_SHAPED)  # the last rank hands a microbatch to itself
+        assert sum(map(len, sent.values())) == (2 * borders * m if p > 1 else 0)
         assert rendezvous(rows, schedule.rank_of) == 0
 
 
 def test_the_papers_tables():
     """PTD-P figures 3 and 4, zero bubble figure 2 (top), at p = 4 and m = 8, counted from 0."""
-    shown = {name: timeline.actions(build(name, 4, 8, 2 if name == "interleaved" else 1)) for name in SCHEDULES}
+    chunks = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2, "zb_h1": 1}
+    shown = {name: timeline.actions(build(name, 4, 8, v)) for name, v in chunks.items()}
     text = {name: [" ".join(row) for row in rows] for name, rows in shown.items()}
     forwards, backwards = (" ".join(f"{{0}}{op}{i}" for i in range(8)) for op in "FB")
     assert text["gpipe"] == [f"{forwards} {backwards}".format(rank) for rank in range(4)]
@@ -129,7 +142,7 @@ def test_receives_stand_where_the_transfer_would_arrive():
     [
         (("interleaved", 4, 6, 2), "multiples of plan.pp 4 microbatches, not 6; valid: 4 or 8"),
         (("interleaved", 4, 3, 2), "not 3; valid: 4$"),
-        (("one_f_one_b", 4, 8, 2), "has 1 chunk a rank, not plan.chunks 2; with chunks: interleaved"),
+        (("one_f_one_b", 4, 8, 2), "has 1 chunk a rank, not plan.chunks 2; with chunks: interleaved, zbv"),
         (("gpipe", 0, 8), "plan.pp 0 is not a count; valid: 1 or more"),
         (("gpipe", 2, 0), "microbatches 0 is not"),
         (("interleaved", 2, 2, -1), "plan.chunks -1 is not"),

@@ -30,7 +30,7 @@ def seconds(run: Run, system=SYSTEM, **arguments: Any) -> float:
 def plans(draw: st.DrawFn) -> Run:
     """Any plan of 16 sequences on up to 64 ranks."""
     tp, dp, pp = draw(st.sampled_from((1, 2, 8))), draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from((1, 2, 4)))
-    schedule = draw(st.sampled_from(("gpipe", "one_f_one_b", "interleaved", "zb_h1")))
+    schedule = draw(st.sampled_from(("gpipe", "one_f_one_b", "interleaved", "zb_h1", "zbv")))
     return run_of(
         global_batch=16,
         microbatch=1,
@@ -38,7 +38,7 @@ def plans(draw: st.DrawFn) -> Run:
         dp=dp,
         pp=pp,
         schedule=schedule,
-        chunks=draw(st.sampled_from((1, 2))) if schedule == "interleaved" and pp > 1 else 1,
+        chunks=2 if schedule == "zbv" else draw(st.sampled_from((1, 2))) if schedule == "interleaved" and pp > 1 else 1,
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
         sequence_parallel=draw(st.booleans()) and tp > 1,
         zero_stage=draw(st.integers(0, 3)),

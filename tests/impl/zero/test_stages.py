@@ -86,6 +86,7 @@ LAYOUTS: list[Plan] = [
     Plan(dp=2, pp=2, schedule="gpipe"),
     Plan(dp=2, pp=2, schedule="zb_h1"),
     Plan(dp=2, pp=2, schedule="interleaved", chunks=2),
+    Plan(dp=2, pp=2, schedule="zbv", chunks=2),
     Plan(dp=4, tp=2, sequence_parallel=True),
     Plan(dp=2, tp=2, pp=2),
     Plan(dp=2, tp=2, pp=2, schedule="zb_h1", sequence_parallel=True),
