@@ -26,7 +26,7 @@ def zb_h2(p: int, m: int) -> Rows:
 
 
 def zbv(p: int, m: int, v: int) -> Rows:
-    """Return ZB-V: p microbatches in flight; idle as ZB-H2 is, half as long, where T_F = T_B = T_W and m is 2p - 1.
+    """Return ZB-V: p microbatches in flight; idle as ZB-H2 is, half as long, where T_F = T_B = T_W.
 
     A rank's first passes are as many as bring microbatch 0 back to it; then backward passes and their weight gradients
     alternate with forward passes; the last weight gradients are put off. PyTorch's `ScheduleZBVZeroBubble` is the same

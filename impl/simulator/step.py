@@ -71,7 +71,7 @@ class _Prepared(NamedTuple):
     blocks: dict[BlockName, Block]
     states: list[States]
     """States of every pipeline rank."""
-    rank_of: list[int]
+    rank_of: tuple[int, ...]
     """Pipeline rank of every stage."""
     head_positions: int
 

@@ -11,7 +11,7 @@ from torch.distributed.pipelining import schedules as theirs
 from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.schedules import build, require
-from impl.pipeline.simulate import Timeline, simulate, uniform
+from impl.pipeline.simulate import Number, Timeline, simulate, uniform
 
 CHUNKS = {"zb_h2": 1, "zbv": 2, "v_half": 2, "v_min": 2, "dualpipe_v": 2}
 GRID = [(p, m) for p in range(1, 9) for m in range(1, 3 * p + 1)]
@@ -30,7 +30,7 @@ def ran(name: str, p: int, m: int) -> Timeline:
     return simulate(build(name, p, m, v), uniform(v, v, v, chunks=v))
 
 
-def idle(name: str, p: int, m: int) -> object:
+def idle(name: str, p: int, m: int) -> Number:
     """What a step takes beyond a rank's work."""
     timeline = ran(name, p, m)
     assert {timeline.busy(rank) for rank in range(p)} == {3 * CHUNKS[name] * m}
