@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from experiments.ptdp2021 import SELENE, UNTESTED, timed
 from harness.analysis.points import printed_value, relative
@@ -23,8 +24,9 @@ from impl.model.sizes import LLAMA_BLOCK
 
 NEAR = Tolerance(0.1, "set after errors of such steps (mean 5%, largest 22%) were seen", "2026-11-25")
 POINTS = Tolerance(0.1, "as for rates, of shares of a rate; set after errors of such steps were seen", "2026-11-25")
+BLOCK: dict[str, Any] = LLAMA_BLOCK | {"biases": True}  # of attention; there the MLP has none
 INTERNLM = ModelConfig(
-    **LLAMA_BLOCK | {"biases": True},  # of attention; there the MLP has none
+    **BLOCK,
     num_layers=32, hidden_size=4096, num_heads=32, seq_len=2048, mlp_size=11008, vocab_size=103168,
 )  # fmt: skip
 GROUP = of_run("zero_group", "ZeRO over", lambda run: run.plan.zero)

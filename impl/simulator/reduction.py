@@ -79,7 +79,7 @@ def _moved(system: System, run: Run, state: States) -> dict[str, Counts]:
         for op, count in counts.items():
             if op == "all_gather":
                 messages = state.tensors * min(1.0, run.plan.zero / tensors) * count.bytes / sent
-                found[axes]["broadcast"] += Count(messages, count.bytes)
+                found[axes]["broadcast"] += Count(messages, count.bytes)  # type: ignore[arg-type]  # of a unit, a part
             elif axes != "replicas":  # summed with the others
                 found[axes.replace("zero", "dp")]["all_reduce"] += count
     return found
