@@ -25,7 +25,7 @@ TABLE_ROWS = 200
 def tell_ignored(store: Store) -> None:
     """Report on standard error which files in place of records were ignored, and why."""
     for path, why in store.ignored.items():
-        print(f"ignored: {path}: {printable(why)}", file=sys.stderr)
+        print(printable(f"ignored: {path}: {why}"), file=sys.stderr)
 
 
 def console(table: "RenderableType" = "") -> "Console":

@@ -22,7 +22,7 @@ from harness.cli import verb_table
 from harness.cli.verb_table import SIZED, VERBS
 from harness.cli.which import Which
 from harness.records.labels import FIELDS, sized
-from harness.records.printable import printable
+from harness.records.printable import CONTROL, printable
 from impl.errors import InputError
 from impl.model.sizes import named
 from impl.pipeline.schedules import trust
@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.set_threshold(OBJECTS * (10 if argv[:1] and argv[0] in READERS else 1))
     atexit.register(gc.freeze)  # else all records are searched for cycles again at exit
     try:
+        if odd := [word for word in argv if CONTROL.search("".join(word.split()))]:
+            raise InputError(f"{odd[0]!r}: control characters, which would reach the terminal; valid: text without")
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
         default = Run(model=named(size)) if size is not None else Run()

@@ -89,6 +89,10 @@ def test_a_long_value_comes_back_in_part(arguments: str):
     assert f"{50 * 'x'}[...]{30 * 'x'}" in refused(*arguments.split(), 5000 * "x")
 
 
+def test_a_word_that_would_control_the_terminal_is_refused():
+    assert "'\\x1b]0;x\\x07': control characters" in refused("status", "quickstart", "--out", "\x1b]0;x\x07")
+
+
 def test_a_message_has_an_end_and_a_path_is_whole():
     assert len(refused("table", "quickstart", f"--{5000 * 'x'}")) < 2100
     path = Path(*"abcd") / (90 * "d") / (90 * "e")
