@@ -82,7 +82,7 @@ def test_the_fastest_plan_of_a_kind_without_doubt_comes_after_one_in_doubt() -> 
     found = told(*few, "offload_optimizer=false", "offload_activations=false")
     best, [first, *_] = found["best"][0], found["trusted"]
     assert best["zero_stage"] == 3
-    assert "measured steps with it are predicted 34% to 77% too fast" in best["doubts"][0]
+    assert "measured steps with it are predicted 33% to 68% too fast" in best["doubts"][0]
     assert (first["zero_stage"], first["doubts"]) == (0, [])
     text = call("tune", *few, "offload_optimizer=false", "offload_activations=false").output
     assert "warning: the fastest plan is of a kind that selene is in doubt about: zero_stage 3 is not" in text
