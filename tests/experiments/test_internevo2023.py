@@ -26,8 +26,14 @@ def test_rows_are_runs_of_7b_and_both_ways_are_one_on_a_node():
 
 
 def test_verdicts_of_the_paper_turn():
-    assert verdicts(EXPERIMENT, at(lambda run: PAPER[run].printed["rate"])) == [YES] * 5
+    assert verdicts(EXPERIMENT, at(lambda run: PAPER[run].printed["published_rate"])) == [YES] * 5
     assert verdicts(EXPERIMENT, at(lambda run: 1e4 * run.plan.zero + 1e2 * run.plan.world_size)) == [NO] * 5
+
+
+def test_published_rates_stand_beside_others_in_the_table():
+    assert EXPERIMENT.table is not None
+    frame = EXPERIMENT.table(at(lambda run: 1000.0)).frame
+    assert sorted(frame["published_rate"]) == sorted(one.printed["published_rate"] for one in PAPER.values())
 
 
 def test_small_runs_only_tell_whether_copies_are_faster():
