@@ -71,7 +71,8 @@ def _tell(op: str, group: dist.ProcessGroup) -> None:
             observer(op, group)
 
 
-def _count(op: Op, whole: Tensor, group: dist.ProcessGroup) -> None:
+def count(op: Op, whole: Tensor, group: dist.ProcessGroup) -> None:
+    """Count a collective that this rank begins; `whole` as in `impl.cost.traffic.Count`."""
     _tell(op, group)
     for counts in _counting:
         key = group.group_name, op
@@ -87,7 +88,7 @@ def all_reduce_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
     """Begin the sum over the group's ranks, in place."""
     if group.size() == 1:
         return Pending(tensor, None)
-    _count("all_reduce", tensor, group)
+    count("all_reduce", tensor, group)
     return Pending(tensor, dist.all_reduce(tensor, group=group, async_op=True))
 
 
@@ -101,7 +102,7 @@ def all_gather_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
 
 def all_gather_into_start(whole: Tensor, own: Tensor, group: dist.ProcessGroup) -> Pending:
     """Begin to concatenate the ranks' tensors into `whole`, of which `own` may be a view."""
-    _count("all_gather", whole, group)
+    count("all_gather", whole, group)
     return Pending(whole, dist.all_gather_single(whole, own, group=group, async_op=True))
 
 
@@ -115,7 +116,7 @@ def reduce_scatter_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:
 
 def reduce_scatter_into_start(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> Pending:
     """Begin the sum over the group's ranks into `own`, the part that a rank keeps, which may be a view of `whole`."""
-    _count("reduce_scatter", whole, group)
+    count("reduce_scatter", whole, group)
     if dist.get_backend(group) != "gloo":
         return Pending(own, dist.reduce_scatter_single(own, whole, group=group, async_op=True))
     # gloo's own takes more than twice as long as an all-to-all followed by a local sum
@@ -141,7 +142,7 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def send_start(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Pending:
     """Begin to send to another rank of the group; the tensor must not be written to before it is done."""
-    _count("send", tensor, group)
+    count("send", tensor, group)
     work = dist.isend(tensor, group=group, group_dst=peer)
     assert work is not None
     return Pending(tensor, work)
@@ -158,7 +159,7 @@ def receive_start(buffer: Tensor, peer: int, group: dist.ProcessGroup) -> Pendin
 def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
     """Copy the source rank's tensor to all ranks of the group, in place."""
     if group.size() > 1:
-        _count("broadcast", tensor, group)
+        count("broadcast", tensor, group)
         dist.broadcast(tensor, group=group, group_src=source)
     else:
         _tell("broadcast", group)

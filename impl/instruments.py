@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from impl.cost.memory import StateBytes
-from impl.model.layers import Block, DropoutKey
+from impl.model.dropout import DropoutKey
+from impl.model.layers import Block
 from impl.tensor_parallel.shards import shards_of
 from impl.train import Trainer
 

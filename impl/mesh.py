@@ -1,4 +1,4 @@
-"""The mesh of ranks: pipeline, data and tensor axes."""
+"""The mesh of ranks: pipeline, data, context and tensor axes."""
 
 from collections.abc import Collection
 
@@ -11,18 +11,18 @@ from impl.plan import AXES, Plan
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
-    """Return the mesh ("pp", "dp", "tp") over all ranks: tensor-parallel neighbours are adjacent (PTD-P, section 3).
+    """Return the mesh of AXES over all ranks: tensor-parallel neighbours are adjacent (PTD-P, section 3).
 
     Raises:
         InputError: the number of ranks is not the plan's.
     """
     if dist.get_world_size() != plan.world_size:
         raise InputError(f"{dist.get_world_size()} ranks were started, the plan needs {plan.world_size}")
-    return init_device_mesh(device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=AXES)
+    return init_device_mesh(device_type, (plan.pp, plan.dp, plan.cp, plan.tp), mesh_dim_names=AXES)
 
 
 def ends_group(mesh: DeviceMesh, ends: Collection[int]) -> dist.ProcessGroup | None:
-    """Return the group of ranks in the pipeline ranks `ends` that share this rank's dp and tp index; None if not in it.
+    """Return the group of ranks in the pipeline ranks `ends` that share this rank's other indices; None if not in it.
 
     Every rank of the mesh has to call it, in the same order.
     """
@@ -35,13 +35,14 @@ def neighbours(mesh: DeviceMesh, count: int) -> dist.ProcessGroup | None:
 
 
 def zero_groups(mesh: DeviceMesh, count: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup | None]:
-    """Return the groups of this rank where each `count` neighbours along dp divide parameters; every rank calls it.
+    """Return the groups of this rank where each `count` neighbours along dp and cp divide parameters; all call it.
 
     They are these neighbours, they with their tensor-parallel ranks, and the ranks that own the same, if there are any.
     """
-    if count == mesh["dp"].size():
-        return mesh.get_group("dp"), joint_group(mesh, "dp", "tp"), None
-    ranks = mesh.mesh.unflatten(1, (-1, count))  # [pp, replicas, count, tp]
+    every = mesh.mesh.flatten(1, 2)  # [pp, dp cp, tp]
+    if count == every.shape[1]:
+        return joint_group(mesh, "dp", "cp"), joint_group(mesh, "dp", "cp", "tp"), None
+    ranks = every.unflatten(1, (-1, count))  # [pp, replicas, count, tp]
     parts = ranks.transpose(2, 3).flatten(0, 2), ranks.flatten(2).flatten(0, 1), ranks.movedim(1, 3).flatten(0, 2)
     divided, every_token, replicas = map(_own_group, parts)
     assert divided is not None

@@ -8,7 +8,7 @@ from impl.fields import CHECKED, Bytes, Depth, Positive
 
 ZeroStage = Literal[0, 1, 2, 3]
 Recompute = Literal["none", "selective", "full"]
-AXES = ("pp", "dp", "tp")
+AXES = ("pp", "dp", "cp", "tp")
 """Of the mesh of ranks, the slowest one first."""
 
 
@@ -24,6 +24,10 @@ class Plan:
     """Split norms, dropout and residuals over the tensor-parallel ranks' tokens; False duplicates them on each."""
     overlap_input_grad_reduce: bool = True
     """Reduce a column-parallel layer's input gradient while its weight gradient is computed; False waits for it."""
+    cp: Positive = 1
+    """Context-parallel degree: ranks that share every sequence, each with an equal part of its tokens."""
+    cp_attention: Literal["ring", "ulysses"] = "ring"
+    """How attention meets the others' tokens: keys and values go round, or each rank has all tokens of some heads."""
     pp: Depth = 1
     """Pipeline-parallel degree: ranks that share the layers."""
     schedule: str = "one_f_one_b"
@@ -37,9 +41,9 @@ class Plan:
     overlap_grad_reduce: bool = True
     """Reduce a bucket while the backward pass goes on; False waits for its end (to measure what overlap buys)."""
     zero_stage: ZeroStage = 0
-    """What data-parallel ranks split: 1 optimizer states, 2 gradients too, 3 parameters too; 0: nothing."""
+    """What the ranks of dp and cp split: 1 optimizer states, 2 gradients too, 3 parameters too; 0: nothing."""
     zero_group: Positive | None = None
-    """Data-parallel neighbours that split it; each further group of as many has a copy of all. None: all of them."""
+    """Neighbours among them that split it; each further group of as many has a copy of all. None: all of them."""
     overlap_param_gather: bool = True
     """Gather parameters ahead of their use, at stage 3 those of the next block; False gathers and waits."""
     offload_optimizer: bool = False
@@ -53,14 +57,37 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        return self.dp * self.tp * self.pp
+        return self.dp_cp * self.tp * self.pp
+
+    @property
+    def dp_cp(self) -> int:
+        """Ranks that have the same parameters and other tokens: the context-parallel ones of all data-parallel ranks.
+
+        Gradients are summed, and ZeRO's stages split, over them, as in Megatron-Core.
+        """
+        return self.dp * self.cp
+
+    @property
+    def is_ring(self) -> bool:
+        """True if keys and values go round the context-parallel ranks."""
+        return self.cp > 1 and self.cp_attention == "ring"
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """True if context-parallel ranks exchange tokens for heads."""
+        return self.cp > 1 and self.cp_attention == "ulysses"
+
+    @property
+    def cp_chunks(self) -> int:
+        """Equal parts of a sequence that context parallelism hands out: one a rank, or two where a ring is balanced."""
+        return self.cp * (1 + self.is_ring)
 
     @property
     def zero(self) -> int:
-        """Data-parallel ranks over which ZeRO's stages split."""
-        return self.zero_group or self.dp
+        """Data- and context-parallel ranks over which ZeRO's stages split."""
+        return self.zero_group or self.dp_cp
 
     @property
     def replicas(self) -> int:
         """Groups of these, each of which has a copy of what they split."""
-        return self.dp // self.zero
+        return self.dp_cp // self.zero

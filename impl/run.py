@@ -69,8 +69,8 @@ class Run:
 
         With sequence parallelism each has its part only, and sends that.
         """
-        plan = self.plan
-        return plan.scatter_gather and plan.pp > 1 and not plan.sequence_parallel and self.model.seq_len % plan.tp == 0
+        plan, divides = self.plan, self.model.seq_len // self.plan.cp % self.plan.tp == 0
+        return plan.scatter_gather and plan.pp > 1 and not plan.sequence_parallel and divides
 
     @property
     def tokens_per_step(self) -> int:
@@ -81,8 +81,8 @@ class Run:
 
         The order is that in which one thing is needed to judge the next. The run's data and files are not read.
         """
-        of_training = [*self._of_batch(), *self._of_splitting(), *self._of_parametrization(), *self._of_memory()]
-        found = [*of_training, *self._of_race(), *self._of_evaluation()]
+        of_training = [*self._of_batch(), *self._of_splitting(), *self._of_context(), *self._of_parametrization()]
+        found = [*of_training, *self._of_memory(), *self._of_race(), *self._of_evaluation()]
         if self.engine != "native":
             from impl.peers.validity import missing  # only runs of other engines need to know them
 
@@ -109,7 +109,8 @@ class Run:
         split = {f"model.num_heads {model.num_heads}": model.num_heads}
         split[f"model.mlp_size {model.mlp_inner}"] = model.mlp_inner
         if plan.sequence_parallel:
-            split[f"model.seq_len {model.seq_len}, which plan.sequence_parallel splits"] = model.seq_len
+            own, of = model.seq_len // plan.cp, f" of plan.cp {plan.cp}" if plan.cp > 1 else ""
+            split[f"model.seq_len {own}{of}, which plan.sequence_parallel splits"] = own
         valid = [tp for tp in divisors(math.gcd(*split.values())) if model.divides_groups(tp)]
         if plan.tp not in valid:
             heads = f"model.kv_heads {model.groups} into whole heads, or equal parts of one"
@@ -122,6 +123,25 @@ class Run:
                 needed()
             except InputError as error:
                 yield str(error)
+
+    def _of_context(self) -> Iterator[str]:
+        plan, model, is_ring = self.plan, self.model, self.plan.cp_attention == "ring"
+        if plan.cp == 1:
+            if not is_ring:
+                yield f"plan.cp_attention {plan.cp_attention} is for several ranks; valid with plan.cp above 1"
+            return
+        sizes, what = [1 if model.seq_len % 2 else model.seq_len // 2], f"half of model.seq_len {model.seq_len}"
+        if not is_ring:
+            sizes = [model.seq_len, heads := model.num_heads // plan.tp, groups := model.groups_of(plan.tp)]
+            what = f"model.seq_len {model.seq_len}, and a rank's {heads} heads and {groups} of keys and values"
+        if (most := math.gcd(*sizes)) % plan.cp:
+            valid = ", ".join(map(str, divisors(most)))
+            yield f"plan.cp {plan.cp}, plan.cp_attention {plan.cp_attention} has to divide {what}; valid: {valid}"
+        if self.compile:
+            yield f"compile with plan.cp {plan.cp} is not built; valid: compile False"
+        if is_ring and model.scores_dropout:
+            what = "plan.cp_attention ring has no probabilities at once, and model.attention_dropout is of them"
+            yield f"{what}; valid: model.attention_dropout 0, or plan.cp_attention ulysses"
 
     def _of_parametrization(self) -> Iterator[str]:
         recipe = self.train
@@ -136,10 +156,11 @@ class Run:
             yield f"train.parametrization mup needs {what}; valid: model.tied False"
 
     def _of_memory(self) -> Iterator[str]:
-        plan, seq_len = self.plan, self.model.seq_len
-        if plan.dp % plan.zero:
-            valid = ", ".join(map(str, divisors(plan.dp)))
-            yield f"plan.zero_group {plan.zero} does not divide plan.dp {plan.dp}; valid: {valid}"
+        plan, seq_len = self.plan, self.model.seq_len // self.plan.cp
+        if plan.dp_cp % plan.zero:
+            valid = ", ".join(map(str, divisors(plan.dp_cp)))
+            of = f"plan.dp {plan.dp}" + (f" x plan.cp {plan.cp}" if plan.cp > 1 else "")
+            yield f"plan.zero_group {plan.zero} does not divide {of}; valid: {valid}"
         if plan.zero_group and not plan.zero_stage:
             yield f"plan.zero_group {plan.zero} divides nothing at plan.zero_stage 0; valid with stages 1, 2 and 3"
         if not self.fp32_gradients and self.precision not in ("bf16", "fp16", "fp8"):
@@ -169,6 +190,7 @@ class Run:
         evaluation, plan = self.evaluation, self.plan
         given = {
             "plan.pp above 1": plan.pp > 1,
+            "plan.cp above 1": plan.cp > 1,
             "plan.sequence_parallel": plan.sequence_parallel,
             "compile": self.compile,
             f"engine {self.engine}": self.engine != "native",

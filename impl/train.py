@@ -1,8 +1,9 @@
 """One rank of a training run: builds model, plan and data together. The only module that holds the mesh."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from impl.data.tokens import TokenFolder
 from impl.mesh import ends_group, joint_group, neighbours, zero_groups
 from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import padded_vocabulary
+from impl.model.dropout import DropoutKey
 from impl.model.gpt import GPT
 from impl.model.initialise import InitialWeights, build_structure
-from impl.model.layers import Block, DropoutKey
+from impl.model.layers import Block
 from impl.model.parametrization import scale
 from impl.optim import MasterAdamW, Rate, Share, learning_rate
 from impl.pipeline.engine import Engine, Links, Watch
@@ -39,6 +41,9 @@ from impl.zero.buckets import Bucket, ReductionGroup, divide
 from impl.zero.gradients import Gradients
 from impl.zero.parameters import Parameters
 from impl.zero.partition import divisions, unit_of, units_of_block
+
+if TYPE_CHECKING:
+    from impl.context_parallel import ContextParallel
 
 WEIGHTS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32}
@@ -64,6 +69,7 @@ class Trainer:
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
         self.run, self.data, self.device = run, data, device
         self.group, self.pp_group = mesh.get_group("dp"), mesh.get_group("pp")
+        self.sharers = joint_group(mesh, "dp", "cp")
         self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
         self.schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
         weight_gradients = WeightGradients()
@@ -73,6 +79,7 @@ class Trainer:
             run.plan.overlap_input_grad_reduce,
             weight_gradients if self.schedule.is_split or not run.compile else None,  # it breaks a compiled graph
             neighbours(mesh, sharing) if (sharing := run.model.sharing(run.plan.tp)) > 1 else None,
+            self._context(mesh),
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
@@ -115,6 +122,13 @@ class Trainer:
         )
         self.loss_scale = LossScale(run.train, run.precision)
         self.batch = self._batches()
+
+    def _context(self, mesh: DeviceMesh) -> "ContextParallel | None":
+        if self.run.plan.cp == 1:
+            return None
+        from impl.context_parallel import ContextParallel  # for few runs
+
+        return ContextParallel.of(self.run.plan, mesh.get_group("cp"), self.run.model.seq_len)
 
     def _structure(self) -> GPT | BERT | MultipleChoice:
         """Return this rank's part of the model; its parameters get their memory as parts of buckets."""
@@ -192,7 +206,7 @@ class Trainer:
         """Run forward and backward over this rank's share of the i-th global batch, then update.
 
         Communication: the layers', the pipeline's, the gradients' and the parameters', and all-reduces of a scalar: the
-        loss over data-parallel ranks and the pipeline, the gradient norm over all ranks.
+        loss over all of dp and cp and the pipeline, the gradient norm over all ranks.
         """
         self.model.train()
         loss = self.backward(i, watch)
@@ -210,7 +224,7 @@ class Trainer:
     def backward(self, i: int, watch: Watch | None = None) -> Tensor:
         """Accumulate the gradient of the i-th global batch's mean loss times the loss scale, and return that loss."""
         count, size = self.run.microbatches, self.run.train.microbatch
-        share = 1.0 / (count * self.group.size())
+        share = 1.0 / (count * self.sharers.size())
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
 
         def forward(stage: int, k: int, x: Tensor | None) -> Tensor:
@@ -228,7 +242,7 @@ class Trainer:
 
         with self.gradients.accumulated(count):
             self.engine.run(forward, self.activations(size, self.run.model.seq_len), watch)
-        return all_reduce_sum(all_reduce_sum(loss, self.group), self.pp_group)
+        return all_reduce_sum(all_reduce_sum(loss, self.sharers), self.pp_group)
 
     def stage_blocks(self, stage: Stage, samples: np.ndarray, key: DropoutKey) -> list[Block]:
         """Return the stage's blocks for these samples; the last stage ends in the loss."""
@@ -241,13 +255,15 @@ class Trainer:
         """Return a stage's blocks, with layers recomputed if the plan asks for it; those of the last end in the head.
 
         Args:
-            batch: the first and the last stage's; the others need none.
+            batch: the first and the last stage's, of whole sequences; the others need none.
         """
+        if batch and self.tp.context:
+            batch = self.tp.context.part_of(batch)
         tokens = None
         if batch and stage.is_first:
             types = None if batch.token_types is None else to_device(batch.token_types, self.device)
             tokens = to_device(batch.inputs, self.device), types
-        blocks = list(self.model.trunk.blocks(stage, tokens, seq_len, key))
+        blocks = list(self.model.trunk.blocks(stage, tokens, seq_len // self.run.plan.cp, key))
         if self.run.plan.recompute == "full":
             again = lambda block: Block(block.name, partial(recompute, block.run, kept=self.kept))
             blocks = [again(block) if block.name.startswith("layers.") else block for block in blocks]
@@ -258,7 +274,7 @@ class Trainer:
 
     def activations(self, sequences: int, length: int) -> Tensor:
         """Return a tensor shaped like what stages send each other; its memory is not touched."""
-        tokens = sequences * length // self.tp.tokens.of
+        tokens = sequences * length // self.run.plan.cp // self.tp.tokens.of
         hidden, dtype = self.run.model.hidden_size, WEIGHTS[self.run.precision]
         return torch.empty(tokens, hidden, dtype=dtype, device=self.device)
 
@@ -302,10 +318,12 @@ class Trainer:
         length, model = inputs.shape[1], self.model
         assert isinstance(model, GPT)
         # tokens that are split need a divisible length; padding after the end changes nothing
-        parts = self.tp.degree if self.run.scatters else self.tp.tokens.of
+        parts, plan = self.tp.degree if self.run.scatters else self.tp.tokens.of, self.run.plan
+        parts = math.lcm(plan.cp_chunks, plan.cp * parts)
         padding = ((0, 0), (0, -length % parts))
         batch = Batch(np.pad(inputs, padding), np.pad(targets, padding))
-        score = lambda x, goal: torch.stack([part.float() for part in model.score(x, goal)])
+        whole = self.tp.context.whole if self.tp.context else lambda scores: scores
+        score = lambda x, goal: torch.stack([whole(part.float()) for part in model.score(x, goal)])
         nats, is_likeliest = self._score(batch, (2, *batch.targets.shape), score)
         return nats[:, :length], is_likeliest[:, :length] > 0
 

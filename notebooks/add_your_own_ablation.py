@@ -26,7 +26,8 @@ import matplotlib
 from harness.analysis.perplexity import perplexity_table
 from harness.analysis.tables import throughput_table
 from harness.experiment.checks import falls
-from harness.experiment.claims import Claim, Evidence, claims_table, means
+from harness.experiment.claims import Claim, Evidence, means
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Experiment, points
 from harness.figures import figures, style
 from harness.launch.attempt import Options

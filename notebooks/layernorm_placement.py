@@ -22,7 +22,7 @@ import matplotlib
 from IPython.display import display
 
 from harness.analysis.perplexity import perplexity_tables
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import load
 from harness.experiment.findings import findings
 from harness.figures import figures, style

@@ -20,7 +20,7 @@
 import matplotlib
 from IPython.display import Image
 
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import load
 from harness.figures import style
 from harness.predict import accuracy, held_out

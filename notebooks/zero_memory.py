@@ -20,7 +20,7 @@
 import matplotlib
 from matplotlib.ticker import EngFormatter
 
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import load
 from harness.figures import style
 from harness.records.environment import CODE

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis import render
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.tiers import TIERS
 from harness.experiment.verdicts import verdicts_table
 from harness.records.store import Store

@@ -12,7 +12,8 @@ from operator import attrgetter
 from typing import Any
 
 from experiments.ptdp2021 import SELENE, UNTESTED, timed
-from harness.analysis.points import printed_value, relative
+from harness.analysis.points import relative
+from harness.analysis.tabulate import printed_value
 from harness.experiment.checks import as_expected, each, grouped
 from harness.experiment.kit import (
     MARK, MODEL, RANKS, RUNS, TP, Claim, Column, Estimate, Experiment, ModelConfig, Plan, Point, Printed, Record, Run,

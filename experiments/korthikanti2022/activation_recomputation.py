@@ -18,7 +18,7 @@ from experiments.korthikanti2022 import (
     rate_of, saved, size_of, two_layers, way_of, with_way,
 )  # fmt: skip
 from experiments.ptdp2021 import on_selene, small_model, timed
-from harness.analysis.points import printed_value
+from harness.analysis.tabulate import printed_value
 from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
     BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,

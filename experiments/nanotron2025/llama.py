@@ -14,7 +14,8 @@ from itertools import pairwise
 from operator import attrgetter
 
 from experiments.ptdp2021 import SELENE, UNTESTED, timed
-from harness.analysis.points import printed_value, relative
+from harness.analysis.points import relative
+from harness.analysis.tabulate import printed_value
 from harness.experiment.checks import as_expected, best_over, each, grouped, largest
 from harness.experiment.kit import (
     BATCH, DP, GB, GIB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, ZERO_STAGE, Claim, Estimate, Experiment,

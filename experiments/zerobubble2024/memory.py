@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from experiments.korthikanti2022 import few_steps
 from experiments.ptdp2021 import small_model
 from experiments.zerobubble2024 import PAPER, PIPELINE, SCHEDULES, by_memory, held, is_plain
-from harness.analysis.points import printed_value
+from harness.analysis.tabulate import printed_value
 from harness.experiment.checks import as_expected, each, grouped
 from harness.experiment.kit import (
     GB, MODEL, PP, SCHEDULE, Claim, Column, Evidence, Experiment, Plan, Record, Run, Tolerance, gigabytes, printed,

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 from experiments.ptdp2021 import layouts
 from experiments.zerobubble2024 import PAPER, PIPELINE, SCHEDULES, bubble, by_rate, gains, samples_per_second
-from harness.analysis.points import printed_value, relative
+from harness.analysis.points import relative
+from harness.analysis.tabulate import printed_value
 from harness.experiment.checks import as_expected, each, grouped
 from harness.experiment.kit import (
     MARK, MODEL, PERCENT, POINTS, RUNS, Claim, Column, Evidence, Experiment, Plan, Record, Tolerance, printed, share,

@@ -1,15 +1,9 @@
 """Points of a sweep: repeats and seeds of one run on one device, with estimates of their measures."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
-from typing import Any
 
-import pandas as pd
-
-from harness.analysis.render import Column, Table, shown
-from harness.analysis.tables import measured
 from harness.records.measures import devices, in_order, model_names, shape, with_seconds
 from harness.records.record import Record
 from harness.records.statistics import UNKNOWN, Estimate, estimate, simulated
@@ -89,11 +83,6 @@ def relative(point: Point) -> Estimate:
     return point.relative
 
 
-def printed_value(key: str) -> Callable[[Point], float]:
-    """Return a function that gives the number which a source prints for a point; NaN if there is none."""
-    return lambda point: point.printed.get(key, math.nan)
-
-
 def causes(record: Record, measure: Measure) -> dict[str, float]:
     """Return the relative change of a simulated record's measure by each cause of error, off by a standard deviation.
 
@@ -128,62 +117,3 @@ def relative_to(found: Sequence[Point], is_first: Callable[[Point], bool], measu
     place = lambda one: (one.run.engine, one.device)
     first = {place(one): one for one in reversed(found) if is_first(one)}
     return [one.against(first.get(place(one)), measure) for one in found]
-
-
-def tabulate(
-    name: str, title: str, columns: Sequence[Column], points: Iterable[Point], notes: Sequence[str] = (), *,
-    apart: bool = False, is_timed: bool = True, **more: Column,
-) -> Table:  # fmt: skip
-    """Return a table with one row per point: the run ones, and those of a paper beside or below them.
-
-    The value of a column is its function `of` of the point, else the mean of the record's measure of its key. An
-    `Estimate` gets a column with its half-width.
-
-    Args:
-        apart: give simulated points rows of their own, like the measured ones.
-        is_timed: name the device, mark oversubscribed points, and put simulated numbers beside measured ones.
-        more: columns of the frame that are not shown.
-    """
-    rows: list[dict[str, Any]] = []
-    intervals: dict[str, str] = {}
-    for point in points:
-        row = {key: None if not point.records else value for key, value in _place(point).items()}
-        for column in (*columns, *more.values()):
-            if column.key in row:
-                continue
-            value = column.of(point) if column.of else point.estimate(attrgetter(column.key))
-            if isinstance(value, Estimate):
-                half_width = f"{column.key}_half_width"
-                row |= {column.key: value.mean, half_width: math.nan if value.half_width is None else value.half_width}
-                if column.of:
-                    intervals[column.key] = half_width
-            else:
-                row[column.key] = value
-        rows.append(row)
-    if not any(row["source"] for row in rows):
-        return Table(name, title, (), pd.DataFrame())
-    frame = pd.DataFrame(rows)
-    frame["device_name"] = frame["device_name"].fillna(frame["device_name"].dropna().iloc[0])
-    frame["oversubscribed"] = frame["oversubscribed"].eq(True)
-    if apart:
-        frame = frame.drop(columns=["source", "system"])
-    with_intervals = [c if c.key not in intervals else c.with_interval(intervals[c.key]) for c in columns]
-    if not is_timed:
-        return Table(name, title, shown(with_intervals, frame), frame, tuple(notes))
-    return measured(name, title, with_intervals, frame, notes)
-
-
-def _place(point: Point) -> dict[str, Any]:
-    """Return what `measured` asks of a row besides its columns."""
-    where = point.records[0].environment if point.records else None
-    return {
-        "point": point.run,
-        "source": point.records[0].source if point.records else None,
-        "device_name": point.device,
-        "oversubscribed": point.is_oversubscribed,
-        "system": where and where.system,
-        "device": where and where.device,
-        "backend": where and where.backend,
-        "n": point.n,
-        "mark": "",
-    }

@@ -20,8 +20,9 @@ RATES = ("tokens_per_second", "tokens_per_second_per_device")
 WAYS = {
     "tp": ("sequence_parallel", "overlap_input_grad_reduce"),
     "pp": ("schedule", "chunks", "scatter_gather"),
+    "cp": ("cp_attention",),
 }
-"""Fields of the plan without effect at degree 1 of tensor or pipeline parallelism."""
+"""Fields of the plan without effect at degree 1 of tensor, pipeline or context parallelism."""
 PLAN_DEGREES = tuple(f"plan.{degree}" for degree in DEGREES)
 VARIED = (*PLAN_DEGREES, *(f"plan.{name}" for name in itertools.chain(*WAYS.values())))
 """Fields in which points of one strong-scaling group may differ."""

@@ -28,10 +28,8 @@ def twin(key: str) -> str:
 def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column], pd.DataFrame]:
     """Return columns and rows with each simulated point in the row of the measured one, or in one of its own.
 
-    A simulated number has a column of its own, left of the measured one; without simulated rows nothing changes.
+    A simulated number has a column of its own, left of the measured one.
     """
-    if "source" not in rows or not any(rows["source"] == SIMULATED):
-        return list(columns), rows
     twins = [column for column in columns if column.key in TWINS and column.key in rows]
     found = rows_of(rows)
     measured: dict[Any, list[dict[str, Any]]] = {}

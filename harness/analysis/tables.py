@@ -6,7 +6,6 @@ import pandas as pd
 
 from harness.analysis.render import Column, Table, shown
 from harness.analysis.scaling import scaling_rows, shown_elsewhere
-from harness.analysis.simulated_columns import SYSTEM, beside
 from harness.records.frames import once_for_all
 from harness.records.labels import labels
 from harness.records.measures import about, combine, frame
@@ -143,9 +142,11 @@ def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFram
     Simulated numbers are next to measured ones.
     """
     rows["mark"] = ["†" if over else "" for over in rows["oversubscribed"]]
-    columns, rows = beside(columns, rows)
     ran = rows
-    if SYSTEM.key in rows:
+    if "source" in rows and any(rows["source"] == SIMULATED):
+        from harness.analysis.simulated_columns import SYSTEM, beside  # for tables of simulated records
+
+        columns, rows = beside(columns, rows)
         ran, systems = rows[rows["source"] == "measured"], sorted(set(rows[SYSTEM.key].dropna()))
         columns = [c for c in columns if c is not SYSTEM or len(systems) > 1]
         notes = [*notes, f"Simulated: predicted for {', '.join(systems)}, nothing was run."]

@@ -29,7 +29,13 @@ from impl.run import Run, to_dict
 from impl.simulator.step import Prediction
 from impl.simulator.system import Calibration, System
 
-AXES = {"tp": "within layers", "pp": "for other stages", "dp": "gradients", "zero": "parameters"}
+AXES = {
+    "tp": "within layers",
+    "cp": "for tokens",
+    "pp": "for other stages",
+    "dp": "gradients",
+    "zero": "parameters",
+}
 """Waits of a rank, by the axis that it communicates over."""
 
 

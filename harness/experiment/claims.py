@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-import pandas as pd
-
-from harness.analysis.render import Column, Table
 from harness.records.measures import about, is_one_each, with_seconds
 from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide
@@ -159,22 +156,6 @@ def _evidence(claim: Claim, found: Mapping[str, Sequence[Record]], system: str) 
     is_free_of_fits = claim.kind in ("arithmetic", "self-consistency")
     own = [one for one in own if is_free_of_fits or not one.prediction.fitted]
     return claim.check([one for one in own if claim.hardware in (one.environment.device_name or "")])
-
-
-def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
-    """Return the table of verdicts on the claims, with the numbers of their evidence."""
-    names = {"claim": "text", "source": "source", "kind": "kind"}
-    columns = {name: [str(getattr(claim, of)) for claim in claims] for name, of in names.items()}
-    if any(claim.published for claim in claims):
-        columns["published"] = [claim.published for claim in claims]
-    for system, found in evidence(claims, records).items():
-        on = f", simulated on {system}" if system else ""
-        columns |= {
-            f"verdict{on}": [verdict(one) for one in found],
-            f"numbers{on}": [one.numbers if one else "" for one in found],
-        }
-    shown = tuple(Column(key=key, header=key, text=True) for key in columns)
-    return Table("claims", f"Claims{about(records)}", shown, pd.DataFrame(columns))
 
 
 def verdict(found: Evidence | None) -> Verdict:

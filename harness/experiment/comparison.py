@@ -9,9 +9,10 @@ from typing import Any
 
 from harness.analysis import columns
 from harness.analysis.columns import BATCH, MODEL, PP_SENT, RANKS, TP_SENT, printed, share, value, values
-from harness.analysis.points import Measure, Point, points, tabulate
+from harness.analysis.points import Measure, Point, points
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, RUNS, TERA
+from harness.analysis.tabulate import tabulate
 from harness.experiment.checks import all_hold, larger, largest, within_points, within_share
 from harness.experiment.claims import Check, Claim, Evidence, Part, Tolerance, tally
 from harness.experiment.published import published

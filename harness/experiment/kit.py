@@ -24,7 +24,7 @@ from harness.analysis.columns import (
     ratio,
     share,
 )  # fmt: skip
-from harness.analysis.points import Measure, Point, points, relative_to, tabulate
+from harness.analysis.points import Measure, Point, points, relative_to
 from harness.analysis.render import Column, Table, number
 from harness.analysis.tables import (
     BUBBLE,
@@ -41,6 +41,7 @@ from harness.analysis.tables import (
     TERA,
     VARIES,
 )  # fmt: skip
+from harness.analysis.tabulate import tabulate
 from harness.experiment import checks
 from harness.experiment.by_size import with_size
 from harness.experiment.checks import AS_SIMULATED, all_hold, larger, largest

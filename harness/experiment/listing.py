@@ -7,9 +7,10 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.columns import value, values
-from harness.analysis.points import Measure, Point, points, tabulate
+from harness.analysis.points import Measure, Point, points
 from harness.analysis.render import Column, Table, shown
 from harness.analysis.tables import PERCENT
+from harness.analysis.tabulate import tabulate
 from harness.experiment.checks import falls_along, grouped, within_points
 from harness.experiment.claims import Check, Evidence
 from harness.figures.style import beside_published

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from harness.analysis.columns import MODEL, of_run
-from harness.analysis.points import Measure, Point, points, tabulate
+from harness.analysis.points import Measure, Point, points
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import RUNS
+from harness.analysis.tabulate import tabulate
 from harness.experiment.by_size import with_size
 from harness.experiment.claims import Check, Evidence, tally
 from harness.figures.style import mark, panels

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from harness.analysis.columns import GB
-from harness.analysis.points import Point, tabulate
+from harness.analysis.points import Point
 from harness.analysis.render import Column
 from harness.analysis.tables import MakesTable
+from harness.analysis.tabulate import tabulate
 from harness.records.measures import about
 from harness.records.record import Record
 from impl.run import Run

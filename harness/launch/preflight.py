@@ -147,7 +147,7 @@ def _memory(run: Run, tokenizer_size: int, site: Site) -> str | None:
         if there is None or most <= there:
             return None
         return f"{parts} needs {shown(most)}, a GPU here has {shown(there)}; {ANYWAY}"
-    copies = run.plan.dp * run.plan.tp
+    copies = run.plan.world_size // run.plan.pp
     needed = sum(copies * (RANK_BYTES + memory.total) for memory in ranks)
     there = psutil.virtual_memory().total
     if needed <= there:

@@ -44,10 +44,8 @@ OPTIONAL = {
 }
 """Columns that a table may have. A cell that is left out counts as a field that is not given to `predict`."""
 SECONDS, SPLIT, CALIBRATE, SYSTEM = "iteration_time_s", "split", "calibrate", "system"
-OTHERS = {"cp": 1}
-"""Columns of other plans than the simulator's, and its own value."""
 GROUPS = ("all", "node")
-"""Valid words of `zero_group`, besides a number of ranks: all data-parallel ranks, or those of one node."""
+"""Valid words of `zero_group`, besides a number of ranks: all of dp and cp, or those of one node."""
 COUNTED = ("chunks", "vocab", "bucket_bytes", "kv_heads", "ffn", "cp")
 """Optional columns of positive integers."""
 FLAGS = [name for name, field in OPTIONAL.items() if isinstance(attrgetter(field)(Run()), bool)]
@@ -113,7 +111,7 @@ def predict_rows(path: Path, system: System | None, json: bool) -> int:
     }
     assumed = {name: None for row in rows for name in row.left_out}
     left_out = {name: list(dict.fromkeys(r.left_out[name] for r in rows if name in r.left_out)) for name in assumed}
-    not_read = [n for n in rows[0].cells if n not in {*COUNTS, *OPTIONAL, *OTHERS, SYSTEM, SECONDS, SPLIT, "name"}]
+    not_read = [n for n in rows[0].cells if n not in {*COUNTS, *OPTIONAL, SYSTEM, SECONDS, SPLIT, "name"}]
     if json:
         heads = [_head(part.system) for part in parts]
         head = heads[0] if len(heads) == 1 else {"systems": heads}
@@ -183,7 +181,7 @@ def read_rows(path: Path, system: System | None) -> list[Row]:
     if not lines:
         raise InputError(f"--rows {path}: has no rows; {valid}")
     if missing := [name for name in COUNTS if name not in lines[0]]:
-        optional = ", ".join([*OPTIONAL, SYSTEM, *OTHERS])
+        optional = ", ".join([*OPTIONAL, SYSTEM])
         raise InputError(f"--rows {path}: has no column {', '.join(missing)}; optional are {optional}")
     rows, load = [], cache(load_system)
     for line in lines:
@@ -207,15 +205,15 @@ def _row(cells: dict[str, str], system: System | None) -> Row:
         raise InputError(f"{SECONDS} is empty; rows of {SPLIT} {CALIBRATE} need the seconds measured")
     if system is None:
         raise InputError("the row has no system; valid: --system, or a name in column system")
-    _require_simulated(cells, values)
     columns = REQUIRED | {name: field for name, field in OPTIONAL.items() if cells.get(name)}
     given = {field: _truth(name, cells[name]) if name in FLAGS else values[name] for name, field in columns.items()}
+    cp = values.get("cp") or 1
     if (group := values.get("zero_group")) in GROUPS:
         of_node = max(1, system.node.size.value // values["tp"])
-        given["plan.zero_group"] = None if group == "all" else min(of_node, values["dp"])
-    degrees = math.prod(values[name] for name in ("tp", "dp", "pp"))
+        given["plan.zero_group"] = None if group == "all" else min(of_node, values["dp"] * cp)
+    degrees = math.prod(values[name] for name in ("tp", "dp", "pp")) * cp
     if values["gpus"] != degrees:
-        raise InputError(f"gpus {values['gpus']} is not tp x dp x pp, {degrees}")
+        raise InputError(f"gpus {values['gpus']} is not tp x dp x pp{' x cp' * (cp > 1)}, {degrees}")
     try:
         asked = simulated(with_fields(Run(), given), given.keys(), system)
     except ValidationError as error:
@@ -224,13 +222,6 @@ def _row(cells: dict[str, str], system: System | None) -> Row:
     if "vocab" in left_out:
         left_out["vocab"] = vocabulary_of(asked.done)
     return Row(values, asked, system, None, left_out)
-
-
-def _require_simulated(cells: dict[str, str], values: dict[str, Any]) -> None:
-    """Raise InputError where the row's plan is of another kind than the simulator's."""
-    if unlike := [name for name, own in OTHERS.items() if cells.get(name) and values[name] != own]:
-        said, valid = (", ".join(f"{name} {of[name]}" for name in unlike) for of in (values, OTHERS))
-        raise InputError(f"not simulated: {said}; valid: {valid}")
 
 
 def _value(name: str, cell: str) -> Any:

@@ -133,4 +133,5 @@ def _key(run: Run) -> tuple[Any, ...]:
     """Return the fields by which a point of a table is the same run as a fitted row."""
     model, plan, train = run.model, run.plan, run.train
     shape = model.num_layers, model.hidden_size, model.num_heads, model.seq_len
-    return (*shape, plan.dp, plan.tp, plan.pp, plan.zero_stage, plan.recompute, train.global_batch, train.microbatch)
+    split = plan.dp, plan.cp, plan.tp, plan.pp, plan.zero_stage, plan.recompute
+    return (*shape, *split, train.global_batch, train.microbatch)

@@ -23,7 +23,7 @@ EXTRAPOLATES = "extrapolates:"
 BASELINE = {
     **{"precision": "fp32", "recompute": "none", "sequence_parallel": "false", "tp_over_nodes": "false"},
     **{"zero_stage": "0", "zero_group": "false", "schedule": "one_f_one_b", "partition_activations": "false"},
-    **{"offload_activations": "false", "offload_optimizer": "false", "block": "gpt"},
+    **{"offload_activations": "false", "offload_optimizer": "false", "block": "gpt", "cp_attention": "none"},
 }
 """Features of a run that a calibration may cover, each with its value where it has no effect.
 
@@ -122,7 +122,7 @@ def sizes(run: Run) -> dict[str, float]:
     """Return the sizes of a run that a calibration has ranges of."""
     model, plan = run.model, run.plan
     of_model = {"hidden_size": model.hidden_size, "layers": model.num_layers}
-    tokens = {"tokens": run.train.microbatch * model.seq_len}
+    tokens = {"tokens": run.train.microbatch * model.seq_len // plan.cp}
     return {"gpus": plan.world_size, **of_model, **tokens, "tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
 
 
@@ -138,7 +138,7 @@ def features(run: Done, system: System) -> dict[str, str]:
     found["tp_over_nodes"] = str(plan.tp > system.node.size.value).lower()
     of_axes = {
         **dict.fromkeys(("sequence_parallel", "tp_over_nodes", "partition_activations"), plan.tp),
-        **{"zero_stage": plan.dp, "schedule": plan.pp},
+        **{"zero_stage": plan.dp_cp, "schedule": plan.pp, "cp_attention": plan.cp},
     }
     model = run.model
     parts = {

@@ -134,6 +134,7 @@ class Inspection:
         axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
         if trainer.tp.neighbours is not None:
             axes[str(trainer.tp.neighbours.group_name)] = "heads"
+        axes.setdefault(str(trainer.sharers.group_name), "dp_cp")
         for of in (bucket.reduction for bucket in trainer.buckets):
             if of.replicas is not None:
                 axes[str(of.replicas.group_name)] = "replicas"
@@ -146,8 +147,8 @@ class Inspection:
 
     def of_rank(self, measured: Measured) -> Document:
         """Return this rank's part of the record; one rank of each pipeline rank has the timeline."""
-        dp_rank, tp_rank = self.mesh.get_local_rank("dp"), self.mesh.get_local_rank("tp")
-        shows_timeline = self.trainer.run.plan.pp > 1 and dp_rank == tp_rank == 0
+        is_first = not any(self.mesh.get_local_rank(axis) for axis in AXES[1:])
+        shows_timeline = self.trainer.run.plan.pp > 1 and is_first
         return {
             "state_bytes": state_bytes(self.trainer)._asdict(),
             "activation_bytes": self.activations,

@@ -6,13 +6,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.records.store import Document
 from impl.collectives import all_gather_into_start, all_reduce_start, reduce_scatter_into_start
+from impl.context_parallel import all_to_all, pass_on
 from impl.cost.gemms import Core, Product, core, products
-from impl.cost.place import Place
+from impl.cost.place import Place, Sizes
 from impl.cost.traffic import Count, Op, step_traffic
 from impl.data.batches import head_positions
 from impl.mesh import ends_group, joint_group, neighbours, zero_groups
@@ -31,7 +31,7 @@ Operation = Callable[[], object]
 
 def gemm_rate(run: Run, device: torch.device) -> Document:
     """Return FLOP/s of a layer's largest matrix product alone, [b s, h] x [h, 4h]; the vocabulary's may be larger."""
-    m, h = run.train.microbatch * run.model.seq_len, run.model.hidden_size
+    m, h = Sizes(run).tokens, run.model.hidden_size
     operation = product(Product("", "input gradient", m, 4 * h, h, 1, False), WEIGHTS[run.precision], device)
     seconds = median_seconds(operation, device, at_least=GEMM_SECONDS)
     return {"gemm_flops_per_s": 2 * m * h * 4 * h / seconds, "gemm_shape": [m, h, 4 * h]}
@@ -144,7 +144,7 @@ def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) ->
             count = Count(0, 0)
         if group is None or count is None:
             continue
-        size = places[0].transferred if op == "send" else count.bytes // count.calls
+        size = places[0].transferred if axes == "pp" and op == "send" else count.bytes // count.calls
         # gradients are reduced in the type of their sums, all else has the weights' type
         is_gradient = op in ("all_reduce", "reduce_scatter") and axes not in ("tp", "heads")
         dtype = (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
@@ -176,16 +176,7 @@ def collective(
         "all_reduce": lambda: all_reduce_start(whole, group).wait(),
         "all_gather": lambda: all_gather_into_start(whole, part, group).wait(),
         "reduce_scatter": lambda: reduce_scatter_into_start(part, whole, group).wait(),
-        "send": lambda: _send_around(whole, torch.empty_like(whole), group),
+        "send": lambda: pass_on(whole, group).wait(),
+        "all_to_all": lambda: all_to_all(whole, group),
     }
     return operations[op]
-
-
-def _send_around(tensor: Tensor, buffer: Tensor, group: dist.ProcessGroup) -> None:
-    rank, ranks = group.rank(), group.size()
-    both = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % ranks),
-        dist.P2POp(dist.irecv, buffer, group=group, group_peer=(rank - 1) % ranks),
-    ]
-    for work in dist.batch_isend_irecv(both):
-        work.wait()

@@ -211,7 +211,7 @@ def _stages(run: "Run", rank: int) -> str:
     """Return the rank's stages of a pipeline, to be appended to its number; "" without a pipeline."""
     from impl.pipeline.schedules import build, trust  # only needed after a rank was lost
 
-    plan, pp_rank = run.plan, rank // (run.plan.dp * run.plan.tp)
+    plan, pp_rank = run.plan, rank // (run.plan.world_size // run.plan.pp)
     if plan.pp == 1:
         return ""
     trust(plan.schedule)  # its rank ran it

@@ -22,10 +22,11 @@ SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_hea
 """Fields that a model's name stands for; the parameter count differs slightly between norm placements."""
 PIPELINE = ("plan.pp", "plan.schedule", "plan.chunks")
 TELLING = (
-    "model.norm_placement", "train.lr", "plan.dp", "plan.tp", *PIPELINE, "train.global_batch", "precision", "engine",
+    *("model.norm_placement", "train.lr", "plan.dp", "plan.cp", "plan.tp", *PIPELINE),
+    *("train.global_batch", "precision", "engine"),
 )  # fmt: skip
 """Fields preferred in labels where several distinguish the same points."""
-ALWAYS_NAMED = ("plan.tp", *PIPELINE, "engine")
+ALWAYS_NAMED = ("plan.cp", "plan.tp", *PIPELINE, "engine")
 """Fields named wherever they vary, even if others imply them.
 
 With these a point's numbers are one rank's share, or those of another engine.

@@ -19,10 +19,10 @@ from impl.errors import InputError
 from impl.model.norm_placement import PLACEMENTS
 from impl.run import Run
 
-DEGREES = ("dp", "tp", "pp")
+DEGREES = ("dp", "tp", "pp", "cp")
 IN_THE_PLAN = (
     "dp", "tp", "sequence_parallel", "overlap_input_grad_reduce", "pp", "schedule", "chunks", "scatter_gather",
-    "recompute", "zero_stage",
+    "recompute", "zero_stage", "cp", "cp_attention",
 )  # fmt: skip
 """Fields of the plan that rows have columns for."""
 OF_A_RECORD = (

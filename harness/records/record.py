@@ -357,7 +357,7 @@ class Record(Head):
             return None
         run, resolved = self.point, self.resolved
         alike = dataclasses.replace(run, train=dataclasses.replace(run.train, lr=1.0))  # lr does not change it
-        place = self.ranks.index(fullest) // (run.plan.dp * run.plan.tp)
+        place = self.ranks.index(fullest) // (run.plan.world_size // run.plan.pp)
         return _predicted_memory(alike, resolved.vocab_size, place, resolved.head_positions, self.environment.device)
 
     @property

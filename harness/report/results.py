@@ -11,7 +11,8 @@ from harness.analysis.latex import latex
 from harness.analysis.perplexity import perplexity_tables
 from harness.analysis.render import Table
 from harness.analysis.tables import MakesTable, scaling_table, throughput_table
-from harness.experiment.claims import Claim, claims_table
+from harness.experiment.claims import Claim
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Experiment, Point
 from harness.experiment.tiers import TIERS
 from harness.experiment.verdicts import sound

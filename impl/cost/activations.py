@@ -10,7 +10,7 @@ choice.
 from dataclasses import dataclass
 
 from impl.cost.place import Sizes
-from impl.model.config import LONGEST_PRODUCTS, MASK_BLOCKS, padded_vocabulary
+from impl.model.config import LONGEST_PRODUCTS, padded_vocabulary
 from impl.pipeline.stage import Stage
 from impl.run import Run
 
@@ -20,16 +20,15 @@ OFFLOADED = "offloaded_layers"
 """Key of `stage_bytes` for activations that wait in host memory."""
 
 
-def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int, tp_rank: int = 0) -> dict[str, int]:
+def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int) -> dict[str, int]:
     """Return the bytes kept of one microbatch in a pipeline stage, by part; `offloaded_layers` are in host memory.
 
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
-        tp_rank: ranks differ by the bytes of some masks where 8 divides neither the tokens nor the heads.
 
     Source: Korthikanti et al. 2022 (2205.05198), sections 4.1 to 4.3.
     """
-    rank, parts = _Rank(run, tp_rank), dict[str, int]()
+    rank, parts = _Rank(run), dict[str, int]()
     if stage.is_first:
         parts["embedding"] = rank.embedding
         parts["embedding_norm"] = rank.norm(rank.own_tokens) * run.model.norms.embedding + rank.token_mask
@@ -40,7 +39,7 @@ def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int, tp
     return parts
 
 
-def layer_bytes(run: Run, tp_rank: int = 0) -> int:
+def layer_bytes(run: Run) -> int:
     """Return the bytes kept of one microbatch in one layer, on the device or in host memory.
 
     Without norms' statistics, with dropout, two norms and 16 bits: s b h (10 + 24/t + 5as/ht), 34/t for the first two
@@ -48,15 +47,15 @@ def layer_bytes(run: Run, tp_rank: int = 0) -> int:
 
     Source: Korthikanti et al. 2022 (2205.05198), table 2.
     """
-    return _Rank(run, tp_rank).layer
+    return _Rank(run).layer
 
 
-def working_bytes(run: Run, tp_rank: int = 0) -> int:
+def working_bytes(run: Run) -> int:
     """Return the additional bytes of a layer's backward pass: recomputed activations, and its input if not there.
 
     One layer has them at a time. Temporary gradients, as without recomputation, are not counted.
     """
-    rank, plan = _Rank(run, tp_rank), run.plan
+    rank, plan = _Rank(run), run.plan
     if plan.recompute == "selective":
         return rank.core + rank.core_copies
     if plan.recompute == "full":
@@ -65,9 +64,9 @@ def working_bytes(run: Run, tp_rank: int = 0) -> int:
     return 0
 
 
-def bytes_after_gelu(run: Run, tp_rank: int = 0) -> int:
+def bytes_after_gelu(run: Run) -> int:
     """Return the bytes that a layer keeps after its GELU: by norms behind it, and a dropout mask."""
-    rank, norms = _Rank(run, tp_rank), run.model.norms.mlp
+    rank, norms = _Rank(run), run.model.norms.mlp
     inner = norms.inner * rank.inner_norm(rank.inner)
     return (norms.sum + norms.output) * rank.norm(rank.own_tokens) + inner + rank.token_mask
 
@@ -76,14 +75,12 @@ def has_products(run: Run) -> bool:
     """Return True if attention's backward pass is by matrix products, from queries, keys and values (see `attend`)."""
     model = run.model
     is_short = model.seq_len <= LONGEST_PRODUCTS and Sizes(run).groups == Sizes(run).heads
-    return model.scores_dropout == 0.0 and run.precision == "bf16" and is_short
+    return model.scores_dropout == 0.0 and run.precision == "bf16" and is_short and not run.plan.is_ring
 
 
 @dataclass(frozen=True)
 class _Rank(Sizes):
     """Byte counts of a microbatch on one tensor-parallel rank."""
-
-    index: int
 
     @property
     def wide(self) -> int:
@@ -98,7 +95,7 @@ class _Rank(Sizes):
     @property
     def token_mask(self) -> int:
         """Bytes of the dropout mask on the rank's [n, h]."""
-        return self._mask(self.own_tokens, self.parts, self.run.model.hidden_size) if self.run.model.dropout else 0
+        return self.own_tokens * self.run.model.hidden_size if self.run.model.dropout else 0
 
     @property
     def layer(self) -> int:
@@ -137,28 +134,31 @@ class _Rank(Sizes):
     def core(self) -> int:
         """Bytes of attention's core: probabilities before and after dropout, its mask, and repeated keys and values.
 
-        Without dropout the fused kernel keeps a logarithm a row, matrix products nothing.
+        Without dropout the fused kernel keeps a logarithm a row, matrix products nothing; and its result, where that
+        goes to other ranks.
         """
         if self.run.model.scores_dropout == 0.0:
-            return 0 if has_products(self.run) else self.heads * self.tokens * self.wide
+            result = self.features * self.run.plan.exchanges_heads
+            return 0 if has_products(self.run) else self.heads * self.tokens * self.wide + result
         of_head = self.tokens * self.run.model.seq_len
         repeated = self.core_copies - self.qkv * self.is_copied if self.groups != self.heads else 0
-        return 2 * self.heads * of_head * self.e + self._mask(self.heads, self.run.plan.tp, of_head) + repeated
+        return self.heads * of_head * (2 * self.e + 1) + repeated
 
     @property
     def core_copies(self) -> int:
         """Bytes that the recomputed core keeps in addition to its inputs.
 
         The fused kernel's result, or q, k and v copied for batched products, where there are several sequences of
-        several heads; keys and values of fewer heads are copied in any case.
+        several heads; keys and values of fewer heads are copied in any case. Before that, heads from other ranks.
         """
         if self.run.model.scores_dropout == 0.0:
-            return self.features
-        return self.features * (3 if self.is_copied else 2 * (self.groups != self.heads))
+            return self.qkv if self.run.plan.exchanges_heads else self.features
+        copied = self.features * (3 if self.is_copied else 2 * (self.groups != self.heads))
+        return copied + self.qkv * self.run.plan.exchanges_heads
 
     @property
     def is_copied(self) -> bool:
-        return self.heads > 1 and self.run.train.microbatch > 1
+        return self.core_heads > 1 and self.run.train.microbatch > 1
 
     @property
     def embedding(self) -> int:
@@ -187,19 +187,13 @@ class _Rank(Sizes):
             return final + self.own
         masked = INDEX_BYTES * b * positions + b * positions * (4 * h + 2) * self.e
         pooled = b * h * self.e
-        return final + self.activations + masked + pooled
+        return final + self.activations * self.run.plan.cp + masked + pooled
 
     def loss(self, vocab_size: int, positions: int) -> int:
         """Return the bytes of logits, of each token's sum, target and ownership, and (BERT) of the sentence loss."""
-        scored, plan = self.run.train.microbatch * positions, self.run.plan
+        scored, plan = self.scored(positions), self.run.plan
         logits = scored * padded_vocabulary(vocab_size, plan.tp) // plan.tp * self.e
         tokens = logits + scored * (self.wide + INDEX_BYTES + 1)
         if self.run.model.family == "gpt":
             return tokens
         return tokens + self.run.train.microbatch * (2 * self.wide + INDEX_BYTES) + self.wide
-
-    def _mask(self, rows: int, of: int, width: int) -> int:
-        """Return the bytes of a dropout mask, one per element, in the blocks that masks are drawn in."""
-        index, size = self.index if of > 1 else 0, -(-rows * of // MASK_BLOCKS)
-        first, last = index * rows // size, -(-(index + 1) * rows // size)
-        return (last - first) * size * width

@@ -35,7 +35,10 @@ class Product(NamedTuple):
 
 
 class Core(NamedTuple):
-    """The core of attention, softmax(q k^T) v, of one rank; q, k and v are [b, a / t, s, h / a] each."""
+    """The core of attention, softmax(q k^T) v, of one rank; q, k and v are [b, a / t, s, h / a] each.
+
+    Of c ranks in a ring each has s / c of the tokens, and meets c times as many keys, one after another.
+    """
 
     batch: int
     heads: int
@@ -64,7 +67,7 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     Shapes: a matrix [out, in] of this rank meets n tokens: [n, in] [in, out], [n, out] [out, in], [out, n] [n, in].
     """
     model, batch = run.model, run.train.microbatch
-    tokens = {HEAD: batch * head_positions, "token_dense": batch * head_positions, "pooler": batch}
+    tokens = {HEAD: Sizes(run).scored(head_positions), "token_dense": batch * head_positions, "pooler": batch}
     tokens["next_sentence"] = batch
     is_last = any(stage.is_last for stage in stages)
     named = named_parameters(model, vocab_size, run.plan.tp, stages)
@@ -72,7 +75,7 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     matrices = Counter((_matrix(p), p.shape, p.is_split) for p in named if _is_multiplied(p, head))
     found = []
     for (name, (out, into), is_split), count in matrices.items():
-        n = tokens.get(name, batch * model.seq_len)
+        n = tokens.get(name, Sizes(run).tokens)
         forwards = count * (2 if run.plan.recompute == "full" and name not in tokens else 1)
         found += [
             Product(name, "forward", n, out, into, forwards, is_split),
@@ -84,11 +87,12 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
 
 def core(run: Run, stages: Sequence[Stage]) -> Core:
     """Return the size and count of attention's core, softmax(q k^T) v, in these stages' layers, for one microbatch."""
-    model, layers = run.model, sum(len(stage.layers) for stage in stages)
+    model, meetings = run.model, run.plan.cp if run.plan.is_ring else 1
+    layers = sum(len(stage.layers) for stage in stages) * meetings
     return Core(
         batch=run.train.microbatch,
-        heads=Sizes(run).heads,
-        seq_len=model.seq_len,
+        heads=Sizes(run).core_heads,
+        seq_len=model.seq_len // meetings,
         head_size=model.head_size,
         is_causal=model.family == "gpt",
         forwards=layers * (1 if run.plan.recompute == "none" else 2),

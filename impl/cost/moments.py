@@ -137,13 +137,17 @@ def _core_computed(place: Place) -> int:
     With dropout: the scores' gradients of all sequences. Without: the working memory of `attend`, a sequence at a time,
     and the gradients of queries, keys and values. 0 where the fused kernel does it.
     """
-    run, b, s, e = place.run, place.run.train.microbatch, place.run.model.seq_len, place.e
+    run, b, s, e, around = place.run, place.run.train.microbatch, place.run.model.seq_len, place.e, 0
+    if run.plan.cp > 1:
+        from impl.cost.context import core_computed  # for few runs
+
+        around = core_computed(place)
     if run.model.scores_dropout > 0:
-        return b * place.heads * s**2 * e
+        return place.heads * place.tokens * s * e + around
     if not has_products(run):
-        return 0
+        return around
     of_sequence = place.features // b
-    working = 2 * place.heads * min(PRODUCT_ROWS, s) * s * e + s**2 * e
+    working = 2 * place.core_heads * min(PRODUCT_ROWS, s) * s * e + s**2 * e
     return (3 * b + 4) * of_sequence + working
 
 
@@ -168,10 +172,12 @@ def _head_computed(place: Place, head_positions: int, device: str, reduced: int)
     (the matrix's unless it is added in place), the gathered input with sequence parallelism, and `reduced`.
     """
     run, e, rows = place.run, place.e, place.rows
-    scored = run.train.microbatch * head_positions
+    scored = place.scored(head_positions)
     chunk = min(scored, max(1, LOSS_CHUNK[device] // rows)) * min(rows, place.vocab_size)
     wholes = 3 if run.plan.sequence_parallel and run.plan.tp > 1 else 1
     of_matrix = 0 if _are_summed_at_once(place) else _embedding_rows(place)
+    if run.plan.cp > 1 and run.model.family == "bert":  # whole sequences' gradient, and what is summed of it
+        reduced += 2 * run.plan.cp * place.activations
     return max(chunk * 4 if e < 4 else 0, of_matrix + reduced + wholes * scored * run.model.hidden_size * e)
 
 

@@ -34,7 +34,10 @@ def parameter_bytes(run: Run) -> ParameterBytes:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a microbatch's activations on one rank: b sequences of s tokens, n = b s, hidden size h, t ranks."""
+    """Bytes of a microbatch's activations on one rank: b sequences of s tokens, hidden size h, t ranks share a layer.
+
+    n is b s, or of c ranks that share every sequence b s / c.
+    """
 
     run: Run
 
@@ -46,12 +49,22 @@ class Sizes:
     @property
     def tokens(self) -> int:
         """Tokens of a microbatch, n."""
-        return self.run.train.microbatch * self.run.model.seq_len
+        return self.run.train.microbatch * self.run.model.seq_len // self.run.plan.cp
+
+    def scored(self, head_positions: int) -> int:
+        """Return the tokens of a microbatch that the rank's output head scores: of BERT's whole sequences, all."""
+        is_split = self.run.model.family == "gpt"
+        return self.run.train.microbatch * head_positions // (self.run.plan.cp if is_split else 1)
 
     @property
     def heads(self) -> int:
         """Attention heads of a rank."""
         return self.run.model.num_heads // self.run.plan.tp
+
+    @property
+    def core_heads(self) -> int:
+        """Heads of which the rank computes attention's core."""
+        return self.heads // (self.run.plan.cp if self.run.plan.exchanges_heads else 1)
 
     @property
     def groups(self) -> int:

@@ -14,7 +14,7 @@ from impl.plan import AXES, Plan
 from impl.run import Run
 from impl.zero.partition import owners
 
-Op = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "broadcast"]
+Op = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "broadcast", "all_to_all"]
 When = Literal["forward", "backward"]
 BlockName = Literal["embedding", "layer", "head"]
 
@@ -37,7 +37,7 @@ Counts = dict[Op, Count]
 
 
 class Collective(NamedTuple):
-    """Collective of tensor-parallel ranks; bytes of the whole tensor."""
+    """Collective of tensor- or context-parallel ranks; bytes of the whole tensor."""
 
     op: Op
     bytes: int
@@ -46,36 +46,35 @@ class Collective(NamedTuple):
     """Product computed meanwhile; None: nothing is."""
     split: Product | None = None
     """Product that makes what is sent, or takes what is received; software that splits both does both at once."""
-    over: Literal["tp", "heads"] = "tp"
-    """All of these ranks, or those that share a head of keys and values."""
+    over: Literal["tp", "heads", "cp"] = "tp"
+    """All of these ranks, or those that share a head of keys and values; or context-parallel ranks."""
 
 
 def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp") -> Counts:
-    """Return one rank's collectives over its tensor-parallel group in a step; empty at degree 1.
+    """Return one rank's collectives over its tensor- or context-parallel group in a step; empty at degree 1.
 
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
         over: `Collective.over` of those that are counted.
     """
     run, plan, counts = place.run, place.run.plan, defaultdict[Op, Count](Count)
-    if plan.tp == 1:
-        return counts
     layers = sum(len(stage.layers) for stage in place.stages)
     blocks: dict[BlockName, int] = {"layer": layers, "embedding": place.is_first, "head": place.is_last}
     for name, count in blocks.items():
         for one in collectives(run, name, head_positions) if count else ():
             if one.over != over:
                 continue
-            again = 2 if name == "layer" and plan.recompute == "full" and one.when == "forward" else 1
+            recomputed = ("full",) if over != "cp" else ("full", "selective")  # which is attention's core
+            again = 2 if name == "layer" and plan.recompute in recomputed and one.when == "forward" else 1
             counts[one.op] += Count(1, one.bytes) * (again * count * run.microbatches)
-    if run.scatters and over == "tp":
+    if run.scatters and over == "tp" and plan.tp > 1:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
         counts["all_gather"] += Count(received, received * place.activations)
     return counts
 
 
 def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[Product] = ()) -> Iterator[Collective]:
-    """Yield the collectives of one block and microbatch of tensor-parallel ranks, without recomputation.
+    """Yield the collectives of one block and microbatch of tensor- and context-parallel ranks, without recomputation.
 
     The heads of BERT work on whole activations; the input gradient of the masked positions is reduced.
 
@@ -85,6 +84,12 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
     Source: Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2.
     """
     plan, size = run.plan, Sizes(run).activations
+    if plan.cp > 1:
+        from impl.cost.context import context_collectives  # for few runs
+
+        yield from context_collectives(run, name)
+    if plan.tp == 1:
+        return
     own = {(p.name, p.pass_): p for p in once}
     product = own if plan.overlap_input_grad_reduce else {}
     columns = {"embedding": (), "layer": ("attention.qkv", "mlp.up"), "head": (HEAD,)}[name]
@@ -121,7 +126,7 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[P
             yield Collective("all_gather", plan.tp * of_tokens, "forward")
             yield Collective("all_reduce", of_tokens, "backward")
     if name == "head":
-        statistics = plan.tp * 2 * run.train.microbatch * head_positions * max(ELEMENT_BYTES[run.precision], 4)
+        statistics = plan.tp * 2 * Sizes(run).scored(head_positions) * max(ELEMENT_BYTES[run.precision], 4)
         yield Collective("all_gather", statistics, "forward")
     if name == "layer" and plan.partition_activations:
         yield Collective("all_gather", size, "backward")
@@ -155,11 +160,11 @@ def state_traffic(place: Place) -> dict[str, Counts]:
     """
     run, plan = place.run, place.run.plan
     each, traffic = parameter_bytes(run), defaultdict[str, Counts](lambda: defaultdict(Count))
-    data = "zero" if plan.replicas > 1 else "dp"
+    data = ("zero",) if plan.replicas > 1 else ("dp", "cp")
     for bucket in place.buckets:
         stage = bucket.zero_stage
         if owners(bucket.kind, plan) > 1:
-            counts = traffic[_axes(plan, (data, "tp") if bucket.kind == "partial" else (data,))]
+            counts = traffic[_axes(plan, (*data, "tp") if bucket.kind == "partial" else data)]
             reductions = run.microbatches if stage >= 2 else 1
             counts["reduce_scatter" if stage else "all_reduce"] += Count(1, bucket.size * each.gradient) * reductions
             if stage:
@@ -170,8 +175,8 @@ def state_traffic(place: Place) -> dict[str, Counts]:
             traffic["replicas"]["all_reduce"] += owned
         if bucket.kind == "tied":
             traffic["ends"]["all_reduce"] += owned
-    if plan.dp > 1:
-        traffic["dp"]["all_reduce"] += Count(1, 8)  # the loss
+    if plan.dp_cp > 1:
+        traffic[_axes(plan, ("dp", "cp"))]["all_reduce"] += Count(1, 8)  # the loss
     if plan.world_size > 1:
         traffic[_axes(plan, AXES)]["all_reduce"] += Count(1, MASTER_BYTES[run.precision])  # the norm
     return dict(traffic)
@@ -179,7 +184,7 @@ def state_traffic(place: Place) -> dict[str, Counts]:
 
 def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
     """Return all collectives of one rank in a step, by axes of the mesh."""
-    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in ("tp", "heads")}
+    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in ("tp", "heads", "cp")}
     traffic["pp"] = pipeline_traffic(place)
     for axes, counts in state_traffic(place).items():
         total = traffic.setdefault(axes, defaultdict(Count))

@@ -34,8 +34,7 @@ class BERT(nn.Module):
 
         Shapes: x, positions [b, k] -> [b k, V / t], [b, 2].
         """
-        tp = self.trunk.tp
-        x = tp.gather(self.trunk.final_norm(x), tp.group).view(len(positions), -1, x.shape[-1])
+        x = self.trunk.whole(x, len(positions))
         masked = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1])).flatten(0, 1)
         masked = self.token_norm(self.function(self.token_dense(masked)))
         tokens = self.trunk.head.logits(masked, F, self.token_bias)
@@ -64,21 +63,20 @@ class MultipleChoice(nn.Module):
 
     def __init__(self, trunk: Trunk, config: ModelConfig) -> None:
         super().__init__()
-        h, self.seq_len, self.trunk = config.hidden_size, config.seq_len, trunk
+        h, self.trunk = config.hidden_size, trunk
         self.pooler = nn.Linear(h, h)
         self.choice = nn.Linear(h, 1)
 
-    def scores(self, x: Tensor) -> Tensor:
-        """Return -log p of every option, one sequence each. Shapes: x -> float [b / 4, 4]."""
-        tp = self.trunk.tp
-        x = tp.gather(self.trunk.final_norm(x), tp.group).view(-1, self.seq_len, x.shape[-1])
+    def scores(self, x: Tensor, questions: int) -> Tensor:
+        """Return a score of every option, one sequence each. Shapes: x -> float [b / 4, 4]."""
+        x = self.trunk.whole(x, questions * OPTIONS)
         scores = self.choice(torch.tanh(self.pooler(x[:, 0]))).view(-1, OPTIONS)
         return scores if scores.element_size() >= 4 else scores.float()
 
     def loss(self, x: Tensor, answers: Tensor) -> Tensor:
         """Return the mean over questions of -log p(right option), in nats. Shapes: x, [b / 4] -> scalar."""
-        return functional.cross_entropy(self.scores(x), answers)
+        return functional.cross_entropy(self.scores(x, len(answers)), answers)
 
-    def nats(self, x: Tensor, *_: Tensor) -> Tensor:
-        """Return -log p of every option. Shapes: x -> [b / 4, 4]."""
-        return -self.scores(x).log_softmax(-1)
+    def nats(self, x: Tensor, answers: Tensor) -> Tensor:
+        """Return -log p of every option. Shapes: x, [b / 4] -> [b / 4, 4]."""
+        return -self.scores(x, len(answers)).log_softmax(-1)

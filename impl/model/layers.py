@@ -1,7 +1,8 @@
 """The parts of a transformer layer, shared by GPT and BERT, for any tensor-parallel degree; degree 1 is serial.
 
-n is the number of tokens b s of a microbatch, one sequence after another. With sequence parallelism a rank has n / t of
-them between the split blocks, its part of that order: of one sequence it is Korthikanti et al.'s part of the sequence.
+n is the number of tokens b s of a microbatch, one sequence after another; of c context-parallel
+ranks each has its part of every sequence, so that n is b s / c. With sequence parallelism a rank has n / t of them
+between the split blocks, its part of that order: of one sequence it is Korthikanti et al.'s part of the sequence.
 """
 
 import math
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from impl.model.config import MASK_BLOCKS, ModelConfig
+from impl.model.config import ModelConfig
+from impl.model.dropout import Dropout, DropoutKey
 from impl.model.fused_attention import attend, by_heads
 from impl.model.mlp_functions import FUNCTIONS
 from impl.model.norm_placement import BlockNorms
@@ -20,49 +22,10 @@ from impl.model.norms import SplitNorm, norm
 from impl.model.rotary import Rotary, rotate
 from impl.pipeline.stage import Stage
 from impl.recompute import recompute
-from impl.seeding import derive
-from impl.tensor_parallel.group import Part, TensorParallel
+from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, with_shared_heads
 from impl.tensor_parallel.vocabulary import VocabParallelEmbedding
 from impl.untraced import untraced
-
-
-class DropoutKey(NamedTuple):
-    """Names the random numbers of one forward pass: the same key gives the same masks, on any rank and twice."""
-
-    seed: int
-    step: int
-    microbatch: int
-    """Index in the global batch, so that masks do not depend on the data-parallel degree."""
-
-
-class Dropout(nn.Module):
-    """Zeroes activations with probability `rate`, as a pure function of a key and the place in the model.
-
-    The first dim may be split over ranks: each draws the blocks of serial training's mask that its part touches.
-    """
-
-    def __init__(self, rate: float, place: str, part: Part) -> None:
-        super().__init__()
-        self.rate, self.place, self.part = rate, place, part
-
-    def forward(self, x: Tensor, key: DropoutKey | None) -> Tensor:
-        if self.rate == 0.0 or not self.training:
-            return x
-        if key is None:
-            raise TypeError(f"dropout at {self.place} needs a key while training")
-        return x * self._kept(x, key) / (1.0 - self.rate)
-
-    @untraced  # a newly made generator is not traced
-    def _kept(self, x: Tensor, key: DropoutKey) -> Tensor:
-        rows, (index, of) = len(x), self.part
-        size = -(-rows * of // MASK_BLOCKS)
-        first, last = index * rows // size, -(-(index + 1) * rows // size)
-        drawn = torch.empty((last - first) * size, *x.shape[1:], dtype=torch.bool, device=x.device)
-        for block, kept in enumerate(drawn.split(size), first):
-            seed = derive(key.seed, "dropout", key.step, key.microbatch, self.place, block)
-            kept.bernoulli_(1.0 - self.rate, generator=torch.Generator(x.device).manual_seed(seed))
-        return drawn[index * rows - first * size :][:rows]
 
 
 class Attention(nn.Module):
@@ -84,14 +47,14 @@ class Attention(nn.Module):
         super().__init__()
         h = config.hidden_size
         self.heads, self.groups = config.num_heads // tp.degree, config.groups_of(tp.degree)
-        self.causal, self.neighbours = causal, tp.neighbours
-        self.head_size, self.rotary = config.head_size, Rotary.of(config)
+        self.causal, self.neighbours, self.context = causal, tp.neighbours, tp.context
+        self.head_size, self.rotary = config.head_size, Rotary.of(config, tp.places)
         self.qkv = ColumnParallelLinear(h, config.qkv_sizes, tp, bias=config.biases)
         self.projection = RowParallelLinear(h, h, tp, bias=config.biases)
         norms = config.norms.attention
         self.inner = SplitNorm(config, h, tp) if norms.inner else nn.Identity()
         self.norms = nn.ModuleDict({name: norm(config, config.head_size, bias=False) for name in norms.heads})
-        self.dropout = Dropout(config.scores_dropout, f"{place}.probabilities", tp.part)
+        self.dropout = Dropout(config.scores_dropout, f"{place}.probabilities", tp.heads)
         self.recompute_core = recompute_core
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
@@ -114,11 +77,18 @@ class Attention(nn.Module):
 
     def _core(self, qkv: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         """Shapes: [n, (a + 2 g) d / t] -> [n, h / t]."""
+        core = partial(self._whole_core, key=key)
+        if self.context is None:
+            return core(qkv, seq_len, self.heads, self.groups)
+        return self.context.attend(qkv, seq_len, self.heads, self.groups, core, causal=self.causal)
+
+    def _whole_core(self, qkv: Tensor, seq_len: int, heads: int, groups: int, key: DropoutKey | None) -> Tensor:
+        """Return the core of these heads, of whole sequences. Shapes: as `attend`."""
         if self.dropout.rate == 0.0 or not self.training:
-            return attend(qkv, seq_len, self.heads, self.groups, causal=self.causal)
-        q, k, v = by_heads(qkv, seq_len, self.heads, self.groups)
-        if self.heads != self.groups:
-            k, v = (part.repeat_interleave(self.heads // self.groups, 1) for part in (k, v))
+            return attend(qkv, seq_len, heads, groups, causal=self.causal)
+        q, k, v = by_heads(qkv, seq_len, heads, groups)
+        if heads != groups:
+            k, v = (part.repeat_interleave(heads // groups, 1) for part in (k, v))
         # the fused kernel draws its own mask, which no key would reproduce
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         if self.causal:  # added, not filled in: the backward pass then keeps no mask
@@ -186,8 +156,8 @@ class Layer(nn.Module):
         self.mlp_norms = Norms(config, config.norms.mlp, index)
         self.attention = Attention(config, tp, f"{place}.attention", causal=causal, recompute_core=recompute_core)
         self.mlp = MLP(config, tp)
-        self.attention_dropout = Dropout(config.dropout, f"{place}.attention", tp.tokens)
-        self.mlp_dropout = Dropout(config.dropout, f"{place}.mlp", tp.tokens)
+        self.attention_dropout = Dropout(config.dropout, f"{place}.attention", tp.rows)
+        self.mlp_dropout = Dropout(config.dropout, f"{place}.mlp", tp.rows)
 
     def forward(self, x: Tensor, seq_len: int, key: DropoutKey | None) -> Tensor:
         norms = self.attention_norms
@@ -233,7 +203,7 @@ class Trunk(nn.Module):
         self.positions = embedding(config.seq_len) if first and config.positions == "learned" else None
         self.token_types = embedding(token_types) if first and token_types else None
         self.embedding_norm = norm(config, h, exists=first and config.norms.embedding)
-        self.embedding_dropout = Dropout(config.dropout, "embedding", tp.tokens)
+        self.embedding_dropout = Dropout(config.dropout, "embedding", tp.rows)
         layer = partial(Layer, config, tp, causal=causal, recompute_core=recompute_core)
         self.layers = nn.ModuleDict({str(i): layer(i) for stage in stages for i in stage.layers})
         self.final_norm = norm(config, h, exists=last and config.norms.final)
@@ -245,6 +215,11 @@ class Trunk(nn.Module):
         head = self.tokens if self.output is None else self.output
         assert head is not None, "only the last stage predicts tokens"
         return head
+
+    def whole(self, x: Tensor, sequences: int) -> Tensor:
+        """Return the last norm's output on every rank. Shapes: x as `blocks` gives it -> [b, s, h]."""
+        x = self.tp.gather(self.final_norm(x), self.tp.group).unflatten(0, (sequences, -1))
+        return x if self.tp.context is None else self.tp.context.whole(x)
 
     def blocks(
         self, stage: Stage, tokens: tuple[Tensor, Tensor | None] | None, seq_len: int, key: DropoutKey | None
@@ -266,7 +241,8 @@ class Trunk(nn.Module):
         own = torch.arange(tokens.numel(), device=tokens.device).chunk(of)[index]
         x = self.tokens(tokens.flatten())
         if self.positions is not None:
-            x = x + self.positions(own % tokens.shape[1])
+            places = self.tp.places(tokens.shape[1]).to(own.device)
+            x = x + self.positions(places[own % len(places)])
         if self.token_types is not None and types is not None:
             x = x + self.token_types(types.flatten()[own])
         return x

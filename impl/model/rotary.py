@@ -1,6 +1,7 @@
 """Rotary positions: queries and keys turned by angles that grow with the place in the sequence (2104.09864)."""
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -17,11 +18,13 @@ class Rotary(NamedTuple):
     """Of a head, the first ones, that are turned."""
     base: float
     scaling: tuple[float, float, float, float] | None
+    places: Callable[[int], Tensor]
+    """Places of as many of a sequence's tokens as a rank has."""
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "Rotary | None":
+    def of(cls, config: ModelConfig, places: Callable[[int], Tensor] = torch.arange) -> "Rotary | None":
         """Return how a model's heads are turned; None: they are not."""
-        how = cls(config.turned, config.rotary_base, config.rotary_scaling)
+        how = cls(config.turned, config.rotary_base, config.rotary_scaling, places)
         return how if config.positions == "rotary" else None
 
 
@@ -79,7 +82,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 @lru_cache(maxsize=8)
 def angles(seq_len: int, how: Rotary, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of every place's angles. Shapes: [s, 1, r / 2] each."""
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), rates(how))[:, None]
+    angles = torch.outer(how.places(seq_len).double(), rates(how))[:, None]
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 

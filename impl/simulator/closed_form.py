@@ -158,7 +158,7 @@ class ClosedForm:
 
         Args:
             base: the run whose plan and microbatch are searched.
-            gpus: devices of each plan.
+            gpus: devices of each plan, which all share sequences among as many as the base's.
             head_positions: positions of a sequence that the output head scores; None: all.
             given: fields of a run, by dotted name, whose values replace the habits of the system's software.
         """
@@ -190,7 +190,7 @@ class ClosedForm:
             key = (law.__name__, *row)
             if key not in self._known:
                 values = {knob: value_of(knob, number) for knob, number in zip(knobs, row, strict=True)}
-                degrees = values.get("tp", 1) * values.get("pp", 1)
+                degrees = values.get("tp", 1) * values.get("pp", 1) * self.base.plan.cp
                 defaults = {**DEFAULTS, "microbatch": 1, "dp": self.gpus // degrees}
                 run = run_of(defaults | values, self.base)
                 self._known[key] = law(self.system.habits.with_buckets(run, self.given))

@@ -57,7 +57,7 @@ def block(run: Run, vocab_size: int, name: BlockName, head_positions: int) -> Bl
         core(plain, [stage]) if is_layer else None,
         tuple(moved),
         tuple(_scores(run)) if is_layer else (),
-        tuple(collectives(run, name, head_positions, once)) if run.plan.tp > 1 else (),
+        tuple(collectives(run, name, head_positions, once)),
     )
 
 
@@ -89,6 +89,9 @@ def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
         turned = (qkv + features) * run.model.turned / run.model.head_size
         yield Moved("heads", turned, turned)  # of queries and keys
     yield Moved("heads", qkv + features, 2 * (qkv + features))  # laid out for the core and back
+    if run.plan.is_ring:  # each meeting's results are added up, in fp32 at least
+        added = 1 + 2 * max(e, 4) / e
+        yield Moved("merge", (run.plan.cp - 1) * added * features, run.plan.cp * added * qkv)
     yield Moved("gelu", widened + inner, 2 * widened + inner)
     if run.precision == "fp8":  # norms and the MLP's function write 8 bits, twice for the transpose; others are cast
         yield Moved("casts", 2 * features, 2 * (2 * own + projected))
@@ -100,9 +103,9 @@ def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
 
 
 def _scores(run: Run) -> Iterator[Moved]:
-    """Mask and softmax, and dropout with its mask, of [b, a / t, s, s]."""
+    """Mask and softmax, and dropout with its mask, of [b, a / t, s, s]: of context-parallel ranks each has a part."""
     model, e = run.model, ELEMENT_BYTES[run.precision]
-    elements = run.train.microbatch * model.num_heads / run.plan.tp * model.seq_len**2
+    elements = run.train.microbatch * model.num_heads / run.plan.tp * model.seq_len**2 / run.plan.cp
     yield Moved("softmax", 2 * e * elements, 3 * e * elements)
     if model.scores_dropout > 0:
         yield Moved("dropout", (2 * e + 1) * elements, (2 * e + 1) * elements)
@@ -121,7 +124,7 @@ def _embedding(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Move
 def _head(run: Run, vocab_size: int, head_positions: int) -> Iterator[Moved]:
     """Yield the elementwise operations of the head's norm and loss, which works on logits in fp32."""
     place = Place(run, vocab_size)
-    logits = run.train.microbatch * head_positions * place.rows
+    logits = place.scored(head_positions) * place.rows
     yield Moved("norm", 2 * place.own, 3 * place.own)
     yield Moved("loss", logits * (place.e + 5 * 4), logits * (2 * 4 + place.e))
     yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size))

@@ -10,7 +10,7 @@ from impl.cost.place import Sizes
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.simulator.operations import Block, BlockName, Moved
-from impl.simulator.seconds import Group, attention, beside, collective, elementwise, gemm, group, launched
+from impl.simulator.seconds import Group, attention, beside, collective, elementwise, gemm, group, launched, send
 from impl.simulator.system import System
 
 
@@ -24,6 +24,8 @@ class Passes(NamedTuple):
     weight_gradient: float = 0.0
     tensor_parallel: float = 0.0
     """Seconds of waits for tensor-parallel ranks, forward and backward together; so for the fields below."""
+    context: float = 0.0
+    """Seconds of waits for the ranks that share sequences."""
     pipeline: float = 0.0
     gather: float = 0.0
     """Seconds of waits for gathered parameters or divided gradients."""
@@ -41,6 +43,7 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     sharing = run.model.sharing(plan.tp)
     of_head = replace(plan, tp=sharing, dp=plan.dp * plan.tp // sharing)  # adjacent too
     ranks = {over: group(("tp",), one, system.node.size.value) for over, one in (("tp", plan), ("heads", of_head))}
+    shared = {op: _context(system, run, block, op) for op in ("forward", "backward")}
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
     inputs = _products(system, run, block, "input gradient") + _moved(system, run, block.moved, "backward")
     weights = _products(system, run, block, "weight gradient") + _moved(system, run, block.moved, "weight")
@@ -48,9 +51,15 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     if block.core is not None:
         shape = block.core.batch, block.core.heads, block.core.seq_len, block.core.head_size
         scores = () if system.device.fused_attention else block.scores
-        core = attention(system, around.precision, *shape, backward=False) + _moved(system, run, scores, "forward")
-        inputs += attention(system, around.precision, *shape, backward=True) + _moved(system, run, scores, "backward")
-    forward += core
+        core, of_core = (
+            times * attention(system, around.precision, *shape, backward=backward) + _moved(system, run, scores, when)
+            for times, backward, when in (
+                (block.core.forwards, False, "forward"),
+                (block.core.backwards, True, "backward"),
+            )
+        )
+        core, inputs = core + shared["forward"], inputs + of_core
+    forward += core if block.core is not None else shared["forward"]
     again = {"none": 0.0, "selective": core, "full": forward if is_layer else 0.0}[plan.recompute]
     sums = {op: _collectives(system, run, block, ranks, op) for op in ("forward", "backward")}
     if plan.recompute == "full" and is_layer:
@@ -58,7 +67,7 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     exposed = _collectives(system, run, block, ranks, "backward", is_hidden=True)
     host = _host(system, run, block) if is_layer else (0.0, 0.0)
     kept = _kept_in_host(system, run) if is_layer else 0.0
-    both = again + inputs + weights
+    both = again + inputs + weights + shared["backward"]
     put_off = system.constant("host_backward") / 3 if is_layer else 0.0  # a product for each of two others
     waits = sums["forward"] * (2 if plan.recompute == "full" and is_layer else 1) + exposed
     return Passes(
@@ -67,6 +76,7 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
         input_gradient=launched(system, both - weights + sums["backward"], host[1] - put_off) + kept,
         weight_gradient=launched(system, weights, put_off),
         tensor_parallel=waits,
+        context=shared["forward"] * (2 if plan.recompute != "none" and is_layer else 1) + shared["backward"],
         host=2 * kept,
     )
 
@@ -110,13 +120,33 @@ def _collectives(
     Software that splits products and collectives into parts hides those behind these in any case.
     """
     total = 0.0
-    for one in (one for one in block.collectives if one.when == when):
+    for one in (one for one in block.collectives if one.when == when and one.over in ranks):
         seconds = float(collective(system, one.op, one.bytes, ranks[one.over]))
         behind = (one.behind if is_hidden else None) or (one.split if system.habits.splits_products else None)
         if behind is not None:
             computing = gemm(system, run.precision, behind.m, behind.n, behind.k, behind.pass_)
             seconds = beside(system, seconds, computing)
         total += seconds
+    return total
+
+
+def _context(system: System, run: Run, block: Block, when: str) -> float:
+    """Return the seconds that a pass waits for the ranks that share sequences.
+
+    Of a ring's sends all but the way home of the keys' and values' gradients are beside the meetings with others' keys;
+    all-to-alls are beside nothing.
+    """
+    ranks = group(("cp",), run.plan, system.node.size.value)
+    shared = [one for one in block.collectives if one.over == "cp" and one.when == when]
+    total = sum(float(collective(system, one.op, one.bytes, ranks)) for one in shared if one.op != "send")
+    is_inter = ranks.per_node < ranks.ranks
+    sends = [send(system, one.bytes, is_inter=is_inter, senders=ranks.sharing) for one in shared if one.op == "send"]
+    if sends and (core := block.core):
+        home = sends.pop() if when == "backward" else 0.0
+        shape = core.batch, core.heads, core.seq_len, core.head_size
+        meeting = attention(system, outside_layers(run).precision, *shape, backward=when == "backward")
+        steps = run.plan.cp - 1
+        total += home + steps * float(beside(system, sum(sends) / steps, meeting))
     return total
 
 
@@ -133,8 +163,11 @@ def _host(system: System, run: Run, block: Block) -> tuple[float, float]:
     """Return the seconds to launch a layer, forward and backward."""
     heads = run.train.microbatch * run.model.num_heads // run.plan.tp
     unfused = system.constant("host_unfused") * (heads % 4 != 0)
-    calls = {when: sum(c.when == when for c in block.collectives) for when in ("forward", "backward")}
-    each = system.constant("host_collective") * math.log2(run.plan.tp)
-    forward = system.constant("host_forward") + unfused + calls["forward"] * each
-    backward = system.constant("host_backward") + calls["backward"] * each
+    ranks = lambda one: run.plan.cp if one.over == "cp" else run.plan.tp
+    each = {
+        when: system.constant("host_collective") * sum(math.log2(ranks(c)) for c in block.collectives if c.when == when)
+        for when in ("forward", "backward")
+    }
+    forward = system.constant("host_forward") + unfused + each["forward"]
+    backward = system.constant("host_backward") + each["backward"]
     return forward, backward + (forward if run.plan.recompute == "full" else 0.0)

@@ -140,7 +140,7 @@ def ends_seconds(system: System, run: Run, state: States) -> float:
         return 0.0
     node = system.node.size.value
     per_node = 2 if run.plan.world_size <= node else 1
-    ranks = Group(2, per_node, max(1, min(run.plan.tp * run.plan.dp, node // per_node)))
+    ranks = Group(2, per_node, max(1, min(run.plan.world_size // run.plan.pp, node // per_node)))
     return found.calls * float(collective(system, "all_reduce", found.bytes / found.calls, ranks))
 
 

@@ -14,14 +14,14 @@ import numpy as np
 from impl.cost.parameters import ELEMENT_BYTES, OPERAND_BYTES
 from impl.cost.traffic import Op
 from impl.errors import InputError
-from impl.plan import Plan
+from impl.plan import AXES, Plan
 from impl.simulator.system import Surface, System
 
 Size = Any
 """Number, or an array of numbers."""
 PLACED = ("tp", "zero", "replicas", "pp")
 """Axes of ranks, those of adjacent ranks first."""
-TRAVELS: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
+TRAVELS: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}
 """Times that (n - 1) / n of the tensor passes every rank's link, in a ring."""
 ROUNDED = 4
 """Exponent p of the p-norm used as a smooth maximum of two overlapping times."""
@@ -54,12 +54,12 @@ class Group(NamedTuple):
 
 
 def group(axes: tuple[str, ...], plan: Plan, node_size: int) -> Group:
-    """Return the ranks that differ in these axes, with ranks placed on nodes tp first, then dp, then pp.
+    """Return the ranks that differ in these axes, with ranks placed on nodes tp first, then cp, then dp, then pp.
 
-    Where ZeRO divides over some of the data-parallel ranks, these are placed first (zero), then its replicas.
+    Where ZeRO divides over some of the ranks of dp and cp, these are placed first (zero), then its replicas.
     """
     ranks, per_node, stride = 1, 1, 1
-    for axis in PLACED:
+    for axis in AXES[::-1] if "cp" in axes else PLACED:
         degree = getattr(plan, axis)
         if axis in axes or ("dp" in axes and axis in ("zero", "replicas")):
             ranks *= degree
@@ -118,6 +118,7 @@ def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
     """Return the seconds of one collective on a tensor of this size, with all groups of its kind at once.
 
     By law: hops, and the bytes over the slower of the link within a node and the group's share of the links out of it.
+    These a ring's bytes pass once; of an all-to-all each rank sends its own to all ranks of other nodes.
     """
     measured = _measured(system, op, bytes_, group)
     if measured is not None:
@@ -128,7 +129,8 @@ def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
     inside = wire / (system.node.link_bandwidth.value * system.constant("link_efficiency"))
     way_out = system.node.nics.value * system.node.nic_bandwidth.value * system.constant("nic_efficiency")
     way_out = way_out * (1 - (1 - system.constant("nic_shared")) * (group.sharing > 1))
-    outside = wire * group.sharing / way_out * (nodes > 1)
+    passing = group.per_node * (1 - group.per_node / n) * bytes_ if op == "all_to_all" else wire
+    outside = passing * group.sharing / way_out * (nodes > 1)
     inside = inside * (group.per_node > 1)
     return larger(inside, outside) + _hops(system, op, nodes, group)
 

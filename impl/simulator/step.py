@@ -25,10 +25,11 @@ Transfer = Callable[[int, int], float]
 Stages = Literal["even"] | tuple[Stage, ...] | None
 FIELD = {Work.F: "forward", Work.B: "backward", Work.I: "input_gradient", Work.W: "weight_gradient"}
 """Field of `Passes` with the seconds of an operation."""
-WAITS = ("tensor_parallel", "pipeline", "gather", "host")
+WAITS = ("tensor_parallel", "context", "pipeline", "gather", "host")
 """Fields of `Passes` that are not computation."""
 EXPOSED = {
     "tp": ("tensor_parallel",),
+    "cp": ("context",),
     "pp": ("pipeline",),
     "dp": ("gradients",),
     "ends": ("ends",),
@@ -247,7 +248,7 @@ def _through(
 def transfer_seconds(run: Run, system: System) -> Transfer:
     """Return a function of the seconds of a microbatch's activations from one pipeline rank to another."""
     plan, node = run.plan, system.node.size.value
-    sizes, ranks = Sizes(run), plan.tp * plan.dp
+    sizes, ranks = Sizes(run), plan.world_size // plan.pp
     gathered = 0.0
     if run.scatters and plan.tp > 1:
         gathered = float(collective(system, "all_gather", sizes.activations, group(("tp",), plan, node)))

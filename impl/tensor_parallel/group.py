@@ -1,12 +1,18 @@
 """The tensor-parallel group, and what its ranks have whole and in parts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from impl.tensor_parallel.conjugates import F_SEQUENCE, GATHER, NOTHING, F, Pair
 from impl.tensor_parallel.weight_gradients import WeightGradients
+
+if TYPE_CHECKING:
+    from impl.context_parallel import ContextParallel, Rows
 
 
 class Part(NamedTuple):
@@ -14,6 +20,10 @@ class Part(NamedTuple):
 
     index: int
     of: int
+
+    def rows(self, own: int) -> list[range]:
+        """Return the places of its rows in the whole, if it has so many."""
+        return [range(self.index * own, (self.index + 1) * own)]
 
 
 WHOLE = Part(0, 1)
@@ -35,6 +45,8 @@ class TensorParallel:
     """Object that adds the weight gradients of layers' matrices to their sums; None: autograd does."""
     neighbours: dist.ProcessGroup | None = None
     """Ranks that share a head of keys and values; None: each has heads of its own."""
+    context: "ContextParallel | None" = None
+    """Ranks that share every sequence, and what attention needs of them; None: this one has whole sequences."""
 
     @property
     def degree(self) -> int:
@@ -49,6 +61,21 @@ class TensorParallel:
     def tokens(self) -> Part:
         """Part of this rank in the tokens between split blocks."""
         return self.part if self.sequence_parallel else WHOLE
+
+    @property
+    def rows(self) -> "Part | Rows":
+        """Part of this rank in the tokens of whole sequences, between split blocks."""
+        return self.tokens if self.context is None else self.context.rows(self.tokens)
+
+    @property
+    def heads(self) -> Part:
+        """Part of this rank in the heads of attention's core."""
+        return self.part if self.context is None else self.context.heads(self.part)
+
+    @property
+    def places(self) -> Callable[[int], Tensor]:
+        """Function from the tokens that this rank has of a sequence, by number, to their places in it."""
+        return torch.arange if self.context is None else self.context.places
 
     @property
     def f(self) -> Pair:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Tier, experiment_ids, load
 from harness.records.parts import Data, Entropy, Evaluation, Sample
 from harness.records.record import Record

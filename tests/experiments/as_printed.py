@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Experiment
 from harness.records.parts import Collective, Environment, Prediction, Rank, Status, Step
 from harness.records.record import Record

@@ -22,7 +22,7 @@ from experiments.korthikanti2022 import (
     with_way,
 )  # fmt: skip
 from experiments.korthikanti2022.activation_recomputation import of_the_paper
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import TIERS, load
 from harness.experiment.published import published
 from harness.records.parts import Rank

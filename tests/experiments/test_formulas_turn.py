@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.experiment import claims, published
+from harness.experiment import published
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import load
 from harness.experiment.verdicts import records_of
 from harness.records.record import Record
@@ -54,7 +55,7 @@ def other_papers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def verdicts(name: str, records: Sequence[Record], begins: Sequence[str]) -> list[str]:
     experiment = load(name)
     chosen = [claim for begin in begins for claim in experiment.claims if claim.text.startswith(begin)]
-    table = claims.claims_table(chosen, records).frame
+    table = claims_table(chosen, records).frame
     found = list(table[next(key for key in reversed(table.columns) if key.startswith("verdict"))])
     return ["not reproduced" if one == "partly" else one for one in found]
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 from experiments.ours.norm_atlas import EXPERIMENT, PLACED
 from harness.analysis.stability import arms
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.figures.placements import of_stability
 from impl.model.norm_placement import PLACEMENTS
 from impl.run import Run

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from experiments.ours import perplexity_by_size as experiment
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.loss_by_size import HELD_OUT, LAMBADA, VALID, WIKITEXT, at_best_rate, figure, table, tokens
 from harness.records.record import Record
 from impl.run import Run

@@ -19,7 +19,7 @@ from experiments.ptdp2021 import (
     tensor_versus_pipeline,
     zero3_versus_ptdp,
 )
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.comparison import Comparison
 from harness.experiment.experiment import Experiment, load
 from harness.experiment.published import published

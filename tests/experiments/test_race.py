@@ -6,7 +6,7 @@ import pytest
 
 from experiments.megatron2019 import race
 from harness.analysis import render
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import TIERS, load
 from harness.records.parts import Evaluation
 from harness.records.record import Record

@@ -12,7 +12,7 @@ from experiments.korthikanti2022 import (
     in_print,
     quarter,
 )
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import load
 from harness.records.record import Record
 from impl.cost.parameters import count_parameters

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiments.megatron2019 import MODELS, attention_heads, tensor_parallel_scaling
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
 from harness.records.record import Record

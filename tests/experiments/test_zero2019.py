@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.zero2019 import zero_r, zero_throughput
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.comparison import Printed
 from harness.experiment.experiment import Experiment, load
 from harness.experiment.published import published

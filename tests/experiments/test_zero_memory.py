@@ -4,7 +4,7 @@ import pytest
 
 from experiments.zero2019 import STAGES, zero_max_model_size
 from experiments.zero2019.zero_max_model_size import DEEPEST, LIMIT, MEASURED, MORE, deep, on_v100s
-from harness.experiment.claims import claims_table
+from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Experiment, load
 from harness.experiment.published import published
 from harness.predict.memory import predicted

@@ -17,6 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from harness.rank.instruments import Stopwatch
 from harness.rank.profile import profiled
 from harness.rank.roofline import roofline
+from impl.context_parallel import (
+    attention,
+    attention_by_products,
+    attention_grad,
+    attention_grad_by_products,
+)  # fmt: skip
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
@@ -162,3 +168,15 @@ def test_a_run_through_the_harness_reports_the_device_and_its_memory(tmp_path: P
     assert rank["gemm_flops_per_s"] > 0
     losses = [step["loss"] for step in record["steps"]]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_parts_of_a_ring_are_the_same_by_the_fused_kernel_and_by_products(causal: bool) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    random = lambda heads: torch.randn(2, heads, 64, 32, dtype=torch.bfloat16, device="cuda", generator=generator)
+    q, k, v, grad = (random(heads) for heads in (4, 2, 2, 4))
+    found, expected = (of(q, k, v, causal=causal) for of in (attention, attention_by_products))
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, check_dtype=False)
+    gradients = (of(grad, q, k, v, *expected, causal=causal) for of in (attention_grad, attention_grad_by_products))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.pipeline.schedules import trust
+from impl.plan import AXES
 from impl.run import Run
 from impl.train import Trainer
 from tests.ranks import run_ranks
@@ -43,7 +44,7 @@ def trainer(run: Run, data: Path) -> Trainer:
 
 
 def _one_after_another(measure: Measure, runs: list[Run], data: Path) -> list[Any]:
-    layout = lambda run: (run.plan.pp, run.plan.dp, run.plan.tp)
+    layout = lambda run: tuple(getattr(run.plan, axis) for axis in AXES)
     meshes = {layout(run): run.plan for run in runs}
     meshes = {degrees: build_mesh(plan, "cpu") for degrees, plan in meshes.items()}
     tokens = TokenFolder.open(data)

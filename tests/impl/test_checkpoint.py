@@ -33,7 +33,7 @@ from impl.train import Trainer
 from impl.zero.partition import BucketLayout, Slot
 from tests.impl.on_ranks import on_ranks, own_group, trainer
 
-MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_len=16, dropout=0.1)
+MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_len=16, dropout=0.1, attention_dropout=0.0)
 RUN = Run(model=MODEL, train=Recipe(steps=5, global_batch=4, microbatch=1, warmup_steps=2))
 SAVED, LAST = 3, 5
 
@@ -121,11 +121,12 @@ def layouts(draw: st.DrawFn, most: int) -> Plan:
         pp=draw(st.sampled_from([1, 2, 4])),
         dp=dp,
         tp=tp,
+        cp=(cp := draw(st.sampled_from([1, 2]))),
         schedule=schedule,
         chunks=2 if schedule in ("interleaved", "zbv") else 1,
         sequence_parallel=tp > 1 and draw(st.booleans()),
         zero_stage=stage,
-        zero_group=draw(st.sampled_from([None, *divisors(dp)])) if stage else None,
+        zero_group=draw(st.sampled_from([None, *divisors(dp * cp)])) if stage else None,
         bucket_bytes=draw(st.sampled_from([2_000, 20_000])),
         offload_optimizer=draw(st.booleans()),
     )
@@ -170,7 +171,7 @@ def draws(strategy: st.SearchStrategy[tuple[Run, Run]], count: int) -> list[tupl
 def test_training_goes_on_in_any_layout_of_up_to_4_ranks(data: Path, tmp_path: Path) -> None:
     drawn = draws(pairs(4), 8)
     plans = [run.plan for pair in drawn for run in pair]
-    for field in ("pp", "dp", "tp", "zero_stage", "replicas", "schedule", "sequence_parallel"):
+    for field in ("pp", "dp", "cp", "tp", "zero_stage", "replicas", "schedule", "sequence_parallel"):
         assert len({getattr(plan, field) for plan in plans}) > 1
     same = [(before, before) for before in dict.fromkeys(before for before, _ in drawn)]
     check(drawn + same[-4:], data, tmp_path)

@@ -22,7 +22,9 @@ from impl.zero.buckets import Bucket
 from tests.impl.on_ranks import on_ranks
 from tests.impl.pipeline import own_schedule
 
-MODEL = ModelConfig(num_layers=4, hidden_size=36, num_heads=6, kv_heads=1, seq_len=24, dropout=0.1)
+MODEL = ModelConfig(
+    num_layers=4, hidden_size=36, num_heads=6, kv_heads=1, seq_len=24, dropout=0.1, attention_dropout=0.0
+)
 RECIPE = Recipe(steps=4, global_batch=8, microbatch=2, lr=3e-2, warmup_steps=1)
 WORDS = " = Cats = \n \n The cat @-@ like <unk> sat , 's \n"
 PASSAGES = ["one two three", "a long way to walk before the very end", "x yz", "so it is said"]
@@ -47,8 +49,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> EvaluationConfig:
 
 
 def runs_of(files: EvaluationConfig, plan: Plan) -> tuple[Run, Run]:
+    model = replace(MODEL, kv_heads=2) if plan.exchanges_heads else MODEL
     run = lambda family, evaluation: Run(
-        model=replace(MODEL, family=family), train=RECIPE, evaluation=evaluation, plan=plan, precision="fp64"
+        model=replace(model, family=family), train=RECIPE, evaluation=evaluation, plan=plan, precision="fp64"
     )
     return run("gpt", files), run("bert", EvaluationConfig(sequences=9))
 
@@ -78,8 +81,9 @@ def predict(one: Trainer) -> Predicted:
 
 
 @cache
-def serial(files: EvaluationConfig, data: Path) -> list[Predicted]:
-    return [found for [found] in on_ranks(predict, runs_of(files, Plan()), data).values()]
+def serial(files: EvaluationConfig, data: Path) -> dict[ModelConfig, Predicted]:
+    models = {run.model: replace(run, plan=Plan()) for plan in PLANS for run in runs_of(files, plan)}
+    return {run.model: found for run, [found] in on_ranks(predict, models.values(), data).items()}
 
 
 PLANS = [
@@ -91,18 +95,20 @@ PLANS = [
     Plan(pp=2, tp=2, sequence_parallel=True), Plan(pp=2, schedule="interleaved", chunks=2, dp=2),
     Plan(pp=2, tp=2, schedule="interleaved", chunks=2), Plan(pp=2, schedule="dualpipe_v", chunks=2),
     Plan(pp=2, tp=2, schedule=f"{own_schedule.__name__}:two_ways", chunks=2),  # rank 0 has the last stage
+    Plan(cp=2, zero_stage=3), Plan(cp=2, cp_attention="ulysses", dp=2), Plan(cp=2, tp=2, sequence_parallel=True),
+    Plan(cp=2, pp=2, schedule="interleaved", chunks=2),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks", sorted({plan.world_size for plan in PLANS}))
 def test_evaluations_equal_serial(ranks: int, files: EvaluationConfig, data: Path) -> None:
     plans = [plan for plan in PLANS if plan.world_size == ranks]
-    expected = dict(zip(("gpt", "bert"), serial(files, data), strict=True))
+    expected = serial(files, data)
     runs = [run for plan in plans for run in runs_of(files, plan)]
     for run, of_ranks in on_ranks(predict, runs, data).items():
         assert len(of_ranks) == ranks
         for found in of_ranks:
-            assert_equal(found, expected[run.model.family], str(run.plan))
+            assert_equal(found, expected[run.model], str(run.plan))
             assert run.plan.zero_stage < 3 or 0 < found.gathered[1] <= found.gathered[0]
 
 
@@ -117,7 +123,7 @@ def assert_equal(found: Predicted, serial: Predicted, where: str) -> None:
 
 def test_the_serial_model_has_something_to_tell(files: EvaluationConfig, data: Path) -> None:
     """Else the comparison above could not fail: some targets are the likeliest, some are not."""
-    gpt, bert = serial(files, data)
+    gpt, bert, *_ = serial(files, data).values()
     assert [e.kind for e in gpt.evaluations + bert.evaluations] == ["causal", "words", "last_word", "masked"]
     flags = np.concatenate([is_likeliest.ravel() for _, is_likeliest in gpt.scores])
     assert 0.05 < flags.mean() < 0.95

@@ -47,8 +47,8 @@ def of(schedule: str = "one_f_one_b", **fields: Any) -> Plan:
 
 
 def name(run: Run) -> str:
-    fields = {name.split("_")[0]: str(value).split(":")[-1] for name, value in non_defaults(run.plan).items()}
-    plan = "-".join(f"{name}={value}" for name, value in fields.items() if name not in ("bucket", "chunks"))
+    fields = {name: str(value).split(":")[-1] for name, value in non_defaults(run.plan).items()}
+    plan = "-".join(f"{name}={value}" for name, value in fields.items() if name not in ("bucket_bytes", "chunks"))
     block = f"{run.model.family}-{run.model.norm_placement}-{run.model.norm}-{run.model.mlp}-{run.model.dropout}"
     return f"{plan}-{block}-{run.precision}"
 
@@ -111,6 +111,29 @@ BLOCK_PLANS: list[dict[str, Any]] = [
 ]
 OTHER_BLOCKS = [replace(run_of(of(**how), "gpt"), model=model) for model, how in product(BLOCKS.values(), BLOCK_PLANS)]
 """Blocks other than GPT-2's, untied output heads among them."""
+ULYSSES: dict[str, Any] = {"cp_attention": "ulysses"}
+CONTEXT_PLANS: list[dict[str, Any]] = [
+    {"cp": 2}, {"cp": 2, **ULYSSES}, {"cp": 4, "recompute": "selective"}, {"cp": 4, "recompute": "full", **ULYSSES},
+    {"cp": 2, "tp": 2, "sequence_parallel": True}, {"cp": 2, "tp": 2, "sequence_parallel": True, **ULYSSES},
+    {"cp": 2, "dp": 2, "zero_stage": 3, "recompute": "full"}, {"cp": 2, "dp": 2, "zero_stage": 1, "zero_group": 2},
+    {"cp": 4, "dp": 2, "zero_stage": 2, "zero_group": 4}, {"cp": 2, "tp": 2, "pp": 2, "schedule": "zb_h1"},
+    {"cp": 2, "dp": 2, "pp": 2, "schedule": "interleaved", "zero_stage": 2, **ULYSSES},
+]  # fmt: skip
+"""Every sequence on several ranks: in a ring, whose attention has no dropout, or by exchanging heads."""
+
+
+def context_run(how: dict[str, Any], model: ModelConfig) -> Run:
+    run = run_of(of(**how), model.family)
+    model = replace(model, num_layers=run.model.num_layers)
+    return replace(run, model=model if "cp_attention" in how else replace(model, attention_dropout=0.0))
+
+
+CONTEXT = [
+    context_run(how, model)
+    for how in CONTEXT_PLANS
+    for model in (MODEL, replace(MODEL, family="bert"), BLOCKS["grouped queries, dropout"])
+    if replace(model, num_layers=2).groups_of(how.get("tp", 1)) % how["cp"] == 0 or "cp_attention" not in how
+]
 RUNS = [
     *(
         run_of(of(**how), family, NORMS[i % len(NORMS)])
@@ -121,6 +144,7 @@ RUNS = [
     *(run_of(of(**how), FAMILIES[i % 2], NORMS[i % 3]) for i, how in enumerate(LESS_BUBBLE)),
     *ATLAS,
     *OTHER_BLOCKS,
+    *CONTEXT,
 ]
 
 
@@ -188,7 +212,7 @@ def test_losses_and_norms_equal_serial_over_many_steps(run: Run, data: Path) -> 
 
 # Random runs ---------------------------------------------------------------------------------------------------------
 
-COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("RANDOM_RUNS", 75), ("RANDOM_SEED", 5)))
+COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("RANDOM_RUNS", 75), ("RANDOM_SEED", 15)))
 """More of them, or others: `RANDOM_RUNS=300 RANDOM_SEED=7 pytest tests/impl/test_parity.py -k random`."""
 EVERY = tuple(dict.fromkeys([*SCHEDULES, *PACKAGED]))
 NORMED = [name for name in PLACEMENTS if name != "without"]
@@ -207,11 +231,12 @@ def draws(seed: int) -> Iterator[Run]:
         chunks = {**CHUNKS, "interleaved": one_of(1, 2, 3)}.get(name, 1)
         plan = Plan(
             pp=one_of(1, 2, 2, 3, 4), tp=one_of(1, 1, 2, 2, 3, 4), dp=one_of(1, 2, 4, 4), schedule=name, chunks=chunks,
+            cp=(cp := one_of(1, 1, 2, 2, 4)), cp_attention="ring" if cp == 1 else one_of("ring", "ulysses"),
             sequence_parallel=one_of(False, True), scatter_gather=one_of(False, True),
             overlap_grad_reduce=one_of(False, True), overlap_input_grad_reduce=one_of(False, True),
             bucket_bytes=one_of(1000, 10_000, 10**6), zero_stage=one_of(0, 1, 2, 2, 3, 3),
         )  # fmt: skip
-        groups = None, (plan.dp + 1) // 2, *divisors(plan.dp)
+        groups = None, (plan.dp_cp + 1) // 2, *divisors(plan.dp_cp)
         plan = replace(plan, zero_group=one_of(*groups) if plan.zero_stage else None)
         heads = plan.tp * one_of(1, 2)
         placement = one_of(*NORMED)
@@ -222,6 +247,7 @@ def draws(seed: int) -> Iterator[Run]:
             vocab_size=random_.randint(260, 800), norm_placement=placement, norm=one_of("layernorm", "rmsnorm"),
             dropout=one_of(0.0, 0.1), kv_heads=one_of(None, *divisors(heads)),
             parallel_residual=one_of(False, not of_sums),
+            attention_dropout=0.0 if cp > 1 and plan.cp_attention == "ring" else None,
         )  # fmt: skip
         microbatch = one_of(1, 2)
         recipe = Recipe(
@@ -255,6 +281,7 @@ def test_random_runs_equal_serial(data: Path) -> None:
     assert {run.plan.world_size for run in runs} >= {1, 2, 3, 4, 6, 8}
     assert {run.plan.tp for run in runs} == {1, 2, 3, 4}
     assert {run.plan.zero_stage for run in runs if run.plan.zero > 1 < run.plan.replicas} == {1, 2, 3}
+    assert {run.plan.cp_attention for run in runs if run.plan.cp > 1} == {"ring", "ulysses"}
     assert {run.model.sharing(run.plan.tp) for run in runs} >= {1, 2, 4}
     answers = on_ranks(gradients_and_norm, [*runs, *map(serial, runs)], data)
     for run in runs:

@@ -89,25 +89,20 @@ def test_optional_columns_change_the_run(tmp_path: Path):
     assert row.problem is None
 
 
-OTHER = {"cp": (1, 2)}
-"""Columns of other plans: the simulator's value, and another one."""
-
-
-def test_a_row_of_another_plan_says_why_in_its_place_and_the_rest_is_predicted(tmp_path: Path):
-    path, cells = tmp_path / "rows.csv", "8,32,1,1024,16,16,1024,2,1,4"
-    rows = [{name: own for name, (own, _) in OTHER.items()}]
-    rows += [rows[0] | {name: other} for name, (_, other) in OTHER.items()]
-    rows += [dict.fromkeys(OTHER, ""), rows[0] | {"cp": "two"}]
-    lines = [",".join([cells, *map(str, row.values())]) for row in rows]
-    path.write_text("\n".join([",".join([*COUNTS, *OTHER]), *lines]) + "\n")
+def test_a_row_of_an_impossible_plan_says_why_in_its_place_and_the_rest_is_predicted(tmp_path: Path):
+    path, cells = tmp_path / "rows.csv", "32,1,1024,16,16,1024,2,1,4"
+    rows = ("8", "1,"), ("16", "2,"), ("8", ","), ("16", "2,ulysses"), ("8", "2,"), ("8", "two,"), ("24", "3,")
+    lines = [f"{gpus},{cells},{cp}" for gpus, cp in rows]
+    path.write_text("\n".join([",".join([*COUNTS, "cp", "cp_attention"]), *lines]) + "\n")
     answer = call("predict", "--rows", path, "--system", "h100", "--json")
-    found = document(answer.output)["rows"]
-    assert found[0]["predicted_s"] == found[len(OTHER) + 1]["predicted_s"] > 0
-    for row, (name, (own, other)) in zip(found[1:], OTHER.items(), strict=False):
-        assert row["problem"] == f"not simulated: {name} {other}; valid: {name} {own}"
-        assert row["predicted_s"] is None
-    assert found[-1]["problem"] == "cp 'two'; valid: a positive integer"
-    assert "2 of 4 rows cannot be predicted" in call("predict", "--rows", path, "--system", "h100").errors
+    whole, ring, unsaid, ulysses, few, word, third = document(answer.output)["rows"]
+    assert whole["predicted_s"] == unsaid["predicted_s"]
+    assert len({one["predicted_s"] for one in (whole, ring, ulysses)}) == 3
+    assert few["problem"] == "gpus 8 is not tp x dp x pp x cp, 16"
+    assert word["problem"] == "cp 'two'; valid: a positive integer"
+    assert third["problem"].startswith("plan.cp 3, plan.cp_attention ring has to divide half of model.seq_len 1024; ")
+    assert few["predicted_s"] is word["predicted_s"] is third["predicted_s"] is None
+    assert "3 of 7 rows cannot be predicted" in call("predict", "--rows", path, "--system", "h100").errors
 
 
 def test_zero_divides_within_nodes_of_the_system_where_a_row_says_so(tmp_path: Path):

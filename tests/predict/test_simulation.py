@@ -57,6 +57,8 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "plan.dp": (4, {}),
     "plan.zero_group": (1, {}),
     "plan.tp": (4, {}),
+    "plan.cp": (2, {}),
+    "plan.cp_attention": ("ulysses", {"plan.cp": 2}),
     "plan.sequence_parallel": (True, {}),
     "plan.overlap_input_grad_reduce": (False, {}),
     "plan.pp": (4, {}),
@@ -136,7 +138,7 @@ def by_rows(given: list[dict[str, Any]], system: str, path: Path) -> list[dict[s
         table.writeheader()
         for run in given:
             cells = {name: run.get(field, "") for name, field in COLUMNS.items()}
-            table.writerow(cells | {"gpus": run["plan.tp"] * run["plan.dp"] * run["plan.pp"]})
+            table.writerow(cells | {"gpus": run["plan.tp"] * run["plan.dp"] * run["plan.pp"] * run.get("plan.cp", 1)})
     return document(call("predict", "--rows", path, "--system", system, "--json").output)["rows"]
 
 
@@ -281,6 +283,7 @@ def test_packaged_calibrations_cover_what_their_rows_do(system: str):
         ({"plan.sequence_parallel": True}, "sequence_parallel true, calibrated on false"),
         ({"plan.tp": 16, "model.num_heads": 32}, "tp_over_nodes true, calibrated on false"),
         ({"plan.recompute": "selective"}, "recompute selective, calibrated on full"),
+        ({"plan.cp": 2}, "cp_attention ring, calibrated on none"),
         ({"precision": "fp32"}, "precision fp32, calibrated on 16-bit"),
         ({"plan.schedule": "gpipe"}, "schedule gpipe, calibrated on interleaved and one_f_one_b"),
         ({"plan.offload_optimizer": True}, "offload_optimizer true, calibrated on false"),

@@ -17,7 +17,8 @@ from impl.cost.place import Place
 from impl.instruments import ActivationBytes, activation_bytes, tracked
 from impl.model.build import build_model
 from impl.model.config import ModelConfig
-from impl.model.layers import DropoutKey, Layer
+from impl.model.dropout import DropoutKey
+from impl.model.layers import Layer
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import named
 from impl.pipeline.stage import Stage
@@ -123,6 +124,12 @@ PIPELINES = [
     Plan(pp=2), Plan(pp=2, schedule="zb_h1"), Plan(pp=2, recompute="selective", schedule="gpipe"),
     Plan(pp=3, recompute="full"), Plan(dp=2, zero_stage=3), Plan(dp=2, zero_stage=3, recompute="full"),
 ]  # fmt: skip
+ULYSSES: dict[str, Any] = {"cp_attention": "ulysses"}
+CONTEXT = [
+    Plan(cp=2), Plan(cp=2, tp=2, sequence_parallel=True), Plan(cp=3, recompute="selective"), Plan(cp=2, pp=2),
+    Plan(cp=2, **ULYSSES), Plan(cp=2, tp=2, sequence_parallel=True, **ULYSSES), Plan(cp=2, recompute="full", **ULYSSES),
+    Plan(cp=2, recompute="selective", **ULYSSES),
+]  # fmt: skip
 
 
 def layouts() -> list[Run]:
@@ -134,7 +141,16 @@ def layouts() -> list[Run]:
         for (i, plan), model in product(enumerate([*SHARED, *PIPELINES]), BLOCKS.values())
     ]
     norms, families = cycle(("layernorm", "rmsnorm", "dyt")), cycle(("gpt", "bert", "bert", "gpt"))
-    return blocks + [
+    context = [
+        Run(
+            model=replace(model, seq_len=12, attention_dropout=0.0 if plan.is_ring else None, kv_heads=None),
+            plan=plan, train=RECIPE, precision=precisions[i % 2],
+        )
+        for i, (plan, model) in enumerate(
+            product(CONTEXT, (BLOCKS["grouped queries, dropout"], BLOCKS["opt"], BLOCKS["rotary bert"]))
+        )
+    ]  # fmt: skip
+    return blocks + context + [
         Run(
             model=replace(MODEL, family=family, norm_placement=placement, norm=norm, dropout=dropout),
             plan=plan, train=RECIPE, precision=precision,
@@ -145,19 +161,19 @@ def layouts() -> list[Run]:
     ]  # fmt: skip
 
 
-def kept(one: Trainer) -> tuple[int, int, int, ActivationBytes]:
-    return one.pp_group.rank(), one.tp.part.index, one.head_positions, activation_bytes(one)
+def kept(one: Trainer) -> tuple[int, int, ActivationBytes]:
+    return one.pp_group.rank(), one.head_positions, activation_bytes(one)
 
 
-def test_every_rank_of_252_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
+def test_every_rank_of_276_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
     runs = layouts()
-    assert len(set(runs)) == 252
+    assert len(set(runs)) == 276
     for run, ranks in on_ranks(kept, runs, data).items():
         vocab_size = run.model.vocabulary(257)
-        for pp_rank, tp_rank, positions, found in ranks:
+        for pp_rank, positions, found in ranks:
             stages = Place(run, vocab_size, pp_rank).stages
-            parts = [stage_bytes(run, vocab_size, stage, positions, tp_rank) for stage in stages]
-            expected = sum(sum(each.values()) for each in parts), layer_bytes(run, tp_rank)
+            parts = [stage_bytes(run, vocab_size, stage, positions) for stage in stages]
+            expected = sum(sum(each.values()) for each in parts), layer_bytes(run)
             assert (found.model, found.layer) == expected, (run, parts)
 
 

@@ -19,6 +19,7 @@ STATES = ("parameters", "gradients", "optimizer")
 GPT = ModelConfig(num_layers=4, hidden_size=64, num_heads=4, seq_len=64, vocab_size=512)
 BERT = replace(GPT, family="bert", norm_placement="post")
 SANDWICH = replace(GPT, norm_placement="sandwich")
+LONG = replace(GPT, seq_len=256)
 SMALL_BUCKETS = 100_000
 
 
@@ -31,7 +32,8 @@ def run(model: ModelConfig = GPT, dropout: float = 0.0, batch: int = 4, **change
     fields = {name: changed.pop(name) for name in ("precision", "fp32_gradients") if name in changed}
     plan = Plan(bucket_bytes=SMALL_BUCKETS, **changed)
     recipe = Recipe(steps=1, global_batch=batch * plan.dp, microbatch=2)
-    return Run(model=replace(model, dropout=dropout), plan=plan, train=recipe, **fields)
+    rate = 0.0 if plan.is_ring else None
+    return Run(model=replace(model, dropout=dropout, attention_dropout=rate), plan=plan, train=recipe, **fields)
 
 
 IN_SMALL: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "seq_len": 64, "vocab_size": 512}
@@ -89,6 +91,12 @@ LAYOUTS = [
     run(tp=2, dp=2, sequence_parallel=True, zero_stage=3, precision="bf16"),
     *(run(dp=4, zero_stage=stage, zero_group=2, precision="bf16") for stage in (1, 2, 3)),
     run(tp=2, dp=2, zero_stage=2, zero_group=1),
+    *(run(dropout=0.1, cp=2, cp_attention=how) for how in ("ring", "ulysses")),
+    *(run(LONG, cp=2, cp_attention=how, precision="bf16", recompute="selective") for how in ("ring", "ulysses")),
+    run(replace(LONG, family="bert"), cp=2, tp=2, sequence_parallel=True, zero_stage=1),
+    run(replace(LONG, family="bert"), cp=2, cp_attention="ulysses", recompute="full"),
+    run(LONG, cp=2, cp_attention="ulysses", batch=8, pp=2, zero_stage=2, precision="bf16"),
+    run(LONG, cp=4, zero_stage=3, zero_group=2),
     run(SANDWICH, dropout=0.1, tp=2, recompute="full", partition_activations=True),
     run(normed("post"), batch=8, pp=2, recompute="full"),
     run(normed("peri", "rmsnorm"), dropout=0.1, recompute="full"),

@@ -12,7 +12,7 @@ from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import Count, Op, pipeline_traffic, state_traffic, step_traffic, tensor_parallel_traffic
 from impl.model.config import ModelConfig
-from impl.plan import Plan, ZeroStage
+from impl.plan import AXES, Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
@@ -25,9 +25,11 @@ MODELS = [MODEL, *(replace(MODEL, norm_placement=placement) for placement in ("s
 RECIPE = Recipe(steps=1, global_batch=4, microbatch=1)
 
 
-def in_stages(model: ModelConfig, plan: Plan) -> ModelConfig:
-    """Return the model with a layer more than the plan has stages."""
-    return replace(model, num_layers=plan.pp * plan.chunks + 1)
+def fitting(model: ModelConfig, plan: Plan) -> ModelConfig:
+    """Return the model with a layer more than the plan has stages, and what its attention can do."""
+    shares, rate = not plan.exchanges_heads, 0.0 if plan.is_ring else None
+    groups = model.kv_heads if shares else max(model.groups, plan.tp * plan.cp)
+    return replace(model, num_layers=plan.pp * plan.chunks + 1, attention_dropout=rate, kv_heads=groups)
 
 
 class Moved(NamedTuple):
@@ -43,11 +45,12 @@ def step(one: Trainer) -> Moved:
     plan = one.run.plan
     joined = lambda *axes: "_".join(axis for axis in axes if getattr(plan, axis) > 1)
     groups = [(bucket.reduction.ends, "ends") for bucket in one.buckets if bucket.reduction.ends is not None]
-    data = "zero" if plan.replicas > 1 else "dp"
-    of_size = {plan.zero: joined(data), plan.zero * plan.tp: joined(data, "tp")}
+    data = ("zero",) if plan.replicas > 1 else ("dp", "cp")
+    of_size = {plan.zero: joined(*data), plan.zero * plan.tp: joined(*data, "tp")}
     groups += [(bucket.reduction.group, of_size[bucket.reduction.group.size()]) for bucket in one.buckets]
     groups += [(each.reduction.replicas, "replicas") for each in one.buckets if each.reduction.replicas is not None]
-    groups += [(one.gradients.every_rank, joined("pp", "dp", "tp"))]
+    groups += [(one.gradients.every_rank, joined(*AXES)), (one.sharers, joined("dp", "cp"))]
+    groups += [(one.tp.context.group, "cp")] if one.tp.context is not None else []
     names = {str(one.group.group_name): "dp", str(one.tp.group.group_name): "tp", str(one.pp_group.group_name): "pp"}
     groups += [(one.tp.neighbours, "heads")] if one.tp.neighbours is not None else []
     for group, axes in groups:
@@ -111,14 +114,27 @@ ZERO: list[tuple[Plan, Precision]] = [
     (Plan(dp=2, tp=2, zero_stage=2, zero_group=1, sequence_parallel=True), "bf16"),
 ]
 
+ULYSSES: dict[str, Any] = {"cp_attention": "ulysses"}
+CONTEXT: list[tuple[Plan, Precision]] = [
+    (Plan(cp=2), "bf16"),
+    (Plan(cp=2, recompute="selective", **ULYSSES), "fp32"),
+    (Plan(cp=2, dp=2, zero_stage=3, recompute="selective"), "fp32"),
+    (Plan(cp=4, zero_stage=1, **ULYSSES), "bf16"),
+    (Plan(cp=4, recompute="full", zero_stage=2, zero_group=2), "fp64"),
+    (Plan(cp=2, tp=2, dp=2, sequence_parallel=True, zero_stage=2, **ULYSSES), "fp32"),
+    (Plan(cp=2, tp=2, pp=2, schedule="zb_h1"), "bf16"),
+]
+
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
-@pytest.mark.parametrize("plans", [WITHOUT_PIPELINE, PIPELINES, ZERO], ids=["pp = 1", "pp > 1", "ZeRO"])
+@pytest.mark.parametrize(
+    "plans", [WITHOUT_PIPELINE, PIPELINES, ZERO, CONTEXT], ids=["pp = 1", "pp > 1", "ZeRO", "context"]
+)
 def test_a_step_of_every_rank_sends_what_the_formulas_say(
     plans: list[tuple[Plan, Precision]], family: str, data: Path
 ) -> None:
     runs = [
-        Run(model=in_stages(replace(model, family=family), plan), plan=plan, train=RECIPE, precision=precision)
+        Run(model=fitting(replace(model, family=family), plan), plan=plan, train=RECIPE, precision=precision)
         for (plan, precision), model in zip(plans[:: 1 if family == "gpt" else 2], cycle(MODELS), strict=False)
     ]
     for run, ranks in on_ranks(step, runs, data).items():
@@ -128,11 +144,13 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(
             assert found.counts == step_traffic(place, found.head_positions)
 
 
-@pytest.mark.parametrize("plans", [WITHOUT_PIPELINE, PIPELINES[:-1], ZERO], ids=["pp = 1", "pp > 1", "ZeRO"])
+@pytest.mark.parametrize(
+    "plans", [WITHOUT_PIPELINE, PIPELINES[:-1], ZERO, CONTEXT], ids=["pp = 1", "pp > 1", "ZeRO", "context"]
+)
 def test_so_of_a_llama_whose_head_is_not_tied(plans: list[tuple[Plan, Precision]], data: Path) -> None:
     models = cycle([replace(BLOCKS["llama"], kv_heads=heads) for heads in (4, 1)])
     runs = [
-        Run(model=in_stages(model, plan), plan=plan, train=RECIPE, precision=precision)
+        Run(model=fitting(model, plan), plan=plan, train=RECIPE, precision=precision)
         for (plan, precision), model in zip(plans[::2], models, strict=False)
     ]
     for run, ranks in on_ranks(step, runs, data).items():
@@ -143,7 +161,7 @@ def test_so_of_a_llama_whose_head_is_not_tied(plans: list[tuple[Plan, Precision]
 
 def test_tokens_that_do_not_divide_are_sent_whole(data: Path) -> None:
     plans = [Plan(pp=2, tp=4, schedule="gpipe", scatter_gather=scatters) for scatters in (True, False)]
-    runs = [Run(model=in_stages(replace(MODEL, seq_len=18), plan), plan=plan, train=RECIPE) for plan in plans]
+    runs = [Run(model=fitting(replace(MODEL, seq_len=18), plan), plan=plan, train=RECIPE) for plan in plans]
     one, other = on_ranks(step, runs, data).values()
     assert one == other
 

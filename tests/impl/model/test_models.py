@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from impl.model.bert import BERT
 from impl.model.build import build_model
 from impl.model.config import ModelConfig
+from impl.model.dropout import DropoutKey
 from impl.model.gpt import GPT
-from impl.model.layers import Attention, DropoutKey
+from impl.model.layers import Attention
 from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.stage import Stage, split
 from impl.tensor_parallel.group import TensorParallel

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from impl.model.layers import DropoutKey, Trunk
+from impl.model.dropout import DropoutKey
+from impl.model.layers import Trunk
 from impl.pipeline.stage import Stage
 
 

@@ -1,5 +1,6 @@
 """The gear that all plans are estimated with, against the one that carries out events."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from harness.predict.systems import load_system
 from impl.model.sizes import named
+from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.simulator.closed_form import ClosedForm, Estimate
@@ -74,6 +76,20 @@ def test_the_best_plan_is_among_the_best_that_are_estimated() -> None:
     estimated = estimate().seconds[chosen]
     best = np.argmin(estimated / (1 + off))
     assert np.argsort(estimated).tolist().index(best) < 3
+
+
+@pytest.mark.parametrize("plan", [Plan(cp=2), Plan(cp=2, cp_attention="ulysses")], ids=["ring", "ulysses"])
+def test_so_where_all_plans_share_sequences_between_two_ranks(plan: Plan) -> None:
+    """Of plans for half of the devices."""
+    base, system = replace(BASE, plan=plan, model=replace(BASE.model, dropout=0.0)), load_system("dgx_h100")
+    half = every(base.model, GPUS // 2, BATCH)
+    half = half.take(np.flatnonzero((half["tp"] < 4) & (half["zero_stage"] < 2) & (half["microbatch"] < 4))[::999])
+    estimated = ClosedForm(base, VOCAB, system, GPUS).estimate(half)
+    for i, seconds in enumerate(estimated.seconds):
+        run = system.habits.of(half.run(i, base))
+        found = predict(run, VOCAB, system, stages=system.habits.stages_of(run), with_timeline=False)
+        assert seconds == pytest.approx(found.seconds, rel=0.06)
+        assert estimated.bytes[i] == pytest.approx(max(one.total for one in found.memory), rel=0.12)
 
 
 def test_a_plan_alone_is_estimated_as_among_others() -> None:

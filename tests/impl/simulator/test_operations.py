@@ -20,14 +20,18 @@ def blocks(run: Run) -> dict[BlockName, Block]:
     return {name: block(run, VOCAB, name, run.model.seq_len) for name in COUNT}
 
 
+SHARED = [{}, {"cp": 4}, {"cp": 4, "cp_attention": "ulysses"}]
+
+
+@pytest.mark.parametrize("shared", SHARED, ids=["whole", "ring", "ulysses"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_products_and_cores_are_the_models_flops(recompute):
-    run = run_of(recompute=recompute)
+def test_products_and_cores_are_the_models_flops(recompute, shared):
+    run = run_of(recompute=recompute, **shared)
     of_microbatch = sum(
         COUNT[name] * (sum(product.flops for product in one.products) + (one.core.flops if one.core else 0))
         for name, one in blocks(run).items()
     )
-    assert of_microbatch == model_flops("palm_12", run.model, run.train.microbatch)
+    assert of_microbatch * run.plan.cp == model_flops("palm_12", run.model, run.train.microbatch)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -47,6 +51,21 @@ def test_collectives_are_the_traffic(family, kv_heads, over, recompute, sequence
     assert traffic
     assert calls == {op: count.calls for op, count in traffic.items()}
     assert sizes == {op: count.bytes for op, count in traffic.items()}
+
+
+@pytest.mark.parametrize("shared", SHARED[1:], ids=["ring", "ulysses"])
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_so_of_ranks_that_share_sequences(family, recompute, shared):
+    run = longer(run_of(tp=2, recompute=recompute, **shared), family=family, kv_heads=8)
+    found = Counter[str]()
+    for name, one in blocks(run).items():
+        for each in (each for each in one.collectives if each.over == "cp"):
+            again = 2 if recompute == "selective" and name == "layer" and each.when == "forward" else 1
+            found[each.op] += COUNT[name] * again * run.microbatches * int(each.bytes)
+    traffic = tensor_parallel_traffic(Place(run, VOCAB), run.model.seq_len, "cp")
+    assert found == {op: count.bytes for op, count in traffic.items()}
+    assert ("all_gather" in found) == (family == "bert")
 
 
 def test_blocks_have_all_parameters():

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from impl.cost.place import Place
+from impl.cost.traffic import tensor_parallel_traffic
 from impl.errors import InputError
 from impl.pipeline.stage import Stage
 from impl.run import Run
@@ -18,6 +20,9 @@ from tests.impl.pipeline import own_schedule
 from tests.impl.simulator.made_up import MODEL, SYSTEM, faster, longer, run_of, with_constants
 
 VOCAB = 51200
+RING: dict[str, Any] = {"cp": 2}
+SHARED: list[dict[str, Any]] = [RING, {"cp": 2, "cp_attention": "ulysses"}]
+"""Plans by which two ranks share every sequence."""
 LATENCIES = ("kernel_seconds", "host_forward", "host_backward", "host_collective", "link_latency", "nic_latency")
 LATENCIES += ("send_latency", "send_wait", "microbatch_seconds", "step_seconds")
 
@@ -28,10 +33,12 @@ def seconds(run: Run, system=SYSTEM, **arguments: Any) -> float:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Run:
-    """Any plan of 16 sequences on up to 64 ranks."""
+    """Any plan of 16 sequences on up to 128 ranks."""
     tp, dp, pp = draw(st.sampled_from((1, 2, 8))), draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from((1, 2, 4)))
     schedule = draw(st.sampled_from(("gpipe", "one_f_one_b", "interleaved", "zb_h1", "zbv")))
+    shared = draw(st.sampled_from(({}, {}, *SHARED)))
     return run_of(
+        model=replace(MODEL, attention_dropout=0.0) if shared == RING else MODEL,
         global_batch=16,
         microbatch=1,
         tp=tp,
@@ -42,6 +49,7 @@ def plans(draw: st.DrawFn) -> Run:
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
         sequence_parallel=draw(st.booleans()) and tp > 1,
         zero_stage=draw(st.integers(0, 3)),
+        **shared,
     )
 
 
@@ -56,6 +64,27 @@ def test_parts_of_every_rank_add_up_to_the_step(run: Run):
     assert sum(found.exposed.values()) < found.seconds
     assert found.timeline is not None
     assert float(found.timeline.bubble) == pytest.approx(found.bubble)
+
+
+@pytest.mark.parametrize("plan", SHARED, ids=["ring", "ulysses"])
+def test_ranks_that_share_long_sequences_take_half_the_time_each_besides_their_waits(plan: dict[str, Any]):
+    whole = longer(run_of(), seq_len=2**14, attention_dropout=0.0)
+    alone, shared = (predict(replace(whole, plan=replace(whole.plan, **how)), VOCAB, SYSTEM) for how in ({}, plan))
+    assert alone.exposed["cp"] == 0 < shared.exposed["cp"] < 0.05 * shared.seconds
+    assert shared.seconds - sum(shared.exposed.values()) == pytest.approx(
+        alone.seconds / 2, rel=0.03
+    )  # a ring adds results up
+
+
+def test_only_a_rings_way_home_is_not_beside_its_meetings_while_these_are_longer():
+    """In fp32 the gradients that go home are of 4 bytes: all that is sent is 2 bytes forward, 2 + 4 + 4 backward."""
+    run, system = longer(run_of(**RING), seq_len=2**14, attention_dropout=0.0), with_constants(SYSTEM, overlap=1.0)
+    sends = tensor_parallel_traffic(Place(run, VOCAB), run.model.seq_len, "cp")["send"].bytes
+    rate = 300e9 * system.constant("send_efficiency")
+    home = predict(run, VOCAB, system).exposed["cp"]
+    assert home == pytest.approx(sends * 4 / 12 / rate, rel=0.1)
+    slow = predict(run, VOCAB, with_constants(faster(link_bandwidth=0.001), overlap=1.0)).exposed["cp"]
+    assert 500 * home < slow < 3000 * home
 
 
 @settings(max_examples=25, deadline=None)

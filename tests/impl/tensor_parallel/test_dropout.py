@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impl.model.layers import MASK_BLOCKS, Dropout, DropoutKey
+from impl.model.dropout import MASK_BLOCKS, Dropout, DropoutKey
 from impl.tensor_parallel.group import WHOLE, Part
 
 KEY = DropoutKey(3, 0, 0)

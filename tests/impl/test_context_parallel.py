@@ -1,0 +1,120 @@
+"""What ranks that share sequences have, how parts of attention add up, and which plans are refused."""
+
+from itertools import product
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from impl.context_parallel import (
+    ContextParallel,
+    attention,
+    attention_by_products,
+    attention_grad,
+    attention_grad_by_products,
+)  # fmt: skip
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.tensor_parallel.group import Part
+from tests.impl.model.test_initialise import Group
+
+ULYSSES: dict[str, Any] = {"cp_attention": "ulysses"}
+
+
+@given(st.integers(1, 4), st.sampled_from((1, 2, 4)), st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_ranks_have_every_row_of_every_sequence_once(
+    cp: int, parts: int, sequences: int, tokens: int, is_ring: bool
+) -> None:
+    plan = Plan(cp=cp, cp_attention="ring" if is_ring or cp == 1 else "ulysses")
+    seq_len = plan.cp_chunks * parts * tokens
+    ranks = [ContextParallel.of(plan, cast(Any, Group(rank, cp)), seq_len) for rank in range(cp)]
+    places = [one.places(seq_len // cp) for one in ranks]
+    assert sorted(torch.cat(places).tolist()) == list(range(seq_len))
+    every = []
+    for one, own in zip(ranks, places, strict=True):
+        rows = [
+            row
+            for index in range(parts)
+            for some in one.rows(Part(index, parts)).rows(sequences * seq_len // cp // parts)
+            for row in some
+        ]
+        assert rows == [sequence * seq_len + place for sequence in range(sequences) for place in own.tolist()]
+        every += rows
+    assert sorted(every) == list(range(sequences * seq_len))
+
+
+@pytest.mark.parametrize(("causal", "groups"), product((False, True), (1, 2, 4)))
+def test_the_kernels_and_matrix_products_give_autograds_gradients(causal: bool, groups: int) -> None:
+    torch.manual_seed(0)
+    random = lambda heads: torch.randn(2, heads, 6, 8, dtype=torch.float64)
+    q, k, v, grad = (random(heads).requires_grad_() for heads in (4, groups, groups, 4))
+    scores = q @ k.repeat_interleave(4 // groups, 1).transpose(2, 3) * 8**-0.5
+    scores = scores + torch.full((6, 6), -torch.inf, dtype=torch.float64).triu(1) if causal else scores
+    out = scores.softmax(-1) @ v.repeat_interleave(4 // groups, 1)
+    expected = torch.autograd.grad(out, (q, k, v), grad)
+    q, k, v, grad = (x.detach() for x in (q, k, v, grad))
+    for forward, backward in ((attention, attention_grad), (attention_by_products, attention_grad_by_products)):
+        found, logs = forward(q, k, v, causal=causal)
+        torch.testing.assert_close(found, out.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(logs, scores.detach().logsumexp(-1), rtol=1e-12, atol=1e-12)
+        gradients: tuple[Tensor, ...] = backward(grad, q, k, v, found, logs, causal=causal)
+        for one, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=8, seq_len=24)
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes", "problem"),
+    [
+        (ULYSSES, {}, "plan.cp_attention ulysses is for several ranks; valid with plan.cp above 1"),
+        (
+            {"cp": 5},
+            {},
+            "plan.cp 5, plan.cp_attention ring has to divide half of model.seq_len 24; valid: 1, 2, 3, 4, 6, 12",
+        ),
+        (
+            {"cp": 4, "tp": 4, **ULYSSES},
+            {"kv_heads": 4},
+            "plan.cp 4, plan.cp_attention ulysses has to divide model.seq_len 24, and a rank's 2 heads and 1 of keys "
+            "and values; valid: 1",
+        ),
+        (
+            {"cp": 2},
+            {"dropout": 0.1},
+            "plan.cp_attention ring has no probabilities at once, and model.attention_dropout is of them; valid: "
+            "model.attention_dropout 0, or plan.cp_attention ulysses",
+        ),
+        (
+            {"cp": 4, "tp": 4, "sequence_parallel": True},
+            {},
+            "plan.tp 4 does not divide model.seq_len 6 of plan.cp 4, which plan.sequence_parallel splits; "
+            "valid degrees: 1, 2",
+        ),
+        (
+            {"cp": 2, "zero_stage": 1, "zero_group": 3},
+            {},
+            "plan.zero_group 3 does not divide plan.dp 1 x plan.cp 2; valid: 1, 2",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_says_why(plan: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
+    model = ModelConfig(**{**vars(MODEL), **changes})
+    assert Run(model=model, plan=Plan(**plan), train=Recipe(global_batch=4, microbatch=1)).problems() == [problem]
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "torch"])
+def test_other_engines_and_compiled_layers_have_none(engine: Any) -> None:
+    run = Run(model=MODEL, plan=Plan(cp=2), engine=engine)
+    [problem] = run.problems()
+    assert problem.startswith(f"the {engine} engine")
+    assert problem.endswith(" has no plan.cp 2")
+    assert Run(model=MODEL, plan=Plan(cp=2), compile=True).problems() == [
+        "compile with plan.cp 2 is not built; valid: compile False"
+    ]
