@@ -1,7 +1,8 @@
 """The verb `accuracy`: errors of the simulator on published steps that its constants were not fitted to."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,23 @@ from harness.analysis.render import Column, Table
 from harness.experiment import folders
 from harness.experiment.experiment import load
 from harness.figures.style import mark, save, style
-from harness.predict.fit import Measured, error_sizes, percent_off
+from harness.predict.benchmark import (
+    PERCENT,
+    Seconds,
+    guesses,
+    kinds_table,
+    plans_table,
+    read_predictions,
+    worst_table,
+    write_rows,
+)
+from harness.predict.fit import error_sizes, percent_off
 from harness.predict.held_out import (
     BLOOM,
     CASES,
-    NVIDIA,
-    VTRAIN,
     Goals,
     Result,
     Rows,
-    by_group,
-    on_priors,
     plain_nvidia,
     result_of,
     rows_of,
@@ -49,34 +56,41 @@ Written by `make accuracy`. Constants are fitted to some rows, errors are those 
 """Beginning of the document before its tables."""
 FAR = 20
 """Percent beyond which a row on H100s is named."""
-TIE = 1e-9
-"""Relative difference of seconds up to which predictions count as equal."""
-PERCENT = {"unit": "%", "digits": 3}
-COLUMNS = (
+SIZES = (
     Column(key="set", header="set", text=True),
     Column(key="what", header="rows", text=True),
     Column(key="n", header="n"),
     Column(key="mape", header="mean", **PERCENT),
     Column(key="median", header="median", **PERCENT),
     Column(key="worst", header="largest", **PERCENT),
-    Column(key="goal", header="goal", text=True),
-    Column(key="met", header="met", text=True),
-    Column(key="constant", header="constant MFU", **PERCENT),
-    Column(key="calculon", header="Calculon", **PERCENT),
 )
+GOALS = (Column(key="goal", header="goal", text=True), Column(key="met", header="met", text=True))
 
 
-def accuracy(*, out: Path | None = None, json: Flag = False) -> int:
+def accuracy(
+    *, out: Path | None = None, rows: Path | None = None, predictions: tuple[Path, ...] = (), json: Flag = False
+) -> int:
     """Predict published and measured steps with constants fitted to others, and print how far off that is.
 
     Args:
         out: Folder to write accuracy.md and accuracy.png to, whose records of this machine are read; without it the
             committed records are read and nothing is written.
+        rows: CSV file to write instead: every published step with its plan and seconds, once for each set of rows that
+            asks for it (role asked), or whose constants may be fitted to it (role fit).
+        predictions: CSV files of other predictors, with columns file, name and predicted_s: the first two as in `rows`.
+            Each gets a column, or rows, in the tables.
         json: Print one JSON document.
     """
+    if rows is not None:
+        print(f"written: {rows}, {write_rows(rows, CASES)} rows")
+        return 0
+    others = {path.stem: read_predictions(path) for path in predictions}
     (out or Path()).mkdir(parents=True, exist_ok=True)
     results = [result_of(case) for case in shown_progress(CASES, "fitting, predicting")]
-    tables = [errors_table(results, out or folders.ARCHIVE), plans_table(results), figures_table(results)]
+    errors = errors_table(results, others)
+    tables = [worst_table(results), dataclasses.replace(errors, notes=(*errors.notes, *_notes(results)))]
+    tables += [kinds_table(results), plans_table(results, others), other_table(out or folders.ARCHIVE)]
+    tables.append(figures_table(results))
     if out is not None:
         write_atomically(out / "accuracy.md", HEAD + "\n".join(map(render.markdown, tables)))
         save(figure(results), out / "accuracy.png")
@@ -89,64 +103,38 @@ def accuracy(*, out: Path | None = None, json: Flag = False) -> int:
     return 0
 
 
-def choices(rows: Sequence[Measured], predicted: Iterable[float]) -> tuple[int, float, float]:
-    """Return the number of groups of plans, the share whose best plan is predicted, and the mean loss of the choice.
-
-    A group has plans for the same model, GPUs and batch. The loss is how much slower the predicted best plan is than
-    the measured best, as a share.
-    """
-    groups = [(row.run.model, row.run.plan.world_size, row.run.train.global_batch) for row in rows]
-    frame = pd.DataFrame({"group": groups, "guess": predicted, "measured": [row.seconds for row in rows]})
-    found, losses = [], []
-    for _, plans in frame[frame.duplicated("group", keep=False)].groupby("group", sort=False):
-        best = plans["measured"].min()
-        chosen = plans["measured"][plans["guess"] <= plans["guess"].min() * (1 + TIE)]  # a tie is broken by chance
-        found.append(np.mean(chosen == best))
-        losses.append(np.mean(chosen) / best - 1)
-    return len(found), float(np.mean(found)), float(np.mean(losses))
-
-
-def errors_table(results: Sequence[Result], out: Path) -> Table:
-    """Tabulate sizes of errors of every set, next to those of the baselines."""
-    rows = [
-        _line(case.id, case.what, result.off, case.goals, calculon=case.calculon)
-        | {"constant": abs(percent_off(result.baseline, result.measured)).mean()}
-        for result in results
-        if (case := result.case)
-    ]
-    rows.insert(1, _line("H1'", "PTD-P table 1, each 3 of 10 rows", splits(), (2.8, None, None)))
-    grouped = (
-        (by_group("jean_zay", BLOOM, lambda model: model.hidden_size), "BLOOM", "trials, each hidden size"),
-        (by_group("dgx_h100", NVIDIA), "NVIDIA", "steps on H100s, bf16 and fp8, each model"),
+def errors_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Table:
+    """Tabulate sizes of errors of every set, next to the mean errors of other predictors."""
+    rows, names = [], dict[str, None]()
+    for result in results:
+        mean = {
+            by: float(np.nanmean(sizes)) if np.isfinite(sizes).any() else None
+            for by, seconds in guesses(result, others).items()
+            if len(sizes := abs(percent_off(seconds, result.measured)))
+        }
+        names |= dict.fromkeys(mean)
+        case, inside = result.case, 100 * result.is_inside.mean()
+        rows.append(_line(case.id, case.what, result.off, case.goals, calculon=case.calculon, inside=inside, **mean))
+    columns = (
+        *(*SIZES, *GOALS, Column(key="inside", header="inside the 90% interval", **PERCENT)),
+        *(Column(key=name, header=name, **PERCENT) for name in names),
+        Column(key="calculon", header="Calculon", **PERCENT),
     )
-    for trials, name, what in grouped:
-        off, constant = (np.concatenate(each) for each in zip(*trials, strict=True))
-        what = f"{name}'s {what} fitted to the others"
-        rows.append(_line(name, what, off, (7, None, None), constant=abs(constant).mean()))
-    unfitted, nvidia = on_priors("h100"), on_priors("dgx_h100")
-    for one in (unfitted, nvidia):
-        constant = percent_off(one.baseline, one.measured)
-        rows.append(_line(one.case.id, one.case.what, one.off, constant=abs(constant).mean()))
-    scaling = "Frontier's weak and strong scaling, percentage points of efficiency"
-    points = np.array([one.predicted - one.published for one in frontier()])
-    torch = 100 * np.array(torchtitan())
-    rows += [
-        _line("Frontier", scaling, points, (None, None, 3)),
-        _line("H8", "memory: torchtitan's published rows, nothing fitted", torch, (None, None, 8)),
-        _beyond_memory(),
-        _printed_memory(),
-        *_own_machine(out),
-    ]
-    missed = [row.name for row, off in zip(unfitted.rows, unfitted.off, strict=True) if abs(off) > FAR]
-    picked = " and ".join(f"{one.predicted:.1f}% ({one.published:g}% published)" for one in frontier(FITTED))
     notes = (
-        "Errors are sizes of predicted / measured - 1, in percent: their mean, median and largest. Calculon's means "
-        "are the published tool's on rows of the same kind; H5, H6: on all that are published.",
-        "H1': largest is that of a set of three, on average over its seven other rows.",
+        "Errors are sizes of predicted / measured - 1, in percent: their mean, median and largest; of other predictors "
+        "the mean. All but Calculon have one factor, fitted to the rows that the simulator's constants are fitted to. "
+        "Data sheet: the simulator's laws with rated bandwidths and FLOP/s, and nothing that takes time beside them.",
+        "Calculon's means are the published tool's on rows of the same kind; H5, H6: on all that are published.",
+    )
+    return Table("accuracy", "Errors on steps that were not fitted", columns, pd.DataFrame(rows), notes)
+
+
+def _notes(results: Sequence[Result]) -> tuple[str, ...]:
+    h100 = next(one for one in results if one.case.id == "H100")
+    missed = [row.name for row, off in zip(h100.rows, h100.off, strict=True) if abs(off) > FAR]
+    return (
         "Only constants are fitted, and only to other rows; the laws and the constants' priors were written with all "
         "these errors in sight. H5, H6: one campaign of measurements, 96 rows fitted to, these 420 not.",
-        "Frontier's scaling: where it begins and its batches are assumed; microbatches of 1 are the launch scripts'. "
-        f"Fitted, so not in this table: strong scaling with a microbatch of 4, picked to match, {picked}.",
         "BLOOM: the law of heads whose rows are not of 16 bytes was written with these rows in sight; it then met the "
         "1.5B model of ZeRO's figure 2 (heads of 100) to 5 and 7%, which was 67 and 79% too fast. One row of BLOOM's "
         "(line 830) is missed by 28%; what sets it apart is not known.",
@@ -155,12 +143,37 @@ def errors_table(results: Sequence[Result], out: Path) -> Table:
         "NVIDIA: eight bits, products split beside their collectives and parameters gathered ahead are laws without a "
         "constant, written with these rows in sight; without the latter two 'nothing fitted' is "
         f"{plain_nvidia():.1f}% off. Two releases measured GPT-3 in fp8 14% apart, on 512 and on 128 GPUs with as much "
-        "work each.",
+        "work each. The rows with context parallelism were predicted before anything was fitted to them.",
         "InternEvo: the hops of a ring (NCCL's own law), and that its ZeRO-1 broadcasts whole tensors (its code), were "
         "taken up after larger errors on these rows. Without hops 6.0%, without broadcasts 6.1%, without both 6.2%.",
+    )
+
+
+def other_table(out: Path) -> Table:
+    """Tabulate errors of other kinds: over choices of fitted rows, of scaling, of memory, and on this machine.
+
+    Args:
+        out: folder of the records of this machine.
+    """
+    scaling = "Frontier's weak and strong scaling, percentage points of efficiency"
+    points = np.array([one.predicted - one.published for one in frontier()])
+    torch = 100 * np.array(torchtitan())
+    rows = [
+        _line("H1'", "PTD-P table 1, each 3 of 10 rows", splits(), (2.8, None, None)),
+        _line("Frontier", scaling, points, (None, None, 3)),
+        _line("H8", "memory: torchtitan's published rows, nothing fitted", torch, (None, None, 8)),
+        _beyond_memory(),
+        _printed_memory(),
+        *_own_machine(out),
+    ]
+    picked = " and ".join(f"{one.predicted:.1f}% ({one.published:g}% published)" for one in frontier(FITTED))
+    notes = (
+        "H1': largest is that of a set of three, on average over its seven other rows.",
+        "Frontier's scaling: where it begins and its batches are assumed; microbatches of 1 are the launch scripts'. "
+        f"Fitted, so not in this table: strong scaling with a microbatch of 4, picked to match, {picked}.",
         "H8: the share that the allocator loses to gaps was assumed with these rows in sight.",
     )
-    return Table("accuracy", "Errors on steps that were not fitted", COLUMNS, pd.DataFrame(rows), notes)
+    return Table("other", "Errors of other kinds", (*SIZES, *GOALS), pd.DataFrame(rows), notes)
 
 
 def _line(name: str, what: str, off: np.ndarray, goals: Goals = (None, None, None), **more: object) -> dict[str, Any]:
@@ -208,33 +221,13 @@ def _own_machine(out: Path) -> list[dict[str, Any]]:
     return [_line("H9", what, 100 * frame["off"].to_numpy(dtype=float), (10, None, None))]
 
 
-def plans_table(results: Sequence[Result]) -> Table:
-    """Tabulate whether the plan that is predicted to be the fastest is the fastest."""
-    rows = []
-    for result in results:
-        if result.case.asked.file == VTRAIN.file:
-            for of, predicted in (("simulator", result.predicted), ("constant MFU", result.baseline)):
-                groups, share, regret = choices(result.rows, predicted)
-                row = {"set": result.case.id, "what": result.case.what, "by": of, "groups": groups}
-                rows.append(row | {"best": 100 * share, "regret": 100 * regret})
-    columns = (
-        *COLUMNS[:2],
-        Column(key="by", header="predicted by", text=True),
-        Column(key="groups", header="groups"),
-        Column(key="best", header="best plan found", **PERCENT),
-        Column(key="regret", header="slower than the best", **PERCENT),
-    )
-    note = "A group: plans for the same model, GPUs and batch. Goal for H5: the best in 66 %, 3.4 % slower on average."
-    return Table("plans", "The fastest plan", columns, pd.DataFrame(rows), (note,))
-
-
 def figures_table(results: Sequence[Result]) -> Table:
     """Tabulate errors for each of PTD-P's figures."""
     result = next(one for one in results if one.case.id == "figures")
     named = np.array([row.name.split(",")[0] for row in result.rows])
     parts = {name: result.off[named == name] for name in dict.fromkeys(named.tolist())}
     rows = [_line("PTD-P", name, off, bias=float(off.mean())) for name, off in parts.items()]
-    columns = (*COLUMNS[:6], Column(key="bias", header="mean with sign", **PERCENT))
+    columns = (*SIZES, Column(key="bias", header="mean with sign", **PERCENT))
     return Table("figures", "PTD-P's figures", columns, pd.DataFrame(rows), ("Digitised to about 1 TFLOP/s per GPU.",))
 
 

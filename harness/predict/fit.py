@@ -34,6 +34,8 @@ class Measured(NamedTuple):
     name: str
     run: Done
     seconds: float
+    file: str = ""
+    """Published table that has it."""
 
 
 def fit(rows: Sequence[Measured], system: System, *, row_sd: float | None = None, with_surface: bool = True) -> System:

@@ -1,6 +1,7 @@
 """Published steps, predicted with constants that were fitted to others of them, or to nothing."""
 
 import itertools
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
@@ -10,10 +11,14 @@ import numpy as np
 
 from harness.experiment.published import FOLDER
 from harness.predict.csv_rows import CALIBRATE, Row, read_rows
+from harness.predict.doubt import COMPUTING, NETWORK
 from harness.predict.fit import Measured, constant_mfu, fit, linear, percent_off, seconds_of
+from harness.predict.interval import factors, octaves_beyond, uncalibrated
+from harness.predict.simulation import Done
 from harness.predict.systems import load_system
 from impl.errors import InputError
-from impl.model.config import ModelConfig
+from impl.run import Run
+from impl.simulator.constants import Constant
 from impl.simulator.system import System
 
 STEPS = FOLDER / "steps"
@@ -34,29 +39,36 @@ class Rows(NamedTuple):
     gpus: tuple[int, int] = (1, MOST)
     """Least and most."""
     hidden: tuple[int, int] = (1, MOST)
+    cp: tuple[int, int] = (1, MOST)
+    precision: str = ""
+    """The only one; empty: any."""
 
     def read(self, system: str) -> list[Measured]:
         """Return the selected rows of the file."""
-        limits = {"gpus": self.gpus, "hidden": self.hidden}
+        limits = {"gpus": self.gpus, "hidden": self.hidden, "cp": self.cp}
         return [
-            row.measured
+            row.measured._replace(file=self.file)
             for row in rows_of(self.file, system)
             if row.measured and row.split.startswith(self.split)
-            if all(least <= row.cells[name] <= most for name, (least, most) in limits.items())
+            if self.precision in ("", row.cells.get("precision"))
+            if all(least <= row.cells.get(name, 1) <= most for name, (least, most) in limits.items())
         ]
 
 
 class Case(NamedTuple):
-    """Rows that are predicted with constants fitted to others."""
+    """Rows that are predicted with constants fitted to others, or to none."""
 
     id: str
     what: str
     system: str
-    asked: Rows
-    fitted: Rows
+    asked: tuple[Rows, ...]
+    fitted: Rows | None = None
+    """Rows that constants are fitted to; None: to none, or with `by` to other groups."""
     goals: Goals = (None, None, None)
     calculon: float | None = None
     """Mean error in percent of Calculon as published, measured for this project on the same kind of rows."""
+    by: Callable[[Run], Hashable] | None = None
+    """Key of a group of rows, each of which is predicted with constants fitted to the others."""
 
 
 TABLE_1 = Rows("ptdp2021_table1", CALIBRATE)
@@ -67,47 +79,89 @@ FITTED_ONE, FITTED_NODES = (rows._replace(split=CALIBRATE) for rows in (ONE_NODE
 BLOOM = Rows("bloom2022", CALIBRATE)
 H100, NVIDIA = Rows("h100_2024"), Rows("nvidia_h100", CALIBRATE)
 CASES = (
-    Case("H1", "PTD-P table 1, fitted to 3 of 10 rows", "selene", Rows("ptdp2021_table1"), TABLE_1, (2, None, 5), 12.1),
-    Case("H2", "PTD-P table 2, constants of H1", "selene", Rows("ptdp2021_table2"), TABLE_1, (2.5, None, 6), 13.1),
+    Case("H1", "PTD-P table 1, fitted to 3 of 10 rows", "selene", (Rows("ptdp2021_table1"),), TABLE_1, (2, None, 5),
+         12.1),
+    Case("H2", "PTD-P table 2, constants of H1", "selene", (Rows("ptdp2021_table2"),), TABLE_1, (2.5, None, 6), 13.1),
     Case("H3", "Korthikanti table 5, sequence parallel and selective, fitted to 2 fully recomputed", "selene_2022",
-         Rows("korthikanti2022_table5"), TABLE_5, (3, None, 6), 5.16),
+         (Rows("korthikanti2022_table5"),), TABLE_5, (3, None, 6), 5.16),
     Case("H3'", "Korthikanti section 6.3, 8-way data parallel, constants of H3", "selene_2022",
-         Rows("korthikanti2022_table5", "data parallel"), TABLE_5, calculon=11.5),
-    Case("H4", "PTD-P table 2, ZeRO-3, fitted to 2 of 6 rows", "selene_deepspeed",
-         Rows("ptdp2021_table2_zero3"), Rows("ptdp2021_table2_zero3", CALIBRATE), (8, None, 13)),
-    Case("H5", "A100, one node, fitted to 64 rows", "a100_cluster", ONE_NODE, FITTED_ONE, (6, 4, None), 38.9),
-    Case("H5x", "8 GPUs, fitted to up to 4", "a100_cluster", VTRAIN._replace(gpus=(8, 8)),
+         (Rows("korthikanti2022_table5", "data parallel"),), TABLE_5, calculon=11.5),
+    Case("H4", "PTD-P table 2, ZeRO-3, fitted to 2 of 6 rows", "selene_deepspeed", (Rows("ptdp2021_table2_zero3"),),
+         Rows("ptdp2021_table2_zero3", CALIBRATE), (8, None, 13)),
+    Case("H5", "A100, one node, fitted to 64 rows", "a100_cluster", (ONE_NODE,), FITTED_ONE, (6, 4, None), 38.9),
+    Case("H5x", "8 GPUs, fitted to up to 4", "a100_cluster", (VTRAIN._replace(gpus=(8, 8)),),
          FITTED_ONE._replace(gpus=(1, 4)), (10, None, None), 41.9),
-    Case("H5x", "hidden size 2048, fitted to 1024", "a100_cluster", ONE_NODE._replace(hidden=(2048, 2048)),
+    Case("H5x", "hidden size 2048, fitted to 1024", "a100_cluster", (ONE_NODE._replace(hidden=(2048, 2048)),),
          FITTED_ONE._replace(hidden=(1, 1024)), (10, None, None), 27.7),
-    Case("H6", "A100, 64 to 512 GPUs, fitted to 32 rows", "a100_cluster", NODES, FITTED_NODES, (7.5, 4.5, None), 14.2),
-    Case("H6x", "512 GPUs, fitted to up to 256", "a100_cluster", VTRAIN._replace(gpus=(512, MOST)),
+    Case("H6", "A100, 64 to 512 GPUs, fitted to 32 rows", "a100_cluster", (NODES,), FITTED_NODES, (7.5, 4.5, None),
+         14.2),
+    Case("H6x", "512 GPUs, fitted to up to 256", "a100_cluster", (VTRAIN._replace(gpus=(512, MOST)),),
          FITTED_NODES._replace(gpus=(9, 256)), (10, None, None), 11.5),
-    Case("H6x", "175B, fitted to 39B", "a100_cluster", NODES._replace(hidden=(12288, MOST)),
+    Case("H6x", "175B, fitted to 39B", "a100_cluster", (NODES._replace(hidden=(12288, MOST)),),
          FITTED_NODES._replace(hidden=(8192, 8192)), (10, None, None), 7.2),
-    Case("H7", "MT-NLG 530B, fitted to 1 of 3 rows", "selene", Rows("mtnlg2022"), Rows("mtnlg2022", CALIBRATE),
+    Case("H7", "MT-NLG 530B, fitted to 1 of 3 rows", "selene", (Rows("mtnlg2022"),), Rows("mtnlg2022", CALIBRATE),
          (4, None, None), 29.7),
-    Case("figures", "PTD-P figures 11 to 18, constants of H1", "selene", Rows("ptdp2021_figures", "figure"), TABLE_1,
+    Case("figures", "PTD-P figures 11 to 18, constants of H1", "selene", (Rows("ptdp2021_figures", "figure"),), TABLE_1,
          (6, None, None)),
-    Case("Frontier", "Frontier 22B and 1T, fitted to 175B", "frontier", Rows("frontier2023"),
+    Case("Frontier", "Frontier 22B and 1T, fitted to 175B", "frontier", (Rows("frontier2023"),),
          Rows("frontier2023", CALIBRATE), (None, None, 8)),
     Case("BLOOM", "BLOOM's trials with 150 numbers a head, fitted to other sizes", "jean_zay",
-         BLOOM._replace(hidden=(14400, MOST)), BLOOM._replace(hidden=(1, 14399)), (12, None, None)),
-    Case("NVIDIA", "NVIDIA's GPT-3 175B on H100s, fitted to their other models", "dgx_h100",
-         NVIDIA._replace(hidden=(12288, 12288)), NVIDIA._replace(hidden=(1, 12287))),
-    Case("InternEvo", "InternLM 7B on 8 to 1,024 A100s, fitted to 7 of 46 rows", "internevo", Rows("internevo2023"),
+         (BLOOM._replace(hidden=(14400, MOST)),), BLOOM._replace(hidden=(1, 14399)), (12, None, None)),
+    Case("BLOOM", "BLOOM's trials, each hidden size fitted to the others", "jean_zay", (BLOOM,), goals=(7, None, None),
+         by=lambda run: run.model.hidden_size),
+    Case("InternEvo", "InternLM 7B on 8 to 1,024 A100s, fitted to 7 of 46 rows", "internevo", (Rows("internevo2023"),),
          Rows("internevo2023", CALIBRATE), (8, None, None)),
+    Case("NVIDIA", "NVIDIA's GPT-3 175B on H100s, fitted to their other models", "dgx_h100",
+         (NVIDIA._replace(hidden=(12288, 12288)),), NVIDIA._replace(hidden=(1, 12287))),
+    Case("NVIDIA", "NVIDIA's steps on H100s, bf16 and fp8, each model fitted to the others", "dgx_h100", (NVIDIA,),
+         goals=(7, None, None), by=lambda run: run.model),
+    Case("NVIDIA", "NVIDIA's context parallelism, fitted to steps without it", "dgx_h100",
+         (NVIDIA._replace(cp=(2, MOST)),), NVIDIA._replace(cp=(1, 1)), (7, None, None)),
+    Case("NVIDIA", "NVIDIA's steps on H100s, bf16 and fp8, nothing fitted", "dgx_h100", (NVIDIA,)),
+    Case("H100", "three stacks on H100s, bf16, GPT, Llama and Nemotron, nothing fitted", "h100",
+         (H100, NVIDIA._replace(precision="bf16"))),
 )  # fmt: skip
 
 
-class Result(NamedTuple):
-    """A case's rows with their predictions."""
+class Part(NamedTuple):
+    """Rows with their predictions, and the rows that constants were fitted to."""
 
-    case: Case
+    fitted: list[Measured]
     rows: list[Measured]
     predicted: np.ndarray
     baseline: np.ndarray
-    """Seconds at a constant utilization, fitted to the same rows."""
+    """Seconds at a constant utilization, fitted to the same rows; where nothing is fitted, to the asked ones."""
+    bounds: np.ndarray
+    """Seconds between which nine tenths of such steps should be. Shape: [rows, 2]."""
+    kinds: list[str]
+    """How each row differs from those that were fitted."""
+
+
+class Result(NamedTuple):
+    """A case's rows with their predictions: in one part, or in one for each group."""
+
+    case: Case
+    parts: list[Part]
+
+    @property
+    def rows(self) -> list[Measured]:
+        return [row for part in self.parts for row in part.rows]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for part in self.parts for kind in part.kinds]
+
+    @property
+    def predicted(self) -> np.ndarray:
+        return np.concatenate([part.predicted for part in self.parts])
+
+    @property
+    def baseline(self) -> np.ndarray:
+        return np.concatenate([part.baseline for part in self.parts])
+
+    @property
+    def bounds(self) -> np.ndarray:
+        return np.concatenate([part.bounds for part in self.parts])
 
     @property
     def measured(self) -> np.ndarray:
@@ -118,11 +172,56 @@ class Result(NamedTuple):
         """Errors in percent."""
         return percent_off(self.predicted, self.measured)
 
+    @property
+    def is_inside(self) -> np.ndarray:
+        """Whether each measured step is inside its interval."""
+        return (self.bounds[:, 0] <= self.measured) & (self.measured <= self.bounds[:, 1])
+
+    def scaled(self, seconds: Callable[[Measured], float]) -> np.ndarray:
+        """Return what another predictor says of the rows, times one factor that fits it to the fitted rows, if any.
+
+        Args:
+            seconds: function of a row; NaN: the predictor cannot say.
+        """
+        found = []
+        for part in self.parts:
+            logs = [math.log(row.seconds / seconds(row)) for row in part.fitted]
+            known = [log for log in logs if math.isfinite(log)]
+            factor = math.exp(sum(known) / len(known)) if known else 1.0
+            found += [factor * seconds(row) for row in part.rows]
+        return np.array(found)
+
 
 def result_of(case: Case) -> Result:
     """Fit the case's constants, and predict its rows."""
-    chosen, asked = case.fitted.read(case.system), case.asked.read(case.system)
-    return Result(case, asked, seconds_of(asked, _fitted(case.system, case.fitted)), constant_mfu(chosen, asked))
+    return Result(case, [_part(case.system, fitted, asked) for fitted, asked in parts_of(case)])
+
+
+def parts_of(case: Case) -> list[tuple[list[Measured], list[Measured]]]:
+    """Return the rows to fit to and the rows that are then asked for: of a case, or of each of its groups."""
+    asked = [row for rows in case.asked for row in rows.read(case.system)]
+    if case.by is None:
+        return [(case.fitted.read(case.system) if case.fitted else [], asked)]
+    keys = [case.by(row.run) for row in asked]
+    of = lambda key, ours: [row for row, own in zip(asked, keys, strict=True) if (own == key) is ours]
+    return [(of(key, False), of(key, True)) for key in dict.fromkeys(keys)]
+
+
+def _part(system: str, fitted: list[Measured], asked: list[Measured]) -> Part:
+    known = _fitted(system, tuple(fitted))
+    predicted = seconds_of(asked, known)
+    bounds = predicted[:, None] * np.array([factors(known.calibration, row.run) for row in asked])
+    baseline = constant_mfu(fitted or asked, asked)
+    return Part(fitted, asked, predicted, baseline, bounds, [_kind(row.run, known) for row in asked])
+
+
+def _kind(run: Done, system: System) -> str:
+    """Return how a run differs from those that the system's constants were fitted to."""
+    if system.calibration is None:
+        return "nothing fitted"
+    if uncalibrated(run, system):
+        return "a kind of plan or block that was not fitted"
+    return "beyond the fitted sizes" if octaves_beyond(run, system.calibration) else "within the fitted sizes"
 
 
 @lru_cache(maxsize=32)
@@ -139,8 +238,9 @@ def rows_of(file: str, system: str) -> list[Row]:
 
 
 @lru_cache(maxsize=32)
-def _fitted(system: str, rows: Rows) -> System:
-    return fit(rows.read(system), load_system(system))
+def _fitted(system: str, rows: tuple[Measured, ...]) -> System:
+    known = load_system(system)
+    return fit(rows, known) if rows else with_priors(known)
 
 
 def splits() -> np.ndarray:
@@ -158,49 +258,19 @@ def splits() -> np.ndarray:
     return np.array(errors)
 
 
-def by_group(
-    system: str, selected: Rows, key: Callable[[ModelConfig], Hashable] = lambda model: model
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return errors in percent of each group of rows, predicted from the other groups, and those of the baseline.
-
-    Args:
-        key: of a group.
-    """
-    known, rows = load_system(system), selected.read(system)
-    found = []
-    for group in dict.fromkeys(key(row.run.model) for row in rows):
-        asked = [row for row in rows if key(row.run.model) == group]
-        others = [row for row in rows if key(row.run.model) != group]
-        measured = np.array([row.seconds for row in asked])
-        each = seconds_of(asked, fit(others, known)), constant_mfu(others, asked)
-        found.append((percent_off(each[0], measured), percent_off(each[1], measured)))
-    return found
-
-
-def on_priors(system: str) -> Result:
-    """Return steps on H100s, of GPTs, Llamas and Nemotrons, predicted with constants that were fitted to nothing.
-
-    The baseline is fitted to these steps themselves.
-
-    Args:
-        system: h100, for bf16 by three stacks; or dgx_h100, for NVIDIA's alone, in fp8 too.
-    """
-    rows = NVIDIA.read(system)
-    what = "NVIDIA's steps on H100s, bf16 and fp8, nothing fitted"
-    if system == "h100":
-        rows = [*H100.read(system), *(row for row in rows if row.run.precision == "bf16")]
-        what = "three stacks on H100s, bf16, GPT, Llama and Nemotron, nothing fitted"
-    case = Case("H100" if system == "h100" else "NVIDIA", what, system, NVIDIA, NVIDIA)
-    priors = with_priors(load_system(system))
-    return Result(case, rows, seconds_of(rows, priors), constant_mfu(rows, rows))
-
-
 def plain_nvidia() -> float:
     """Return the mean error in percent of NVIDIA's steps by priors, had its software none of its overlaps."""
     system, rows = load_system("dgx_h100"), NVIDIA.read("dgx_h100")
     habits = replace(system.habits, splits_products=False, gathers_ahead=False)
     predicted = seconds_of(rows, with_priors(replace(system, habits=habits)))
     return float(abs(percent_off(predicted, np.array([row.seconds for row in rows]))).mean())
+
+
+def on_data_sheet(system: System) -> System:
+    """Return the system as its makers rate it: efficiencies are 1, and nothing takes time but products and bytes."""
+    full = {name: 1.0 for name in system.all_constants if name.endswith("efficiency")}
+    own = full | dict.fromkeys(("gemm_fill", *NETWORK[1], *COMPUTING[1]), 0.0) | {"nic_shared": 1.0}
+    return replace(system, constants={name: Constant(value) for name, value in own.items()}, calibration=None)
 
 
 def with_priors(system: System) -> System:

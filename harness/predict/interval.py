@@ -49,23 +49,34 @@ def interval(system: System, asked: Simulated, seconds: float, stack: str | None
     Args:
         stack: software that will run; None: the system's.
     """
-    known, doubts, extra, run = system.calibration, list[str](), 0.0, asked.done
+    known, doubts, other, run = system.calibration, list[str](), 0.0, asked.done
     if known is None:
         doubts.append(f"system {system.name} {PRIORS}")
     if stack is not None and stack != system.stack:
         doubts.append(f"constants are those of {system.stack}, not of {stack}")
-        extra += OTHER_STACK**2
+        other = OTHER_STACK
     seen = known.features if known is not None else dict[str, list[str]]()
     for name, octaves in octaves_beyond(run, known).items():
-        extra += (OCTAVE * octaves) ** 2
         if known is not None and octaves >= 1:
             least, most = known.ranges[name]
             doubts.append(f"{EXTRAPOLATES} {name} {sizes(run)[name]:g}, calibrated on {least:g} to {most:g}")
     for name, value in uncalibrated(run, system).items():
         doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen.get(name, [BASELINE[name]]))}")
     doubts += unaligned(run, system)
-    below, above = (math.hypot(side, NINE_TENTHS * math.sqrt(extra)) for side in log_bounds(known, run))
-    return Interval(seconds * math.exp(-below), seconds * math.exp(above), [*doubts, *asked.differences])
+    low, high = factors(known, run, other)
+    return Interval(seconds * low, seconds * high, [*doubts, *asked.differences])
+
+
+def factors(known: Calibration | None, run: Run, other: float = 0.0) -> tuple[float, float]:
+    """Return the bounds of nine tenths of such steps over predicted seconds, wider beyond the fitted sizes.
+
+    Args:
+        other: standard deviation of log seconds to add.
+    """
+    beyond = (OCTAVE * octaves for octaves in octaves_beyond(run, known).values())
+    more = NINE_TENTHS * math.hypot(other, *beyond)
+    below, above = (math.hypot(side, more) for side in log_bounds(known, run))
+    return math.exp(-below), math.exp(above)
 
 
 def octaves_beyond(run: Run, known: Calibration | None) -> dict[str, float]:

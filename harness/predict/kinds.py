@@ -30,8 +30,8 @@ def errors_by_kind(system: System) -> Errors:
 
     found: dict[tuple[str, str], list[float]] = {}
     own = system.calibration.table if system.calibration is not None else ""
-    measured_on = {case.asked.file: load_system(case.system) for case in CASES}
-    for file, there in measured_on.items():
+    measured_on = {rows.file: case.system for case in reversed(CASES) for rows in case.asked}
+    for file, there in ((file, load_system(name)) for file, name in measured_on.items()):
         if (there.device, there.node) != (system.device, system.node):
             continue
         rows = [row for row in read_rows(STEPS / f"{file}.csv", system) if file != own or row.split != CALIBRATE]

@@ -93,7 +93,8 @@ def stage_passes(system: System, each: Mapping[BlockName, Passes], stage: Stage)
     """Return the seconds through a stage: its layers and, at the model's ends, embedding and head."""
     total = Passes().plus(each["layer"], len(stage.layers))
     total = total.plus(each["embedding"], int(stage.is_first)).plus(each["head"], int(stage.is_last))
-    half = system.constant("microbatch_seconds") / 2
+    fetches = stage.is_first or stage.is_last or not system.habits.fetches_at_ends
+    half = fetches * system.constant("microbatch_seconds") / 2
     return total._replace(
         forward=total.forward + half, backward=total.backward + half, input_gradient=total.input_gradient + half
     )

@@ -181,11 +181,10 @@ class Habits:
     """Bytes of a bucket of gradients for each data-parallel rank, at least, so that a ring's parts stay large."""
     owns_tensors: bool = False
     """Whether ZeRO's stage 1 gives each tensor one owner: gradients are all-reduced, and every owner broadcasts."""
+    fetches_at_ends: bool = False
+    """Whether stages between the model's ends fetch no microbatch: none of its seconds there, whatever its size."""
     splits_products: bool = False
-    """Whether, with sequence parallelism, products beside a collective are split so that both go on at once.
-
-    Source: Wang et al. 2023, doi 10.1145/3567955.3567959; Transformer Engine's user buffers.
-    """
+    """Whether sequence-parallel products are split to go on beside their collective (doi 10.1145/3567955.3567959)."""
 
     @property
     def fields(self) -> dict[str, bool | float]:

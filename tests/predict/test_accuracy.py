@@ -1,22 +1,26 @@
 """What `make accuracy` compares: rows that are there, none of them fitted and asked for at once."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from harness.experiment.experiment import load
-from harness.predict.accuracy import _printed_memory, choices, figure, plans_table
+from harness.predict.accuracy import _printed_memory, accuracy, errors_table, figure
+from harness.predict.benchmark import choices, kinds_table, plans_table, read_predictions, worst_table
+from harness.predict.csv_rows import OPTIONAL, REQUIRED, read_rows
 from harness.predict.fit import Measured, fit, percent_off, seconds_of
 from harness.predict.held_out import (
     CASES,
-    H100,
-    NVIDIA,
     STEPS,
     Case,
+    Part,
     Result,
     Rows,
-    on_priors,
+    parts_of,
     plain_nvidia,
     result_of,
     rows_of,
@@ -25,16 +29,17 @@ from harness.predict.held_out import (
 )  # fmt: skip
 from harness.predict.simulation import Done, predicted, simulated
 from harness.predict.systems import load_system
+from impl.errors import InputError
 from impl.simulator.system import System
 from tests.impl.simulator.made_up import DOCUMENT, SYSTEM, number, run_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id} {case.what}")
 def test_rows_that_are_fitted_are_not_asked_for(case: Case):
-    asked, fitted = case.asked.read(case.system), case.fitted.read(case.system)
-    assert asked
-    assert fitted
-    assert not {row.name for row in asked} & {row.name for row in fitted}
+    for fitted, asked in parts_of(case):
+        assert asked
+        assert fitted or case.fitted is None
+        assert not {row.name for row in asked} & {row.name for row in fitted}
 
 
 def test_the_hold_out_plan_is_kept():
@@ -50,23 +55,37 @@ def test_every_file_of_steps_is_described_and_used():
     described = (STEPS / "README.md").read_text()
     for path in STEPS.glob("*.csv"):
         assert f"`{path.name}`" in described
-        assert path.stem in {case.asked.file for case in CASES} | {H100.file, NVIDIA.file}
+        assert path.stem in {rows.file for case in CASES for rows in case.asked}
+
+
+def case_of(words: str) -> Case:
+    """Return the only case whose description has these words."""
+    (case,) = (case for case in CASES if words in case.what)
+    return case
 
 
 def test_steps_on_h100s_are_predicted_by_priors_better_than_by_a_utilization_fitted_to_them():
-    found = on_priors("h100")
+    found = result_of(case_of("three stacks"))
     assert load_system("h100").calibration is None
-    assert len(found.rows) == 12
+    assert len(found.rows) == 15
     assert {row.run.model.mlp for row in found.rows} == {"gelu", "squared_relu", "swiglu"}
     assert abs(found.off).mean() < 0.6 * abs(percent_off(found.baseline, found.measured)).mean()
 
 
 def test_nvidias_steps_are_predicted_by_priors_better_than_by_a_utilization_fitted_to_them():
     """Eight bits, split products and parameters gathered ahead are laws without a constant of their own."""
-    found = on_priors("dgx_h100")
+    found = result_of(case_of("NVIDIA's steps on H100s, bf16 and fp8, nothing fitted"))
     assert {row.run.precision for row in found.rows} == {"bf16", "fp8"}
     assert abs(found.off).mean() < 0.5 * abs(percent_off(found.baseline, found.measured)).mean()
     assert plain_nvidia() > 1.5 * abs(found.off).mean()
+
+
+def test_shared_sequences_of_large_models_are_predicted_from_steps_without_them():
+    """Llama 3.1 with context parallelism of 2; constants fitted to NVIDIA's other steps. 8B is 23% too slow."""
+    found = result_of(case_of("context parallelism"))
+    off = {row.run.model.hidden_size: abs(off) for row, off in zip(found.rows, found.off, strict=True)}
+    assert {row.run.plan.cp for row in found.rows} == {2}
+    assert max(off[8192], off[16384]) < 6
 
 
 def test_derived_seconds_are_the_printed_rates():
@@ -90,13 +109,13 @@ def test_table_1_is_predicted_from_three_of_its_rows():
 
 
 def test_heads_that_are_not_aligned_are_predicted_from_other_sizes_and_not_without_the_law():
-    (case,) = (case for case in CASES if case.id == "BLOOM")
+    case = case_of("150 numbers a head")
     assert abs(result_of(case).off).max() <= 12.0
     system = load_system(case.system)
     tensor_cores = system.device.peak_flops | {"fp32": system.device.peak_flops["fp16"]}
     without = dataclasses.replace(system, device=dataclasses.replace(system.device, peak_flops=tensor_cores))
-    rows = case.asked.read(case.system)
-    off = percent_off(seconds_of(rows, fit(case.fitted.read(case.system), without)), result_of(case).measured)
+    ((fitted, rows),) = parts_of(case)
+    off = percent_off(seconds_of(rows, fit(fitted, without)), result_of(case).measured)
     assert off.max() <= -15.0, "too fast in every row"
 
 
@@ -147,15 +166,65 @@ def measured(*seconds: float) -> list[Measured]:
 
 def test_the_best_plan_of_a_group():
     rows = measured(2.0, 1.0, 1.5)
-    assert choices(rows, [3.0, 1.0, 2.0]) == (1, 1.0, 0.0)
-    assert choices(rows, [3.0, 2.0, 1.0]) == (1, 0.0, 0.5)
-    assert choices(rows, [1.0, 1.0, 1.0]) == (1, pytest.approx(1 / 3), pytest.approx(0.5))
+    assert choices(rows, [3.0, 1.0, 2.0]) == (1, 1.0, 0.0, pytest.approx(1.0))
+    assert choices(rows, [3.0, 2.0, 1.0]) == (1, 0.0, 0.5, pytest.approx(1 / 3))
+    groups, share, loss, tau = choices(rows, [1.0, 1.0, 1.0])
+    assert (groups, share, loss) == (1, pytest.approx(1 / 3), pytest.approx(0.5))
+    assert np.isnan(tau), "an order of equals is none"
+
+
+def made_up_result() -> Result:
+    case = next(case for case in CASES if case.id == "H5")
+    fitted, rows = measured(4.0), [row._replace(file="made_up") for row in measured(2.0, 1.0)]
+    bounds = np.array([[1.9, 2.2], [1.1, 1.2]])
+    kinds = ["within the fitted sizes", "beyond the fitted sizes"]
+    return Result(case, [Part(fitted, rows, np.array([2.1, 1.0]), np.array([1.0, 1.1]), bounds, kinds)])
 
 
 def test_tables_and_figure_are_made_of_results():
-    case = next(case for case in CASES if case.id == "H5")
-    result = Result(case, measured(2.0, 1.0), np.array([2.1, 1.0]), np.array([1.0, 1.1]))
-    frame = plans_table([result]).frame
-    assert (frame["best"].tolist(), frame["regret"].tolist()) == ([100.0, 0.0], [0.0, 100.0])
+    result = made_up_result()
+    frame = plans_table([result], {}).frame
+    assert frame["best"].tolist()[:2] == [100.0, 0.0]
+    assert frame["regret"].tolist()[:2] == [0.0, 100.0]
+    assert kinds_table([result]).frame["inside"].tolist() == [100.0, 0.0, 50.0]
+    worst = worst_table([result]).frame
+    assert worst["row"].tolist() == ["0", "1"]
+    assert worst["off"].tolist() == pytest.approx([5.0, 0.0])
     assert len(figure([result]).axes) == 2
     assert result.measured.sum() == pytest.approx(3.0)
+
+
+def test_another_predictor_is_scored_with_one_factor_fitted_to_the_fitted_rows(tmp_path: Path):
+    """It says half the seconds of everything: exact once scaled; of a row that it leaves out nothing is said."""
+    file = tmp_path / "halved.csv"
+    file.write_text("file,name,predicted_s\n,0,2.0\nmade_up,0,1.0\nmade_up,1,\n")
+    result = made_up_result()
+    assert result.scaled(read_predictions(file)).tolist() == pytest.approx([2.0, np.nan], nan_ok=True)
+    assert errors_table([result], {"halved": read_predictions(file)}).frame["halved"].tolist() == pytest.approx([0.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name,predicted_s\na,1\n", "valid: a CSV file with columns file, name, predicted_s"),
+        ("file,name,predicted_s\nt,a,fast\n", "could not convert string to float"),
+        ("file,name,predicted_s\nt,a,-1\n", "predicted_s of t/a is -1.0; valid: positive seconds, or empty"),
+    ],
+)
+def test_predictions_that_are_none_are_refused(text: str, problem: str, tmp_path: Path):
+    (tmp_path / "other.csv").write_text(text)
+    with pytest.raises(InputError, match=re.escape(problem)):
+        read_predictions(tmp_path / "other.csv")
+
+
+def test_the_rows_of_the_benchmark_say_what_to_fit_and_what_to_predict(tmp_path: Path, capsys: pytest.CaptureFixture):
+    assert accuracy(rows=tmp_path / "rows.csv") == 0
+    assert "rows.csv" in capsys.readouterr().out
+    frame = pd.read_csv(tmp_path / "rows.csv")
+    first = frame.loc[frame["set"] == CASES[0].what]
+    assert sorted(first["role"]) == ["asked"] * 7 + ["fit"] * 3
+    assert not frame.duplicated(["set", "file", "name"]).any()
+    again = tmp_path / "again.csv"
+    first.loc[:, ["name", "system", "gpus", *REQUIRED, *OPTIONAL, "iteration_time_s"]].to_csv(again, index=False)
+    rows = [row.asked for row in read_rows(again, None)]
+    assert [one.done for one in rows if one] == [row.run for part in reversed(parts_of(CASES[0])[0]) for row in part]

@@ -1,0 +1,174 @@
+"""A benchmark of predictors: published steps to predict, those that one may be fitted to, and scores of predictions."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.render import Column, Table
+from harness.predict.csv_rows import OPTIONAL, REQUIRED, SECONDS, SYSTEM
+from harness.predict.fit import Measured
+from harness.predict.held_out import VTRAIN, Case, Result, on_data_sheet, parts_of
+from harness.predict.simulation import predicted_seconds, vocabulary_of
+from harness.predict.systems import load_system
+from harness.records.store import write_atomically
+from impl.errors import InputError
+
+GUESS = "predicted_s"
+KEYS = ("file", "name")
+"""Columns by which a prediction belongs to a row."""
+TIE = 1e-9
+"""Relative difference of seconds up to which predictions count as equal."""
+WORST = 10
+"""Rows that are shown as missed most."""
+PERCENT: dict[str, Any] = {"unit": "%", "digits": 3}
+Seconds = Callable[[Measured], float]
+"""What a predictor says of a row; NaN: nothing."""
+
+
+def guesses(result: Result, others: Mapping[str, Seconds]) -> dict[str, np.ndarray]:
+    """Return what each predictor says of a result's rows, in seconds, by its name.
+
+    All but the simulator have one factor that is fitted to the rows that its constants are fitted to.
+    """
+    sheet = on_data_sheet(load_system(result.case.system))
+    rated = cache(lambda run: predicted_seconds(run, sheet))
+    found = {"constant MFU": result.baseline, "data sheet": result.scaled(lambda row: rated(row.run))}
+    return found | {name: result.scaled(seconds) for name, seconds in others.items()}
+
+
+def read_predictions(path: Path) -> Seconds:
+    """Return the seconds of a CSV file with columns file, name and predicted_s; an empty cell is no prediction.
+
+    Raises:
+        InputError: the file is no such table.
+    """
+    valid = f"valid: a CSV file with columns {', '.join((*KEYS, GUESS))}"
+    try:
+        frame = pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False, na_values={GUESS: [""]})
+        found = {(row[0], row[1]): float(row[2]) for row in frame[[*KEYS, GUESS]].itertuples(index=False)}
+    except (OSError, ValueError, KeyError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0][:120]
+        raise InputError(f"{path}: {reason}; {valid}") from None
+    if wrong := next((key for key, seconds in found.items() if seconds <= 0 or math.isinf(seconds)), None):
+        raise InputError(f"{path}: {GUESS} of {'/'.join(wrong)} is {found[wrong]}; valid: positive seconds, or empty")
+    return lambda row: found.get((row.file, row.name), math.nan)
+
+
+def write_rows(path: Path, cases: Sequence[Case]) -> int:
+    """Write every row once for each set that asks for it or may be fitted to it, and return their number.
+
+    A set's constants may be fitted to its rows of role `fit`, and to rows of its other groups.
+    """
+    rows = [row for case in cases for row in _rows(case)]
+    write_atomically(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+    return len(rows)
+
+
+def _rows(case: Case) -> Iterator[dict[str, Any]]:
+    for group, (fitted, asked) in enumerate(parts_of(case)):
+        roles = [("asked", row) for row in asked]
+        roles += [("fit", row) for row in fitted] if case.by is None else []
+        for role, row in roles:
+            fields = {name: attrgetter(field)(row.run) for name, field in (REQUIRED | OPTIONAL).items()}
+            own = {"gpus": row.run.plan.world_size, **fields, "vocab": vocabulary_of(row.run)}
+            of_set = {"set": case.what, "group": group, "role": role, SYSTEM: case.system}
+            yield {**of_set, "file": row.file, "name": row.name, **own, SECONDS: row.seconds}
+
+
+def choices(rows: Sequence[Measured], predicted: Iterable[float]) -> tuple[int, float, float, float]:
+    """Return how well plans are chosen: groups, share of best plans found, mean loss, and Kendall's tau.
+
+    A group has plans for the same model, GPUs and batch. The loss is how much slower the predicted best plan is than
+    the measured best, as a share; tau is of the order within a group, on average.
+    """
+    from scipy.stats import kendalltau
+
+    groups = [(row.run.model, row.run.plan.world_size, row.run.train.global_batch) for row in rows]
+    frame = pd.DataFrame({"group": groups, "guess": predicted, "measured": [row.seconds for row in rows]}).dropna()
+    found, losses, orders = [], [], []
+    for _, plans in frame[frame.duplicated("group", keep=False)].groupby("group", sort=False):
+        best = plans["measured"].min()
+        chosen = plans["measured"][plans["guess"] <= plans["guess"].min() * (1 + TIE)]  # a tie is broken by chance
+        found.append(np.mean(chosen == best))
+        losses.append(np.mean(chosen) / best - 1)
+        orders.append(kendalltau(plans["guess"], plans["measured"])[0])
+    tau = np.nanmean(orders) if np.isfinite(orders).any() else math.nan  # equal predictions have no order
+    return len(found), float(np.mean(found)), float(np.mean(losses)), float(tau)
+
+
+def plans_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Table:
+    """Tabulate whether the plan that is predicted to be the fastest is the fastest."""
+    rows = []
+    for result in results:
+        if result.case.asked[0].file == VTRAIN.file:
+            for by, predicted in {"simulator": result.predicted, **guesses(result, others)}.items():
+                groups, share, regret, tau = choices(result.rows, predicted)
+                row = {"set": result.case.id, "what": result.case.what, "by": by, "groups": groups, "tau": tau}
+                rows.append(row | {"best": 100 * share, "regret": 100 * regret})
+    columns = (
+        Column(key="set", header="set", text=True),
+        Column(key="what", header="rows", text=True),
+        Column(key="by", header="predicted by", text=True),
+        Column(key="groups", header="groups"),
+        Column(key="best", header="best plan found", **PERCENT),
+        Column(key="regret", header="slower than the best", **PERCENT),
+        Column(key="tau", header="Kendall's tau", digits=2),
+    )
+    notes = (
+        "A group: plans for the same model, GPUs and batch. Goal for H5: the best in 66 %, 3.4 % slower on average.",
+        "Kendall's tau is of the order of the plans of a group, on average.",
+    )
+    return Table("plans", "The fastest plan", columns, pd.DataFrame(rows), notes)
+
+
+def kinds_table(results: Sequence[Result]) -> Table:
+    """Tabulate errors, and how many steps were in their intervals, by how a row differs from those fitted."""
+    frame = pd.DataFrame(
+        [
+            {"kind": kind, "off": abs(off), "is_inside": is_inside}
+            for result in results
+            for kind, off, is_inside in zip(result.kinds, result.off, result.is_inside, strict=True)
+        ]
+    )
+    frame = pd.concat([frame, frame.assign(kind="all")])
+    rows = [
+        {"kind": kind, "n": len(own), "mape": own["off"].mean(), "inside": 100 * own["is_inside"].mean()}
+        for kind, own in frame.groupby("kind", sort=False)
+    ]
+    columns = (
+        Column(key="kind", header="rows", text=True),
+        Column(key="n", header="n"),
+        Column(key="mape", header="mean", **PERCENT),
+        Column(key="inside", header="inside the 90% interval", **PERCENT),
+    )
+    note = "A row counts once in every set that has it. Goal: 80 to 97% inside."
+    return Table("kinds", "Errors by distance from what was fitted", columns, pd.DataFrame(rows), (note,))
+
+
+def worst_table(results: Sequence[Result]) -> Table:
+    """Tabulate the rows that are missed most, each in the set that misses it most."""
+    found = {}
+    for result in results:
+        for row, seconds, off, is_inside in zip(
+            result.rows, result.predicted, result.off, result.is_inside, strict=True
+        ):
+            key, line = (row.file, row.name), {"set": result.case.what, "row": row.name, "measured": row.seconds}
+            line |= {"predicted": seconds, "off": off, "inside": "yes" if is_inside else "no"}
+            if key not in found or abs(off) > abs(found[key]["off"]):
+                found[key] = line
+    rows = sorted(found.values(), key=lambda line: -abs(line["off"]))[:WORST]
+    columns = (
+        Column(key="set", header="set", text=True),
+        Column(key="row", header="row", text=True),
+        Column(key="measured", header="measured", unit="s", si="s", digits=4),
+        Column(key="predicted", header="predicted", unit="s", si="s", digits=4),
+        Column(key="off", header="error", **PERCENT),
+        Column(key="inside", header="inside the 90% interval", text=True),
+    )
+    return Table("worst", "Where it is worst", columns, pd.DataFrame(rows))
