@@ -31,8 +31,8 @@ ROOMS = (
 )  # fmt: skip
 """Folders of the harness's tests."""
 LONG = (
-    "tests/slurm/", *(f"tests/{room}/" for room in ROOMS),
-    "tests/test_quickstart.py", "tests/notebooks/", "tests/test_documents.py",
+    "tests/slurm/", "tests/test_quickstart.py", "tests/impl/test_parity.py", "tests/impl/zero/test_stages.py",
+    "tests/notebooks/", *(f"tests/{room}/" for room in ROOMS), "tests/test_documents.py",
 )  # fmt: skip
 """Whose tests take long, or wait much: they go first, so that none runs alone at the end."""
 

@@ -32,14 +32,16 @@ FAMILIES, NORMS = ("gpt", "bert"), ("pre", "post", "sandwich")
 KINDS: tuple[NormKind, ...] = ("rmsnorm", "dyt", "layernorm")
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1", f"{OWN}:two_ways", f"{OWN}:every_other")
 CHUNKS = {"interleaved": 2, f"{OWN}:two_ways": 2, "zbv": 2, "v_half": 2, "v_min": 2, "dualpipe_v": 2}
+HOLD_MORE = ("interleaved", "zb_h2", "zbv", "v_half", "v_min", "dualpipe_v")
+"""Schedules that begin more microbatches than there are pipeline ranks before they end one, or need a multiple."""
 
 
 def run_of(plan: Plan, family: Any, norm: str = "pre", precision: Precision = "fp64") -> Run:
-    """2 layers, or a layer more than stages; 2 to 6 microbatches of a rank, or 8 where that must be a multiple."""
+    """2 layers, or a layer more than stages; 2 microbatches of a rank, or more than there are stages."""
     layers = 2 if plan.pp == 1 else plan.pp * plan.chunks + 1
-    batch = 8 if plan.schedule in ("interleaved", "dualpipe_v") or plan.dp > 2 else 6 if plan.pp > 1 else 4
+    microbatches = 2 if plan.pp == 1 else 2 * plan.pp if plan.schedule in HOLD_MORE else plan.pp + 1
     model = replace(MODEL, family=family, norm_placement=norm, num_layers=layers)
-    return Run(model=model, plan=plan, train=replace(RECIPE, global_batch=batch), precision=precision)
+    return Run(model=model, plan=plan, train=replace(RECIPE, global_batch=microbatches * plan.dp), precision=precision)
 
 
 def of(schedule: str = "one_f_one_b", **fields: Any) -> Plan:
@@ -212,7 +214,7 @@ def test_losses_and_norms_equal_serial_over_many_steps(run: Run, data: Path) -> 
 
 # Random runs ---------------------------------------------------------------------------------------------------------
 
-COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("RANDOM_RUNS", 75), ("RANDOM_SEED", 15)))
+COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("RANDOM_RUNS", 75), ("RANDOM_SEED", 96)))
 """More of them, or others: `RANDOM_RUNS=300 RANDOM_SEED=7 pytest tests/impl/test_parity.py -k random`."""
 EVERY = tuple(dict.fromkeys([*SCHEDULES, *PACKAGED]))
 NORMED = [name for name in PLACEMENTS if name != "without"]
@@ -277,7 +279,7 @@ def gradients_and_norm(one: Trainer) -> tuple[Found, float]:
 
 def test_random_runs_equal_serial(data: Path) -> None:
     runs = chosen()
-    assert {run.plan.schedule for run in runs} == set(EVERY)
+    assert {run.plan.schedule for run in runs if run.plan.pp > 1} == set(EVERY)
     assert {run.plan.world_size for run in runs} >= {1, 2, 3, 4, 6, 8}
     assert {run.plan.tp for run in runs} == {1, 2, 3, 4}
     assert {run.plan.zero_stage for run in runs if run.plan.zero > 1 < run.plan.replicas} == {1, 2, 3}
