@@ -24,6 +24,7 @@ from harness.records.attempts import Attempts
 from harness.records.environment import CODE
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document, Store
+from impl.errors import in_one_line
 from impl.run import Run, to_dict
 from impl.simulator.system import System
 
@@ -176,9 +177,21 @@ def why_refused(
 
     Args:
         ends_to_come: ids of runs that it may start from though they have not ended yet.
+
+    Raises:
+        OSError: the embedded language cannot be written.
     """
     reason = options.saving.why_invalid(run) or why_invalid(run, datasets, options.site)
     return reason or (None if run.start is None or run.start in ends_to_come else why_no_start(run.start, store))
+
+
+def refusal(run: Run, store: Store, datasets: Datasets, options: Options) -> Document | None:
+    """Return the outcome of a run that is not to start: it cannot be carried out, or a disk fails; None if it is to."""
+    try:
+        reason = why_refused(run, store, datasets, options)
+    except OSError as error:
+        return {"status": "failed", "reason": in_one_line(error), "cause": "disk"}
+    return None if reason is None else {"status": "invalid", "reason": reason, "cause": ""}
 
 
 def why_no_start(start: str, store: Store) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.experiment.experiment import Point
-from harness.launch.attempt import Entry, Jobs, Options, free, orders, shape, why_refused
+from harness.launch.attempt import Entry, Jobs, Options, free, orders, refusal, shape
 from harness.launch.claim_lock import ClaimLost, Claims
 from harness.launch.decide import Todo, attempt_state, decide, document_of_attempt, is_local, is_same_code, waits_for
 from harness.launch.follow import Display, Follower
@@ -323,15 +323,15 @@ class Sweep:
             self._submit(entries)
 
     def _is_refused(self, entry: Entry) -> bool:
-        """Return True if it cannot run here, after writing that into a record."""
+        """Return True if it is not to start here, after writing why into a record."""
         run = entry.point.run
-        if (reason := why_refused(run, self.store, self.datasets, self.options)) is None:
+        if (outcome := refusal(run, self.store, self.datasets, self.options)) is None:
             if doubt := why_doubtful(run, self.options.site):
                 self._message(entry, doubt)
             return False
         assert entry.claim is not None
         document = base_record(entry.id, self.store.experiment, self.store.tier, to_dict(run))
-        document |= {"status": "invalid", "reason": reason, "cause": "", "environment": self.environment}
+        document |= outcome | {"environment": self.environment}
         try:
             self.store.write(document, entry.claim.publish)
         except ClaimLost:

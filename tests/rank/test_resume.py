@@ -12,13 +12,14 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.rank.failure import cause_of
 from harness.rank.instruments import DamagedError, Measured
 from harness.rank.resume import AGREE_AFTER, AgreedEnd, Continuation
 from impl.errors import InputError
 from impl.train import Trainer
 from tests.crafted import as_tensor, in_metadata, system
 from tests.harness.saving import build
-from tests.harness.small_runs import small
+from tests.harness.small_runs import files_of_at_most, small
 from tests.ranks import run_ranks
 
 MINUTE = timedelta(minutes=1)
@@ -122,6 +123,19 @@ def test_a_checkpoint_of_another_run_is_refused(tokens: Path, saved: Path, one_r
     with pytest.raises(InputError, match="of another run: seed 0, here 1"):
         trained(build(small(tokens, steps=9, seed=1)), saved, steps=5)
     assert (saved / NEW).exists()
+
+
+def test_a_checkpoint_without_room_is_told_in_the_disks_own_words(
+    tokens: Path, one_rank: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    one = build(small(tokens, steps=9))
+    continuation = Continuation(tmp_path / "checkpoints", 1, one, MINUTE)
+    with files_of_at_most(1000):
+        continuation.checkpoints.save(1)
+        with pytest.raises(RuntimeError, match=r"checkpoints: rank 0: .* File too large") as told:
+            continuation.checkpoints.wait()
+    assert cause_of(str(told.value)) == "disk"
+    assert continuation.resume() == (None, [])
 
 
 def of_two(tokens: Path, folder: Path) -> tuple[list[int], list[str], int]:
