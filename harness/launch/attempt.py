@@ -32,6 +32,9 @@ RUN_ID = re.compile(r"[0-9a-f]{12}")
 CHECKPOINT = re.compile(r"step-\d{8,}")
 """Name of a finished checkpoint's folder, as in impl.checkpoint, whose import needs PyTorch."""
 
+NAMED = 5
+"""Number of points that a message names."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Trying):
@@ -104,6 +107,13 @@ class Entry:
         if self.record is None or not self.is_fresh:
             return []
         return [*map(asdict, self.record.tries), self.record.as_try()]
+
+
+def left_alone(points: Sequence[Point]) -> str:
+    """Return a message on points that would fail again."""
+    names = ", ".join(point.label for point in points[:NAMED]) + ", ..." * (len(points) > NAMED)
+    what = "1 point is" if len(points) == 1 else f"{len(points)} points are"
+    return f"{what} left alone, since the same code failed: {names}; --retry all runs them again"
 
 
 def shape(point: Point) -> tuple[int, int]:
