@@ -17,7 +17,7 @@ from harness.rank.json_files import from_document
 from harness.records.store import Document
 from impl.collectives import counted
 from impl.cost.traffic import Count
-from impl.instruments import activation_bytes, state_bytes, tracked
+from impl.instruments import activation_bytes, gradients_under_way, state_bytes, tracked
 from impl.pipeline.schedule import Action
 from impl.plan import AXES
 from impl.train import Step, Trainer
@@ -131,7 +131,8 @@ class Inspection:
         """Do a step, and measure its memory and the traffic of this rank's collectives by axes of the mesh."""
         trainer = self.trainer
         # operations of a compiled layer are not seen one by one
-        tracking = nullcontext() if trainer.run.compile else tracked(trainer.held(), trainer.device)
+        passing = lambda: gradients_under_way(trainer)
+        tracking = nullcontext() if trainer.run.compile else tracked(trainer.held(), trainer.device, passing)
         with counted() as counts, tracking as memory:
             step = trainer.step(i)
         self.memory = memory.parts(trainer.held()) if memory is not None else None
