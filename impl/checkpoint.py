@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from impl.checkpoint_reader import CheckpointReader, add_digest
 from impl.chunks import Chunk, LoadChunks, SaveChunks, State, chunks
@@ -87,6 +88,19 @@ def _finished(folder: Path) -> dict[int, Path]:
     """Return the folders of completely written checkpoints, by step."""
     found = {path: NAME.fullmatch(path.name) for path in folder.glob("step-*")}
     return {int(match[1]): path for path, match in found.items() if match}
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Writer that raises a disk's error, where PyTorch's own says only that its position in a file is another one."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            found: BaseException | None = error
+            while found is not None and not isinstance(found, OSError):
+                found = found.__context__
+            raise found or error from None
 
 
 class Loaded(NamedTuple):
@@ -200,7 +214,7 @@ class Checkpoints:
     def _write(self, step: int, planner: SaveChunks) -> None:
         part = self.folder / f"step-{step:08}.part"
         self._first(lambda: _clear(self.folder))
-        dcp.save({}, storage_writer=dcp.FileSystemWriter(part), planner=planner, process_group=self.group)
+        dcp.save({}, storage_writer=_Writer(part), planner=planner, process_group=self.group)
         self._first(lambda: self._publish(part, step))
 
     def _publish(self, part: Path, step: int) -> None:
@@ -273,7 +287,7 @@ def write_weights(folder: Path, weights: Mapping[str, Tensor], identity: State) 
     _clear(folder)
     part = folder / "step-00000000.part"
     with _alone():
-        dcp.save({}, storage_writer=dcp.FileSystemWriter(part), planner=SaveChunks(own, state), no_dist=True)
+        dcp.save({}, storage_writer=_Writer(part), planner=SaveChunks(own, state), no_dist=True)
     add_digest(part)
     _sync(part)
     rename(part, part.with_suffix(""))

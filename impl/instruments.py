@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -83,6 +83,8 @@ class _Memory:
     died: int | None = None
     is_kept: bool = False
     """Autograd kept it for the backward pass."""
+    is_buffer: bool = False
+    """It was under way to another place."""
 
     @property
     def size_now(self) -> int:
@@ -93,9 +95,9 @@ class _Memory:
 class Tracked(TorchDispatchMode):
     """The memory of every operation's results, for as long as they live."""
 
-    def __init__(self, held: Held, device: torch.device) -> None:
+    def __init__(self, held: Held, device: torch.device, passing: Callable[[], Iterable[Tensor]]) -> None:
         super().__init__()
-        self.device, self.peak = device, 0
+        self.device, self.peak, self.passing = device, 0, passing
         self._all: list[_Memory] = []
         self._alive: dict[int, _Memory] = {}
         self.kept = self.kept_elsewhere = 0
@@ -154,6 +156,9 @@ class Tracked(TorchDispatchMode):
             self._total -= memory.size
 
     def _sample(self) -> None:
+        for tensor in self.passing():
+            if (memory := self._see(tensor)) is not None:
+                memory.is_buffer = True
         sizes = {memory: memory.size_now for memory in self._resizable}
         total = self._total + sum(sizes.values())
         if total > self.peak:
@@ -175,20 +180,29 @@ class Tracked(TorchDispatchMode):
                 elif (memory := self._alive.get(tensor.untyped_storage()._cdata)) is not None:
                     category[memory] = name
         for memory in at_peak:
-            name = category.get(memory, "activations" if memory.is_kept else "rest")
+            rest = "buffers" if memory.is_buffer else "activations" if memory.is_kept else "rest"
+            name = category.get(memory, rest)
             parts[name] += self._sizes.get(memory, memory.size)
         return parts
 
 
+def gradients_under_way(trainer: Trainer) -> list[Tensor]:
+    """Return what holds gradients until they are summed; that of a parameter larger than a buffer lives no longer."""
+    return [bucket.flat for bucket in trainer.buckets if bucket.stage >= 2 and bucket.flat is not None]
+
+
 @contextmanager
-def tracked(held: Held, device: torch.device) -> Iterator[Tracked]:
+def tracked(
+    held: Held, device: torch.device, passing: Callable[[], Iterable[Tensor]] = lambda: ()
+) -> Iterator[Tracked]:
     """Count what is on the device while operations inside run; they become slower.
 
     What was there before is counted if it was declared; what an operation needs within itself is not counted.
 
     Args:
         held: what there is already; memory that changes its size has to be declared here.
+        passing: returns the buffers of the moment, for those that are made and freed meanwhile.
     """
-    tracker = Tracked(held, device)
+    tracker = Tracked(held, device, passing)
     with torch.autograd.graph.saved_tensors_hooks(tracker.pack, lambda tensor: tensor), tracker:
         yield tracker

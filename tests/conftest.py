@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return nodeid if file == APART else file
 
     return ByFile(config, log)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def turns_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Test processes, and commands that they start, do not wait for those of other test processes."""
+    os.environ["LMSCALE_TURNS"] = str(tmp_path_factory.mktemp("turns"))
 
 
 @pytest.fixture(autouse=True)

@@ -70,8 +70,8 @@ def run(
     Args:
         which: Which points.
         place: Where they run.
-        jobs: Points that run at the same time: one on this machine, since only that gives good timings, and on a
-            cluster what its site file says.
+        jobs: Points that run at the same time: one on this machine, since only that gives good timings, when no other
+            command trains here, and on a cluster what its site file says.
         trying: How long a try may take, and when there is another one.
         profile: Also measure where a step's time goes, and the time of its parts alone, after the timed steps.
         forecast: System for which a step of each run is predicted before it begins, a packaged one or a YAML file;

@@ -24,12 +24,16 @@ from harness.records.attempts import Attempts
 from harness.records.environment import CODE
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document, Store
+from impl.errors import in_one_line
 from impl.run import Run, to_dict
 from impl.simulator.system import System
 
 RUN_ID = re.compile(r"[0-9a-f]{12}")
 CHECKPOINT = re.compile(r"step-\d{8,}")
 """Name of a finished checkpoint's folder, as in impl.checkpoint, whose import needs PyTorch."""
+
+NAMED = 5
+"""Number of points that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,13 @@ class Entry:
         return [*map(asdict, self.record.tries), self.record.as_try()]
 
 
+def left_alone(points: Sequence[Point]) -> str:
+    """Return a message on points that would fail again."""
+    names = ", ".join(point.label for point in points[:NAMED]) + ", ..." * (len(points) > NAMED)
+    what = "1 point is" if len(points) == 1 else f"{len(points)} points are"
+    return f"{what} left alone, since the same code failed: {names}; --retry all runs them again"
+
+
 def shape(point: Point) -> tuple[int, int]:
     """Return the ranks of a point and the threads of each; points that agree in both can be one array of jobs."""
     return point.run.plan.world_size, point.run.threads
@@ -176,9 +187,21 @@ def why_refused(
 
     Args:
         ends_to_come: ids of runs that it may start from though they have not ended yet.
+
+    Raises:
+        OSError: the embedded language cannot be written.
     """
     reason = options.saving.why_invalid(run) or why_invalid(run, datasets, options.site)
     return reason or (None if run.start is None or run.start in ends_to_come else why_no_start(run.start, store))
+
+
+def refusal(run: Run, store: Store, datasets: Datasets, options: Options) -> Document | None:
+    """Return the outcome of a run that is not to start: it cannot be carried out, or a disk fails; None if it is to."""
+    try:
+        reason = why_refused(run, store, datasets, options)
+    except OSError as error:
+        return {"status": "failed", "reason": in_one_line(error), "cause": "disk"}
+    return None if reason is None else {"status": "invalid", "reason": reason, "cause": ""}
 
 
 def why_no_start(start: str, store: Store) -> str | None:

@@ -39,6 +39,7 @@ class Datasets:
 
         Raises:
             InputError: missing, damaged, or not a token folder.
+            OSError: the language cannot be written.
         """
         if dataset not in self._opened:
             path = self._synthetic() if dataset == SYNTHETIC else Path(dataset)
@@ -85,7 +86,11 @@ def summary(data: TokenFolder, dataset: str) -> Document:
 
 
 def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
-    """Return the first reason why the run cannot be carried out, in one line; None if it can."""
+    """Return the first reason why the run cannot be carried out, in one line; None if it can.
+
+    Raises:
+        OSError: the embedded language cannot be written, as on a full disk.
+    """
     if problems := run.untrainable():
         return problems[0]
     if run.engine == "deepspeed" and find_spec("deepspeed") is None:

@@ -14,11 +14,12 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.experiment.experiment import Point
-from harness.launch.attempt import Entry, Jobs, Options, free, orders, shape, why_refused
+from harness.launch.attempt import Entry, Jobs, Options, free, left_alone, orders, refusal, shape
 from harness.launch.claim_lock import ClaimLost, Claims
 from harness.launch.decide import Todo, attempt_state, decide, document_of_attempt, is_local, is_same_code, waits_for
 from harness.launch.follow import Display, Follower
 from harness.launch.preflight import Datasets, why_doubtful
+from harness.launch.turn import Turn
 from harness.predict.forecast import Forecasts
 from harness.rank import jobs as real_jobs
 from harness.rank.collect import base_record
@@ -36,8 +37,6 @@ SCHEDULER_SECONDS = 5.0
 """Time between two queries of a scheduler about all jobs."""
 ELSEWHERE_SECONDS = 0.2
 """Time between two looks at each point that another harness has claimed."""
-NAMED = 5
-"""Number of points that a message names."""
 
 
 class Sweep:
@@ -52,6 +51,7 @@ class Sweep:
         self.environment = host_environment([Path(sys.argv[0]).name, *sys.argv[1:]])  # its path names a person
         self.forecasts = Forecasts(store, options.forecast, self.display.message)
         self.claims = Claims((store.folder / "claims").resolve())
+        self.turn = Turn(options, f"{store.experiment}, {store.tier} tier", self.display.message)
         self.may_start = True
         self.ready, self.live = list[Entry](), list[Entry]()
         self.elsewhere: list[Entry] = []
@@ -93,7 +93,7 @@ class Sweep:
         return {path: instead.get(state, state) for path, state in self.jobs.states(attempts).items()}
 
     def _go(self, points: Sequence[Point]) -> None:
-        with self.claims:
+        with self.claims, self.turn:
             try:
                 self.begin(points)
                 while self.is_open:
@@ -111,9 +111,7 @@ class Sweep:
         """Look at all points, and write the records that are due."""
         self._settle([*map(Entry, points)])
         if self.left:
-            names = ", ".join(point.label for point in self.left[:NAMED]) + ", ..." * (len(self.left) > NAMED)
-            what = "1 point is" if len(self.left) == 1 else f"{len(self.left)} points are"
-            self.display.message(f"{what} left alone, since the same code failed: {names}; --retry all runs them again")
+            self.display.message(left_alone(self.left))
 
     @property
     def is_open(self) -> bool:
@@ -123,6 +121,8 @@ class Sweep:
     def step(self) -> bool:
         """Start what there is room for, and settle what has ended; return True if there was anything."""
         ready = len(self.ready)
+        if not self.mine:
+            self.turn.end()
         self._start()
         if changed := [] if self.options.detach else self._changed():
             self._settle(changed)
@@ -302,10 +302,10 @@ class Sweep:
         self.attempts.forget(attempt)
 
     def _start(self) -> None:
-        """Start what is ready, as far as there is room, after another look under a claim."""
+        """Start what is ready, as far as there is room, which schedulers keep to, after another look under a claim."""
         options, shapes = self.options, dict[tuple[int, int], list[Entry]]()
         coming = set[str]() if options.detach else {e.id for e in (*self.ready, *self.live, *self.elsewhere)}
-        while not options.is_local or len(self.mine) < options.at_once:  # a scheduler keeps the limit itself
+        while not options.is_local or (self.ready and len(self.mine) < options.at_once and self.turn.take()):
             # a run that starts from the end of another one waits for it
             if (entry := next((one for one in self.ready if one.point.run.start not in coming), None)) is None:
                 break
@@ -323,15 +323,15 @@ class Sweep:
             self._submit(entries)
 
     def _is_refused(self, entry: Entry) -> bool:
-        """Return True if it cannot run here, after writing that into a record."""
+        """Return True if it is not to start here, after writing why into a record."""
         run = entry.point.run
-        if (reason := why_refused(run, self.store, self.datasets, self.options)) is None:
+        if (outcome := refusal(run, self.store, self.datasets, self.options)) is None:
             if doubt := why_doubtful(run, self.options.site):
                 self._message(entry, doubt)
             return False
         assert entry.claim is not None
         document = base_record(entry.id, self.store.experiment, self.store.tier, to_dict(run))
-        document |= {"status": "invalid", "reason": reason, "cause": "", "environment": self.environment}
+        document |= outcome | {"environment": self.environment}
         try:
             self.store.write(document, entry.claim.publish)
         except ClaimLost:

@@ -28,8 +28,8 @@ STATUSES = {"": "ok", "oom": "oom", "time_limit": "timeout", "hang": "timeout"}
 
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.I)
 DISK = re.compile(
-    r"no space left on device|disk quota exceeded|read-only file system|stale file handle|input/output error"
-    r"|permission denied|PytorchStreamWriter failed",
+    r"no space left on device|disk quota exceeded|file too large|read-only file system|stale file handle"
+    r"|input/output error|permission denied|PytorchStreamWriter failed",
     re.I,
 )
 TIMED_OUT = re.compile(
@@ -130,6 +130,8 @@ def of_exit(rank: int, code: int, log: Sequence[str], *, has_begun: bool, memory
         has_begun: True if the rank executed any of the project's code.
         memory_kills: number of processes that the system has killed meanwhile for the memory that they took.
     """
+    if code >= 0 and (line := next(filter(DISK.search, reversed(log)), None)) is not None:
+        return "disk", f"rank {rank} exited with status {code}: {line.strip()}"
     if code >= 0:
         return ("error" if has_begun else "launch"), f"rank {rank} exited with status {code}"
     killed = f"rank {rank} was killed by {signal_name(-code)}"

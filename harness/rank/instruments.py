@@ -3,9 +3,10 @@
 import dataclasses
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from harness.rank.json_files import from_document
 from harness.records.store import Document
 from impl.collectives import counted
 from impl.cost.traffic import Count
-from impl.instruments import activation_bytes, state_bytes, tracked
+from impl.instruments import activation_bytes, gradients_under_way, state_bytes, tracked
 from impl.pipeline.schedule import Action
 from impl.plan import AXES
 from impl.train import Step, Trainer
@@ -34,12 +35,16 @@ class Measured:
     """Steps at which training was resumed from a checkpoint."""
 
     @classmethod
-    def read(cls, document: Any) -> "Measured | None":
-        """Return the measurements in a JSON object; None if training cannot be resumed with them."""
+    def read(cls, entries: Sequence[Any]) -> "Measured | None":
+        """Return the measurements in the JSON objects of a journal; None if training cannot be resumed with them."""
         try:
-            found: Measured = from_document(cls, document)
+            parts: list[Measured] = [from_document(cls, entry) for entry in entries]
         except TypeError:
             return None
+        if not parts:
+            return None
+        steps, evaluations = chain(*(part.steps for part in parts)), chain(*(part.evaluations for part in parts))
+        found = dataclasses.replace(parts[-1], steps=list(steps), evaluations=list(evaluations))
         has_steps = [line.get("step") for line in found.steps] == list(range(len(found.steps)))
         return found if has_steps and all(isinstance(line.get("step"), int) for line in found.evaluations) else None
 
@@ -126,7 +131,8 @@ class Inspection:
         """Do a step, and measure its memory and the traffic of this rank's collectives by axes of the mesh."""
         trainer = self.trainer
         # operations of a compiled layer are not seen one by one
-        tracking = nullcontext() if trainer.run.compile else tracked(trainer.held(), trainer.device)
+        passing = lambda: gradients_under_way(trainer)
+        tracking = nullcontext() if trainer.run.compile else tracked(trainer.held(), trainer.device, passing)
         with counted() as counts, tracking as memory:
             step = trainer.step(i)
         self.memory = memory.parts(trainer.held()) if memory is not None else None

@@ -1,11 +1,17 @@
 """Files that ranks leave in an attempt's folder: results at the end, and a log of steps on the way."""
 
+import json
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.rank.json_files import read_as
 from harness.rank.orders import Orders, UnreadableError
 from harness.records.store import Document, loads
+from impl.files import naming
+
+FLUSH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,13 +43,46 @@ def has_results(attempt: Path) -> bool:
     return orders is not None and all(result_of(attempt, rank) is not None for rank in range(orders.ranks))
 
 
+class StepLog:
+    """Log of a rank's steps, a line each, which is at most FLUSH_SECONDS behind.
+
+    Raises:
+        OSError: it cannot be written; with its name.
+    """
+
+    def __init__(self, attempt: Path, rank: int, steps: Sequence[Document]) -> None:
+        self.path, self.flushed = steps_path(attempt, rank), 0.0
+        with naming(self.path):
+            self.file = open(self.path, "w")  # noqa: SIM115  (until `close`)
+        for line in steps:
+            self.add(line)
+
+    def add(self, line: Document) -> None:
+        """Add a step."""
+        with naming(self.path):
+            self.file.write(json.dumps(line) + "\n")
+            if time.perf_counter() - self.flushed > FLUSH_SECONDS:
+                self.file.flush()
+                self.flushed = time.perf_counter()
+
+    def close(self) -> None:
+        """Write what is left."""
+        with naming(self.path):
+            self.file.close()
+
+
+def steps_path(attempt: Path, rank: int) -> Path:
+    """Return the path of a rank's log of steps."""
+    return attempt / f"rank-{rank}.steps.jsonl"
+
+
 def steps_so_far(attempt: Path, rank: int = 0) -> list[Document]:
     """Return the steps in a rank's log, without a torn last line; a loss that is not finite is None.
 
     Raises:
         UnreadableError: a line is not the step that follows the one before it.
     """
-    path = attempt / f"rank-{rank}.steps.jsonl"
+    path = steps_path(attempt, rank)
     try:
         lines = path.read_bytes().decode().split("\n")[:-1]
     except UnicodeDecodeError as error:

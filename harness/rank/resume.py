@@ -1,7 +1,5 @@
 """Checkpoints of a run with the measurements up to them, from which a later attempt resumes."""
 
-import dataclasses
-import json
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,7 +9,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from harness.rank.instruments import DamagedError, Measured
-from harness.records.store import read_checked, with_digest, write_atomically
+from harness.rank.journal import Journal
 from impl.checkpoint import NAME, Checkpoints, latest
 from impl.errors import InputError
 from impl.files import rename
@@ -80,7 +78,7 @@ class Continuation:
         self.folder, self.group, self.end = folder, group, end
         self.checkpoints = Checkpoints(folder, trainer, group)
         self.every, self.last = every, trainer.run.train.steps
-        self.measurements = folder / f"rank-{dist.get_rank()}.json"
+        self.journal = Journal(folder / f"rank-{dist.get_rank()}.json")
 
     def resume(self) -> tuple[Measured | None, list[str]]:
         """Load the newest whole checkpoint; return the measurements before it, None at step 0, and warnings.
@@ -91,10 +89,7 @@ class Continuation:
             InputError: the checkpoint is of another run.
             DamagedError: the checkpoint was partly loaded when it was found to be damaged, and there is no older one.
         """
-        try:
-            before = Measured.read(read_checked(self.measurements))
-        except ValueError:
-            before = None
+        before = self.journal.read()
         warnings = self._put_aside_unusable(len(before.steps) if before else -1)
         while True:
             try:
@@ -104,7 +99,7 @@ class Continuation:
                 if "cannot be loaded" not in str(error):
                     raise
                 warnings.append(str(error))
-                if not self._on_first(lambda: _put_aside(self.folder, newest_only=True)):
+                if not self._on_first(lambda: _put_aside(self.folder)):
                     raise DamagedError(str(error)) from error
         if loaded is None or before is None:
             return None, warnings
@@ -113,19 +108,20 @@ class Continuation:
         return before, list(dict.fromkeys(warnings + loaded.warnings))
 
     def _put_aside_unusable(self, measured: int) -> list[str]:
-        """Put all checkpoints aside if all are damaged, or if any rank's measurements end before the newest one."""
+        """Put checkpoints aside if all are damaged, and those after more steps than any rank has measurements of."""
         of_ranks: list[Any] = [None] * self.group.size()
         dist.all_gather_object(of_ranks, measured, group=self.group)
 
         def look() -> list[str]:
             saved, damaged = latest(self.folder)
-            if saved is not None and min(of_ranks) >= saved.step:
+            common = min(of_ranks)
+            if saved is not None and common >= saved.step:
                 return []  # loading reports what is wrong with newer ones
             if saved is not None:
                 lost = ", ".join(str(rank) for rank, steps in enumerate(of_ranks) if steps < saved.step)
                 damaged.append(f"{saved.path} cannot be used: measurements of rank {lost} are missing")
             if damaged:
-                _put_aside(self.folder, newest_only=False)
+                _put_aside(self.folder, common if saved is not None else -1)
             return damaged
 
         return self._on_first(look)
@@ -145,7 +141,7 @@ class Continuation:
         ends = self.end is not None and self.end.ends(steps, seconds)
         if ends or steps % self.every == 0 or steps == self.last:
             begin = time.perf_counter()
-            write_atomically(self.measurements, with_digest(json.dumps(dataclasses.asdict(measured))))
+            self.journal.add(measured)
             self.checkpoints.save(steps)
             spent = measured.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
             measured.seconds["checkpoint"] = spent
@@ -154,9 +150,11 @@ class Continuation:
         return ends
 
 
-def _put_aside(folder: Path, *, newest_only: bool) -> bool:
-    """Rename finished checkpoints so that the next save removes them; return True if any is left."""
-    found = sorted(path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
-    for path in found[-1:] if newest_only else found:
-        rename(path, path.with_suffix(".damaged"))
-    return newest_only and len(found) > 1
+def _put_aside(folder: Path, beyond: int | None = None) -> bool:
+    """Rename the newest checkpoint, or all `beyond` a step, so that the next save removes it; True if any is left."""
+    found = {int(match[1]): path for path in folder.glob("step-*") if (match := NAME.fullmatch(path.name))}
+    most = max(found, default=0) - 1 if beyond is None else beyond
+    for step, path in found.items():
+        if step > most:
+            rename(path, path.with_suffix(".damaged"))
+    return any(step <= most for step in found)

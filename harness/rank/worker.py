@@ -1,5 +1,6 @@
 """One rank of a run: `python -m harness.rank.worker ATTEMPT RANK LOCAL_RANK RANKS RENDEZVOUS`."""
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -23,7 +24,7 @@ from harness.rank.json_files import write_as
 from harness.rank.orders import TrainingOrders
 from harness.rank.profile import profiled
 from harness.rank.rendezvous import RendezvousError, join
-from harness.rank.results import Result
+from harness.rank.results import Result, StepLog
 from harness.rank.roofline import gemm_rate, roofline
 from harness.records.environment import device_environment
 from harness.records.store import RESUMED, Document, write_atomically
@@ -40,8 +41,6 @@ from impl.train import Trainer
 
 if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs have none
     from harness.rank.resume import Continuation
-
-FLUSH_SECONDS = 0.5
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
@@ -172,10 +171,7 @@ class Worker:
     ) -> tuple[str, str | None]:
         """Do all remaining steps, each timed until the device has finished it, to the end, a NaN loss or a request."""
         every, begun = self.run.evaluation.every, len(self.measured.steps)
-        with open(self.attempt / f"rank-{self.rank}.steps.jsonl", "w") as log:
-            log.writelines(json.dumps(line) + "\n" for line in self.measured.steps)
-            log.flush()
-            flushed = time.perf_counter()
+        with contextlib.closing(StepLog(self.attempt, self.rank, self.measured.steps)) as log:
             for i in range(begun, self.run.train.steps):
                 begin = time.perf_counter()
                 self.heart.enter("training", i)
@@ -188,10 +184,7 @@ class Worker:
                 line = {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": seconds}
                 line |= {"skipped": True} if step.is_skipped else {}
                 self.measured.steps.append(line)
-                log.write(json.dumps(line) + "\n")
-                if time.perf_counter() - flushed > FLUSH_SECONDS:
-                    log.flush()
-                    flushed = time.perf_counter()
+                log.add(line)
                 if not math.isfinite(loss):
                     return "nan", f"loss is {loss} at step {i}"
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:

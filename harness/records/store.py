@@ -134,10 +134,10 @@ def _text_of(path: Path) -> tuple[bytes, bool]:
             content = file.read()
     except OSError:
         content = b""
-    return _checked(content), bool(DIGEST.match(content))
+    return without_digest(content), bool(DIGEST.match(content))
 
 
-def _checked(content: bytes) -> bytes:
+def without_digest(content: bytes) -> bytes:
     """Return a document without its digest, or as it is if it has none.
 
     Raises:
@@ -295,7 +295,7 @@ def _head(path: Path) -> Document | None:
     try:
         with open_regular(path) as file:
             content = file.read()
-        checked = _checked(content)
+        checked = without_digest(content)
         text, is_whole = checked[:HEAD_BYTES], checked.endswith(END)
         end = next((field.start() for field in FIELD.finditer(text) if field[1] not in HEAD_NAMES), None)
         if not is_whole or end is None:

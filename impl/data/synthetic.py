@@ -127,7 +127,8 @@ def write_synthetic(folder: Path, config: SyntheticConfig) -> Manifest:
     """Write a token folder of bytes in the language, one chain a split, with its entropy in the manifest.
 
     Raises:
-        InputError: `folder` holds something else, or cannot be written.
+        InputError: `folder` holds something else.
+        OSError: it cannot be written.
     """
     source, chains = make_source(config), {}
     with new_token_folder(folder, ByteTokenizer()) as writer:

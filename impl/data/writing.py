@@ -1,6 +1,5 @@
 """Atomic writing of a token folder."""
 
-import errno
 import hashlib
 import secrets
 import shutil
@@ -108,21 +107,18 @@ def new_token_folder(out: Path, tokenizer: Tokenizer) -> Iterator[FolderWriter]:
     An equal and intact folder that is already there stays as it is.
 
     Raises:
-        InputError: something else is at `out`, or the place cannot be written.
+        InputError: something else is at `out`.
+        OSError: the place cannot be written.
     """
     out = out.resolve()
     check_replaceable(out)
     building = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     try:
         building.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"output {out} cannot be written: {error.strerror}") from None
-    try:
         yield FolderWriter(building, tokenizer)
         _put_in_place(building, out)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise InputError(f"output {out} cannot be written: {error.strerror}") from None
+        error.filename = str(error.filename or out).replace(str(building), str(out))
         raise
     finally:
         shutil.rmtree(building, ignore_errors=True)

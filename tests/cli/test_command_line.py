@@ -195,7 +195,7 @@ def test_a_damaged_token_folder_is_told_before_anything_is_written(
         (b"some words here", "--text TEXT --tokenizer byte --valid-fraction nan", "nan"),
         (b"some words here", "--text TEXT --tokenizer byte --valid-fraction 2", "2"),
         (b"some words here", "--text TEXT --tokenizer byte --out TEXT", "is a file"),
-        (b"some words here", "--text TEXT --tokenizer byte --out TEXT/below", "cannot be written"),
+        (b"some words here", "--text TEXT --tokenizer byte --out TEXT/below", "below: Not a directory"),
         (b"some words here", "--text . --tokenizer byte --out .", "not empty"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 
-from harness.rank import worker
+from harness.rank import results, worker
 from impl.checkpoint import Checkpoints
 from impl.optim import MasterAdamW
 from impl.pipeline.engine import Engine
@@ -91,7 +91,7 @@ def writes_to_a_full_disk(fault: Fault) -> None:
         is_log = str(path).endswith(".steps.jsonl")
         return really_open("/dev/full" if is_log and fault.is_due() else path, *args, **kwargs)
 
-    worker.open = instead  # type: ignore[attr-defined]
+    results.open = instead  # type: ignore[attr-defined]
 
 
 def main(attempt: Path, rank: int, *place: int, rendezvous: str) -> int:

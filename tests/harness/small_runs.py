@@ -1,7 +1,9 @@
 """Runs whose start takes longer than their training, what shows them, and the processes that carry them out."""
 
+import contextlib
+import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,17 @@ def small(data: Path, *, dp: int = 1, steps: int = 3, seed: int = 0, **recipe: A
 
 def point(run: Run) -> Point:
     return Point(run, f"seed={run.seed}")
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let this process write no longer file, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Told(Display):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,13 +26,15 @@ from harness.rank.heartbeat import Alive, write_alive
 from harness.rank.job import ABSENT, BEHIND, JOB, SILENT, JobState, keep
 from harness.records.attempts import Attempts
 from harness.records.store import FINISHED, Store
+from impl.data.config import DataConfig
+from impl.data.synthetic import SyntheticConfig
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run, from_dict, non_defaults, to_dict
 from tests.harness.fake_site import CODE, FakeSite
-from tests.harness.small_runs import Told, kept, point, small, sweep, write_tokens
+from tests.harness.small_runs import Told, files_of_at_most, kept, point, small, sweep, write_tokens
 
 
 @pytest.fixture(autouse=True)
@@ -449,6 +452,21 @@ def test_a_point_that_cannot_run_is_a_record_with_its_reason_and_the_others_run(
     for run, words in ((odd, "not divisible"), (lost, "no token folder"), (huge, "100000 ranks")):
         assert words in str(kept(store, run).reason)
         assert "\n" not in str(kept(store, run).reason)
+
+
+def test_a_full_disk_is_the_machines_fault_and_the_point_runs_by_the_next_command(
+    tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    short = SyntheticConfig(train_tokens=50_000, valid_tokens=5_000)
+    monkeypatch.setattr("harness.launch.preflight.SyntheticConfig", lambda: short)
+    run, other = dataclasses.replace(small(tokens), data=DataConfig()), small(tokens, seed=1)
+    with files_of_at_most(40_000):
+        _, told = made_up(store, [run, other])
+    assert told.ends == [(run.id, "failed"), (other.id, "ok")]
+    record, folder = kept(store, run), store.folder / "cache" / "seed-0"
+    assert (record.cause, list(folder.parent.iterdir())) == ("disk", [])
+    assert re.search("File too large: '.*/seed-0'", str(record.reason))
+    assert made_up(store, [run, other])[1].ends == [(run.id, "ok")]
 
 
 def test_more_ranks_than_cores_are_warned_about_and_run(tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch):

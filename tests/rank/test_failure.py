@@ -1,5 +1,7 @@
 """What became of a try, decided from facts alone."""
 
+import errno
+import os
 import signal
 from typing import Any, get_args
 
@@ -13,6 +15,8 @@ from harness.rank.failure import STATUSES as BY_CAUSE
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 STATUSES = {"ok", "nan", "oom", "failed", "timeout"}
 NEIGHBOUR = "rank {}: RuntimeError: [enforce fail at pair.cc] Connection closed by peer [10.0.0.1]:4711"
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE)
+QUOTA = "OSError: [Errno 122] Disk quota exceeded"
 ALL_WELL = {0: ("ok", None), 1: ("ok", None)}
 
 
@@ -151,6 +155,7 @@ WATCHDOG = "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(...)
     [
         (1, {}, "error", "exited with status 1"),
         (1, {"has_begun": False}, "launch", "exited with status 1"),
+        (1, {"log": [QUOTA, ""]}, "disk", f"exited with status 1: {QUOTA}"),
         (-signal.SIGHUP, {}, "killed", "was killed by SIGHUP"),
         (-63, {}, "killed", "was killed by signal 63"),
         (-signal.SIGTERM, {"memory_kills": 1}, "killed", "was killed by SIGTERM"),
@@ -172,6 +177,7 @@ def test_exits_are_told_apart(code: int, more: dict[str, Any], cause: str, reaso
         ("MemoryError: ", "oom"),
         ("OSError: [Errno 28] No space left on device: 'x'", "disk"),
         ("RuntimeError: no checkpoint was written to x: rank 0: OSError: [Errno 28] No space left on device", "disk"),
+        *((f"OSError: [Errno {number}] {os.strerror(number)}", "disk") for number in DISK_ERRORS),
         ("OSError: [Errno 30] Read-only file system: 'x'", "disk"),
         ("RuntimeError: [/pytorch/gloo/unbound_buffer.cc:83] Timed out waiting 1000ms for recv operation", "hang"),
         ("DistStoreError: Timeout waiting for key: default_pg/0/0 after 30000 ms", "hang"),

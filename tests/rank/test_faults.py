@@ -126,6 +126,7 @@ def start(tokens: Path, out: Path, ranks: int) -> "subprocess.Popen[str]":
         text=True,
         start_new_session=True,
         cwd=ROOT,
+        env={**os.environ, "LMSCALE_TURNS": str(out)},  # else each would wait for the one before
     )
 
 

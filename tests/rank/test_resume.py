@@ -1,8 +1,12 @@
 """What a later try goes on from, and when all ranks of one end that is told to."""
 
+import json
+import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,13 +16,16 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.rank.failure import cause_of
 from harness.rank.instruments import DamagedError, Measured
+from harness.rank.journal import Journal
 from harness.rank.resume import AGREE_AFTER, AgreedEnd, Continuation
+from harness.records.store import with_digest
 from impl.errors import InputError
 from impl.train import Trainer
 from tests.crafted import as_tensor, in_metadata, system
 from tests.harness.saving import build
-from tests.harness.small_runs import small
+from tests.harness.small_runs import files_of_at_most, small
 from tests.ranks import run_ranks
 
 MINUTE = timedelta(minutes=1)
@@ -50,7 +57,17 @@ def junk(path: Path) -> None:
 
 
 def lose_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    lose(path, path.stat().st_size // 2)
+
+
+def lose(path: Path, size: int) -> None:
+    """Cut so many bytes off, or leave minus so many."""
+    path.write_bytes(path.read_bytes()[:-size])
+
+
+def as_one(path: Path) -> None:
+    """Write all measurements into one object, as before journals had entries."""
+    path.write_text(with_digest(json.dumps(asdict(Journal(path).read() or Measured()))))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], int | None]] = {
@@ -63,14 +80,23 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int | None]] = {
     "all metadata lost": (lambda folder: [(folder / s / ".metadata").unlink() for s in (OLD, NEW)], None),
     "the newest lost": (lambda folder: shutil.rmtree(folder / NEW), 2),
     "journal lost": (lambda folder: (folder / JOURNAL).unlink(), None),
-    "journal cut": (lambda folder: lose_half(folder / JOURNAL), None),
+    "journal cut in its first entry": (lambda folder: lose(folder / JOURNAL, -90), None),
+    "journal cut in its last entry": (lambda folder: lose(folder / JOURNAL, 9), 2),
+    "journal of an earlier version": (lambda folder: as_one(folder / JOURNAL), 4),
     "journal of something else": (lambda folder: (folder / JOURNAL).write_text('{"steps": 3}'), None),
+    "journal changed in its last entry": (
+        lambda folder: (folder / JOURNAL).write_text((folder / JOURNAL).read_text().replace('"step": 3', '"step": 7')),
+        2,
+    ),
     "journal with a gap": (
         lambda folder: (folder / JOURNAL).write_text((folder / JOURNAL).read_text().replace('"step": 1', '"step": 7')),
         None,
     ),
     "everything lost": (shutil.rmtree, None),
 }
+
+
+UNNOTICED = ("nothing", "the newest lost", "everything lost", "journal of an earlier version")
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +125,7 @@ def test_after_any_damage_training_ends_as_if_there_had_been_none(
     do(folder)
     measured, warnings = trained(build(small(tokens, steps=9)), folder, steps=5)
     assert measured.resumed == ([] if step is None else [step])
-    assert bool(warnings) == (damage not in ("nothing", "the newest lost", "everything lost"))
+    assert bool(warnings) == (damage not in UNNOTICED)
     assert all("\n" not in warning for warning in warnings)
     assert not (folder / "marker").exists()
     assert losses(measured) == uninterrupted
@@ -124,6 +150,19 @@ def test_a_checkpoint_of_another_run_is_refused(tokens: Path, saved: Path, one_r
     assert (saved / NEW).exists()
 
 
+def test_a_checkpoint_without_room_is_told_in_the_disks_own_words(
+    tokens: Path, one_rank: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    one = build(small(tokens, steps=9))
+    continuation = Continuation(tmp_path / "checkpoints", 1, one, MINUTE)
+    with files_of_at_most(1000):
+        continuation.checkpoints.save(1)
+        with pytest.raises(RuntimeError, match=r"checkpoints: rank 0: .* File too large") as told:
+            continuation.checkpoints.wait()
+    assert cause_of(str(told.value)) == "disk"
+    assert continuation.resume() == (None, [])
+
+
 def of_two(tokens: Path, folder: Path) -> tuple[list[int], list[str], int]:
     """Training whose second rank has lost what it measured: what each goes on from."""
     run = small(tokens, steps=9, dp=2)
@@ -142,6 +181,38 @@ def test_ranks_agree_on_what_they_go_on_from(tokens: Path, tmp_path: Path) -> No
     assert ["cannot be used: measurements of rank 1 are missing" in warning for warning in first[1]] == [True]
 
 
+@given(attempts=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 600)), max_size=4))
+def test_a_journal_cut_anywhere_has_each_step_once_up_to_its_last_whole_entry(attempts: list[tuple[int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, whole = Path(folder) / "rank-0.json", 0
+        for saves, lost in attempts:
+            journal, ends = Journal(path), {0: 0}
+            measured = journal.read() or Measured()
+            assert len(measured.steps) == whole
+            for _ in range(saves):
+                begun = len(measured.steps)
+                measured.steps += [{"step": step, "loss": 0.5} for step in range(begun, begun + 2)]
+                measured.evaluations.append({"step": begun + 2})
+                journal.add(measured)
+                ends[path.stat().st_size - 1] = begun + 2  # the newline at its end may be lost
+            left = max(0, path.stat().st_size - lost)
+            os.truncate(path, left)
+            whole = max(steps for size, steps in ends.items() if size <= left)
+        found = Journal(path).read() or Measured()
+        assert [line["step"] for line in found.steps] == list(range(whole))
+        assert [line["step"] for line in found.evaluations] == list(range(2, whole + 1, 2))
+
+
+def test_what_is_written_grows_as_the_steps_do(tmp_path: Path) -> None:
+    sizes, journal, measured = list[int](), Journal(tmp_path / "rank-0.json"), Measured()
+    for step in range(10, 50):
+        measured.steps.append({"step": step, "loss": 0.5})
+        before = len(sizes) and journal.path.stat().st_size
+        journal.add(measured)
+        sizes.append(journal.path.stat().st_size - before)
+    assert len(set(sizes)) == 1, "each save writes its own step alone"
+
+
 def test_what_was_measured_until_a_step() -> None:
     steps = [{"step": i, "seconds": 0.5} for i in range(5)]
     seconds = {"startup": 3.0, "training": 2.5}
@@ -155,7 +226,7 @@ def test_what_was_measured_until_a_step() -> None:
     st.none() | st.lists(st.none() | st.dictionaries(st.just("step"), st.integers() | st.text())) | st.just({}),
 ))  # fmt: skip
 def test_what_is_no_journal_is_none(found: Any) -> None:
-    read = Measured.read(found)
+    read = Measured.read([found])
     assert read is None or [line["step"] for line in read.steps] == list(range(len(read.steps)))
 
 

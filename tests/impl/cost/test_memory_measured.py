@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.cost.memory import memory
-from impl.instruments import tracked
+from impl.instruments import gradients_under_way, tracked
 from impl.model.config import ModelConfig, NormKind
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -19,6 +19,9 @@ STATES = ("parameters", "gradients", "optimizer")
 GPT = ModelConfig(num_layers=4, hidden_size=64, num_heads=4, seq_len=64, vocab_size=512)
 BERT = replace(GPT, family="bert", norm_placement="post")
 SANDWICH = replace(GPT, norm_placement="sandwich")
+MANY = 4096
+MANY_TOKENS = replace(GPT, vocab_size=MANY, tied=False)
+"""Its embedding and head have each a bucket larger than the buffers of all others."""
 LONG = replace(GPT, seq_len=256)
 SMALL_BUCKETS = 100_000
 
@@ -69,6 +72,7 @@ LAYOUTS = [
     run(BERT, dp=2, zero_stage=3, precision="bf16", fp32_gradients=False),
     run(dp=2, zero_stage=2, precision="fp16", offload_optimizer=True),
     run(dp=2, zero_stage=3, overlap_param_gather=False, overlap_grad_reduce=False, recompute="full"),
+    *(run(MANY_TOKENS, dp=2, zero_stage=stage, overlap_grad_reduce=False) for stage in (2, 3)),
     run(batch=8, pp=2),
     run(dropout=0.1, batch=8, pp=2, precision="bf16"),
     run(BERT, batch=8, pp=2, recompute="full"),
@@ -115,7 +119,7 @@ LAYOUTS = [
 
 
 def measured(one: Trainer) -> tuple[int, int, dict[str, int]]:
-    with tracked(one.held(), one.device) as found:
+    with tracked(one.held(), one.device, lambda: gradients_under_way(one)) as found:
         one.step(0)
     return one.pp_group.rank(), one.head_positions, found.parts(one.held())
 
@@ -130,7 +134,13 @@ def far(layouts: Iterable[Run], data: Path) -> dict[Run, str]:
             computed = [of["activations"] + of["rest"] for of in (ours, theirs)]
             exact = all(ours[name] == theirs[name] for name in STATES)
             ratios = [computed[0] / computed[1], ours["total"] / theirs["total"]]
-            if not exact or any(abs(ratio - 1) > 0.05 for ratio in ratios) or theirs["buffers"] > ours["buffers"]:
+            is_alone = layout.model.vocab_size == MANY and theirs["buffers"] != ours["buffers"]
+            if (
+                not exact
+                or is_alone
+                or any(abs(ratio - 1) > 0.05 for ratio in ratios)
+                or theirs["buffers"] > ours["buffers"]
+            ):
                 found[layout] = f"{layout.plan} rank {rank}: {ours} instead of {theirs}, {ratios}"
     return found
 
