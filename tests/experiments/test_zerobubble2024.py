@@ -1,9 +1,11 @@
 """Zero bubble's tables 4 and 5: their rows are the runs, printed numbers stand beside ours, and verdicts turn."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from experiments import zerobubble2024
 from experiments.zerobubble2024 import PAPER, SCHEDULES
 from harness.experiment.experiment import TIERS, Experiment, load
 from harness.experiment.published import published
@@ -61,6 +63,14 @@ def test_verdicts_on_throughput_turn() -> None:
     assert verdicts(THROUGHPUT, of_paper(lambda _, gain: gain, bubble=2.0))[3] == NO
 
 
+def test_other_times_of_passes_give_other_bubbles(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = of_paper(lambda _, gain: gain)
+    longer = lambda one: one.printed | {"time_transfer": 1.1 * one.printed["time_transfer"]}
+    changed = {run: replace(one, printed=longer(one)) for run, one in PAPER.items()}
+    monkeypatch.setattr(zerobubble2024, "PAPER", changed)
+    assert verdicts(THROUGHPUT, printed)[3:5] == [YES, NO]
+
+
 def test_the_table_has_what_is_printed() -> None:
     assert THROUGHPUT.table
     rows = THROUGHPUT.table(of_paper(lambda _, gain: gain)).frame
@@ -105,6 +115,8 @@ def test_verdicts_on_predicted_memory_turn() -> None:
     assert verdicts(MEMORY, as_printed) == [YES, YES, ABSENT, YES, YES]
     less = [simulated(run, memory=of(run) / 2) for run in PAPER]
     assert verdicts(MEMORY, less) == [YES, YES, ABSENT, NO, YES]
+    more = [simulated(run, memory=of(run) * (1.2 if run.plan.schedule == "zb_h2" else 1.0)) for run in PAPER]
+    assert verdicts(MEMORY, more)[3:] == [PARTLY, NO]
     elsewhere = [simulated(run, memory=of(run), device="AMD") for run in PAPER]
     assert verdicts(MEMORY, elsewhere)[3] == ABSENT
     too_large = [simulated(run, memory=of(run), status="oom") for run in PAPER]
