@@ -37,6 +37,8 @@ FLOORS = {
     "impl.model.parametrization": 0,
     "impl.model.sizes": 0,
     "impl.pipeline": 0,
+    "impl.pipeline.bound": 0,
+    "impl.pipeline.optimum": 0,
     "impl.pipeline.schedule": 0,
     "impl.pipeline.schedules": 0,
     "impl.pipeline.simulate": 0,

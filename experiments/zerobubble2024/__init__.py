@@ -3,16 +3,26 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from experiments.ptdp2021 import SELENE, UNTESTED
+from harness.experiment.checks import known
 from harness.experiment.kit import (
     GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, Estimate, Measure, ModelConfig, Plan, Point, Printed, Record, Run,
     apart_from, exact, flop_rate, noted, points, published, with_printed,
 )  # fmt: skip
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import simulate, uniform
 
-AS = {"one_f_one_b": "one_f_one_b", "zb_h1": "zb_1p"}
-"""Schedule of table 4 that stands for each of ours: ZB-1p finds ZB-H1's order by search, with table 5's same bubble."""
+AS = {"one_f_one_b": "one_f_one_b", "zb_h1": "zb_1p", "zb_h2": "zb_2p"}
+"""Schedule of table 4 that stands for each of ours.
+
+ZB-1p is found by search and has ZB-H1's bubble in table 5. ZB-2p is found with room for 2p microbatches, where ZB-H2
+holds 2p - 1; its bubble is smaller.
+"""
 SCHEDULES = tuple(AS)
+TIMES = ("forward", "input_gradient", "weight_gradient", "transfer")
+"""Times of table 6, of which table 5's bubbles are made."""
 PIPELINE = (MODEL, RANKS, PP, MICROBATCHES, SCHEDULE)
 """Columns that name a pipeline."""
 
@@ -31,32 +41,40 @@ def on_a100s(printed: Printed, schedule: str) -> Run:
     )
 
 
-def tables_4_and_5() -> dict[Run, Point]:
-    """Return the points of tables 4 and 5 by their runs: rate, the rate over 1F1B's, bubble and memory."""
+def tables_4_to_7() -> dict[Run, Point]:
+    """Return the points of tables 4 to 7 by their runs.
+
+    Rate, the rate over 1F1B's, bubble and memory; the times of passes; and ZB-2p's rate over 1F1B's where all ranks
+    wait for each other before the update, as ours do.
+    """
     rows = published("zerobubble2024").to_dict("records")
     value = {(row["quantity"], row["note"].partition(":")[0], row["global_batch"]): row["value"] for row in rows}
     found: dict[Run, Point] = {}
     for row in (row for row in rows if row["quantity"] == "sample_rate_one_f_one_b"):
-        of = row["note"].partition(":")[0], row["global_batch"]
+        at = row["note"].partition(":")[0], row["global_batch"]
         for schedule, printed in AS.items():
-            rate = value[f"sample_rate_{printed}", *of]
+            rate = value[f"sample_rate_{printed}", *at]
             numbers = {"published_rate": rate, "published_gain": rate / row["value"]}
-            numbers["published_bubble"] = value[f"bubble_rate_{schedule}", *of]
-            numbers["published_memory"] = value[f"memory_{printed}", *of] * GB
+            numbers["published_bubble"] = value[f"bubble_rate_{schedule}", *at]
+            memory, plain = (value[f"memory_{name}", *at] for name in (printed, "one_f_one_b"))
+            numbers |= {"published_memory": memory * GB, "published_share": memory / plain}
             run = on_a100s(row, schedule)
-            found[run] = Point(run, model=f"GPT {of[0]}", printed=numbers)
+            numbers |= {f"time_{part}": value[f"time_{part}", *at] for part in TIMES}
+            if rate := value.get((f"sample_rate_{printed}_synchronized", *at)):
+                numbers["published_synchronized"] = rate / row["value"]
+            found[run] = Point(run, model=f"GPT {at[0]}", printed=numbers)
     return found
 
 
-PAPER = tables_4_and_5()
+PAPER = tables_4_to_7()
 
 
 def pipelines(records: Sequence[Record], measure: Measure, *, failed: bool = False) -> list[Point]:
-    """Return the points of pipelines of both schedules, with tables 4 and 5, by size, microbatches and schedule."""
+    """Return the points of pipelines of these schedules, with tables 4 to 7, by size, microbatches and schedule."""
     found = points(records, measure, failed=failed)
-    both = [one for one in found if one.run.plan.schedule in SCHEDULES and one.run.plan.pp > 1]
+    there = [one for one in found if one.run.plan.schedule in SCHEDULES and one.run.plan.pp > 1]
     order = lambda one: (one.parameters, one.run.microbatches, SCHEDULES.index(one.run.plan.schedule))
-    return sorted(with_printed(both, PAPER), key=order)
+    return sorted(with_printed(there, PAPER), key=order)
 
 
 def held(record: Record) -> float:
@@ -76,9 +94,9 @@ def by_rate(records: Sequence[Record]) -> list[Point]:
     return [one.against(plain, lambda record: record.tokens_per_second) for one, plain in found]
 
 
-def gains(records: Sequence[Record]) -> list[Point]:
-    """Return ZB-H1's timed pipelines whose rate relative to 1F1B's is known."""
-    return [one for one in by_rate(records) if not is_plain(one) and not math.isnan(one.relative.mean)]
+def gains(records: Sequence[Record], schedule: str = "zb_h1") -> list[Point]:
+    """Return a schedule's timed pipelines whose rate relative to 1F1B's is known."""
+    return [one for one in known(by_rate(records)) if of(one, schedule)]
 
 
 def samples_per_second(one: Point) -> float:
@@ -91,12 +109,28 @@ def bubble(one: Point) -> Estimate:
     return one.estimate(lambda record: record.bubble / (1 + record.bubble))
 
 
-def is_plain(one: Point) -> bool:
-    return one.run.plan.schedule == "one_f_one_b"
+def bubble_by_paper(one: Point) -> float:
+    """Return table 5's bubble of our table with the times of table 6; NaN where they are not printed.
+
+    It is the idle share of the rank with the longest time from its first action to its last.
+    """
+    times = [one.printed.get(f"time_{part}", math.nan) for part in TIMES]
+    return math.nan if math.isnan(sum(times)) else _longest_idle(one.run, *times)
+
+
+@cache
+def _longest_idle(run: Run, forward: float, input_gradient: float, weight_gradient: float, transfer: float) -> float:
+    cost = uniform(forward, input_gradient, weight_gradient)
+    ran = simulate(build(run.plan.schedule, run.plan.pp, run.microbatches), cost, transfer)
+    return 1 - float(ran.busy(0) / max(row[-1].end - row[0].start for row in ran.rows.values()))
+
+
+def of(one: Point, schedule: str) -> bool:
+    return one.run.plan.schedule == schedule
 
 
 def _with_1f1b(found: Sequence[Point]) -> list[tuple[Point, Point | None]]:
     """Return the points, each with the one of 1F1B that is equal but for the schedule; None without it."""
     alike = lambda one: (apart_from(one.run, "plan.schedule"), one.device)
-    plain = {alike(one): one for one in found if is_plain(one)}
+    plain = {alike(one): one for one in found if of(one, "one_f_one_b")}
     return [(one, plain.get(alike(one))) for one in found]

@@ -7,8 +7,10 @@ from harness.figures import timeline
 from harness.records.store import read_record
 from harness.terminal import Flag, print_json
 from impl.errors import InputError
+from impl.pipeline.bound import Problem, lower_bound
+from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import build
-from impl.pipeline.simulate import Timeline, simulate, uniform
+from impl.pipeline.simulate import Number, Timeline, simulate, uniform
 from impl.plan import Plan
 
 MOST = 1e9
@@ -25,11 +27,12 @@ def draw_timeline(
     input_gradient: float = 1.0,
     weight_gradient: float = 1.0,
     transfer: float = 0.0,
+    search: float = 0.0,
     record: Path | None = None,
     out: Path | None = None,
     json: Flag = False,
 ) -> int:
-    """Draw a pipeline schedule: which rank computes what when, the bubble, and the activations in flight.
+    """Draw a pipeline schedule: which rank computes what when, the bubble, what is held, and how near it is to a bound.
 
     Args:
         plan: The plan; pp, schedule and chunks matter.
@@ -38,6 +41,7 @@ def draw_timeline(
         input_gradient: Time of the gradients of inputs.
         weight_gradient: Time of the gradients of weights.
         transfer: Time from one rank to the next.
+        search: Seconds to search for a shorter table in as much memory, on the same ranks, which is drawn instead.
         record: A record of a run with a pipeline: draws its last step under the prediction from its own times.
         out: Write the figure as OUT.png and OUT.svg.
         json: Print the rows of actions, spans, bubble and activations in flight.
@@ -45,7 +49,7 @@ def draw_timeline(
     if out is not None and not out.name:
         raise InputError(f"--out {out} names no file; valid: a path to which .png and .svg are added")
     if record is not None:
-        drawn, unit, schedule = _recorded_timelines(record), "s", None
+        drawn, unit, schedule, bound = _recorded_timelines(record), "s", None, 0
     else:
         times = {"forward": forward, "input-gradient": input_gradient, "weight-gradient": weight_gradient}
         for name, seconds in times.items():
@@ -58,16 +62,34 @@ def draw_timeline(
             raise InputError(f"{what}: {passes} passes cannot be drawn; valid: up to {MOST_PASSES}")
         schedule = build(plan.schedule, plan.pp, microbatches, plan.chunks)
         cost = uniform(*(Fraction(str(time)) for time in times.values()), chunks=plan.chunks)
-        drawn, unit = {plan.schedule: simulate(schedule, cost, Fraction(str(transfer)))}, "forward passes"
+        schedule, bound = _shortest(schedule, Problem.of(schedule, cost, Fraction(str(transfer))), search)
+        drawn, unit = {schedule.name: simulate(schedule, cost, Fraction(str(transfer)))}, "forward passes"
     files = [str(path) for path in timeline.write(drawn, out, unit)] if out else []
     if json:
-        rows = {"rows": timeline.actions(schedule)} if schedule else {}
         shown = {name: timeline.document(one) for name, one in drawn.items()}
-        return print_json({**rows, **(shown if record else shown[plan.schedule]), "files": files})
+        if schedule:
+            rows = {"schedule": schedule.name, "rows": timeline.actions(schedule), "bound": float(bound)}
+            shown = rows | shown[schedule.name]
+        return print_json({**shown, "files": files})
     for name, one in drawn.items():
         print(timeline.text(name, one, unit))
+        if schedule:
+            longer = float(one.step_time / bound) - 1
+            print(f"no table in this memory is shorter than {float(bound):.4g} {unit}: this one is {longer:.1%} longer")
     print("".join(f"{file}\n" for file in files), end="")
     return 0
+
+
+def _shortest(schedule: Schedule, problem: Problem, seconds: float) -> tuple[Schedule, Number]:
+    """Return the schedule, or the shortest table that is found in the seconds, and a bound on every table's step."""
+    if not 0 <= seconds <= MOST:
+        raise InputError(f"--search {seconds}: must not be negative; valid: 0 to {MOST:g}")
+    if not seconds:
+        return schedule, lower_bound(problem)
+    from impl.pipeline import optimum  # SciPy's solver takes long to import
+
+    found = optimum.search(problem, seconds)
+    return found.schedule, found.bound
 
 
 def _recorded_timelines(path: Path) -> dict[str, Timeline]:

@@ -86,6 +86,16 @@ def test_the_same_is_drawn_in_text() -> None:
     assert answer.output.startswith("one_f_one_b: step 12 forward passes, bubble 0.3333")
 
 
+def test_the_bound_and_the_shortest_table_in_the_same_memory() -> None:
+    given = ("timeline", "--plan.schedule", "zbv", "--plan.chunks", "2", "--microbatches", "4")
+    found, searched = (document(call(*given, *more, "--json").output) for more in ((), ("--search", "60")))
+    assert (found["step_time"], found["bound"]) == (15, 13.5)
+    assert (searched["step_time"], searched["bound"], searched["schedule"]) == (13.5, 13.5, "shortest")
+    assert max(searched["peak_in_flight"]) <= max(found["peak_in_flight"])
+    assert call(*given).output.endswith("shorter than 13.5 forward passes: this one is 11.1% longer\n")
+    assert refused("timeline", "--search", "-1").endswith("--search -1.0: must not be negative; valid: 0 to 1e+09")
+
+
 def test_a_record_is_drawn_under_its_prediction() -> None:
     path = write(record(late=1.0))
     found = document(call("timeline", "--record", path, "--json").output)

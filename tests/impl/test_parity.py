@@ -32,6 +32,7 @@ FAMILIES, NORMS = ("gpt", "bert"), ("pre", "post", "sandwich")
 KINDS: tuple[NormKind, ...] = ("rmsnorm", "dyt", "layernorm")
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1", f"{OWN}:two_ways", f"{OWN}:every_other")
 CHUNKS = {"interleaved": 2, f"{OWN}:two_ways": 2, "zbv": 2, "v_half": 2, "v_min": 2, "dualpipe_v": 2}
+CHUNKS |= {own_schedule.SEARCHED_V: 2}
 HOLD_MORE = ("interleaved", "zb_h2", "zbv", "v_half", "v_min", "dualpipe_v")
 """Schedules that begin more microbatches than there are pipeline ranks before they end one, or need a multiple."""
 
@@ -86,6 +87,8 @@ LESS_BUBBLE: list[dict[str, Any]] = [
     *({"schedule": "v_min", "pp": 4}, {"schedule": "v_min", "pp": 2, "dp": 2, "zero_stage": 1}),
     *({"schedule": "dualpipe_v", "pp": 3}, {"schedule": "dualpipe_v", "pp": 2, "dp": 2, "zero_stage": 3}),
     {"schedule": "dualpipe_v", "pp": 2, "tp": 2, "sequence_parallel": True, "recompute": "selective"},
+    *({"schedule": own_schedule.SEARCHED, "pp": 4}, {"schedule": own_schedule.SEARCHED, "pp": 2, "tp": 2}),
+    {"schedule": own_schedule.SEARCHED_V, "pp": 2, "dp": 2, "zero_stage": 2},
 ]
 """Of the schedules that are not crossed with everything; the random runs below have them too."""
 ATLAS_PLANS: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Schedules that a user might write: `plan.schedule` names them as module:function."""
+"""Schedules that a user might write, or have searched: `plan.schedule` names them as module:function."""
 
 from collections.abc import Iterator
 from itertools import chain, zip_longest
@@ -36,5 +36,6 @@ def every_other(p: int, m: int) -> Rows:
     return [tuple(put_off(tuple(row))) for row in one_f_one_b(p, m)]
 
 
-for _function in (two_ways, every_other):
-    trust(f"{__name__}:{_function.__name__}")
+SEARCHED, SEARCHED_V = "impl.pipeline.optimum:shortest", "impl.pipeline.optimum:shortest_v"
+for _name in (*(f"{__name__}:{function.__name__}" for function in (two_ways, every_other)), SEARCHED, SEARCHED_V):
+    trust(_name)

@@ -45,6 +45,8 @@ PLANS = [
     Plan(pp=4),
     Plan(pp=4, schedule="zb_h1"),
     Plan(pp=4, schedule="zb_h2"),
+    Plan(pp=4, schedule=own_schedule.SEARCHED),
+    Plan(pp=2, schedule=own_schedule.SEARCHED_V, chunks=2),
     Plan(pp=2, tp=2),
     Plan(pp=2, tp=2, schedule="zb_h1", sequence_parallel=True),
 ]
@@ -214,7 +216,7 @@ def test_no_rank_works_twice(data: Path) -> None:
     for plan in PLANS:
         if plan.tp == 1:
             assert sum(of(plan)) == expected
-        if plan.schedule in ("zb_h1", "zb_h2", f"{OWN}:every_other"):
+        if plan.schedule in ("zb_h1", "zb_h2", own_schedule.SEARCHED, f"{OWN}:every_other"):
             assert of(plan) == of(replace(plan, schedule="one_f_one_b", sequence_parallel=False))
 
 
