@@ -1,7 +1,6 @@
 """Runs a function on several gloo ranks, forked from a server that has torch imported already."""
 
 import multiprocessing
-import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -41,7 +40,6 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    _share_a_core()
     store = f"file://{Path(folder) / 'rendezvous'}"
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=COLLECTIVE)
@@ -51,13 +49,3 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
         queue.put((rank, (traceback.format_exc(), None)))
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _share_a_core() -> None:
-    """Keep the ranks of a test on one core, where pytest-xdist has a worker for each: no message wakes another core.
-
-    They send little and often, so that waking cores takes most of the time otherwise.
-    """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if cores and int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")) >= len(cores):
-        os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"][2:]) % len(cores)]})

@@ -1,0 +1,121 @@
+"""What do context parallelism, sequence parallelism and recomputation buy as sequences grow?
+
+Attention's work grows with the square of a sequence's length, its activations, computed in blocks, with the length, and
+so does what tensor parallelism sends. The same ranks share a model's matrices (tensor parallelism), also the tokens
+between them (sequence parallelism), or the tokens of every sequence (context parallelism), whose ranks pass on keys and
+values in a ring or exchange heads (Ulysses). Every step has as many tokens, so that what differs is how they are cut.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from experiments.ours import claim, timed
+from harness.experiment.checks import each
+from harness.experiment.kit import (
+    DEVICE, GB, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
+    Tolerance, less, milliseconds, named, of_run, points, share, step_seconds, table_of,
+)  # fmt: skip
+from harness.figures.style import figure_of
+
+NO_SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-25")
+LONG = 32768
+"""Tokens from which on a sequence is called long, as in Llama's longest recipes before 128k."""
+
+
+def way(run: Run) -> str:
+    """Return how ranks share the work, in words."""
+    plan = run.plan
+    parts = [f"tp {plan.tp}"] * (plan.tp > 1) + ["sp"] * plan.sequence_parallel
+    parts += [f"{'Ulysses' if plan.cp_attention == 'ulysses' else 'ring'} {plan.cp}"] * (plan.cp > 1)
+    return " + ".join(parts) + " recomputed" * (plan.recompute == "full")
+
+
+def timed_ways(records: Sequence[Record]) -> list[Point]:
+    """Return all points by length, each relative to sequence parallelism's step for sequences as long."""
+    found = sorted(points(records, step_seconds), key=lambda one: (one.device, one.run.model.seq_len))
+    place = lambda one: (one.device, one.run.model.seq_len)
+    first = {place(one): one for one in found if way(one.run) == f"tp {one.run.plan.world_size} + sp"}
+    return [one.against(first.get(place(one)), step_seconds) for one in found]
+
+
+def rings(records: Sequence[Record], least: int = 0) -> list[tuple[Point, Point]]:
+    """Return rings that share nothing else, each with Ulysses for sequences as long."""
+    alone = [
+        one
+        for one in timed_ways(records)
+        if one.run.plan.cp > 1 == one.run.plan.tp and one.run.plan.recompute == "none"
+    ]
+    by = {(one.device, one.run.model.seq_len, one.run.plan.cp_attention): one for one in alone}
+    return [
+        (one, by[device, length, "ulysses"])
+        for (device, length, kind), one in by.items()
+        if kind == "ring" and length >= least and (device, length, "ulysses") in by
+    ]
+
+
+length_of = attrgetter("run.model.seq_len")
+SHOWN = (
+    MODEL, DEVICE, RANKS,
+    Column(key="seq_len", header="sequence", unit="Ki tokens", si="tokens", scale=1024, of=length_of),
+    of_run("way", "shared by", way, text=True), milliseconds("step", "step", lambda one: one.estimate(step_seconds)),
+    share("relative", "of tp + sp", lambda one: one.relative),
+    Column(key="memory", header="memory of a rank", unit="GB", si="B", scale=GB, digits=3,
+           of=lambda one: one.mean(lambda record: record.peak_memory_bytes)), RUNS, MARK,
+)  # fmt: skip
+
+
+def ways(n: int, tp: int) -> list[Plan]:
+    """Return every way for n ranks; the mixed one has tp ranks that share matrices."""
+    split, shared = Plan(tp=n, sequence_parallel=True), Plan(cp=n, zero_stage=1)
+    mixed = [Plan(tp=tp, cp=n // tp, sequence_parallel=True, zero_stage=1)] if 1 < tp < n else []
+    again, heads = (replace(one, recompute="full") for one in (split, shared)), replace(shared, cp_attention="ulysses")
+    return [Plan(tp=n), split, shared, heads, *mixed, *again]
+
+
+def runs(model: ModelConfig, lengths: Sequence[int], plans: Sequence[Plan], precision: Precision = "fp32") -> list[Run]:
+    """Return a run for each length and plan; each step has the tokens of two of the longest sequences."""
+    recipe = lambda length: Recipe(steps=12, global_batch=2 * lengths[-1] // length, microbatch=1, warmup_steps=2)
+    of = lambda length: replace(model, seq_len=length)
+    return [timed(of(length), plan, recipe(length), precision) for length in lengths for plan in plans]
+
+
+CPU = ModelConfig(num_layers=2, hidden_size=128, num_heads=4, positions="rotary", dropout=0.0)
+EXPERIMENT = Experiment(
+    source="our own; Liu et al. 2023 (2310.01889), Jacobs et al. 2023 (2309.14509), Korthikanti et al. 2022",
+    expectation="tensor parallelism sends with every token, a ring keys and values only: context parallelism wins with "
+    "long sequences, and its memory falls as sequence parallelism's does",
+    claims=(
+        claim(
+            "from 32k tokens on, a ring's step is no longer than with tensor and sequence parallelism on as many ranks",
+            each(
+                lambda records: [(one.relative, one.run) for one, _ in rings(records, LONG)],
+                lambda relative, _: less(relative, 1 + NO_SLOWER), "lengths", "{:.2f} ({.model.seq_len})",
+            ), about="network", tolerance=NO_SLOWER,
+        ),
+        claim(
+            "a ring's step is no longer than with exchanged heads",
+            each(
+                lambda records: [(ring.over(other, step_seconds), ring.run) for ring, other in rings(records)],
+                lambda ratio, _: less(ratio, 1 + NO_SLOWER), "lengths", "{:.2f} ({.model.seq_len})",
+            ), about="network", tolerance=NO_SLOWER,
+        ),
+    ),
+    table=table_of("sequence_length", "Ways to share long sequences", SHOWN, timed_ways, [
+        "tp: tensor parallelism; sp: with sequence parallelism; ring, Ulysses: context parallelism, by keys and values "
+        "that are passed on or by an exchange of heads, with ZeRO-1; recomputed: all layers' forward passes. All steps "
+        "have as many tokens."
+    ]),
+    figure=figure_of(
+        "Steps with as many tokens", "tokens of a sequence", "step (s)", timed_ways, name=lambda one: way(one.run),
+        at=length_of, ours=lambda one: one.mean(step_seconds), published=lambda _: float("nan"),
+    ),
+    cost={"smoke": "1 min, 2 CPU cores", "small": "10 min, 2 CPU cores", "paper": "40 min, 8 GPUs with 80 GB"},
+    deviations="At `smoke` and `small` a small model with rotary positions on two ranks. Attention is fused, and keeps "
+    "no scores.",
+    runs={
+        "smoke": runs(CPU, (256, 512), ways(2, 1)),
+        "small": runs(replace(CPU, hidden_size=256, num_layers=4), (512, 1024, 2048, 4096, 8192), ways(2, 1)),
+        "paper": runs(named("llama-8b"), tuple(1024 * 2**i for i in range(8)), ways(8, 2), "bf16"),
+    },
+)  # fmt: skip
