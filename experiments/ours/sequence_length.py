@@ -74,10 +74,14 @@ def ways(n: int, tp: int) -> list[Plan]:
 
 
 def runs(model: ModelConfig, lengths: Sequence[int], plans: Sequence[Plan], precision: Precision = "fp32") -> list[Run]:
-    """Return a run for each length and plan; each step has the tokens of two of the longest sequences."""
-    recipe = lambda length: Recipe(steps=12, global_batch=2 * lengths[-1] // length, microbatch=1, warmup_steps=2)
-    of = lambda length: replace(model, seq_len=length)
-    return [timed(of(length), plan, recipe(length), precision) for length in lengths for plan in plans]
+    """Return a run for each length and plan: steps of two of the longest sequences, microbatches of a 16th of one."""
+
+    def of(length: int, plan: Plan) -> Run:
+        batch, microbatch = 2 * lengths[-1] // length, max(1, lengths[-1] // 16 // length)
+        recipe = Recipe(steps=12, global_batch=batch, microbatch=microbatch, warmup_steps=2)
+        return timed(replace(model, seq_len=length), plan, recipe, precision)
+
+    return [of(length, plan) for length in lengths for plan in plans]
 
 
 CPU = ModelConfig(num_layers=2, hidden_size=128, num_heads=4, positions="rotary", dropout=0.0)
@@ -104,7 +108,7 @@ EXPERIMENT = Experiment(
     table=table_of("sequence_length", "Ways to share long sequences", SHOWN, timed_ways, [
         "tp: tensor parallelism; sp: with sequence parallelism; ring, Ulysses: context parallelism, by keys and values "
         "that are passed on or by an exchange of heads, with ZeRO-1; recomputed: all layers' forward passes. All steps "
-        "have as many tokens."
+        "have as many tokens, and microbatches too until they are one sequence."
     ]),
     figure=figure_of(
         "Steps with as many tokens", "tokens of a sequence", "step (s)", timed_ways, name=lambda one: way(one.run),
