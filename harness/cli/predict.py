@@ -11,6 +11,7 @@ from harness.cli.which import Given, plan_fields
 from harness.experiment.experiment import Experiment, changed, load, points
 from harness.experiment.folders import OWN
 from harness.experiment.tiers import Tier
+from harness.predict.goodput import HOUR, Failures, goodput
 from harness.predict.interval import EXTRAPOLATES, interval
 from harness.predict.memory import memory_table
 from harness.predict.simulated_record import document_of, why_no_room
@@ -53,6 +54,9 @@ def predict_from(default: Run) -> Callable[..., int]:
         only: str | None = None,
         slowdown: tuple[float, ...] = (),
         stack: str | None = None,
+        mtbf: float | None = None,
+        checkpoint_seconds: float = 60.0,
+        restart_seconds: float = 300.0,
         out: Path = OWN,
         given: Given = frozenset(),
         json: Flag = False,
@@ -76,13 +80,17 @@ def predict_from(default: Run) -> Callable[..., int]:
                 begins with it.
             slowdown: How many times as long a rank's computing takes, pipeline rank by pipeline rank.
             stack: Software that will run, if it is not the system's: the interval is wider then.
+            mtbf: Mean hours between failures of one device: also predict the share of time that trains, as any device's
+                failure ends the run, and the best interval between checkpoints.
+            checkpoint_seconds: Seconds in which a checkpoint stops training.
+            restart_seconds: Seconds from a failure until training goes on.
             out: Folder of records.
             given: Fields of a run that are given, by dotted name.
             json: Print one JSON document on standard output.
         """
         found = None if system is None else load_system(system)
-        if (slowdown or stack) and (rows is not None or experiment is not None):
-            raise InputError("--slowdown and --stack are for one run; valid: without --rows and an experiment")
+        if (slowdown or stack or mtbf is not None) and (rows is not None or experiment is not None):
+            raise InputError("--slowdown, --stack and --mtbf are for one run; valid: without --rows and an experiment")
         of_plan = plan_fields(given)
         is_run = bool(given) if rows is not None else len(given) > len(of_plan)
         _require_one({"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run})
@@ -96,7 +104,8 @@ def predict_from(default: Run) -> Callable[..., int]:
             named = load(experiment)
             runs = changed(named.runs[tier], None, None, config.plan, of_plan)
             return predict_experiment(named, runs, only, given, Store(out, named.id, tier, found.name), found, json)
-        return predict_run(simulated(config, given, found), found, slowdown, stack, json)
+        failures = None if mtbf is None else Failures(mtbf, checkpoint_seconds, restart_seconds)
+        return predict_run(simulated(config, given, found), found, slowdown, stack, failures, json)
 
     return predict
 
@@ -151,13 +160,22 @@ def _warnings(records: Sequence[Record], system: System) -> Iterable[str]:
     yield from dict.fromkeys(text for texts in found for text in texts if not text.startswith(EXTRAPOLATES))
 
 
-def predict_run(asked: Simulated, system: System, slowdown: Sequence[float], stack: str | None, json: bool) -> int:
-    """Print the time of a run's step, where it goes, and the memory of every pipeline rank."""
+def predict_run(
+    asked: Simulated,
+    system: System,
+    slowdown: Sequence[float],
+    stack: str | None,
+    failures: Failures | None,
+    json: bool,
+) -> int:
+    """Print the time of a run's step, where it goes, the memory of every pipeline rank, and goodput under failures."""
     pp = asked.done.plan.pp
     if slowdown and (len(slowdown) != pp or not all(0 < factor < math.inf for factor in slowdown)):
         raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {pp} pipeline ranks")
     found = predicted(asked.done, system, dict(enumerate(slowdown)))
     document = _document(asked, system, found, stack)
+    if failures is not None:
+        document["goodput"] = {**failures._asdict(), **goodput(document["devices"], failures)._asdict()}
     if json:
         return print_json(document)
     _print(document, found, system)
@@ -208,6 +226,10 @@ def _print(document: Mapping[str, Any], found: Prediction, system: System) -> No
         "bubble": f"{100 * found.bubble:.1f}% of the computing",
         "exposed communication": _exposed(found) or "none",
     }
+    if of := document.get("goodput"):
+        checkpoints = f"a checkpoint of {_seconds(of['checkpoint_seconds'])} every {of['interval'] / 60:.3g} min"
+        lines["goodput"] = f"{100 * of['share']:.1f}% of the time, {of['share'] * found.tokens_per_s:,.0f} tokens/s"
+        lines["goodput"] += f": a failure every {of['mean_seconds'] / HOUR:.3g} h, {checkpoints}"
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()))
     table = memory_table(found.memory)
