@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,9 +55,7 @@ def predict_from(default: Run) -> Callable[..., int]:
         only: str | None = None,
         slowdown: tuple[float, ...] = (),
         stack: str | None = None,
-        mtbf: float | None = None,
-        checkpoint_seconds: float = 60.0,
-        restart_seconds: float = 300.0,
+        failures: Annotated[Failures, tyro.conf.arg(name="")] = Failures(),  # noqa: B008 - frozen
         out: Path = OWN,
         given: Given = frozenset(),
         json: Flag = False,
@@ -76,21 +75,16 @@ def predict_from(default: Run) -> Callable[..., int]:
                 field that is not given, and a row that cannot be predicted has the reason instead. Rows whose `split`
                 is `calibrate` have `iteration_time_s`, and the constants are fitted to them first.
             tier: smoke, small or paper.
-            only: Predict the points of an experiment whose label contains this, or matches it as a pattern, or whose id
-                begins with it.
+            only: Predict the points of an experiment whose label contains or matches this, or whose id begins with it.
             slowdown: How many times as long a rank's computing takes, pipeline rank by pipeline rank.
             stack: Software that will run, if it is not the system's: the interval is wider then.
-            mtbf: Mean hours between failures of one device: also predict the share of time that trains, as any device's
-                failure ends the run, and the best interval between checkpoints.
-            checkpoint_seconds: Seconds in which a checkpoint stops training.
-            restart_seconds: Seconds from a failure until training goes on.
+            failures: What goodput is predicted for.
             out: Folder of records.
             given: Fields of a run that are given, by dotted name.
             json: Print one JSON document on standard output.
         """
         found = None if system is None else load_system(system)
-        if (slowdown or stack or mtbf is not None) and (rows is not None or experiment is not None):
-            raise InputError("--slowdown, --stack and --mtbf are for one run; valid: without --rows and an experiment")
+        _require_one_run(rows is not None or experiment is not None, slowdown, stack, failures.mtbf)
         of_plan = plan_fields(given)
         is_run = bool(given) if rows is not None else len(given) > len(of_plan)
         _require_one({"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run})
@@ -104,10 +98,14 @@ def predict_from(default: Run) -> Callable[..., int]:
             named = load(experiment)
             runs = changed(named.runs[tier], None, None, config.plan, of_plan)
             return predict_experiment(named, runs, only, given, Store(out, named.id, tier, found.name), found, json)
-        failures = None if mtbf is None else Failures(mtbf, checkpoint_seconds, restart_seconds)
         return predict_run(simulated(config, given, found), found, slowdown, stack, failures, json)
 
     return predict
+
+
+def _require_one_run(are_many: bool, *of_one: object) -> None:
+    if are_many and any(of_one):
+        raise InputError("--slowdown, --stack and --mtbf are for one run; valid: without --rows and an experiment")
 
 
 def _require_one(inputs: Mapping[str, bool]) -> None:
@@ -165,7 +163,7 @@ def predict_run(
     system: System,
     slowdown: Sequence[float],
     stack: str | None,
-    failures: Failures | None,
+    failures: Failures,
     json: bool,
 ) -> int:
     """Print the time of a run's step, where it goes, the memory of every pipeline rank, and goodput under failures."""
@@ -174,8 +172,8 @@ def predict_run(
         raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {pp} pipeline ranks")
     found = predicted(asked.done, system, dict(enumerate(slowdown)))
     document = _document(asked, system, found, stack)
-    if failures is not None:
-        document["goodput"] = {**failures._asdict(), **goodput(document["devices"], failures)._asdict()}
+    if failures.mtbf is not None:
+        document["goodput"] = {**asdict(failures), **goodput(document["devices"], failures)._asdict()}
     if json:
         return print_json(document)
     _print(document, found, system)

@@ -1,6 +1,7 @@
 """Goodput: the share of time that trains, between failures, checkpoints and restarts."""
 
 import math
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from impl.errors import InputError
@@ -8,14 +9,15 @@ from impl.errors import InputError
 HOUR = 3600.0
 
 
-class Failures(NamedTuple):
+@dataclass(frozen=True)
+class Failures:
     """Failures of a run's devices, each of which ends the run, and what they and checkpoints cost."""
 
-    mtbf_hours: float
-    """Mean hours between failures of one device."""
-    checkpoint_seconds: float
+    mtbf: float | None = None
+    """Mean hours between failures of one device: also predict the share of time that trains."""
+    checkpoint_seconds: float = 60.0
     """Seconds in which a checkpoint stops training."""
-    restart_seconds: float
+    restart_seconds: float = 300.0
     """Seconds from a failure until training goes on."""
 
     def check(self) -> None:
@@ -24,11 +26,10 @@ class Failures(NamedTuple):
         Raises:
             InputError: a number is negative, infinite or not one, or the first two are 0.
         """
-        for name, value in self._asdict().items():
-            least = value >= 0 if name == "restart_seconds" else value > 0
-            if not (least and math.isfinite(value)):
-                option = "--mtbf" if name == "mtbf_hours" else f"--{name.replace('_', '-')}"
-                raise InputError(f"{option} {value}; valid: a positive number{' or 0' * (name == 'restart_seconds')}")
+        for name, value in asdict(self).items():
+            is_restart = name == "restart_seconds"
+            if not math.isfinite(value) or value < 0 or (value == 0 and not is_restart):
+                raise InputError(f"--{name.replace('_', '-')} {value}; valid: a positive number{' or 0' * is_restart}")
 
 
 class Goodput(NamedTuple):
@@ -53,7 +54,8 @@ def goodput(devices: int, failures: Failures) -> Goodput:
     from scipy.special import lambertw
 
     failures.check()
-    between = failures.mtbf_hours * HOUR / devices
+    assert failures.mtbf is not None
+    between = failures.mtbf * HOUR / devices
     saving = failures.checkpoint_seconds / between
     trained = 1 + float(lambertw(-math.exp(-1 - saving)).real)  # of the time between failures
     exponents = failures.restart_seconds / between, trained + saving
