@@ -1,5 +1,9 @@
-"""The main job as a user runs it: three tables, figures, the entropy floor, and a second call that reruns nothing."""
+"""The main job, without its larger model: three tables, figures, the entropy floor, a second call that reruns nothing.
 
+The larger model and post-layernorm are in the committed records, whose claims are derived again by another test.
+"""
+
+import itertools
 import json
 import math
 import subprocess
@@ -16,7 +20,15 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quickstart(out: Path) -> dict[str, Any]:
-    of = ["--tier", "small", "--only", "norm=pre", "--json", "--out", str(out)]  # half of its points, to save time
+    of = [
+        "--tier",
+        "small",
+        "--only",
+        "*hidden=[61][49]*norm=pre*",
+        "--json",
+        "--out",
+        str(out),
+    ]  # 64 and 192, to save time
     command = [sys.executable, "-m", "harness", "run", "quickstart", *of]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -39,20 +51,14 @@ def test_every_point_is_ok_and_three_tables_and_figures_are_written(first: dict[
     assert len([file for file in written if file.suffix == ".png"]) >= 2
 
 
-def test_the_largest_model_comes_within_a_tenth_of_the_floor_and_none_below(first: dict[str, Any]) -> None:
-    best: dict[int, float] = {}
-    for record in first["records"]:
-        if not record["evaluations"]:
-            continue
-        sample = record["resolved"]["data"]["entropy"]["valid"]
-        last = record["evaluations"][-1]
-        above = last["nats"] / last["tokens"] - sample["nats_per_token"]
-        # the sample's own code length is known; what is left is which part of it was read
-        assert above > -4 * sample["standard_error"]
-        size = record["resolved"]["parameters"]
-        best[size] = min(best.get(size, math.inf), math.exp(above) - 1)
-    assert best[max(best)] < 0.10
-    assert best[max(best)] < best[min(best)]
+def test_a_small_model_comes_near_the_floor_and_never_below(first: dict[str, Any]) -> None:
+    [trained] = [record for record in first["records"] if record["evaluations"]]
+    sample = trained["resolved"]["data"]["entropy"]["valid"]
+    above = [one["nats"] / one["tokens"] - sample["nats_per_token"] for one in trained["evaluations"]]
+    # the sample's own code length is known; what is left is which part of it was read
+    assert min(above) > -4 * sample["standard_error"]
+    assert all(later < earlier for earlier, later in itertools.pairwise(above))
+    assert math.exp(above[-1]) < 1.5
 
 
 def test_a_second_call_reruns_nothing(first: dict[str, Any], out: Path) -> None:

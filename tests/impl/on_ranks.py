@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from impl.checkpoint import start_from
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.pipeline.schedules import trust
@@ -51,3 +52,9 @@ def _one_after_another(measure: Measure, runs: list[Run], data: Path) -> list[An
     for run in runs:
         trust(run.plan.schedule)
     return [measure(Trainer(run, tokens, meshes[layout(run)], torch.device("cpu"))) for run in runs]
+
+
+def loaded(one: Trainer) -> float:
+    """Loss of the first batch with the weights of a checkpoint; here so that ranks import no more than they need."""
+    start_from(Path(one.run.start or ""), one, one.gradients.every_rank)
+    return one.backward(0).item()

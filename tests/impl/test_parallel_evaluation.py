@@ -25,7 +25,7 @@ from tests.impl.pipeline import own_schedule
 MODEL = ModelConfig(
     num_layers=4, hidden_size=36, num_heads=6, kv_heads=1, seq_len=24, dropout=0.1, attention_dropout=0.0
 )
-RECIPE = Recipe(steps=4, global_batch=8, microbatch=2, lr=3e-2, warmup_steps=1)
+RECIPE = Recipe(steps=2, global_batch=8, microbatch=2, lr=3e-2, warmup_steps=1)
 WORDS = " = Cats = \n \n The cat @-@ like <unk> sat , 's \n"
 PASSAGES = ["one two three", "a long way to walk before the very end", "x yz", "so it is said"]
 SEQUENCES, LENGTHS = 5, (1, 7, 13, 24)  # of 7 and 13 neither 2, 3 nor 4 ranks divide the tokens

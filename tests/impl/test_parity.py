@@ -26,7 +26,7 @@ from tests.impl.parity import Found, assert_equal_gradients, assert_equal_steps,
 from tests.impl.pipeline import own_schedule
 
 MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=8, seq_len=16, dropout=0.1)
-RECIPE = Recipe(steps=12, global_batch=6, microbatch=1, lr=1e-3, warmup_steps=3, clip_norm=0.5)
+RECIPE = Recipe(steps=8, global_batch=6, microbatch=1, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 OWN = own_schedule.__name__
 FAMILIES, NORMS = ("gpt", "bert"), ("pre", "post", "sandwich")
 KINDS: tuple[NormKind, ...] = ("rmsnorm", "dyt", "layernorm")

@@ -22,7 +22,7 @@ from tests.impl.peer_runs import Data, Trained, assert_same_work, both, first_gr
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=16)
-RECIPE = Recipe(steps=6, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
+RECIPE = Recipe(steps=5, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 PLANS = {"split": Plan(tp=2), "sequence split": Plan(tp=2, sequence_parallel=True)}
 PLAIN = Run(model=MODEL, train=RECIPE, engine="torch")
 SHORT = replace(PLAIN, train=replace(RECIPE, steps=4))

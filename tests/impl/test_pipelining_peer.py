@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=5, hidden_size=64, num_heads=4, seq_len=16)
 LLAMA = replace(BLOCKS["llama"], num_layers=5, hidden_size=64, num_heads=4, kv_heads=2)
-RECIPE = Recipe(steps=6, global_batch=8, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
+RECIPE = Recipe(steps=5, global_batch=8, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 PLANS = {
     "gpipe": Plan(pp=2, schedule="gpipe"),
     "1F1B": Plan(pp=2, schedule="one_f_one_b"),

@@ -105,8 +105,8 @@ def test_every_layout_trains_as_serial_stage_0(ranks: int, data: Path) -> None:
     recipes = dict(zip(LAYOUTS, cycle((MUP, RECIPE, RECIPE)), strict=False))
     plans = [plan for plan in LAYOUTS if plan.world_size == ranks]
     run = lambda plan, **how: Run(
-        model=models[plan], plan=replace(Plan(**how) if how else plan, **SMALL), train=replace(recipes[plan], steps=2),
-        precision="fp64",
+        model=models[plan], plan=replace(Plan(**how) if how else plan, **SMALL), precision="fp64",
+        train=replace(recipes[plan], steps=2, global_batch=plan.dp * max(2, plan.pp)),
     )  # fmt: skip
     undivided = {"plan.zero_stage": 0, "plan.zero_group": None}
     ways = [undivided, *({"plan.zero_stage": stage} for stage in STAGES)]
