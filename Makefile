@@ -1,6 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 4
+JOBS ?= 3
 ONLY ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
