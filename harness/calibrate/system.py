@@ -9,11 +9,11 @@ from pydantic.dataclasses import dataclass
 
 from harness.predict.fit import Measured, fit
 from impl.cost.peaks import PEAKS
-from impl.cost.traffic import Op
+from impl.cost.traffic import TRAVELS, Op
 from impl.fields import CHECKED
 from impl.run import Precision
 from impl.simulator.constants import CONSTANTS, Constant
-from impl.simulator.seconds import STATE_BYTES, TRAVELS
+from impl.simulator.seconds import STATE_BYTES
 from impl.simulator.system import (
     AttentionTable,
     Count,

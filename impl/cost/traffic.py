@@ -17,6 +17,8 @@ from impl.zero.partition import owners
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "broadcast", "all_to_all"]
 When = Literal["forward", "backward"]
 BlockName = Literal["embedding", "layer", "head"]
+TRAVELS: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}
+"""Times that (n - 1) / n of the tensor passes every rank's link, in a ring."""
 
 
 @dataclass(frozen=True)

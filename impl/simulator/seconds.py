@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from impl.cost.parameters import ELEMENT_BYTES, OPERAND_BYTES
-from impl.cost.traffic import Op
+from impl.cost.traffic import TRAVELS, Op
 from impl.errors import InputError
 from impl.plan import AXES, Plan
 from impl.simulator.system import Surface, System
@@ -21,8 +21,6 @@ Size = Any
 """Number, or an array of numbers."""
 PLACED = ("tp", "zero", "replicas", "pp")
 """Axes of ranks, those of adjacent ranks first."""
-TRAVELS: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}
-"""Times that (n - 1) / n of the tensor passes every rank's link, in a ring."""
 ROUNDED = 4
 """Exponent p of the p-norm used as a smooth maximum of two overlapping times."""
 STATE_BYTES = 14
