@@ -67,7 +67,8 @@ class Hand(NamedTuple):
         """
         base = self.way("by hand")
         system = load_system(str(MEASURED_HERE if self.system == MEASURED_HERE.stem else self.system))
-        best = best_plan(base, system, base.plan.world_size, self.knobs if way == "same knobs" else ())
+        fix = self.knobs if way == "same knobs" else ()
+        best = best_plan(base, system, base.plan.world_size, (*fix, "cp=1"))
         return {knob: best[knob] for knob in KNOBS if knob == "microbatch" or best[knob] != DEFAULTS[knob]}
 
 

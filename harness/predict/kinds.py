@@ -36,7 +36,7 @@ def errors_by_kind(system: System) -> Errors:
             continue
         rows = [row for row in read_rows(STEPS / f"{file}.csv", system) if file != own or row.split != CALIBRATE]
         measured = [row.measured for row in rows if row.measured]
-        for one in measured[:: -(-len(measured) // MOST)]:
+        for one in measured[:: -(-len(measured) // MOST) or 1]:
             off, new = predicted_seconds(one.run, system) / one.seconds - 1, uncalibrated(one.run, system)
             fitted = features(one.run, system) if there.stack == system.stack else {}
             for kind in (new or fitted).items():

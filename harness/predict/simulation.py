@@ -56,6 +56,8 @@ def simulated(run: Run, given: Collection[str], system: System) -> Simulated:
     if problems := asked.problems():
         raise InputError(problems[0])
     done = system.habits.of(as_known, given)
+    if done != asked and (problems := done.problems()):
+        raise InputError(f"as {system.stack} does it: {problems[0]}")
     return Simulated(asked, Done(done), assumed, [*_differences(asked, done, system), *_ignored(asked)])
 
 

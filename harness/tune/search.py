@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 CHUNK = 10_000
 """Plans estimated at once: their columns fit a core's cache, and progress is shown after each part."""
 SHAPE = (
-    *("tp", "pp", "dp", "microbatch", "schedule", "chunks"),
+    *("tp", "cp", "pp", "dp", "microbatch", "schedule", "chunks"),
     *("recompute", "zero_stage", "sequence_parallel"),
 )
 """Knobs in which plans of different shape differ; of plans that differ in other knobs only, the best counts."""
-KIND = ("tp", "pp", "dp", *(name for name in BASELINE if name in KNOBS))
+KIND = ("tp", "cp", "pp", "dp", *(name for name in BASELINE if name in KNOBS))
 """Knobs that decide whether a calibration covers a plan; of stages, replicas and groups only if there are several."""
 SAMPLE = 4000
 """Plans from which the importance of knobs is estimated."""
@@ -69,7 +69,7 @@ def by_kind(plans: Plans) -> tuple[np.ndarray, np.ndarray]:
     """
     code = np.zeros(len(plans), dtype=np.int64)
     for knob in KIND:
-        column = np.minimum(plans[knob], 2) if knob in ("pp", "dp", "zero_group") else plans[knob]
+        column = np.minimum(plans[knob], 2) if knob in ("cp", "pp", "dp", "zero_group") else plans[knob]
         code = code * (int(column.max()) + 1) + column
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first, which
@@ -228,7 +228,7 @@ def searched(
     from optuna.trial import TrialState
 
     study = study_of(journal.judge, journal.path and journal.path.with_suffix(".optuna"))
-    world = int(plans["tp"][0] * plans["pp"][0] * plans["dp"][0])
+    world = plans.run(0, base).plan.world_size
     choices = {knob: list(dict.fromkeys(plans.values(knob))) for knob in KNOBS if knob != "dp"}
     if not study.trials:
         for row in first:
@@ -240,7 +240,7 @@ def searched(
             break
         trial = study.ask()
         row: Judged = {knob: trial.suggest_categorical(knob, values) for knob, values in choices.items()}
-        dp, rest = divmod(world, row["tp"] * row["pp"])
+        dp, rest = divmod(world, row["tp"] * row["cp"] * row["pp"])
         if rest or (run := run_of({**row, "dp": dp}, base)).problems():
             study.tell(trial, state=TrialState.FAIL)
             continue

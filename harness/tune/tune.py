@@ -18,6 +18,7 @@ from harness.predict.systems import load_system
 from harness.records.store import Store
 from harness.terminal import Flag, parse_bytes, print_json, shown, shown_progress
 from harness.tune.measured import Machine, compared, run_here
+from harness.tune.orders import OTHERS, in_other_orders, shortest
 from harness.tune.report import GIB, print_search
 from harness.tune.search import (
     Journal,
@@ -45,8 +46,12 @@ BATCH = 1536
 """Sequences; 3.1 million tokens where they have 2,048, as GPT-3's batches (Brown et al. 2020, table 2.1)."""
 LEFT_FREE = 0.05
 """Share of a device's memory that the framework takes, or that is lost between allocations, where it is not known."""
+TOKENS = 4096
+"""Fewest tokens that each of several ranks gets of a sequence, as in recipes for Llama, unless `fix` names degrees."""
 TOP = 20
 """Plans of different shape that are compared by events."""
+SHAPES = 5
+"""Shapes of a pipeline that are judged in other schedules."""
 TRUSTED = 5
 """Plans of different shape, of kinds that the system was calibrated on, that are compared by events."""
 SLOWEST = 2.0
@@ -66,6 +71,8 @@ class _Task:
     """Bytes of a device."""
     fix: Sequence[str] = ()
     """Knobs that keep to some values."""
+    others: Sequence[str] = ()
+    """Schedules that are judged by events only."""
 
     def simulated(self, run: Run) -> Simulated:
         """Return what is simulated for a plan; knobs that the software has a habit of are free where `fix` names them.
@@ -89,7 +96,10 @@ class _Task:
         """
         offload = self.system.device.kind != "cpu"
         node = self.system.node.size.value
-        plans = every(self.base.model, self.gpus, self.base.train.global_batch, offload=offload, node=node)
+        is_free = any(text.startswith("cp=") for text in self.fix)
+        sharing = None if is_free else max(1, self.base.model.seq_len // TOKENS)
+        batch = self.base.train.global_batch
+        plans = every(self.base.model, self.gpus, batch, offload=offload, node=node, sharing=sharing)
         for text in self.fix:
             knob, _, wanted = text.partition("=")
             if knob not in KNOBS or not wanted:
@@ -104,11 +114,13 @@ class _Task:
     def _of_habits(self, plans: Plans) -> Plans:
         """Return the plans that the system's software carries out: knobs of its habits have its values."""
         given = self.given(self.base)
-        for knob, axis in (("overlap_grad_reduce", "dp"), ("overlap_input_grad_reduce", "tp")):
+        kept = np.ones(len(plans), dtype=bool)
+        alone = {"overlap_grad_reduce": plans["dp"] * plans["cp"], "overlap_input_grad_reduce": plans["tp"]}
+        for knob, ranks in alone.items():
             value = self.system.habits.fields.get(f"plan.{knob}")
             if value is not None and f"plan.{knob}" not in given:
-                plans = plans.take((plans[knob] == int(value)) | (plans[axis] == 1))
-        return plans
+                kept &= (plans[knob] == int(value)) | (ranks == 1)
+        return plans.take(kept)
 
     def is_trusted(self, plans: Plans) -> np.ndarray:
         """Return whether each plan is of a kind that the system was calibrated on, and that it predicts well."""
@@ -164,6 +176,8 @@ def tune_from(default: Run) -> Callable[..., int]:
         precision: Precision | None = None,
         fix: tuple[str, ...] = (),
         top: int = TOP,
+        others: tuple[str, ...] | None = None,
+        search: float = 0.0,
         trials: int = 0,
         measure: int = 0,
         steps: int = STEPS,
@@ -185,8 +199,10 @@ def tune_from(default: Run) -> Callable[..., int]:
             fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved; and to search knobs that
                 the system's software has a habit of, as overlap_grad_reduce=true,false.
             top: Plans of different shape that are judged by events.
-            trials: Let Optuna search with this many, from the best of the closed form on; judged by events, or with
-                --measure for real.
+            others: Schedules that the closed form does not know, as v_half, for the fastest shapes of a pipeline;
+                by default all, or none where `fix` names schedules.
+            search: Seconds to search for the shortest order of the fastest pipeline's passes, whatever its schedule.
+            trials: Plans of Optuna's own, from the best on; judged by events, or with --measure for real.
             measure: Plans that are run on this machine.
             steps: Training steps of each of these.
             device_memory: What a plan may take of a device, as 80GB or 40GiB; by default 95% of what the system has.
@@ -194,28 +210,33 @@ def tune_from(default: Run) -> Callable[..., int]:
             json: Print one JSON document on standard output.
         """
         require_positive(gpus=gpus, global_batch=global_batch, top=top, steps=steps)
-        if min(trials, measure) < 0 or (measure and out is None):
-            raise InputError(f"--trials {trials}, --measure {measure}: must be 0 or more; --measure needs --out")
+        _require_numbers(trials, measure, search, out)
         found = load_system(system)
-        limit = parse_bytes(device_memory) if device_memory else _room(found)
         base = _base(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))
-        task = _Task(base, found, gpus, limit, fix)
-        task = replace(task, base=task.simulated(base).asked)
+        task = _Task(base, found, gpus, _room(found, device_memory), fix)
+        task = replace(task, base=task.simulated(base).asked, others=_others(others, fix))
         real = _here(out, found) if measure and out is not None else None
-        document, inside, times = _search(task, top, out)
-        document["trusted"] = _trusted(task, inside, times, out)
+        document, inside = _search(task, top, out, search)
         if trials:
             document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
         if real is not None:
-            chosen = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ())]
-            document["measured"] = compared(chosen or document["best"][:measure], task.base, real)
+            rows = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ())]
+            document["measured"] = compared(rows or document["best"][:measure], task.base, real)
         return print_json(document) if json else print_search(document, found)
 
     return tune
 
 
-def _room(system: System) -> float:
+def _require_numbers(trials: int, measure: int, search: float, out: Path | None) -> None:
+    if min(trials, measure, search) < 0 or (measure and out is None):
+        numbers = f"--trials {trials}, --measure {measure}, --search {search:g}"
+        raise InputError(f"{numbers}: must be 0 or more; --measure needs --out")
+
+
+def _room(system: System, wanted: str | None = None) -> float:
     """Return the bytes of a device that tensors may take."""
+    if wanted:
+        return parse_bytes(wanted)
     device = system.device
     return device.room if device.framework_bytes is not None else (1 - LEFT_FREE) * device.memory_bytes.value
 
@@ -251,6 +272,15 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
     return best[0]
 
 
+def _others(named: Sequence[str] | None, fix: Sequence[str]) -> Sequence[str]:
+    """Return the schedules that are judged by events only."""
+    if named is None:
+        return () if any(text.startswith("schedule=") for text in fix) else OTHERS
+    if unknown := [name for name in named if name not in OTHERS]:
+        raise InputError(f"--others {unknown[0]!r} is none of those; valid: {', '.join(OTHERS)}")
+    return named
+
+
 def _precision(system: System, wanted: Precision | None) -> Precision:
     known: list[Precision] = [each for each in ("bf16", "fp16", "fp32") if system.peak(each) is not None]
     if wanted is not None and system.peak(wanted) is None:
@@ -275,8 +305,8 @@ def _trusted(task: _Task, plans: Plans, seconds: np.ndarray, out: Path | None) -
     return sorted(good, key=lambda row: row["seconds"])
 
 
-def _search(task: _Task, top: int, out: Path | None) -> tuple[dict[str, Any], Plans, np.ndarray]:
-    """Return the document of the search, the plans that fit, and their seconds in closed form."""
+def _search(task: _Task, top: int, out: Path | None, search: float = 0.0) -> tuple[dict[str, Any], Plans]:
+    """Return the document of the search, and the plans that fit."""
     known, plans = task.simulated(task.base).done, task.plans()
     vocab_size, positions = vocabulary_of(known), head_positions(known.model)
     form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=positions, given=task.given(task.base))
@@ -291,12 +321,13 @@ def _search(task: _Task, top: int, out: Path | None) -> tuple[dict[str, Any], Pl
     smaller = front(times, found.bytes[fit], inside.oddity, SLOWEST)
     chosen = dict.fromkeys([*ranked(inside, times, top), *smaller])
     rows = [inside.row(i) | {"closed_form_seconds": float(times[i])} for i in chosen]
+    rows += _in_other_orders(task, plans, found.seconds)
     by_row = judged(shown_progress(rows, "events"), task.base, task.events, task.journal(out, "events"))
     good = [task.with_warnings(row) for row in by_row if "reason" not in row]
     best = sorted(good, key=lambda row: row["seconds"])[:top]
     took, needed = (np.array([row[name] for row in good]) for name in ("seconds", "bytes"))
     unbeaten = front(took, needed) if good else []
-    off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in by_row if "seconds" in row]
+    off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in by_row[: len(chosen)] if "seconds" in row]
     document = {
         "model": {"parameters": count_parameters(task.base.model, vocab_size).total},
         **{"system": task.system.name, "stack": task.system.stack, "gpus": task.gpus, "memory_limit_bytes": task.limit},
@@ -311,8 +342,31 @@ def _search(task: _Task, top: int, out: Path | None) -> tuple[dict[str, Any], Pl
         "failed": [row for row in by_row if "reason" in row],
         "importance": importance(inside, times),
         "best_by_value": best_by_value(inside, times),
+        "trusted": _trusted(task, inside, times, out),
+        "order": _order(task, best, search),
     }
-    return document, inside, times
+    return document, inside
+
+
+def _in_other_orders(task: _Task, plans: Plans, seconds: np.ndarray) -> list[Judged]:
+    """Return the fastest shapes of a pipeline in other schedules, which may fit where 1F1B does not."""
+    piped = np.flatnonzero((plans["pp"] > 1) & (plans["chunks"] == 1))
+    if not len(piped) or not task.others:
+        return []
+    schedules = plans["schedule"][piped]
+    piped = piped[schedules == schedules[np.argmin(seconds[piped])]]  # any one, as it is to be another
+    some = plans.take(piped)
+    shapes = [some.row(i) for i in ranked(some, seconds[piped], SHAPES)]
+    return list(in_other_orders(shapes, task.base, task.others))
+
+
+def _order(task: _Task, best: Sequence[Judged], search: float) -> dict[str, Any] | None:
+    """Return the fastest pipeline's seconds, and what any order of its passes takes at least; None without one."""
+    piped = next((row for row in best if row["pp"] > 1), None)
+    if piped is None:
+        return None
+    done = task.simulated(run_of(piped, task.base)).done
+    return {"seconds": piped["seconds"], **shortest(done, task.system, piped["seconds"], search)}
 
 
 def _trials(

@@ -158,7 +158,7 @@ class ClosedForm:
 
         Args:
             base: the run whose plan and microbatch are searched.
-            gpus: devices of each plan, which all share sequences among as many as the base's.
+            gpus: devices of each plan.
             head_positions: positions of a sequence that the output head scores; None: all.
             given: fields of a run, by dotted name, whose values replace the habits of the system's software.
         """
@@ -181,6 +181,7 @@ class ClosedForm:
 
     def _gather(self, plans: Plans, law: Callable[[Run], T], *knobs: str) -> T:
         """Return a law's quantities as columns: of a run for each set of the knobs' values, other knobs at defaults."""
+        knobs = *knobs, "cp", "cp_attention"  # on which every law depends
         code = np.zeros(len(plans), dtype=np.int64)
         for knob in knobs:
             code = code * (int(plans[knob].max()) + 1) + plans[knob]
@@ -190,7 +191,7 @@ class ClosedForm:
             key = (law.__name__, *row)
             if key not in self._known:
                 values = {knob: value_of(knob, number) for knob, number in zip(knobs, row, strict=True)}
-                degrees = values.get("tp", 1) * values.get("pp", 1) * self.base.plan.cp
+                degrees = values.get("tp", 1) * values.get("pp", 1) * values["cp"]
                 defaults = {**DEFAULTS, "microbatch": 1, "dp": self.gpus // degrees}
                 run = run_of(defaults | values, self.base)
                 self._known[key] = law(self.system.habits.with_buckets(run, self.given))

@@ -15,13 +15,20 @@ from impl.plan import Plan
 from impl.run import Run
 from impl.simulator.periodic import PERIODIC
 
-NAMES: dict[str, tuple[str, ...]] = {"schedule": PERIODIC, "recompute": ("none", "selective", "full")}
+NAMES: dict[str, tuple[str, ...]] = {
+    "schedule": PERIODIC,
+    "recompute": ("none", "selective", "full"),
+    "cp_attention": ("ring", "ulysses"),
+}
 """Values that the numbers in a column of names stand for."""
 FLAGS = (
     *("sequence_parallel", "scatter_gather", "partition_activations", "offload_activations", "offload_optimizer"),
     *("overlap_input_grad_reduce", "overlap_grad_reduce", "overlap_param_gather"),
 )
-KNOBS = ("tp", "pp", "dp", "microbatch", "schedule", "chunks", "recompute", "zero_stage", "zero_group", *FLAGS)
+KNOBS = (
+    *("tp", "cp", "pp", "dp", "microbatch", "schedule", "chunks"),
+    *("cp_attention", "recompute", "zero_stage", "zero_group", *FLAGS),
+)
 DEFAULTS = {name: getattr(Plan(), name) for name in KNOBS if name != "microbatch"}
 
 
@@ -75,22 +82,28 @@ def run_of(row: Mapping[str, Any], base: Run) -> Run:
     return replace(base, plan=replace(base.plan, **fields), train=recipe)
 
 
-def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = True, node: int | None = None) -> Plans:
+def every(
+    model: ModelConfig,
+    gpus: int,
+    global_batch: int,
+    *,
+    offload: bool = True,
+    node: int | None = None,
+    sharing: int | None = None,
+) -> Plans:
     """Return all valid plans that use all of the devices; a knob without effect in a plan keeps its default.
 
     Args:
         offload: the devices have a host, whose memory may be used.
         node: devices of a node, within which ZeRO may split; None: it splits over all data-parallel ranks only.
+        sharing: most ranks that share a sequence; None: all.
 
     Raises:
         InputError: no plan is valid.
     """
-    degrees = _degrees(model, gpus, global_batch)
     ways = (0, 1) if offload else (0,)
-    parts = [
-        _of_degrees(model, global_batch, tp, pp, dp, ways, dp if node is None else math.gcd(dp, max(1, node // tp)))
-        for tp, pp, dp in degrees
-    ]
+    degrees = _degrees(model, gpus, global_batch, gpus if sharing is None else sharing)
+    parts = [_of_degrees(model, global_batch, plan, ways, node) for plan in degrees]
     if not parts:
         raise InputError(
             f"no plan puts {global_batch} sequences of this model on {gpus} devices: tp must divide {model.num_heads} "
@@ -99,33 +112,40 @@ def every(model: ModelConfig, gpus: int, global_batch: int, *, offload: bool = T
     return Plans({name: np.concatenate([part[name] for part in parts]) for name in KNOBS})
 
 
-def _degrees(model: ModelConfig, gpus: int, global_batch: int) -> Iterator[tuple[int, int, int]]:
+def _degrees(model: ModelConfig, gpus: int, global_batch: int, sharing: int) -> Iterator[Plan]:
     for tp in filter(model.divides_groups, divisors(math.gcd(gpus, model.num_heads, model.mlp_inner))):
-        for pp in range(1, model.num_layers + 1):
-            dp, rest = divmod(gpus, tp * pp)
+        shared = [Plan(tp=tp, cp=cp, cp_attention="ring") for cp in divisors(gpus // tp) if cp <= sharing]
+        shared += [replace(one, cp_attention="ulysses") for one in shared]
+        possible = [one for one in shared if not Run(model=model, plan=one).problems()]
+        for one, pp in itertools.product(possible, range(1, model.num_layers + 1)):
+            dp, rest = divmod(gpus, one.world_size * pp)
             if rest == 0 and global_batch % dp == 0:
-                yield tp, pp, dp
+                yield replace(one, pp=pp, dp=dp)
 
 
 def _of_degrees(
-    model: ModelConfig, global_batch: int, tp: int, pp: int, dp: int, ways: tuple[int, ...], zero_group: int
+    model: ModelConfig, global_batch: int, plan: Plan, ways: tuple[int, ...], node: int | None
 ) -> dict[str, np.ndarray]:
+    tp, pp, dp, splits = plan.tp, plan.pp, plan.dp, plan.tp > 1
+    divides = splits and model.seq_len // plan.cp % tp == 0
     tables = _crossed(("microbatch", "schedule", "chunks"), list(_pipelines(model, global_batch // dp, pp)))
     kept = ("recompute", "sequence_parallel", "partition_activations", "offload_activations")
-    memory = _crossed(kept, list(_activations(model, tp, ways)))
+    memory = _crossed(kept, list(_activations(divides, ways)))
     zero = ("zero_stage", "zero_group", "overlap_grad_reduce", "overlap_param_gather")
-    states = _crossed(zero, list(_states(dp, zero_group)))
-    splits = tp > 1
+    near = plan.dp_cp if node is None else math.gcd(plan.dp_cp, max(1, node // tp))
+    states = _crossed(zero, list(_states(plan.dp_cp, near)))
     rest = {
         "offload_optimizer": list(ways),
         "overlap_input_grad_reduce": [0, 1] if splits else [1],
-        "scatter_gather": [0, 1] if splits and pp > 1 and model.seq_len % tp == 0 else [1],
+        "scatter_gather": [0, 1] if divides and pp > 1 else [1],
     }
     columns = _product([tables, memory, states, *({name: np.array(values)} for name, values in rest.items())])
     one_way = columns["scatter_gather"] | (columns["sequence_parallel"] == 0)  # with that it changes nothing
     kept = {name: column[one_way != 0] for name, column in columns.items()}
     count = len(kept["scatter_gather"])
-    return kept | {name: np.full(count, value) for name, value in (("tp", tp), ("pp", pp), ("dp", dp))}
+    degrees = {"tp": tp, "cp": plan.cp, "pp": pp, "dp": dp}
+    degrees["cp_attention"] = NAMES["cp_attention"].index(plan.cp_attention)
+    return kept | {name: np.full(count, value) for name, value in degrees.items()}
 
 
 def _pipelines(model: ModelConfig, sequences: int, pp: int) -> Iterator[tuple[int, int, int]]:
@@ -144,9 +164,12 @@ def _pipelines(model: ModelConfig, sequences: int, pp: int) -> Iterator[tuple[in
                     yield b, NAMES["schedule"].index("interleaved"), v
 
 
-def _activations(model: ModelConfig, tp: int, ways: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield recomputation, sequence parallelism, and whether recomputed layers' inputs are split or offloaded."""
-    divides = tp > 1 and model.seq_len % tp == 0
+def _activations(divides: bool, ways: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield recomputation, sequence parallelism, and whether recomputed layers' inputs are split or offloaded.
+
+    Args:
+        divides: several ranks share a layer, and can divide a sequence.
+    """
     for recompute, splits in itertools.product(range(len(NAMES["recompute"])), (0, 1) if divides else (0,)):
         if NAMES["recompute"][recompute] != "full":
             yield recompute, splits, 0, 0

@@ -16,7 +16,7 @@ from impl.pipeline.stage import Stage, partition, split
 from impl.run import Run
 from impl.simulator.operations import STAGE, Block, BlockName, block
 from impl.simulator.passes import Passes, passes, stage_passes
-from impl.simulator.periodic import execute
+from impl.simulator.periodic import Seconds, execute
 from impl.simulator.reduction import States, finish, seconds_of, sharded, states
 from impl.simulator.seconds import collective, group, send
 from impl.simulator.system import System
@@ -151,6 +151,17 @@ def step_seconds(
     return _carry_out(run, system, prepared, {}).seconds * system.correction(run)
 
 
+def pipeline_of(
+    run: Run, vocab_size: int, system: System, *, stages: Stages = None, head_positions: int | None = None
+) -> tuple[Seconds, Transfer]:
+    """Return the seconds of every pass of a valid run's pipeline, by operation and stage, and those between ranks."""
+    prepared = _prepared(run, vocab_size, stages, head_positions)
+    factor = system.correction(run)
+    seconds, delay, _ = _timed(run, system, prepared, {})
+    corrected = {op: [factor * one for one in of_stages] for op, of_stages in seconds.items()}
+    return corrected, lambda sender, receiver: factor * delay(sender, receiver)
+
+
 def stages_of(run: Run, vocab_size: int, stages: Stages) -> tuple[Stage, ...]:
     """Return all stages of the model, in order, as `predict` takes them."""
     count = run.plan.pp * run.plan.chunks
@@ -184,17 +195,7 @@ def _carry_out(
     run: Run, system: System, prepared: _Prepared, slowdown: Mapping[int, float], *, with_timeline: bool = False
 ) -> _Carried:
     plan, p = run.plan, run.plan.pp
-    each: dict[BlockName, Passes] = {
-        name: passes(system, run, one, is_layer=name == "layer") for name, one in prepared.blocks.items()
-    }
-    transfer = transfer_seconds(run, system)
-    through = _through(run, system, prepared, each, transfer)
-    seconds = {
-        op: [getattr(one, name) * slowdown.get(prepared.rank_of[i], 1.0) for i, one in enumerate(through)]
-        for op, name in FIELD.items()
-    }
-    under_way = 1 - system.constant("send_blocks")
-    delay = lambda sender, receiver: under_way * transfer(sender, receiver)
+    seconds, delay, through = _timed(run, system, prepared, slowdown)
     shape = plan.schedule, p, run.microbatches, plan.chunks
     timeline = None
     if with_timeline:
@@ -211,6 +212,23 @@ def _carry_out(
         own = {"compute": busy[rank] - sum(waits.values()), **waits}
         ranks.append(own | {"pipeline": waits["pipeline"] + ends[rank] - busy[rank]} | after[rank])
     return _Carried(sum(ranks[0].values()), p * max(ends) / sum(busy) - 1, ranks, timeline)
+
+
+def _timed(
+    run: Run, system: System, prepared: _Prepared, slowdown: Mapping[int, float]
+) -> tuple[Seconds, Transfer, list[Passes]]:
+    """Return the seconds of all passes, those between ranks, and every stage's passes in parts."""
+    each: dict[BlockName, Passes] = {
+        name: passes(system, run, one, is_layer=name == "layer") for name, one in prepared.blocks.items()
+    }
+    transfer = transfer_seconds(run, system)
+    through = _through(run, system, prepared, each, transfer)
+    seconds = {
+        op: [getattr(one, name) * slowdown.get(prepared.rank_of[i], 1.0) for i, one in enumerate(through)]
+        for op, name in FIELD.items()
+    }
+    under_way = 1 - system.constant("send_blocks")
+    return seconds, lambda sender, receiver: under_way * transfer(sender, receiver), through
 
 
 def _through(

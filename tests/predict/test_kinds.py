@@ -22,6 +22,8 @@ def test_published_steps_of_zero_3_are_missed_by_the_constants_of_other_software
     assert len(own[THREE]) == 4  # two of six were fitted
     assert all(abs(off) < 0.15 for off in own[THREE])
     assert errors_by_kind(load_system("h200")) == {}, "no step on it is published here"
+    fitted_to_all = errors_by_kind(load_system("dgx_h100"))
+    assert fitted_to_all[THREE], "only other software's steps are left"
 
 
 def test_a_kind_is_doubtful_if_it_was_not_fitted_or_is_missed_badly() -> None:

@@ -3,6 +3,7 @@
 import csv
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -110,12 +111,11 @@ def sampled(system: System, chance: random.Random) -> Iterator[Run]:
     """Runs that differ in all that a row can have."""
     for _ in range(PLANS):
         gpus, batch = chance.choice((4, 16, 32)), chance.choice((16, 64))
-        plans = every(MODEL, gpus, batch)
+        model = replace(MODEL, dropout=chance.choice((0.0, 0.1)), family=chance.choice(("gpt", "bert")))
+        plans = every(model, gpus, batch)
         precision = chance.choice(list(system.device.peak_flops))
-        base = Run(model=MODEL, train=Recipe(global_batch=batch, microbatch=1), precision=precision)
+        base = Run(model=model, train=Recipe(global_batch=batch, microbatch=1), precision=precision)
         changes = {
-            "model.dropout": chance.choice((0.0, 0.1)),
-            "model.family": chance.choice(("gpt", "bert")),
             "plan.bucket_bytes": chance.choice((4 * 2**20, 2**30)),
             "fp32_gradients": precision == "fp32" or chance.random() < 0.5,
         }
@@ -156,6 +156,9 @@ def test_a_run_is_predicted_the_same_by_fields_by_rows_and_as_a_record(system: s
     given = list(map(given_in, runs))
     for run, row in zip(runs, by_rows(given, system, tmp_path / "all.csv"), strict=True):
         record = document_of(run, Store(tmp_path, "made_up", "smoke", system), known)
+        if row["problem"]:  # as a habit of the software makes it
+            assert record["reason"] == row["problem"]
+            continue
         assert row["predicted_s"] == record["prediction"]["seconds"]
         assert row["doubts"] == "; ".join(record["prediction"]["warnings"])
         assert row["memory_bytes"] == max(rank["peak_memory_bytes"] for rank in record["ranks"])

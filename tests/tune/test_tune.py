@@ -125,6 +125,31 @@ def test_a_plan_that_is_found_is_predicted_to_take_as_long_by_predict() -> None:
     assert max(rank["bytes"]["total"] for rank in found["memory"]) == plan["bytes"]
 
 
+def test_a_schedule_in_less_memory_fits_where_the_closed_forms_do_not() -> None:
+    pipe = (*SMALL, "--fix", "pp=4", "microbatch=1", "recompute=none", "scatter_gather=true")
+    found = told(*pipe, "--device-memory", "10GiB")
+    fast = {plan["schedule"]: plan for plan in found["best"]}
+    assert fast["v_half"]["bytes"] <= 10 * 2**30
+    assert [row["schedule"] for row in found["failed"] if row["schedule"] == "zb_h2"]
+    assert "v_half" not in {plan["schedule"] for plan in told(*pipe, "schedule=gpipe")["best"]}
+    [only] = [plan for plan in told(*pipe, "schedule=gpipe", "--others", "zbv")["best"] if plan["schedule"] != "gpipe"]
+    run = ("--plan.pp", "4", "--plan.schedule", "zbv", "--plan.chunks", "2", "--train.global-batch", "8")
+    run += ("--train.microbatch", "1", "--precision", "bf16", "--system", "selene")
+    answer = call("predict", "--model", "gpt-1.2b", *run, "--json")
+    assert document(answer.output)["seconds"] == only["seconds"]
+
+
+def test_no_order_of_the_passes_is_shorter_than_the_bound() -> None:
+    pipe = (*SMALL, "--fix", "pp=4", "microbatch=2", "schedule=one_f_one_b,gpipe", "recompute=none")
+    order = told(*pipe, "--top", "2", "--search", "20")["order"]
+    assert order["bound"] <= order["found"] < order["seconds"]
+    assert "no order of its passes in its memory takes less than" in call("tune", *pipe, "--top", "1").output
+    assert told(*SMALL, "--fix", "pp=1", "--top", "1")["order"] is None
+    large = ("--model", "gpt-1.2b", "--gpus", "4", "--global-batch", "2048", "--system", "selene", "--top", "1")
+    few = ("--fix", "pp=4", "microbatch=1", "schedule=one_f_one_b", "--search", "1")
+    assert "its table is too large to search" in call("tune", *large, *few).output
+
+
 def test_the_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = told(*FEW, "--out", tmp_path)
     lines = (tmp_path / "tune" / "events.jsonl").read_text().splitlines()
@@ -143,6 +168,7 @@ def test_the_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ((*SMALL, "--device-memory", "1GB"), "plans fits"),
         ((*SMALL, "--measure", "2"), "--measure needs --out"),
         ((*SMALL, "--trials", "-1"), "must be 0 or more"),
+        ((*SMALL, "--others", "gpipe"), "--others 'gpipe' is none of those; valid: zb_h2, zbv, v_half, v_min"),
         (("--model", "gpt-1.2b", "--gpus", "41", "--system", "selene"), "no plan puts 1536 sequences"),
         (("--model", "gpt-1.2b", "--gpus", "0", "--system", "selene"), "--gpus 0: must be more than 0"),
         (("--model", "gpt-1.2b", "--gpus", "4", "--system", "selenium"), "system 'selenium' does not exist"),
@@ -214,7 +240,7 @@ def test_optuna_searches_goes_on_and_keeps_failures(tmp_path: Path, plans: Plans
     again = search_on(6)
     assert len(again) == 6
     assert again[:4] == found
-    assert all(one["tp"] * one["pp"] * one["dp"] == 4 for one in again)
+    assert all(one["tp"] * one["cp"] * one["pp"] * one["dp"] == 4 for one in again)
 
 
 def fake_machine(runs: Sequence[Run], **_: object) -> list[dict[str, Any]]:

@@ -27,7 +27,8 @@ def changes_nothing(row: dict[str, Any]) -> bool:
     odd = {knob for knob in DEFAULTS if row[knob] != DEFAULTS[knob]}
     alone = {"dp": {"zero_stage", "overlap_grad_reduce", "overlap_param_gather"}}
     alone |= {"tp": {"sequence_parallel", "scatter_gather", "overlap_input_grad_reduce"}, "pp": {"scatter_gather"}}
-    if any(row[axis] == 1 and odd & knobs for axis, knobs in alone.items()):
+    ranks = {"dp": row["dp"] * row["cp"], "tp": row["tp"], "pp": row["pp"]}
+    if any(ranks[axis] == 1 and odd & knobs for axis, knobs in alone.items()):
         return True
     if row["pp"] == 1 and row["schedule"] != "one_f_one_b":
         return True
@@ -43,14 +44,15 @@ def changes_nothing(row: dict[str, Any]) -> bool:
 def test_they_are_all_valid_plans_there_are(model: ModelConfig) -> None:
     plans, base = every(model, 4, 4, node=2), replace(BASE, model=model)
     choices = dict.fromkeys(FLAGS, (False, True)) | NAMES
-    degrees = [d for d in itertools.product((1, 2, 4), repeat=3) if np.prod(d) == 4]
+    degrees = [d for d in itertools.product((1, 2, 4), repeat=4) if np.prod(d) == 4]
     others = [knob for knob in choices if knob not in ("offload_optimizer", "overlap_grad_reduce")]
     expected = set()
-    for tp, pp, dp in degrees:
-        groups = (None, 2) if (tp, dp) == (1, 4) else (None,)  # smaller ones that divide
+    for tp, cp, pp, dp in degrees:
+        groups = (None, 2) if (tp, dp * cp) == (1, 4) else (None,)  # smaller ones that divide
         sizes = itertools.product((1, 2, 4), (1, 2, 4), range(4), groups, *(choices[knob] for knob in others))
         for b, v, zero, group, *flags in sizes:
-            row = {"tp": tp, "pp": pp, "dp": dp, "microbatch": b, "chunks": v, "zero_stage": zero, "zero_group": group}
+            row = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "microbatch": b, "chunks": v}
+            row |= {"zero_stage": zero, "zero_group": group}
             row |= {"offload_optimizer": False, "overlap_grad_reduce": True} | dict(zip(others, flags, strict=True))
             ordered = {knob: row[knob] for knob in KNOBS}
             if not changes_nothing(ordered) and not run_of(ordered, base).problems():
@@ -75,3 +77,8 @@ def test_a_row_is_a_run() -> None:
 def test_a_seventeenth_device_is_no_use() -> None:
     with pytest.raises(InputError, match="no plan puts 4 sequences of this model on 17 devices"):
         every(MODEL, 17, 4)
+
+
+def test_sequences_are_shared_among_as_many_ranks_as_are_asked_for() -> None:
+    assert set(every(MODEL, 4, 4)["cp"]) == {1, 2, 4}
+    assert set(every(MODEL, 4, 4, sharing=2)["cp"]) == {1, 2}
