@@ -55,6 +55,9 @@ PLANS = {
     "gpipe": Plan(pp=2, schedule="gpipe"),
     "1f1b": Plan(pp=2, schedule="one_f_one_b"),
     "interleaved": Plan(pp=2, schedule="interleaved", chunks=2),
+    "zb-v": Plan(pp=2, schedule="zbv", chunks=2),
+    "dualpipe-v": Plan(pp=2, schedule="dualpipe_v", chunks=2),
+    "hsdp": Plan(dp=4, zero_stage=3, zero_group=2),
 }
 PLANS |= {f"llama-{plan}": PLANS[plan] for plan in ("dp", "zero-3", "tp-sequence", "1f1b")}
 NAMES: dict[EnginePart, str] = {

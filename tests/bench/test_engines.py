@@ -1,4 +1,4 @@
-"""Step time of every engine on every plan that two ranks can do: all engines of a cell by turns."""
+"""Step time of every engine on every plan that two ranks, or four, can do: all engines of a cell by turns."""
 
 from collections.abc import Iterable, Iterator
 from itertools import product
@@ -37,6 +37,8 @@ NOTES = (
     "biases, an untied head) in place of GPT's.",
     f"With tensor parallelism a step is {FEWER_SEQUENCES} sequences: both ranks are on the same ones. Of pipelines "
     f"{PIPELINE_STEPS - WARMUP} steps are timed.",
+    "hsdp: ZeRO-3 within two ranks and two replicas of them, four ranks on two cores. Context parallelism has no peer "
+    "here: PyTorch's does not run on a CPU.",
     "Ours: a step ends when all parameters are gathered, which in training goes on into the next forward pass.",
 )
 
@@ -49,7 +51,7 @@ def cells(publish: Publish, request: pytest.FixtureRequest) -> Iterator[list[Cel
     if measured:
         folder = request.config.getoption("--keep", default=None)
         found = in_order([*(kept_in(folder) if folder else ()), *measured])
-        title = "Engines side by side over two ranks"
+        title = "Engines side by side over two ranks, or four"
         publish("engines", render.markdown(table("engines", title, found, all_notes(found))), {"cells": found})
 
 
