@@ -62,5 +62,5 @@ def _own_group(every: Tensor) -> dist.ProcessGroup | None:
 
 def joint_group(mesh: DeviceMesh, *axes: str) -> dist.ProcessGroup:
     """Return the group of ranks that differ in these axes only; every rank has to call it, in the same order."""
-    long = [axis for axis in axes if mesh[axis].size() > 1] or [axes[0]]
+    long = [axis for axis in axes if mesh.size(AXES.index(axis)) > 1] or [axes[0]]
     return mesh.get_group(long[0]) if len(long) == 1 else mesh[tuple(long)]._flatten().get_group()

@@ -32,14 +32,17 @@ ROOMS = (
 )  # fmt: skip
 """Folders of the harness's tests."""
 LONG = (
-    "tests/slurm/", "tests/test_quickstart.py", "tests/impl/test_parity.py", "tests/impl/zero/test_stages.py",
-    "tests/notebooks/", *(f"tests/{room}/" for room in ROOMS), "tests/test_documents.py",
+    "tests/slurm/", "tests/test_quickstart.py", "tests/impl/test_parity.py", "tests/notebooks/",
+    *(f"tests/{room}/" for room in ROOMS), "tests/test_documents.py",
+    "tests/test_committed_verdicts.py",
 )  # fmt: skip
 """Whose tests take long, or wait much: they go first, so that none runs alone at the end."""
 
 
 APART = "tests/test_results.py"
 """Whose tests each run by themselves; those of any other file stay together in one process."""
+WITH = {"tests/test_committed_verdicts.py": "tests/test_documents.py"}
+"""Files whose tests stay with those of another, as both read all records."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return nodeid if file == APART else file
+            return nodeid if file == APART else WITH.get(file, file)
 
     return ByFile(config, log)
 

@@ -16,11 +16,11 @@ import tyro
 
 from harness.analysis.render import markdown
 from harness.experiment.experiment import TIERS, experiment_ids, load
-from harness.experiment.null_models import null_models_table, on_ideal_machines
+from harness.experiment.null_models import Idealised, null_models_table, on_ideal_machines
 from harness.experiment.verdicts import records_of
 from harness.records.store import Store, read_json, write_atomically
 from harness.report import experiments_md
-from harness.report.experiments_md import page_of, tracked_files
+from harness.report.experiments_md import Found, page_of, tracked_files
 from harness.report.results import write_results
 from tests.notebooks.executed import SOURCES, executed
 
@@ -68,9 +68,14 @@ def main(only: str = "") -> None:
         write_atomically(path, write())
 
 
+@cache
+def found() -> list[Found]:
+    """Return every experiment with its committed records and the verdicts that these give, read once."""
+    return experiments_md.read(ROOT / "results")
+
+
 def experiment_pages() -> dict[Path, Callable[[], str]]:
     """Return EXPERIMENTS.md and the page of every experiment, with what writes each."""
-    found = cache(lambda: experiments_md.read(ROOT / "results"))
     by_name = cache(lambda: {one.experiment.id: one for one in found()})
     pages: dict[Path, Callable[[], str]] = {EXPERIMENTS: lambda: experiments_md.index(found())}
     for name in experiment_ids():
@@ -78,10 +83,16 @@ def experiment_pages() -> dict[Path, Callable[[], str]]:
     return pages
 
 
+@cache
+def idealised(name: str) -> list[Idealised]:
+    """Return an experiment's simulated verdicts on idealised machines."""
+    experiment = load(name)
+    return list(on_ideal_machines(experiment, records_of(experiment, ROOT / "results")))
+
+
 def null_models() -> str:
     """Return the simulated verdicts of all experiments on idealised machines, as Markdown."""
-    every = (load(name) for name in experiment_ids())
-    found = [one for e in every for one in on_ideal_machines(e, records_of(e, ROOT / "results"))]
+    found = [one for name in experiment_ids() for one in idealised(name)]
     return markdown(null_models_table(found), padded=False)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from harness.experiment.claims import Claim, evidence, verdict
 from harness.experiment.tiers import TIERS
 from harness.records.statistics import Estimate
 from tests import verdicts
-from tests.documents import ROOT
+from tests.documents import ROOT, found
 from tests.test_independent import SURE
 
 
@@ -75,7 +75,7 @@ def judgements() -> Iterator[Judgement]:
         points.append((point, held := own_holds(point)))
         return held
 
-    everything = verdicts.found()  # what it loads keeps the function as it is
+    everything = found()  # what it loads keeps the function as it is
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(claims, "holds", noted)
         for experiment, records, _ in everything:
@@ -86,8 +86,13 @@ def judgements() -> Iterator[Judgement]:
                     for claim in experiment.claims if own else ():
                         points.clear()
                         said = evidence([claim], of_tier if claim.compares and not is_measured else own)
-                        for found in (of_one[0] for of_one in said.values() if of_one[0]):
-                            yield Judgement(experiment.id, claim, is_measured, verdict(found), list(points))
+                        for one in (of_one[0] for of_one in said.values() if of_one[0]):
+                            yield Judgement(experiment.id, claim, is_measured, verdict(one), list(points))
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Judgement]:
+    return list(judgements())
 
 
 def chance(point: Estimate) -> float:
@@ -101,18 +106,18 @@ def chance(point: Estimate) -> float:
     return float(stats.t.sf(point.mean / point.half_width * stats.t.isf(0.025, point.freedom), point.freedom))
 
 
-def not_sure() -> list[str]:
+def not_sure(judged: Iterable[Judgement]) -> list[str]:
     """Return the claims with a point that is said to hold, and by chance does with more than 1 in 20."""
     return [
         f"{one.experiment}: {one.claim.text}: {point}"
-        for one in judgements()
+        for one in judged
         for point, held in one.points
         if held and isinstance(point, Estimate) and chance(point) > 0.05
     ]
 
 
-def test_no_point_holds_by_chance() -> None:
-    assert not_sure() == []
+def test_no_point_holds_by_chance(judged: list[Judgement]) -> None:
+    assert not_sure(judged) == []
 
 
 def without_intervals(point: bool | Estimate) -> bool:
@@ -128,23 +133,27 @@ def test_points_that_hold_by_chance_are_found(
     careless: Callable[[bool | Estimate], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "holds", careless)
-    assert len(not_sure()) > 20
+    assert len(not_sure(judgements())) > 20
 
 
-def test_claims_about_a_paper_that_are_exact_compare_bytes_or_say_that_they_count_runs() -> None:
+def test_claims_about_a_paper_that_are_exact_compare_bytes_or_say_that_they_count_runs(
+    judged: list[Judgement],
+) -> None:
     exact = [
         (one.experiment, one.claim.text)
-        for one in judgements()
+        for one in judged
         if one.is_measured and one.claim.kind in OF_A_PAPER and any(isinstance(point, bool) for point, _ in one.points)
     ]
     assert exact
     assert [(name, text) for name, text in exact if name not in BYTES and "run" not in text] == []
 
 
-def test_every_direction_that_noisy_runs_reproduce_is_computed_again_without_this_project() -> None:
+def test_every_direction_that_noisy_runs_reproduce_is_computed_again_without_this_project(
+    judged: list[Judgement],
+) -> None:
     said = {
         (one.experiment, one.claim.text)
-        for one in judgements()
+        for one in judged
         if one.is_measured and one.claim.kind in OF_A_PAPER and one.verdict in ("reproduced", "partly")
         if any(isinstance(point, Estimate) and point.half_width for point, held in one.points if held)
     }

@@ -7,7 +7,7 @@ counted in EXPERIMENTS.md and README.md. Prints each that differs and how many a
 import csv
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import zip_longest
@@ -20,8 +20,8 @@ from harness.experiment.tiers import TIERS
 from harness.experiment.verdicts import verdicts_table
 from harness.records.store import Store
 from harness.report import experiments_md
-from harness.report.experiments_md import Found, page_of
-from tests.documents import EXPERIMENTS, README, ROOT, TABLE, alike
+from harness.report.experiments_md import page_of
+from tests.documents import EXPERIMENTS, README, ROOT, TABLE, alike, found
 
 HEAD = re.compile(r"^\|.*\n\| ---.*\n", re.MULTILINE)
 """Head of a table in Markdown, with the rule below it."""
@@ -43,35 +43,42 @@ class Pair(NamedTuple):
         return alike(self.derived, self.committed)
 
 
+class Kept(NamedTuple):
+    """What a committed file says, according to the records."""
+
+    path: str
+    lines_of: Callable[[str], list[str]]
+    """Its lines with verdicts, of its text."""
+    derived: list[str]
+    """Same lines, from the records."""
+
+
 @cache
-def found() -> list[Found]:
-    """Return every experiment with its committed records and the verdicts that these give, read once."""
-    return experiments_md.read(ROOT / "results")
-
-
-def pairs(committed: Path = ROOT) -> Iterator[Pair]:
-    """Yield every verdict and every count of verdicts, from the files below a folder and from the records."""
-
-    def paired(path: Path | str, kept: list[str], derived: list[str]) -> Iterator[Pair]:
-        """Yield the lines of both, those side by side that stand between the same equal lines."""
-        for _, i, j, k, m in SequenceMatcher(None, kept, derived, autojunk=False).get_opcodes():
-            yield from (Pair(str(path), *it) for it in zip_longest(kept[i:j], derived[k:m], fillvalue=""))
-
-    def text(path: Path | str) -> str:
-        return (committed / path).read_text() if (committed / path).exists() else ""
-
+def kept() -> list[Kept]:
+    """Return every file with verdicts, or counts of them."""
+    files = []
     for experiment, records, judged in found():
         for tier in TIERS:
             path = Store(Path("results"), experiment.id, tier).tables / "claims.csv"
             own = [one for one in records if one.tier == tier]
             made = render.csv(claims_table(experiment.claims, own)) if own and experiment.claims else ""
-            yield from paired(path, _of_tier(text(path)), _of_tier(made))
-        page, table = page_of(experiment.id), verdicts_table(experiment.id, judged)
-        kept = text(page).partition("\n## Claims\n")[2].partition("\n## ")[0]
-        yield from paired(page, _rows(kept), _rows(render.markdown(table, padded=False)))
-    index, kept = experiments_md.index(found()), text(EXPERIMENTS.name)
-    yield from paired(EXPERIMENTS.name, _overview(kept), _overview(index))
-    yield from paired(README.name, _by_kind(text(README.name)), _by_kind(index))
+            files.append(Kept(str(path), _of_tier, _of_tier(made)))
+        table = render.markdown(verdicts_table(experiment.id, judged), padded=False)
+        files.append(Kept(page_of(experiment.id), _of_page, _rows(table)))
+    index = experiments_md.index(found())
+    overview = Kept(EXPERIMENTS.name, _overview, _overview(index))
+    return [*files, overview, Kept(README.name, _by_kind, _by_kind(index))]
+
+
+def pairs(committed: Path = ROOT) -> Iterator[Pair]:
+    """Yield every verdict and every count of verdicts, from the files below a folder and from the records.
+
+    Those are side by side that stand between the same equal lines.
+    """
+    for path, lines_of, derived in kept():
+        lines = lines_of((committed / path).read_text() if (committed / path).exists() else "")
+        for _, i, j, k, m in SequenceMatcher(None, lines, derived, autojunk=False).get_opcodes():
+            yield from (Pair(path, *it) for it in zip_longest(lines[i:j], derived[k:m], fillvalue=""))
 
 
 def _of_tier(table: str) -> list[str]:
@@ -82,6 +89,11 @@ def _of_tier(table: str) -> list[str]:
         systems = [name.removeprefix("verdict") for name in row if name.startswith("verdict")]
         lines += [f"{claim}{system}: {row[f'verdict{system}']}; {row[f'numbers{system}']}" for system in systems]
     return lines
+
+
+def _of_page(page: str) -> list[str]:
+    """Return the rows of the verdicts on an experiment's page."""
+    return _rows(page.partition("\n## Claims\n")[2].partition("\n## ")[0])
 
 
 def _rows(text: str) -> list[str]:

@@ -8,6 +8,7 @@ tensor parallelism. Models are trained and simulated to see whether these bytes 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 from experiments.ours import claim
@@ -29,6 +30,7 @@ NOTES = (
 )
 
 
+@cache
 def number(quantity: str) -> float:
     return float(published("chinchilla2022", quantity)["value"].iloc[0])
 

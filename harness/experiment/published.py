@@ -50,7 +50,7 @@ def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
     rows = _read(FOLDER / f"{paper}.csv")
     if quantity is None:
         return rows.copy()
-    chosen = rows.query("quantity == @quantity")
+    chosen = rows.loc[rows["quantity"] == quantity]
     if chosen.empty:
         valid = ", ".join(dict.fromkeys(rows["quantity"]))
         raise InputError(f"{paper} publishes no quantity {quantity!r}; valid: {valid}")

@@ -2,22 +2,16 @@
 
 import pytest
 
-from harness.experiment.experiment import experiment_ids, load
-from harness.experiment.null_models import Idealised, on_ideal_machines
-from harness.experiment.verdicts import records_of
-from tests.documents import NULL_MODELS, ROOT, alike, null_models
+from harness.experiment.experiment import experiment_ids
+from harness.experiment.null_models import Idealised
+from tests.documents import NULL_MODELS, alike, idealised, null_models
 
 AGAINST_A_PAPER = ("quantitative", "direction")
 
 
 @pytest.mark.parametrize("name", experiment_ids())
 def test_a_claim_about_a_part_of_the_machine_does_not_hold_without_it(name: str) -> None:
-    experiment = load(name)
-    held = [
-        one
-        for one in on_ideal_machines(experiment, records_of(experiment, ROOT / "results"))
-        if is_against_a_paper(one)
-    ]
+    held = [one for one in idealised(name) if is_against_a_paper(one)]
     timeless = [one.claim.text for one in held if one.claim.about is None and one.depends_on_time]
     assert timeless == [], "claims about speed that name no part of the machine"
     assert [one.claim.text for one in held if one.claim.about and not one.turns] == []
@@ -29,5 +23,4 @@ def is_against_a_paper(one: Idealised) -> bool:
 
 def test_the_table_of_null_models_is_what_the_records_say() -> None:
     """It counts how many simulated verdicts survive a free network, free computing and a bubble of zero."""
-    print(NULL_MODELS.read_text())
     assert alike(null_models(), NULL_MODELS.read_text()), "make documents"

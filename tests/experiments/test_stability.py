@@ -1,8 +1,10 @@
 """Map of stable training: made-up losses give its rates back, and verdicts turn."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from experiments.ours import stability_map as experiment
 from harness.analysis.stability import MARGIN, UNIGRAM, arms, loss_or_inf, table
@@ -18,15 +20,23 @@ LIMIT = UNIGRAM["data/books-byte"] - MARGIN
 Loss = Callable[[Run], float]
 
 
+@cache
+def bare(experiment: str) -> dict[Run, Record]:
+    """Return a record of each run with its first step and its last one."""
+    made = {run: record_of(run, tier="small") for run in load(experiment).runs["small"]}
+    for run, one in made.items():
+        one.steps = one.steps[:: run.train.steps - 1]
+    return made
+
+
 def records(loss: Loss, experiment: str = "stability_map") -> list[Record]:
     """Return records of the small tier with these losses on held-out text, a little apart for every seed."""
     made = []
-    for run in load(experiment).runs["small"]:
-        full = record_of(run, tier="small")
+    for run, of_run in bare(experiment).items():
+        full = copy.copy(of_run)
         value = 1000 * (loss(run) + 0.001 * run.seed)
         last = replace(full.evaluations[-1], tokens=1000, nats=None if math.isnan(value) else value)
         full.evaluations = [last]
-        full.steps = full.steps[:: run.train.steps - 1]
         made.append(full)
     return made
 

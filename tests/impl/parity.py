@@ -1,5 +1,6 @@
 """Parallel training against serial: what a run's ranks find out, and what must be equal."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -27,14 +28,50 @@ def serial(run: Run) -> Run:
     return replace(run, plan=Plan(), compile=False)
 
 
+class FirstStep(NamedTuple):
+    """What one rank has of a first optimizer step, and after it."""
+
+    found: Found
+    norm: float
+    nats: float
+    """Of the next validation."""
+    state: dict[str, float]
+    """Sums of squares of weights and moments, by parameter and kind; of elements that no rank before this one owns."""
+
+
 def first_gradients(one: Trainer) -> Found:
-    loss = one.backward(0).item()
+    return Found(one.backward(0).item(), gradients(one), shards_of(one.model))
+
+
+def first_step(one: Trainer) -> FirstStep:
+    taken: dict[str, np.ndarray] = {}
+    norm = one.gradients.norm
+
+    def noted() -> torch.Tensor:
+        """Before they are clipped."""
+        taken.update(gradients(one))
+        return norm()
+
+    one.gradients.norm = noted
+    step = one.step(0)
+    state: dict[str, float] = {}
+    for owned in one.optimizer.owned():
+        for kind, values in owned.tensors.items() if owned.is_writer else ():
+            key = f"{owned.name} {kind}"
+            state[key] = state.get(key, 0.0) + values.square().sum().item()
+    [evaluation] = one.evaluate(final=True)
+    found = Found(step.loss.item(), taken, shards_of(one.model))
+    return FirstStep(found, step.grad_norm.item(), evaluation.nats, state)
+
+
+def gradients(one: Trainer) -> dict[str, np.ndarray]:
+    """Whole of data-parallel and context-parallel ranks, by name; those of tensor-parallel ones have their parts."""
     parts: dict[str, np.ndarray] = {}
     for bucket in one.buckets:
         whole = all_gather(bucket.gradient, bucket.reduction.group) if bucket.stage else bucket.gradient
         named = zip(bucket.layout.names, bucket.views(whole), strict=True)
         parts |= {name: part.numpy().copy() for name, part in named}
-    return Found(loss, parts, shards_of(one.model))
+    return parts
 
 
 def steps(one: Trainer) -> list[tuple[float, float]]:
@@ -49,9 +86,22 @@ def assert_equal_gradients(answers: Sequence[Found], tp: int, serial: Found, tol
         assert found.shards, "nothing is split"
     gradients, expected = whole_gradients(answers, tp), whole_gradients([serial], 1)
     assert gradients.keys() == expected.keys()
+    # one that cancels out to less than this is nothing but rounding
+    nothing = 1e-9 * math.hypot(*(float(np.linalg.norm(gradient)) for gradient in expected.values()))
     for name, gradient in expected.items():
         assert gradients[name].shape == gradient.shape
-        assert relative(gradients[name], gradient) < tolerance, name
+        assert relative(gradients[name], gradient, nothing) < tolerance, name
+
+
+def assert_equal_first_steps(answers: Sequence[FirstStep], tp: int, serial: FirstStep) -> None:
+    """In fp64: gradients, their norm, the optimizer's state after the step, and what the new weights predict."""
+    assert_equal_gradients([one.found for one in answers], tp, serial.found)
+    for one in answers:
+        assert (one.norm, one.nats) == pytest.approx((serial.norm, serial.nats), rel=1e-12)
+    together: dict[str, float] = {}
+    for key, squares in (item for one in answers for item in one.state.items()):
+        together[key] = together.get(key, 0.0) + squares
+    assert together == pytest.approx(serial.state, rel=1e-9, abs=1e-24)
 
 
 def assert_equal_steps(
@@ -86,5 +136,5 @@ def _whole(name: str, group: Sequence[Found]) -> np.ndarray:
     return parts[0]
 
 
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
+def relative(a: np.ndarray, b: np.ndarray, nothing: float = 1e-30) -> float:
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), nothing))

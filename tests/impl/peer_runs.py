@@ -53,7 +53,11 @@ def trainer(run: Run, folder: TokenFolder) -> Any:
     return make(run, folder, build_mesh(run.plan, "cpu"), torch.device("cpu"))
 
 
-def train_all(runs: Mapping[Any, Run], data: Path, weights: Weights) -> dict[Any, Trained]:
+def no_weights(trainer: Any) -> dict[str, np.ndarray]:
+    return {}
+
+
+def train_all(runs: Mapping[Any, Run], data: Path, weights: Weights = no_weights) -> dict[Any, Trained]:
     """Every run's training, by its key; those of an engine that is not there are left out."""
     folder, found = TokenFolder.open(data), {}
     for key, run in runs.items():
@@ -73,22 +77,6 @@ def train_all(runs: Mapping[Any, Run], data: Path, weights: Weights) -> dict[Any
     return found
 
 
-def no_weights(trainer: Any) -> dict[str, np.ndarray]:
-    return {}
-
-
-def train_on(
-    ranks: int, runs: Mapping[Any, Run], data: Path, weights: Weights = no_weights
-) -> list[dict[Any, Trained]]:
-    """What `train_all` finds on every rank; those of a precision have a group of ranks, and its time, to themselves."""
-    found: list[dict[Any, Trained]] = [{} for _ in range(ranks)]
-    for precision in sorted({run.precision for run in runs.values()}):
-        part = {key: run for key, run in runs.items() if run.precision == precision}
-        for mine, trained in zip(found, run_ranks(ranks, train_all, part, data, weights), strict=True):
-            mine |= trained
-    return found
-
-
 def ours(run: Run) -> Run:
     """The same training by our engine; how ZeRO divides and recomputation repeats work changes nothing of it."""
     return replace(run, engine="native", plan=replace(run.plan, recompute="none", zero_stage=0))
@@ -98,7 +86,7 @@ def both(runs: Mapping[str, Run], ranks: int, data: Data) -> list[dict[Any, Trai
     """On every rank, each run's training by its key, and ours by the run that it is."""
     path, evaluation = data
     theirs: dict[Any, Run] = {key: replace(run, evaluation=evaluation) for key, run in runs.items()}
-    return train_on(ranks, theirs | {ours(run): ours(theirs[key]) for key, run in runs.items()}, path)
+    return run_ranks(ranks, train_all, theirs | {ours(run): ours(theirs[key]) for key, run in runs.items()}, path)
 
 
 def first_gradients(

@@ -169,12 +169,12 @@ def draws(strategy: st.SearchStrategy[tuple[Run, Run]], count: int) -> list[tupl
 
 
 def test_training_goes_on_in_any_layout_of_up_to_4_ranks(data: Path, tmp_path: Path) -> None:
-    drawn = draws(pairs(4), 8)
+    drawn = draws(pairs(4), 6)
     plans = [run.plan for pair in drawn for run in pair]
     for field in ("pp", "dp", "cp", "tp", "zero_stage", "replicas", "schedule", "sequence_parallel"):
         assert len({getattr(plan, field) for plan in plans}) > 1
     same = [(before, before) for before in dict.fromkeys(before for before, _ in drawn)]
-    check(drawn + same[-4:], data, tmp_path)
+    check(drawn + same[-2:], data, tmp_path)
 
 
 def test_training_goes_on_from_8_ranks_and_on_8(data: Path, tmp_path: Path) -> None:

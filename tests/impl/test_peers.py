@@ -22,10 +22,9 @@ from tests.impl.peer_runs import Data, Trained, assert_same_work, both, first_gr
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=16)
-RECIPE = Recipe(steps=5, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=3, clip_norm=0.5)
+RECIPE = Recipe(steps=3, global_batch=4, microbatch=2, lr=1e-3, warmup_steps=2, clip_norm=0.5)
 PLANS = {"split": Plan(tp=2), "sequence split": Plan(tp=2, sequence_parallel=True)}
 PLAIN = Run(model=MODEL, train=RECIPE, engine="torch")
-SHORT = replace(PLAIN, train=replace(RECIPE, steps=4))
 PERI = replace(MODEL, norm_placement="peri", norm="rmsnorm")
 DEEPNORM = replace(MODEL, norm_placement="deepnorm")
 LLAMA = replace(BLOCKS["llama"], num_layers=2, hidden_size=64, num_heads=8, kv_heads=2)
@@ -33,37 +32,31 @@ NEMOTRON = replace(LLAMA, mlp="squared_relu", norm="layernorm", kv_heads=None, b
 NEOX = replace(NEMOTRON, mlp="gelu", tied=False, parallel_residual=True, rotary_fraction=0.5)
 ALONE = {
     "fp32": PLAIN,
-    "alone, other norms": replace(SHORT, model=PERI),
-    "alone, Llama": replace(SHORT, model=LLAMA),
-    "alone, Nemotron": replace(SHORT, model=NEMOTRON),
-    "alone, GPT-NeoX": replace(SHORT, model=NEOX),
-    "alone, ReLU": replace(SHORT, model=replace(MODEL, mlp="relu")),
-    "alone, exact GELU": replace(SHORT, model=replace(MODEL, mlp="gelu_erf", mlp_size=80)),
-    "bf16": replace(SHORT, precision="bf16"),
-    "alone, Llama, bf16": replace(SHORT, model=LLAMA, precision="bf16"),
-    "alone, bf16 gradients": replace(SHORT, precision="bf16", fp32_gradients=False),
-    "alone, recomputed": replace(SHORT, plan=Plan(recompute="full")),
-    "one rank's ZeRO": replace(SHORT, plan=Plan(zero_stage=2)),
+    "alone, other norms": replace(PLAIN, model=PERI),
+    "alone, Llama": replace(PLAIN, model=LLAMA),
+    "alone, Nemotron": replace(PLAIN, model=NEMOTRON),
+    "alone, GPT-NeoX": replace(PLAIN, model=NEOX),
+    "alone, ReLU": replace(PLAIN, model=replace(MODEL, mlp="relu")),
+    "alone, exact GELU": replace(PLAIN, model=replace(MODEL, mlp="gelu_erf", mlp_size=80)),
+    "bf16": replace(PLAIN, precision="bf16"),
+    "alone, Llama, bf16": replace(PLAIN, model=LLAMA, precision="bf16"),
+    "alone, bf16 gradients": replace(PLAIN, precision="bf16", fp32_gradients=False),
+    "alone, recomputed": replace(PLAIN, plan=Plan(recompute="full")),
+    "one rank's ZeRO": replace(PLAIN, plan=Plan(zero_stage=2)),
     "deepspeed": replace(PLAIN, engine="deepspeed"),
-    "deepspeed Llama": replace(SHORT, model=LLAMA, engine="deepspeed"),
-    "deepspeed bf16": replace(SHORT, engine="deepspeed", precision="bf16"),
+    "deepspeed Llama": replace(PLAIN, model=LLAMA, engine="deepspeed"),
+    "deepspeed bf16": replace(PLAIN, engine="deepspeed", precision="bf16"),
 }
-SPLIT = {
-    f"{name}, {case}": replace(PLAIN, **({"plan": plan} | changes))
-    for name, plan in PLANS.items()
-    for case, changes in {
-        "clipped": {},
-        "unclipped": {"train": replace(RECIPE, steps=4, clip_norm=0.0, microbatch=4)},
-        "small microbatches": {"train": replace(RECIPE, steps=4, microbatch=1)},
-        "bf16": {"precision": "bf16", "train": SHORT.train},
-    }.items()
-}
-SPLIT["other norms"] = replace(SHORT, model=PERI, plan=PLANS["sequence split"])
-SPLIT["norms of sums"] = replace(SHORT, model=DEEPNORM, plan=PLANS["sequence split"])
-SPLIT |= {f"Llama, {name}": replace(SHORT, model=LLAMA, plan=plan) for name, plan in PLANS.items()}
-SPLIT["Llama, recomputed"] = replace(SHORT, model=LLAMA, plan=replace(PLANS["split"], recompute="full"))
-SPLIT["recomputed"] = replace(SHORT, plan=replace(PLANS["sequence split"], recompute="full"))
-SPLIT["bf16 gradients"] = replace(SHORT, plan=PLANS["split"], precision="bf16", fp32_gradients=False)
+SPLIT = {name: replace(PLAIN, plan=plan) for name, plan in PLANS.items()}
+SPLIT |= {f"{name}, bf16": replace(PLAIN, plan=plan, precision="bf16") for name, plan in PLANS.items()}
+SPLIT["unclipped"] = replace(SPLIT["split"], train=replace(RECIPE, clip_norm=0.0, microbatch=4))
+SPLIT["small microbatches"] = replace(SPLIT["sequence split"], train=replace(RECIPE, microbatch=1))
+SPLIT["other norms"] = replace(PLAIN, model=PERI, plan=PLANS["sequence split"])
+SPLIT["norms of sums"] = replace(PLAIN, model=DEEPNORM, plan=PLANS["sequence split"])
+SPLIT |= {f"Llama, {name}": replace(PLAIN, model=LLAMA, plan=plan) for name, plan in PLANS.items()}
+SPLIT["Llama, recomputed"] = replace(PLAIN, model=LLAMA, plan=replace(PLANS["split"], recompute="full"))
+SPLIT["recomputed"] = replace(PLAIN, plan=replace(PLANS["sequence split"], recompute="full"))
+SPLIT["bf16 gradients"] = replace(PLAIN, plan=PLANS["split"], precision="bf16", fp32_gradients=False)
 
 
 @pytest.fixture(scope="module")

@@ -80,8 +80,6 @@ LOADS = [
     run(SMALL, zero_stage=3, dp=4),
     run(SMALL, zero_stage=3, dp=2, tp=2, offload_optimizer=True),
     run(SMALL, "fp32", zero_stage=2, dp=2, pp=2),
-    run(SMALL, zero_stage=1, tp=2, dp=2),
-    run(SMALL, "fp32", tp=2, pp=2),
 ]
 
 

@@ -16,7 +16,8 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
 from tests.impl.blocks import BLOCKS
-from tests.impl.peer_runs import Trained, assert_same_work, train_on, write_data
+from tests.impl.peer_runs import Trained, assert_same_work, train_all, write_data
+from tests.ranks import run_ranks
 
 RUN = Run(
     model=ModelConfig(num_layers=3, hidden_size=64, num_heads=4, seq_len=16, vocab_size=301),  # FSDP splits rows: oddly
@@ -94,7 +95,7 @@ def all_trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict
     path, evaluation = write_data(tmp_path_factory.mktemp("tokens"))
     runs = {key: replace(run, evaluation=evaluation) for key, run in RUNS.items()}
     of_ranks = lambda ranks: {key: run for key, run in runs.items() if run.plan.world_size == ranks}
-    return {ranks: train_on(ranks, of_ranks(ranks), path, weights_of) for ranks in (2, 4)}
+    return {ranks: run_ranks(ranks, train_all, of_ranks(ranks), path, weights_of) for ranks in (2, 4)}
 
 
 @pytest.mark.parametrize("key", RUNS)

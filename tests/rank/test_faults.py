@@ -110,7 +110,7 @@ def test_a_rank_that_raises_or_needs_too_much_memory_says_so(tokens: Path, store
 
 # The driver ---------------------------------------------------------------------------------------------------------
 
-WAYS = {"SIGINT to the group": 2, "SIGINT": 1, "SIGTERM to the group": 1, "SIGTERM": 2, "SIGKILL": 2}
+WAYS = {"SIGINT to the group": 2, "SIGINT": 1, "SIGTERM to the group": 1, "SIGTERM": 1, "SIGKILL": 2}
 """How a driver is ended, and the ranks that it has."""
 
 

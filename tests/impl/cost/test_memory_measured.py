@@ -111,8 +111,12 @@ LAYOUTS = [
     run(normed("sub", "dyt"), dropout=0.1, recompute="full"),
     *(
         run(replace(BLOCKS[name], **IN_SMALL | {"mlp_size": size}), **how)
-        for name, size in (("llama", 176), ("nemotron", 176), ("neox", None))
-        for how in OF_BLOCKS
+        for name, size, some in (
+            ("llama", 176, OF_BLOCKS),
+            ("nemotron", 176, OF_BLOCKS[::2]),
+            ("neox", None, OF_BLOCKS[1::2]),
+        )
+        for how in some
     ),
     run(normed("hybrid"), batch=8, pp=2, precision="bf16", schedule="zb_h1"),
 ]

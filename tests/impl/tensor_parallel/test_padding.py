@@ -18,7 +18,7 @@ RECIPE = Recipe(steps=4, global_batch=2, microbatch=1, lr=1e-2, warmup_steps=1, 
 RUNS = [
     Run(model=replace(MODEL, family=family, vocab_size=vocab_size), train=RECIPE, precision="fp64")
     for family in ("gpt", "bert")
-    for vocab_size in (260, 384, 385, 700)  # of 4 ranks: one with padding only, one more, none, none
+    for vocab_size in (260, 385)  # of 4 ranks: one with padding only, none
 ]
 
 
@@ -44,7 +44,7 @@ def train(trainer: Trainer) -> Trained:
     return Trained(losses, len(padding[0]), not any(t.count_nonzero() for t in padding))
 
 
-PLANS = [*(Plan(tp=tp) for tp in (2, 3, 4)), Plan(tp=4, sequence_parallel=True)]
+PLANS = [Plan(tp=3), Plan(tp=4, sequence_parallel=True)]
 
 
 def test_any_vocabulary_gives_the_serial_losses_at_any_degree(data: Path) -> None:
