@@ -23,10 +23,12 @@ from tests.impl.pipeline import own_schedule
 
 SEED = int(os.environ.get("RANDOM_SEED", 1))
 """Others: `RANDOM_SEED=7 pytest tests/impl/test_parity.py -k pair`."""
+EVERY = bool(os.environ.get("EVERY_SCHEDULE"))
+"""True if each schedule is to meet all other choices, on up to 8 ranks: twice the runs."""
 OWN = own_schedule.__name__
 SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other", own_schedule.SEARCHED, own_schedule.SEARCHED_V)
 CHUNKS = dict.fromkeys(("interleaved", "zbv", "v_half", "v_min", "dualpipe_v", SCHEDULES[-4], SCHEDULES[-1]), 2)
-DRAWS = {4: 2000, 8: 300}
+DRAWS = {4: 2000, 8: 4000 if EVERY else 300}
 """How many runs are looked at, by the most ranks that they may have."""
 SERIAL = 2
 """What serial training costs beside a rank."""
@@ -147,6 +149,8 @@ ONLY: dict[str, set[str]] = {
     "placement": {*AXES, "sequence", "recompute", "norm", "family", "positions", "tied", "parallel", "heads", "mlp"},
 }
 """What factors of many levels are crossed with; others with all. Of a schedule, its kind is crossed with the rest."""
+if EVERY:
+    del ONLY["schedule"]
 
 
 def pairs(run: Run) -> set[Pair]:
@@ -156,7 +160,7 @@ def pairs(run: Run) -> set[Pair]:
 
 
 def is_crossed(a: str, b: str, ranks: int) -> bool:
-    few = ranks <= 4 or {a, b} <= DEGREES or "together" in (a, b)
+    few = ranks <= 4 or {a, b} <= DEGREES or "together" in (a, b) or (EVERY and "schedule" in (a, b))
     return few and all(other in ONLY.get(one, {other}) for one, other in ((a, b), (b, a)))
 
 
