@@ -1,7 +1,10 @@
-"""Step time of pipeline schedules over two ranks: against what the simulator says from costs measured before."""
+"""Step time of pipeline schedules over two and four ranks, against a simulation from costs measured before."""
 
+import inspect
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,8 +23,10 @@ from impl.collectives import receive_start, send_start
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
+from impl.pipeline.engine import Engine as PipelineEngine
+from impl.pipeline.engine import Links, Owed
 from impl.pipeline.schedule import Action, Op
-from impl.pipeline.schedules import build
+from impl.pipeline.schedules import SCHEDULES, build, generator, trust
 from impl.pipeline.simulate import Timeline, simulate
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -50,6 +55,13 @@ SHORT = Run(  # actions of milliseconds: what a stopwatch costs shows more than 
     train=Recipe(steps=103, global_batch=16, microbatch=1, lr=1e-4),
 )
 STOPWATCH_COSTS, EMPTY_ACTIONS = 0.01, 10_000
+SHORTEST = "impl.pipeline.optimum:shortest"
+SLEEPING = {name: (2 if "v" in inspect.signature(generator(name)).parameters else 1) for name in SCHEDULES} | {
+    SHORTEST: 1
+}
+"""Chunks of each schedule that four ranks execute whose passes sleep: they share no cores, as ranks on GPUs do not."""
+PASS, MICROBATCHES = 0.02, 8
+"""Seconds of a rank's forward pass, input gradient or weight gradient; microbatches of a step."""
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +71,17 @@ def measured(publish: Publish) -> Iterator[dict[str, list[Cell]]]:
     yield found
     if rows := found["simulated"]:
         frame = pd.DataFrame(rows, columns=[column.key for column in COLUMNS])
-        title = "Pipeline schedules over two ranks: simulated against measured"
+        title = "Pipeline schedules over two and four ranks: simulated against measured"
         said = [*notes_of_simulation(found["stopwatch"]), "Made by `lmscale bench`."]
         text = render.markdown(Table("pipeline", title, COLUMNS, frame, tuple(said)))
-        is_whole = len(rows) == len(PLANS) and len(found["stopwatch"]) == 1
+        is_whole = len(rows) == len(PLANS) + len(SLEEPING) and len(found["stopwatch"]) == 1
         publish("pipeline", text, found if is_whole else None)
 
 
 MS: dict[str, Any] = {"unit": "ms", "scale": 1e-3, "si": "s"}
 COLUMNS = (
     Column(key="schedule", header="Schedule", text=True),
+    Column(key="ranks", header="Ranks"),
     Column(key="simulated", header="Simulated", **MS),
     Column(key="measured", header="Measured", **MS),
     Column(key="error", header="Error", unit="%", scale=0.01, digits=2),
@@ -89,6 +102,10 @@ def notes_of_simulation(stopwatch: list[Cell]) -> Iterator[str]:
         f"Simulated: the schedule's table with the median time of each stage's passes in as many "
         f"steps, each before one of those, and the time that a transfer took in {PINGS} exchanges before the first "
         "step. Error: simulated over measured, less 1. Rest of the step: the tied embedding's sum, clipping, AdamW."
+    )
+    yield (
+        f"Four ranks: every pass sleeps, {1e3 * PASS:.0f} ms for all of a rank's layers, in place of computing, since "
+        f"they have two cores; {MICROBATCHES} microbatches, transfers taken as nothing. The rest is the engine's."
     )
     for cost in stopwatch:
         yield (
@@ -167,13 +184,77 @@ def test_step_time_is_simulated_from_costs_of_other_steps(
     simulated = float(simulate(schedule, lambda action: cost[action[:2]], transfer).step_time)
     took = median(float(timeline.step_time) for timeline in others)
     rest = [seconds - float(timeline.step_time) for seconds, timeline in zip(whole, timelines, strict=True)]
-    row = {"simulated": simulated, "measured": took, "error": simulated / took - 1, "transfer": transfer}
+    row = {"simulated": simulated, "measured": took, "error": simulated / took - 1, "transfer": transfer, "ranks": 2}
     every = {"steps": [float(timeline.step_time) for timeline in timelines], "whole_steps": whole}
     costs_by_name = {f"{stage}{op}": seconds for (op, stage), seconds in cost.items()}
     outside = median(rest[2::2])
     measured["simulated"].append(
         {"schedule": name, "run": to_dict(run), **row, "outside": outside, "costs": costs_by_name, **every}
     )
+    benchmark.extra_info.update(row)
+    assert abs(row["error"]) < WITHIN
+
+
+class _Sleep(torch.autograd.Function):
+    """Pass of a stage that sleeps in place of computing; its weight gradient may be put off."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float, deferred: list[Owed]) -> Tensor:
+        ctx.seconds, ctx.deferred = seconds, deferred
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        later = partial(time.sleep, ctx.seconds)
+        time.sleep(ctx.seconds)
+        ctx.deferred[-1].append(later) if ctx.deferred else later()
+        return grads[0], None, None
+
+
+def sleeping_rank(name: str, chunks: int) -> list[list[list[Any]]]:
+    """This rank's row of every step of a pipeline whose passes sleep."""
+    trust(name)
+    schedule = build(name, dist.get_world_size(), MICROBATCHES, chunks)
+    watch, like, deferred = Stopwatch(CPU), torch.zeros(8), list[Owed]()
+    last, rows = len(schedule.rank_of) - 1, list[list[list[Any]]]()
+
+    @contextmanager
+    def collecting() -> Iterator[Owed]:
+        deferred.append([])
+        yield deferred[-1]
+        deferred.pop()
+
+    def forward(stage: int, _: int, x: Tensor | None) -> Tensor:
+        y = _Sleep.apply(like.clone().requires_grad_() if x is None else x, PASS / chunks, deferred)
+        return y.sum() if stage == last else y
+
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    engine = PipelineEngine(schedule, Links(group), collecting)
+    for _ in range(SIXTEEN.steps):
+        dist.barrier()
+        watch.reset()
+        engine.run(forward, like, watch)
+        rows.append(watch.row())
+    return rows
+
+
+@pytest.mark.parametrize("name", SLEEPING)
+def test_step_of_four_ranks_is_simulated_where_they_share_no_cores(
+    name: str, screen: Screen, measured: dict[str, list[Cell]], benchmark: BenchmarkFixture
+) -> None:
+    screen.say(f"{name}: {SIXTEEN.steps} steps of four ranks that sleep")
+    answers = benchmark.pedantic(ranks.run_ranks, (4, sleeping_rank, name, SLEEPING[name]), rounds=1)
+    screen.clear()
+    timelines = [Timeline.from_rows(rows) for rows in zip(*answers, strict=True)]
+    steps = [float(timeline.step_time) for timeline in timelines]
+    take_rounds(benchmark, steps[1:])
+    trust(name)
+    cost, schedule = costs(timelines[1::2]), build(name, 4, MICROBATCHES, SLEEPING[name])
+    simulated, took = float(simulate(schedule, lambda action: cost[action[:2]]).step_time), median(steps[2::2])
+    row = {"simulated": simulated, "measured": took, "error": simulated / took - 1, "ranks": 4}
+    measured["simulated"].append({"schedule": name.rpartition(":")[2], **row, "steps": steps})
     benchmark.extra_info.update(row)
     assert abs(row["error"]) < WITHIN
 
