@@ -17,7 +17,7 @@ from harness.analysis.columns import value
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MICROBATCH, PP, RUNS, TERA, TP, ZERO_STAGE, Check, Claim, Column, Estimate, Evidence,
     Experiment, ModelConfig, Plan, Point, Record, Run, Table, Tolerance, about, flop_rate, larger, largest, near,
-    points, tabulate, tally,
+    points, repeated, tabulate, tally,
 )  # fmt: skip
 from harness.figures.style import panels
 from harness.predict.published_scaling import on_frontier
@@ -142,7 +142,7 @@ EXPERIMENT = Experiment(
     "pipeline of two ranks.",
     runs={
         "smoke": CPU_KNOBS["microbatch"],
-        "small": [replace(run, repeat=i) for i in range(3) for runs in CPU_KNOBS.values() for run in runs],
+        "small": repeated([run for runs in CPU_KNOBS.values() for run in runs], 3),
         "paper": list(dict.fromkeys(run for on_gcds, _ in SWEEPS.values() for run in on_gcds)),
     },
 )  # fmt: skip

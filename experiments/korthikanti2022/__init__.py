@@ -8,8 +8,8 @@ from typing import Any
 
 from experiments.ptdp2021 import on_selene
 from harness.experiment.kit import (
-    MIB, PP, TP, Column, Estimate, EvaluationConfig, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
-    Tolerance, apart_from, named, of_run, points, published, with_printed,
+    MIB, PP, TP, Column, Estimate, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tolerance,
+    apart_from, named, of_run, points, published, untested, with_printed,
 )  # fmt: skip
 from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes
@@ -136,7 +136,7 @@ def few_steps(
     """Return a run for the memory of a layer; two steps suffice."""
     batch = microbatch * microbatches
     recipe = Recipe(steps=steps, global_batch=batch, microbatch=microbatch, warmup_steps=0)
-    return Run(model=model, plan=plan, train=recipe, evaluation=EvaluationConfig(sequences=None), precision=precision)
+    return untested(model, plan, recipe, precision)
 
 
 def quarter(model: ModelConfig) -> ModelConfig:

@@ -22,7 +22,7 @@ from harness.analysis.tabulate import printed_value
 from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
     BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
-    Record, Run, Tolerance, all_hold, and_absent, named, of_run, printed, published, share, table_of, tally,
+    Record, Run, Tolerance, all_hold, and_absent, named, of_run, printed, published, repeated, share, table_of, tally,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 
@@ -126,7 +126,7 @@ def worth_more_than_it_costs(records: Sequence[Record]) -> Evidence | None:
 def in_every_way(model: ModelConfig, tp: int, microbatch: int, steps: int, repeats: int = 1) -> list[Run]:
     """Return runs for the memory of every way, which serve for time too if ranks have a core each and steps suffice."""
     run = few_steps(model, Plan(tp=tp), microbatch, steps=steps, precision="bf16" if steps == 2 else "fp32")
-    return [replace(with_way(run, way), repeat=repeat) for repeat in range(repeats) for way in WAYS]
+    return repeated([with_way(run, way) for way in WAYS], repeats)
 
 
 def pipelines(seq_len: int, batches: Sequence[int]) -> list[Run]:

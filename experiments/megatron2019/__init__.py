@@ -10,8 +10,8 @@ from typing import Any
 
 from harness.experiment.checks import known
 from harness.experiment.kit import (
-    EFFICIENCY, PUBLISHED, Column, EvaluationConfig, Evidence, Measure, ModelConfig, Plan, Point, Precision, Recipe,
-    Record, Run, Tier, all_hold, flop_rate, named, points, published, relative_to, tally,
+    EFFICIENCY, PUBLISHED, Column, Evidence, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tier,
+    all_hold, flop_rate, named, points, published, relative_to, tally, untested,
 )  # fmt: skip
 from harness.records.measures import in_order, model_names, shape
 from impl.cost.memory import state_bytes
@@ -62,12 +62,7 @@ def on_v100s(model: ModelConfig, tp: int, dp: int = 1) -> Run:
 def speed(model: ModelConfig, plan: Plan, recipe: Recipe, precision: Precision = "fp32") -> Run:
     """Return a run for speed only; `recipe.global_batch` is the batch of one data-parallel rank."""
     recipe = replace(recipe, global_batch=recipe.global_batch * plan.dp)
-    return Run(model=model, plan=plan, train=recipe, evaluation=EvaluationConfig(sequences=None), precision=precision)
-
-
-def repeated(runs: Sequence[Run], repeats: int) -> list[Run]:
-    """Return the runs several times, in turn."""
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in runs]
+    return untested(model, plan, recipe, precision)
 
 
 def scaled(layers: int, hidden: int, **fields: Any) -> ModelConfig:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.megatron2019 import (
-    CPU, DEGREE, HEADS, IN_PRINT, MODELS, SHARE, by_heads, in_paper, on_v100s, repeated, speed, with_heads,
+    CPU, DEGREE, HEADS, IN_PRINT, MODELS, SHARE, by_heads, in_paper, on_v100s, speed, with_heads,
 )  # fmt: skip
 from harness.experiment.checks import falls_along, known, within_points
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Evidence, Experiment, Plan, Record, Run, Table, Tier, about,
-    flop_rate, of_run, tabulate,
+    flop_rate, of_run, repeated, tabulate,
 )  # fmt: skip
 
 SHOWN = (

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from experiments.megatron2019 import (
     CONSTANT, CPU, GROWS, GROWS_WITH_DATA, IN_PRINT, MODELS, SENT, SENT_NOTE, SHARE, begins, is_plain, line_of,
-    on_all_curves, on_curve, on_v100s, repeated, speed, states_fall, what_grows,
+    on_all_curves, on_curve, on_v100s, speed, states_fall, what_grows,
 )  # fmt: skip
 from harness.experiment.checks import within_points, within_share
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MIB, MODEL, POINTS, RANKS, RUNS, VARIES, Check, Claim, Column, Evidence, Experiment, Plan, Record,
-    Run, Table, Tier, Tolerance, about, apart_from, checks, flop_rate, larger, of_run, tabulate, tally,
+    Run, Table, Tier, Tolerance, about, apart_from, checks, flop_rate, larger, of_run, repeated, tabulate, tally,
 )  # fmt: skip
 from harness.records.labels import SHAPE, labels
 

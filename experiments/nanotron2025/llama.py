@@ -13,14 +13,14 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
-from experiments.ptdp2021 import SELENE, UNTESTED, timed
+from experiments.ptdp2021 import SELENE, timed
 from harness.analysis.points import relative
 from harness.analysis.tabulate import printed_value
 from harness.experiment.checks import as_expected, best_over, each, grouped, largest
 from harness.experiment.kit import (
-    BATCH, DP, GB, GIB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, ZERO_STAGE, Claim, Estimate, Experiment,
-    ModelConfig, Plan, Point, Printed, Record, Run, Tolerance, gigabytes, named, noted, points, printed, published,
-    share, table_of, with_printed,
+    BATCH, DP, GB, GIB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, UNTESTED, ZERO_STAGE, Claim, Estimate,
+    Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Tolerance, gigabytes, named, noted, points, printed,
+    published, repeated, share, table_of, with_printed,
 )  # fmt: skip
 from harness.figures.style import figure_of
 from impl.cost.flops import model_flops
@@ -158,7 +158,7 @@ def on_cpus(model: ModelConfig, repeats: int) -> list[Run]:
     plans = Plan(zero_stage=1), Plan(dp=2, zero_stage=1), Plan(tp=2, sequence_parallel=True), Plan(pp=2)
     alike = [timed(model, plan, 8, 2) for plan in plans]
     alone = [timed(model, Plan(tp=tp, sequence_parallel=tp > 1), 4 * tp, 4 * tp) for tp in (1, 2)]
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in (*alike, *alone)]
+    return repeated([*alike, *alone], repeats)
 
 
 FIGURE, SCRIPT = "docs/benchmark_summary.svg at c7fe20e", "scripts/scaling_benchmarks.py at 0e0a27e"

@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from experiments.ours import SLOWER, claim, timed
+from experiments.ours import SLOWER, claim
 from harness.experiment.checks import ends, known, measured_only
 from harness.experiment.contests import plan_in_words as in_words
 from harness.experiment.folders import ARCHIVE
 from harness.experiment.kit import (
     GIB, MARK, RANKS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision, Recipe,
-    Record, Run, Table, Tolerance, about, named, of_run, point, points, share, step_seconds, tabulate, tally,
+    Record, Run, Table, Tolerance, about, named, of_run, point, points, share, step_seconds, tabulate, tally, untested,
 )  # fmt: skip
 from harness.predict.systems import load_system
 from harness.records.statistics import UNKNOWN
@@ -58,7 +58,7 @@ class Hand(NamedTuple):
         plan = Plan(**fields)
         plan = replace(plan, bucket_bytes=BUCKET) if plan.world_size > 2 else plan
         recipe = Recipe(steps=12, global_batch=self.batch, microbatch=microbatch, lr=1e-4, warmup_steps=2)
-        return replace(timed(self.model, plan, recipe, self.precision), repeat=repeat)
+        return replace(untested(self.model, plan, recipe, self.precision), repeat=repeat)
 
     def searched(self, way: Way) -> dict[str, Any]:
         """Return the entry of `plans`: the fields in which the best plan differs from the defaults.

@@ -10,17 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.ours import claim, timed
+from experiments.ours import claim
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MODEL, RUNS, TERA, Column, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Table,
-    about, milliseconds, named, of_run, share, step_seconds, tabulate,
+    about, milliseconds, named, of_run, repeated, share, step_seconds, tabulate, untested,
 )  # fmt: skip
 from harness.experiment.rates import LINEAR, NO_FASTER, flops, is_linear, name, sizes, turns_add_nothing
 
 
 def one_rank(models: Sequence[ModelConfig], recipe: Recipe, repeats: int, precision: Precision = "fp32") -> list[Run]:
-    every = [timed(model, Plan(), recipe, precision) for model in models]
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in every]
+    return repeated([untested(model, Plan(), recipe, precision) for model in models], repeats)
 
 
 def in_ranks(degrees: Sequence[int], runs: Sequence[Run]) -> list[Run]:

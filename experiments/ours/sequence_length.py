@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from experiments.ours import claim, timed
+from experiments.ours import claim
 from harness.experiment.checks import each
 from harness.experiment.kit import (
     DEVICE, GB, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
-    Tolerance, less, milliseconds, named, of_run, points, share, step_seconds, table_of,
+    Tolerance, less, milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
 )  # fmt: skip
 from harness.figures.style import figure_of
 
@@ -79,7 +79,7 @@ def runs(model: ModelConfig, lengths: Sequence[int], plans: Sequence[Plan], prec
     def of(length: int, plan: Plan) -> Run:
         batch, microbatch = 2 * lengths[-1] // length, max(1, lengths[-1] // 16 // length)
         recipe = Recipe(steps=12, global_batch=batch, microbatch=microbatch, warmup_steps=2)
-        return timed(replace(model, seq_len=length), plan, recipe, precision)
+        return untested(replace(model, seq_len=length), plan, recipe, precision)
 
     return [of(length, plan) for length in lengths for plan in plans]
 

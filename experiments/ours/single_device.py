@@ -9,11 +9,11 @@ hands, and in DeepSpeed's.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.ours import MODEL_25M, claim, in_both, in_turn, timed
+from experiments.ours import MODEL_25M, claim, in_both, in_turn
 from harness.experiment.contests import PRECISION, gib
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Record, Table, Tolerance, about,
-    milliseconds, named, of_run, ratio, share, tabulate,
+    milliseconds, named, of_run, ratio, share, tabulate, untested,
 )  # fmt: skip
 from harness.experiment.one_device import (
     MFU, SAME_RATE, all_ways, best_is_ours, close_to_alone, contestants, enough_on_h200, every_way, faster_than_plain,
@@ -49,11 +49,11 @@ def table(records: Sequence[Record]) -> Table:
 
 CPU = Recipe(steps=13, global_batch=8, microbatch=4, lr=1e-4, warmup_steps=2)
 GPU = Recipe(steps=15, global_batch=32, lr=1.5e-4, warmup_steps=2)
-OF_25M = timed(MODEL_25M, Plan(), CPU)
+OF_25M = untested(MODEL_25M, Plan(), CPU)
 OF_8B = replace(named("gpt-8.3b"), num_layers=24)
 LARGE = ((named("gpt-1.2b"), (4, 8, 16)), (named("gpt-2.5b"), (2, 4, 8)), (OF_8B, (2, 4, 8)))
 """Models, and microbatches that fit a GPU with 141 GB."""
-ON_GPU = [(timed(replace(model, seq_len=2048, dropout=0.0), Plan(), GPU, "bf16"), sizes) for model, sizes in LARGE]
+ON_GPU = [(untested(replace(model, seq_len=2048, dropout=0.0), Plan(), GPU, "bf16"), sizes) for model, sizes in LARGE]
 
 EXPERIMENT = Experiment(
     source="our own; Megatron-LM 2019, section 5.1, and PTD-P 2021, section 5.1, report 30% and 52% of a GPU's peak",

@@ -15,7 +15,7 @@ from experiments.ptdp2021 import cost, on_selene, small_model, timed
 from harness.experiment.checks import best_over, grouped
 from harness.experiment.kit import (
     BATCH, DP, MIB, MICROBATCH, MODEL, POINTS, PP, RANKS, TP, TP_SENT, ZERO_STAGE, Claim, Column, Comparison, Estimate,
-    Evidence, Experiment, Plan, Point, Printed, Record, Run, flop_rate, named, near, points, tally,
+    Evidence, Experiment, Plan, Point, Printed, Record, Run, flop_rate, named, near, points, repeated, tally,
 )  # fmt: skip
 from impl.cost.place import Place
 from impl.cost.traffic import pipeline_traffic, state_traffic
@@ -142,11 +142,8 @@ def as_counted(records: Sequence[Record]) -> Evidence | None:
 def runs(seq_len: int, layouts: Sequence[Plan], repeats: int = 1) -> list[Run]:
     """Return runs of eight sequences a step; ZeRO-3's in one microbatch a rank, the others' in microbatches of two."""
     plans = [replace(plan, recompute="full", bucket_bytes=2**18) for plan in layouts]
-    return [
-        timed(small_model(seq_len), plan, 8, 8 // plan.dp if plan.zero_stage == 3 else 2, repeat=repeat)
-        for repeat in range(repeats)
-        for plan in plans
-    ]
+    microbatch = lambda plan: 8 // plan.dp if plan.zero_stage == 3 else 2
+    return repeated([timed(small_model(seq_len), plan, 8, microbatch(plan)) for plan in plans], repeats)
 
 
 TWO = (Plan(dp=2, zero_stage=3), Plan(tp=2), Plan(pp=2))

@@ -15,7 +15,7 @@ from harness.experiment.checks import measured_only, within_points, within_share
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, RANKS, RUNS, TP, TP_SENT, ZERO_STAGE, Claim, Column,
     Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Table, Tolerance, about, and_absent,
-    flop_rate, points, printed, share, tabulate, tally, with_printed,
+    flop_rate, points, printed, repeated, share, tabulate, tally, with_printed,
 )  # fmt: skip
 
 NEAR = Tolerance(0.2, "assumed: plots are read to a tenth, and batches differ", "2026-11-21")
@@ -142,7 +142,7 @@ def small_runs(layers: int, hidden: int, repeats: int) -> list[Run]:
     layouts = [*((Plan(dp=2, zero_stage=stage), 4) for stage in STAGES), (Plan(tp=2), 8)]
     layouts += [(Plan(zero_stage=OF_ZERO_100B), 2)]
     every = [(replace(plan, bucket_bytes=2**19), batch) for plan, batch in layouts]
-    return [timed(model, *one, repeat) for repeat in range(repeats) for one in every]
+    return repeated([timed(model, *one) for one in every], repeats)
 
 
 EXPERIMENT = Experiment(

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from experiments.ptdp2021 import SELENE, UNTESTED
+from experiments.ptdp2021 import SELENE
 from harness.experiment.checks import known
 from harness.experiment.kit import (
-    GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, Estimate, Measure, ModelConfig, Plan, Point, Printed, Record, Run,
-    apart_from, exact, flop_rate, noted, points, published, with_printed,
+    GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, UNTESTED, Estimate, Measure, ModelConfig, Plan, Point, Printed,
+    Record, Run, apart_from, exact, flop_rate, noted, points, published, with_printed,
 )  # fmt: skip
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform

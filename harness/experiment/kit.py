@@ -19,6 +19,7 @@ from harness.experiment.experiment import Experiment
 from harness.experiment.pairs import Cell, cells, step_seconds, with_interval
 from harness.experiment.paper import and_absent, gigabytes, noted, table_of, with_printed
 from harness.experiment.published import published
+from harness.experiment.runs import UNTESTED, repeated, untested
 from harness.experiment.tiers import Tier
 from harness.records.labels import apart_from
 from harness.records.measures import about, size_name
