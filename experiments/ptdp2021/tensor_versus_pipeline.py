@@ -8,8 +8,9 @@ all-reduces between nodes are slow, and a deep pipeline has a large bubble where
 from collections.abc import Sequence
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from harness.experiment.checks import each, grouped
 from harness.experiment.kit import (
-    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Evidence, Experiment, ModelConfig, Plan, Record, points, tally,
+    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Experiment, ModelConfig, Plan, Record, Run, flop_rate, points,
 )  # fmt: skip
 
 FIGURE = Comparison(
@@ -28,18 +29,17 @@ NODE = 8
 """GPUs of one of Selene's nodes."""
 
 
-def layers_cost_more(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether tensor-parallel ranks send more than as many pipeline ranks; holds with any number of cores."""
-    sent: dict[tuple[int, int], dict[str, float]] = {}
-    for one in points(records, lambda record: record.flop_rate):
-        plan, ranks, batch = one.run.plan, one.run.plan.world_size, one.run.train.global_batch
-        within, between = one.mean(lambda record: record.tp_bytes_sent), one.mean(lambda record: record.pp_bytes_sent)
-        for way, degree, size in (("tp", plan.tp, within), ("pp", plan.pp, between)):
-            if degree == ranks and size > 0:
-                sent.setdefault((ranks, batch), {})[way] = size
-    both = {at: ways for at, ways in sent.items() if len(ways) == 2}
-    numbers = [f"{n} ranks, batch {b}: {w['tp'] / MIB:.3g} and {w['pp'] / MIB:.3g} MiB" for (n, b), w in both.items()]
-    return tally([ways["tp"] > ways["pp"] for ways in both.values()], "batches", "; ".join(numbers))
+def sent(records: Sequence[Record]) -> list[tuple[float, float, Run]]:
+    """Return the MiB that tensor-parallel ranks send, and as many pipeline ranks; they count with any cores."""
+    of_layers, of_depth = lambda record: record.tp_bytes_sent / MIB, lambda record: record.pp_bytes_sent / MIB
+    both = [
+        (tensor.mean(of_layers), deep.mean(of_depth), deep.run)
+        for group in grouped(points(records, flop_rate), RANKS, BATCH)
+        for tensor in group
+        for deep in group
+        if tensor.run.plan.tp == deep.run.plan.pp == deep.run.plan.world_size
+    ]
+    return [one for one in both if min(one[:2]) > 0]
 
 
 TWO = (Plan(tp=2), Plan(pp=2))
@@ -59,7 +59,13 @@ EXPERIMENT = Experiment(
         Claim(
             "ranks that share layers send more than as many that share the depth",
             "section 3.2",
-            layers_cost_more,
+            each(
+                sent,
+                lambda tensor, deep, _: tensor > deep,
+                "batches",
+                "{2.plan.world_size} ranks, batch {2.train.global_batch}: {0:.3g} and {1:.3g} MiB",
+                "; ",
+            ),
             kind="self-consistency",
         ),
     ),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from experiments.zero2019 import COUNTED, PREDICTED, N, for_memory, predicted_bytes
+from harness.experiment.checks import each
 from harness.experiment.kit import (
     MODEL, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, gigabytes, points,
     table_of, tally,
@@ -53,12 +54,9 @@ def constant_is_constant(records: Sequence[Record]) -> Evidence | None:
     return tally([a == b for a, b in pairwise(sizes)], "steps in size", numbers)
 
 
-def one_is_all_gradients(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the one bucket takes two bytes a parameter."""
-    found = [one for one in by_buckets(records, is_one=True) if not one.is_simulated]
-    each = [buffers(one) / one.parameters for one in found]
-    numbers = ", ".join(f"{size:.3f}" for size in each) + " bytes a parameter"
-    return tally([abs(size / 2 - 1) <= EXACT for size in each], "models", numbers)
+def of_one(records: Sequence[Record]) -> list[tuple[float]]:
+    """Return the bytes a parameter that one bucket for all gradients takes."""
+    return [(buffers(one) / one.parameters,) for one in by_buckets(records, is_one=True) if not one.is_simulated]
 
 
 def costs_more_in_larger(records: Sequence[Record]) -> Evidence | None:
@@ -84,7 +82,8 @@ EXPERIMENT = Experiment(
             kind="self-consistency",
         ),
         Claim(
-            "one buffer for all gradients takes 2 bytes a parameter, within 1%", "our own", one_is_all_gradients,
+            "one buffer for all gradients takes 2 bytes a parameter, within 1%", "our own",
+            each(of_one, lambda size: abs(size / 2 - 1) <= EXACT, "models", "{:.3f}", after=" bytes a parameter"),
             kind="self-consistency", tolerance=EXACT,
         ),
         Claim(

@@ -16,7 +16,7 @@ from harness.experiment.checks import AS_SIMULATED, all_hold, larger, largest
 from harness.experiment.claims import Check, Claim, Evidence, Tolerance, less, means, near, tally
 from harness.experiment.comparison import POINTS, Comparison, Printed, flop_rate, in_words, rate_with_recomputation
 from harness.experiment.experiment import Experiment
-from harness.experiment.pairs import Cell, cells, step_seconds, with_interval
+from harness.experiment.pairs import Cell, by_choice, cells, step_seconds, with_interval
 from harness.experiment.paper import and_absent, gigabytes, noted, table_of, with_printed
 from harness.experiment.published import published
 from harness.experiment.runs import UNTESTED, repeated, untested
