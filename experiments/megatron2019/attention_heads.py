@@ -13,8 +13,8 @@ from experiments.megatron2019 import (
 )  # fmt: skip
 from harness.experiment.checks import each, falls_along, known, within
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Estimate, Evidence, Experiment, Plan, Record, Run, Table, Tier,
-    about, flop_rate, of_run, repeated, tabulate,
+    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Estimate, Evidence, Experiment, Plan, Record, Run, Tier,
+    flop_rate, of_run, repeated, table_of,
 )  # fmt: skip
 
 SHOWN = (
@@ -36,9 +36,7 @@ def runs(tier: Tier, repeats: int) -> list[Run]:
     return repeated([run_of(*one) for one in every], repeats)
 
 
-def table(records: Sequence[Record]) -> Table:
-    title = f"Attention heads and efficiency{about(records)}"
-    return tabulate("attention_heads", title, SHOWN, by_heads(records), [NOTE])
+table = table_of("attention_heads", "Attention heads and efficiency", SHOWN, by_heads, [NOTE])
 
 
 def falls_with_heads(records: Sequence[Record]) -> Evidence | None:

@@ -16,7 +16,7 @@ from experiments.megatron2019 import (
 from harness.experiment.checks import known, within_share
 from harness.experiment.kit import (
     MARK, MIB, MODEL, RANKS, RATE, RUNS, TP, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Recipe, Record,
-    Run, Table, Tolerance, about, named, repeated, tabulate,
+    Run, Tolerance, named, repeated, table_of,
 )  # fmt: skip
 
 NEAR = Tolerance(0.1, "assumed: neither repeats nor the cards' clocks are in the paper", "2026-11-21")
@@ -35,9 +35,7 @@ NOTES = (
 )
 
 
-def table(records: Sequence[Record]) -> Table:
-    title = f"Strong scaling of one model{about(records)}"
-    return tabulate("strong_scaling", title, SHOWN, sped_up(records), NOTES, line=LINE)
+table = table_of("strong_scaling", "Strong scaling of one model", SHOWN, sped_up, NOTES, line=LINE)
 
 
 def as_published(records: Sequence[Record]) -> Evidence | None:

@@ -6,14 +6,13 @@ precision, microbatch, recomputation and torch.compile, and by engine: ours, PyT
 hands, and in DeepSpeed's.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.ours import MODEL_25M, claim, in_both, in_turn
 from harness.experiment.contests import PRECISION, gib
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Record, Table, Tolerance, about,
-    milliseconds, named, of_run, ratio, share, tabulate, untested,
+    FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Tolerance, milliseconds, named, of_run,
+    ratio, share, table_of, untested,
 )  # fmt: skip
 from harness.experiment.one_device import (
     MFU, SAME_RATE, all_ways, best_is_ours, close_to_alone, contestants, enough_on_h200, every_way, faster_than_plain,
@@ -36,15 +35,13 @@ SHOWN = (
 )  # fmt: skip
 
 
-def table(records: Sequence[Record]) -> Table:
-    """Tabulate rates of one rank, as shares of its products' rate alone, and each engine's step time over ours."""
-    notes = (
-        "Rates count model FLOPs (palm_12), those that training needs. The GEMM rate is what [b s, h] x [h, 4h] "
-        "reached alone in the same run; recomputation counted: the rate of all operations, as a share of it.",
-        "Over native's: medians of a run's steps by an engine and by ours with the same settings, mean over the pairs "
-        "of repeats, with its 95% t-interval; above 1 ours is faster.",
-    )
-    return tabulate("single_device", f"One device{about(records)}", SHOWN, contestants(records), notes)
+NOTES = (
+    "Rates count model FLOPs (palm_12), those that training needs. The GEMM rate is what [b s, h] x [h, 4h] "
+    "reached alone in the same run; recomputation counted: the rate of all operations, as a share of it.",
+    "Over native's: medians of a run's steps by an engine and by ours with the same settings, mean over the pairs "
+    "of repeats, with its 95% t-interval; above 1 ours is faster.",
+)
+table = table_of("single_device", "One device", SHOWN, contestants, NOTES)
 
 
 CPU = Recipe(steps=13, global_batch=8, microbatch=4, lr=1e-4, warmup_steps=2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from harness.experiment.kit import UNTESTED, ModelConfig, Plan, Recipe, Run, Tier, repeated, untested
+from harness.experiment.kit import BATCH, RANKS, UNTESTED, ModelConfig, Plan, Recipe, Run, Tier, repeated, untested
 
 CPU = Recipe(steps=8, microbatch=2, warmup_steps=2)
 SELENE = Recipe(steps=10, microbatch=1, lr=1e-4, min_lr=1e-5, warmup_steps=2)
@@ -42,6 +42,25 @@ def layouts(
     """Return every plan of the small model at every batch and microbatch."""
     model, every = small_model(seq_len), [(p, b, m) for b in batches for p in plans for m in microbatches]
     return repeated([timed(model, *one) for one in every], repeats)
+
+
+AT_SAME_RANKS: dict[str, Any] = {
+    "relative_to": "the fastest layout of as many ranks at the same batch",
+    "group": (RANKS, BATCH),
+    "line": (RANKS, BATCH),
+}
+"""Fields of a comparison of layouts of as many ranks."""
+
+
+def two_ways(one: str, other: str, batches: Sequence[int]) -> dict[Tier, list[Run]]:
+    """Return runs of the small model whose ranks are all in one axis of the plan, or in the other; at `small` on four.
+
+    Four ranks are also two by two, at the smallest batch.
+    """
+    two = [Plan(**{axis: 2}) for axis in (one, other)]
+    four = [Plan(**{one: 4}), Plan(**{one: 2, other: 2}), Plan(**{other: 4})]
+    small = layouts(256, two, batches, repeats=3) + layouts(256, four, batches[:1])
+    return {"smoke": layouts(128, two, batches), "small": small}
 
 
 def grown(shapes: Sequence[tuple[int, int, Plan]], seq_len: int, microbatch: int, repeats: int) -> list[Run]:

@@ -7,10 +7,10 @@ all-reduces between nodes are slow, and a deep pipeline has a large bubble where
 
 from collections.abc import Sequence
 
-from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, cost, on_selene, two_ways
 from harness.experiment.checks import each, grouped
 from harness.experiment.kit import (
-    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Experiment, ModelConfig, Plan, Record, Run, flop_rate, points,
+    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Experiment, ModelConfig, Record, Run, flop_rate, points,
 )  # fmt: skip
 
 FIGURE = Comparison(
@@ -20,10 +20,8 @@ FIGURE = Comparison(
     title="Tensor against pipeline parallelism",
     run_of=lambda row: on_selene(row, ModelConfig(num_layers=32, hidden_size=20480, num_heads=128)),
     shown=(BATCH, TP, PP),
-    relative_to="the fastest layout of as many ranks at the same batch",
-    group=(RANKS, BATCH),
-    line=(RANKS, BATCH),
     at=(PP, TP),
+    **AT_SAME_RANKS,
 )
 NODE = 8
 """GPUs of one of Selene's nodes."""
@@ -41,9 +39,6 @@ def sent(records: Sequence[Record]) -> list[tuple[float, float, Run]]:
     ]
     return [one for one in both if min(one[:2]) > 0]
 
-
-TWO = (Plan(tp=2), Plan(pp=2))
-FOUR = (Plan(tp=4), Plan(tp=2, pp=2), Plan(pp=4))
 
 EXPERIMENT = Experiment(
     source="PTD-P 2021, section 5.4.1, figure 13",
@@ -74,9 +69,5 @@ EXPERIMENT = Experiment(
     deviations=DEVIATIONS + "At `smoke` and `small` a "
     "model of eight small layers is on two ranks, in the two layouts there are; at `small`, layouts of four ranks "
     "share two cores, and say what is sent but nothing of speed. CPUs have no nodes: what the paper finds is absent.",
-    runs={
-        "smoke": layouts(128, TWO, (4, 32)),
-        "small": layouts(256, TWO, (4, 32), repeats=3) + layouts(256, FOUR, (4,)),
-        "paper": FIGURE.runs,
-    },
+    runs={**two_ways("tp", "pp", (4, 32)), "paper": FIGURE.runs},
 )

@@ -15,7 +15,7 @@ from harness.experiment.checks import as_expected, each, measured_only
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, RANKS, RUNS, TP, TP_SENT, ZERO_STAGE, Claim, Column,
     Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Table, Tolerance, about, and_absent,
-    by_choice, flop_rate, points, printed, repeated, share, tabulate, tally, with_printed,
+    by_choice, flop_rate, points, printed, repeated, sent, share, tabulate, tally, with_printed,
 )  # fmt: skip
 
 NEAR = Tolerance(0.2, "assumed: plots are read to a tenth, and batches differ", "2026-11-21")
@@ -90,14 +90,13 @@ def relative(records: Sequence[Record], baseline: Baseline) -> list[Point]:
 def table(records: Sequence[Record]) -> Table:
     """Tabulate our points, then those of figures 2 and 3; a published point that was run here shares one row."""
     scaling = {(one.run, one.device): one.relative for one in relative(records, fewest)}
-    dp_sent = lambda one: one.mean(lambda record: record.dp_bytes_sent) if one.run.plan.dp > 1 else None
     columns = (
         MODEL, RANKS, ZERO_STAGE, TP, DP, MICROBATCH, BATCH, FLOP_RATE, PRINTED_RATE,
         Column(key="speedup", header="over Megatron's", si="ratio", digits=3, of=lambda one: one.relative),
         printed("published_speedup", "over Megatron's, published", si="ratio"),
         share("scaling", "per device, of the fewest", lambda one: scaling.get((one.run, one.device))),
         share("published_scaling", "of the fewest, published", lambda one: one.printed.get("published_scaling")),
-        replace(TP_SENT, key="dp_bytes_sent", header="sent to data-parallel ranks", of=dp_sent), TP_SENT, RUNS, MARK,
+        sent("dp", "sent to data-parallel ranks"), TP_SENT, RUNS, MARK,
     )  # fmt: skip
     rows = and_absent(relative(records, megatron), PAPER)
     return tabulate("zero_throughput", f"Throughput with divided states{about(records)}", columns, rows, NOTES)

@@ -1,6 +1,7 @@
 """Columns that tables of points have in common: fields of a run, and measures."""
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 from harness.analysis.render import Column
@@ -62,11 +63,13 @@ MICROBATCH = of_run("microbatch", "microbatch", lambda run: run.train.microbatch
 MICROBATCHES = of_run("microbatches", "micro-batches", lambda run: run.microbatches)
 BATCH = of_run("global_batch", "global batch", lambda run: run.train.global_batch)
 PREDICTED_BUBBLE = share("predicted_bubble", "simulated")
-PP_SENT = Column(
-    key="pp_bytes_sent", header="sent to other stages", unit="MiB", si="B", scale=MIB, digits=3,
-    of=lambda point: point.mean(lambda record: record.pp_bytes_sent) if point.run.plan.pp > 1 else None,
-)  # fmt: skip
-TP_SENT = Column(
-    key="tp_bytes_sent", header="sent within layers", unit="MiB", si="B", scale=MIB, digits=3,
-    of=lambda point: point.mean(lambda record: record.tp_bytes_sent) if point.run.plan.tp > 1 else None,
-)  # fmt: skip
+
+
+def sent(axis: str, header: str) -> Column:
+    """Return the column of the bytes that the busiest rank sends along an axis of the plan, empty for a degree of 1."""
+    key, degree = f"{axis}_bytes_sent", attrgetter(f"run.plan.{axis}")
+    of = lambda point: point.mean(attrgetter(key)) if degree(point) > 1 else None
+    return Column(key=key, header=header, unit="MiB", si="B", scale=MIB, digits=3, of=of)
+
+
+PP_SENT, TP_SENT = sent("pp", "sent to other stages"), sent("tp", "sent within layers")

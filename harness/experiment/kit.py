@@ -2,7 +2,7 @@
 
 from harness.analysis.columns import (
     BATCH, CHUNKS, DP, GB, MIB, MICROBATCH, MICROBATCHES, MODEL, PP, PP_SENT, PREDICTED_BUBBLE, RANKS, SCATTER_GATHER,
-    SCHEDULE, TP, TP_SENT, ZERO_STAGE, milliseconds, of_run, printed, ratio, share,
+    SCHEDULE, TP, TP_SENT, ZERO_STAGE, milliseconds, of_run, printed, ratio, sent, share,
 )  # fmt: skip
 from harness.analysis.points import Measure, Point, points, relative_to
 from harness.analysis.render import Column, Table, number

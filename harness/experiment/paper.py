@@ -49,8 +49,16 @@ def table_of(
     columns: Sequence[Column],
     found: Callable[[Sequence[Record]], Iterable[Point]],
     notes: Sequence[str] = (),
-    *,
-    is_timed: bool = True,
+    **more: Any,
 ) -> MakesTable:
-    """Return a function that tabulates the points which `found` returns for records."""
-    return lambda records: tabulate(name, f"{title}{about(records)}", columns, found(records), notes, is_timed=is_timed)
+    """Return a function that tabulates the points which `found` returns for records.
+
+    Args:
+        name: stem of the table's files.
+        title: title, to which experiment and tier are added.
+        columns: columns that are shown.
+        found: function of records that returns the points.
+        notes: notes below the table.
+        more: further arguments of `tabulate`.
+    """
+    return lambda records: tabulate(name, f"{title}{about(records)}", columns, found(records), notes, **more)
