@@ -34,7 +34,7 @@ KNOBS: dict[str, tuple[Column, list[dict[str, Any]]]] = {
     "ZeRO stage": (ZERO_STAGE, [{"zero_stage": stage} for stage in range(4)]),
 }
 FLAT = Tolerance(0.05, "of 'about as fast', assumed", "2026-11-24")
-"""Relative distance from the recipe's rate."""
+"""Largest relative change of a rate that counts as about as fast."""
 MODEL = ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_len=64)
 
 
@@ -100,7 +100,7 @@ def judged(name: str, margins: Callable[[Sequence[Point]], Sequence[bool | Estim
 
 
 def keeps_its_rate(line: Sequence[Point]) -> list[bool | Estimate]:
-    """Return by how much each step changes the rate by less than FLAT."""
+    """Return by how much the change of the rate stays below FLAT, at each step along the line."""
     return [near(b.over(a, flop_rate), 1, FLAT) for a, b in pairwise(line)]
 
 

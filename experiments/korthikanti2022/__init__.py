@@ -18,7 +18,7 @@ from impl.cost.parameters import ELEMENT_BYTES
 PAPER = {name: named(name) for name in ("korthikanti-22b", "korthikanti-175b", "korthikanti-530b", "korthikanti-1t")}
 """Models of table 3, by their names among the published numbers."""
 MICROBATCH = {"korthikanti-22b": 4}
-"""Microbatch of table 3, where it is not 1."""
+"""Microbatch of the models of table 3 whose microbatch is not 1."""
 SAME_SHARE = Tolerance(0.01, "a point: what the figure is read to", "2026-11-21")
 """Largest difference between equal shares of memory."""
 DEGREE = 8
@@ -80,7 +80,7 @@ class Saved(Point):
 
     @property
     def formula_share(self) -> float:
-        """Predicted share of the bytes of a layer with nothing saved."""
+        """Predicted bytes of a layer, as a share of those with nothing saved."""
         return layer_bytes(self.run) / layer_bytes(with_way(self.run, NOTHING))
 
     def rate_over(self, way: str) -> Estimate:
@@ -207,7 +207,7 @@ def same_in_paper(run: Run) -> list[str]:
 
 @cache
 def in_print(quantity: str, name: str) -> float:
-    """Return a published number of a model, or NaN."""
+    """Return the number that the paper prints of a quantity for a model; NaN if it prints none."""
     rows = published("korthikanti2022", quantity).to_dict("records")
     return next((row["value"] for row in rows if row["model"] == name), math.nan)
 

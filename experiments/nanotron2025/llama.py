@@ -99,12 +99,12 @@ def over(pairs: Iterable[tuple[Point, Point]]) -> list[Point]:
 
 
 def doubled(records: Sequence[Record]) -> list[Point]:
-    """Return the best plans of these models over those on the next fewer ranks."""
+    """Return the best plans over those on the next fewer ranks, of models that also train within a node."""
     return over(pair for line in small_models(records) for pair in pairwise(line))
 
 
 def kept(records: Sequence[Record]) -> list[Point]:
-    """Return the best plans of these models on most ranks, over those on fewest."""
+    """Return the best plans on most ranks over those on fewest, of models that also train within a node."""
     return over((line[0], line[-1]) for line in small_models(records))
 
 

@@ -40,7 +40,7 @@ def with_and_without_overlap(
 
 
 def as_published(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether 1.2B on 64 GPUs has the efficiency of figure 5."""
+    """Judge whether 1.2B on 64 GPUs has the efficiency of figure 5 of Megatron-LM (2019)."""
     is_of_paper = lambda one: one.parameters > 1e9 and one.run.plan.world_size == 64 and all(choices(one).values())
     found = [one.relative for one in scaled(records) if is_of_paper(one)]
     return within_points([(one, PUBLISHED) for one in found], LOST, "", ", ".join(f"{one:.1%}" for one in found))

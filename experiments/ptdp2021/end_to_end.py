@@ -29,7 +29,7 @@ LAYOUTS = {
 }  # fmt: skip
 """Microbatch, and chunks of a pipeline rank: the authors' `examples/sc21/run_table_1.sh` in Megatron-LM."""
 NEAR = Tolerance(0.06, "another A100 cluster differed by up to 6.5%", "2026-11-21")
-"""Relative tolerance of a rate against the published one."""
+"""Largest relative distance of a rate from the published one that counts as the same."""
 
 
 def run_of(printed: Printed) -> Run:

@@ -64,7 +64,7 @@ class Change:
     fields: tuple[str, ...]
     """Fields of a run that differ, by dotted name."""
     degree: Callable[[Run], Any]
-    """What grows with the change; the baseline has the least."""
+    """Function that returns what grows with the change, as the GPUs; the baseline has the least of it."""
 
     def over_baseline(self, records: Sequence[Record]) -> list[Point]:
         """Return the changed points, relative to their baseline, published numbers too."""

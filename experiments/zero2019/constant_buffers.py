@@ -60,7 +60,7 @@ def of_one(records: Sequence[Record]) -> list[tuple[float]]:
 
 
 def costs_more_in_larger(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether one bucket takes more memory, and the more the larger the model."""
+    """Judge whether one bucket for all gradients takes more memory than constant ones, the more the larger a model."""
     total = lambda one: predicted_bytes(one) if one.is_simulated else one.mean(lambda record: record.memory_bytes)
     whole = {(one.parameters, one.device): total(one) for one in by_buckets(records, is_one=True)}
     parts = [(one, whole.get((one.parameters, one.device))) for one in by_buckets(records, is_one=False)]

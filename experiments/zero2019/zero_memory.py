@@ -75,7 +75,7 @@ COLUMNS = (
 
 
 def shares(records: Sequence[Record]) -> list[tuple[float, float, Plan]]:
-    """Return the shares of stage 0's states that the others leave, counted and by figure 1's formulas."""
+    """Return the shares of undivided states that stages 1 to 3 leave, counted and by figure 1's formulas."""
     groups = by_choice(counted(records), lambda run: run.plan.zero_stage, "plan.zero_stage").values()
     pairs = [(one, stages[0]) for stages in groups if 0 in stages for stage, one in stages.items() if stage]
     return [(one.mean(states) / all_.mean(states), formula(one) / formula(all_), one.run.plan) for one, all_ in pairs]

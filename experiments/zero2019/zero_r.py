@@ -81,7 +81,7 @@ def rate(record: Record) -> float:
 
 
 def configured(records: Sequence[Record]) -> list[Point]:
-    """Return runs in one of the configurations, with the numbers of figures 7 and 8."""
+    """Return runs in one of table 3's configurations C1 to C5, with what figures 7 and 8 print for them."""
     return with_printed((one for one in points(records, lambda _: 0.0) if configuration(one.run)), in_print())
 
 

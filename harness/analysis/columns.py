@@ -38,13 +38,13 @@ def printed(key: str, header: str, unit: str = "", scale: float = 1.0, si: str =
 
 
 def value(point: Any, column: Column) -> Any:
-    """Return a point's value of a field."""
+    """Return the value of a point in a column."""
     assert column.of
     return column.of(point)
 
 
 def values(point: Any, columns: Iterable[Column]) -> tuple[Any, ...]:
-    """Return a point's values of some fields."""
+    """Return the values of a point in some columns."""
     return tuple(value(point, column) for column in columns)
 
 

@@ -85,7 +85,7 @@ class Comparison:
     measure: Measure = flop_rate
     """Measure that is compared: larger is better."""
     more: tuple[Column, ...] = (PP_SENT, TP_SENT)
-    """Further columns, after rates and bubbles."""
+    """Further columns of the table, after those of rates and bubbles."""
 
     @property
     def runs(self) -> list[Run]:

@@ -25,7 +25,7 @@ KEYS = ("file", "name")
 TIE = 1e-9
 """Relative difference of seconds up to which predictions count as equal."""
 WORST = 10
-"""Rows that are shown as missed most."""
+"""Number of rows in the table of those that are missed most."""
 PERCENT: dict[str, Any] = {"unit": "%", "digits": 3}
 Seconds = Callable[[Measured], float]
 """What a predictor says of a row; NaN: nothing."""

@@ -159,7 +159,7 @@ class Result(NamedTuple):
 
     @property
     def whole(self) -> Part:
-        """All parts as one."""
+        """All parts joined into one."""
         join = lambda each: np.concatenate(each) if isinstance(each[0], np.ndarray) else [*itertools.chain(*each)]
         columns: list[Any] = list(map(join, zip(*self.parts, strict=True)))
         return Part(*columns)
