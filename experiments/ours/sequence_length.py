@@ -14,7 +14,7 @@ from experiments.ours import claim
 from harness.experiment.checks import each
 from harness.experiment.kit import (
     DEVICE, GB, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
-    Tolerance, less, milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
+    Tolerance, by_choice, less, milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
 )  # fmt: skip
 from harness.figures.style import figure_of
 
@@ -41,17 +41,10 @@ def timed_ways(records: Sequence[Record]) -> list[Point]:
 
 def rings(records: Sequence[Record], least: int = 0) -> list[tuple[Point, Point]]:
     """Return rings that share nothing else, each with Ulysses for sequences as long."""
-    alone = [
-        one
-        for one in timed_ways(records)
-        if one.run.plan.cp > 1 == one.run.plan.tp and one.run.plan.recompute == "none"
-    ]
-    by = {(one.device, one.run.model.seq_len, one.run.plan.cp_attention): one for one in alone}
-    return [
-        (one, by[device, length, "ulysses"])
-        for (device, length, kind), one in by.items()
-        if kind == "ring" and length >= least and (device, length, "ulysses") in by
-    ]
+    plain = (one for one in timed_ways(records) if one.run.plan.recompute == "none" and one.run.model.seq_len >= least)
+    alone = (one for one in plain if one.run.plan.cp > 1 == one.run.plan.tp)
+    both = by_choice(alone, lambda run: run.plan.cp_attention, "plan.cp_attention").values()
+    return [(ways["ring"], ways["ulysses"]) for ways in both if len(ways) == 2]
 
 
 length_of = attrgetter("run.model.seq_len")
