@@ -8,8 +8,8 @@ from typing import Any
 
 from experiments.ptdp2021 import on_selene
 from harness.experiment.kit import (
-    MIB, PP, TP, Column, Estimate, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tolerance,
-    apart_from, named, of_run, points, published, untested, with_printed,
+    PP, TP, Estimate, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tolerance, apart_from, named,
+    of_run, points, published, untested, with_printed,
 )  # fmt: skip
 from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes
@@ -36,11 +36,6 @@ PARALLEL = of_run(
     value=lambda run: "no" if run.plan.tp == 1 else "tensor, sequence" if run.plan.sequence_parallel else "tensor",
 )  # fmt: skip
 LAYER = "layer_activation_bytes"
-
-
-def mebibytes(key: str, header: str, of: Any = None) -> Column:
-    """Return a column of bytes, shown in MiB."""
-    return Column(key=key, header=header, unit="MiB", si="B", scale=MIB, of=of)
 
 
 def layer(record: Record) -> float:

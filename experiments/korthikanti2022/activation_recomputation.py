@@ -13,16 +13,17 @@ from dataclasses import replace
 from functools import cache
 
 from experiments.korthikanti2022 import (
-    BOTH, DEGREE, FULL, LAYER, NOTHING, PAPER, PARALLEL, SAME_SHARE, SELECTIVE, SMOKE, WAYS, P, Saved, T,
-    beside_figure_7, counted, few_steps, in_print, layer, mebibytes, of_table_5, published_share, quarter, rate,
-    rate_of, saved, size_of, two_layers, way_of, with_way,
+    BOTH, DEGREE, FULL, LAYER, NOTHING, P, PAPER, PARALLEL, SAME_SHARE, SELECTIVE, SMOKE, T, WAYS, Saved,
+    beside_figure_7, counted, few_steps, in_print, layer, of_table_5, published_share, quarter, rate, rate_of, saved,
+    size_of, two_layers, way_of, with_way,
 )  # fmt: skip
 from experiments.ptdp2021 import on_selene, small_model, timed
 from harness.analysis.tabulate import printed_value
 from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
     BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
-    Record, Run, Tolerance, all_hold, and_absent, named, of_run, printed, published, repeated, share, table_of, tally,
+    Record, Run, Tolerance, all_hold, and_absent, mebibytes, named, of_run, printed, published, repeated, share,
+    table_of, tally,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 

@@ -19,9 +19,9 @@ from experiments.megatron2019 import (
 )  # fmt: skip
 from harness.experiment.checks import each, within
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MIB, MODEL, POINTS, RANKS, RUNS, TERA, VARIES, Check, Claim, Column, Estimate, Evidence,
-    Experiment, Plan, Point, Record, Run, Table, Tier, Tolerance, about, by_choice, checks, flop_rate, near, of_run,
-    repeated, tabulate,
+    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, TERA, VARIES, Check, Claim, Estimate, Evidence, Experiment, Plan,
+    Point, Record, Run, Table, Tier, Tolerance, about, by_choice, checks, flop_rate, mebibytes, near, of_run, repeated,
+    tabulate,
 )  # fmt: skip
 from harness.records.labels import SHAPE, labels
 
@@ -43,8 +43,8 @@ NOTES = (
     SENT_NOTE,
 )
 HELD = (
-    Column(key="split_state_bytes", header="states, split", unit="MiB", si="B", scale=MIB),
-    Column(key="whole_state_bytes", header="states, whole", unit="MiB", si="B", scale=MIB, digits=3),
+    mebibytes("split_state_bytes", "states, split"),
+    mebibytes("whole_state_bytes", "states, whole", digits=3),
     replace(SENT, of=None),
 )
 

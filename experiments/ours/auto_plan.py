@@ -19,8 +19,9 @@ from harness.experiment.checks import ends, known, measured_only
 from harness.experiment.contests import plan_in_words as in_words
 from harness.experiment.folders import ARCHIVE
 from harness.experiment.kit import (
-    GIB, MARK, RANKS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision, Recipe,
-    Record, Run, Table, Tolerance, about, named, of_run, point, points, share, step_seconds, tabulate, tally, untested,
+    MARK, RANKS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision, Recipe,
+    Record, Run, Table, Tolerance, about, gib, named, of_run, point, points, share, step_seconds, tabulate, tally,
+    untested,
 )  # fmt: skip
 from harness.predict.systems import load_system
 from harness.records.statistics import UNKNOWN
@@ -121,7 +122,7 @@ SHOWN = (
     Column(key="step_seconds", header="step", unit="s", si="s", of=lambda one: one.estimate(step_seconds)),
     Column(key="speedup", header="over the hand-made", si="ratio", digits=3, of=lambda one: one.relative.mean),
     share("mfu", "MFU"),
-    Column(key="peak_memory_bytes", header="memory per rank", unit="GiB", si="B", scale=GIB, digits=3), RUNS, MARK,
+    gib("peak_memory_bytes", "memory per rank"), RUNS, MARK,
 )  # fmt: skip
 NOTES = (
     "By hand: the paper's plan. Same knobs: the fastest that `tune` finds among plans that the paper's software "

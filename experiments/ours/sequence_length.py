@@ -13,8 +13,8 @@ from operator import attrgetter
 from experiments.ours import claim
 from harness.experiment.checks import each
 from harness.experiment.kit import (
-    DEVICE, GB, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
-    Tolerance, by_choice, less, milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
+    DEVICE, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
+    Tolerance, by_choice, gigabytes, less, milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
 )  # fmt: skip
 from harness.figures.style import figure_of
 
@@ -53,8 +53,8 @@ SHOWN = (
     Column(key="seq_len", header="sequence", unit="Ki tokens", si="tokens", scale=1024, of=length_of),
     of_run("way", "shared by", way, text=True), milliseconds("step", "step", lambda one: one.estimate(step_seconds)),
     share("relative", "of tp + sp", lambda one: one.relative),
-    Column(key="memory", header="memory of a rank", unit="GB", si="B", scale=GB, digits=3,
-           of=lambda one: one.mean(lambda record: record.peak_memory_bytes)), RUNS, MARK,
+    gigabytes("memory", "memory of a rank", lambda one: one.mean(lambda record: record.peak_memory_bytes), 3), RUNS,
+    MARK,
 )  # fmt: skip
 
 

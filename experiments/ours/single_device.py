@@ -9,10 +9,10 @@ hands, and in DeepSpeed's.
 from dataclasses import replace
 
 from experiments.ours import MODEL_25M, claim, in_both, in_turn
-from harness.experiment.contests import PRECISION, gib
+from harness.experiment.contests import PRECISION
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Tolerance, milliseconds, named, of_run,
-    ratio, share, table_of, untested,
+    FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Tolerance, gib, milliseconds, named,
+    of_run, ratio, share, table_of, untested,
 )  # fmt: skip
 from harness.experiment.one_device import (
     MFU, SAME_RATE, all_ways, best_is_ours, close_to_alone, contestants, enough_on_h200, every_way, faster_than_plain,

@@ -57,8 +57,9 @@ def two_ways(one: str, other: str, batches: Sequence[int]) -> dict[Tier, list[Ru
 
     Four ranks are also two by two, at the smallest batch.
     """
-    two = [Plan(**{axis: 2}) for axis in (one, other)]
-    four = [Plan(**{one: 4}), Plan(**{one: 2, other: 2}), Plan(**{other: 4})]
+    plan = lambda **degrees: Plan(**degrees)
+    two = [plan(**{axis: 2}) for axis in (one, other)]
+    four = [plan(**{one: 4}), plan(**{one: 2, other: 2}), plan(**{other: 4})]
     small = layouts(256, two, batches, repeats=3) + layouts(256, four, batches[:1])
     return {"smoke": layouts(128, two, batches), "small": small}
 

@@ -14,8 +14,8 @@ from functools import cache
 from experiments.ptdp2021 import cost, on_selene, small_model, timed
 from harness.experiment.checks import best_over, each, grouped
 from harness.experiment.kit import (
-    BATCH, DP, MIB, MICROBATCH, MODEL, POINTS, PP, RANKS, TP, TP_SENT, ZERO_STAGE, Claim, Column, Comparison, Estimate,
-    Evidence, Experiment, Plan, Point, Printed, Record, Run, flop_rate, named, near, points, repeated, tally,
+    BATCH, DP, MICROBATCH, MODEL, POINTS, PP, RANKS, TP, TP_SENT, ZERO_STAGE, Claim, Comparison, Estimate, Evidence,
+    Experiment, Plan, Point, Printed, Record, Run, flop_rate, mebibytes, named, near, points, repeated, tally,
 )  # fmt: skip
 from impl.cost.place import Place
 from impl.cost.traffic import pipeline_traffic, state_traffic
@@ -66,9 +66,7 @@ def sent_or_to_send(point: Point) -> float:
     return by_formula(point) if math.isnan(bytes_sent) and point.run in FIGURE.printed else bytes_sent
 
 
-BETWEEN = Column(
-    key="between_nodes", header="sent between nodes", unit="MiB", si="B", scale=MIB, digits=3, of=sent_or_to_send
-)
+BETWEEN = mebibytes("between_nodes", "sent between nodes", sent_or_to_send, 3)
 FIGURE = Comparison(
     paper="ptdp2021", where="table 2", name="zero3_versus_ptdp", title="ZeRO-3 against PTD-P", run_of=run_of,
     shown=(ZERO_STAGE, TP, PP, DP, MICROBATCH, BATCH),

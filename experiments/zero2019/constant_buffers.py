@@ -13,7 +13,7 @@ from itertools import pairwise
 from experiments.zero2019 import COUNTED, PREDICTED, N, for_memory, predicted_bytes
 from harness.experiment.checks import each
 from harness.experiment.kit import (
-    MODEL, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, gigabytes, points,
+    MODEL, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, gigabytes, in_bytes, points,
     table_of, tally,
 )  # fmt: skip
 
@@ -69,10 +69,8 @@ def costs_more_in_larger(records: Sequence[Record]) -> Evidence | None:
     return tally([a < b for a, b in pairwise([0.0, *(size for size, _ in more)])], "models", numbers)
 
 
-BUCKET = Column(
-    key="bucket", header="bucket", unit="MB", si="B", scale=1e6,
-    of=lambda one: None if one.run.plan.bucket_bytes == ONE else one.run.plan.bucket_bytes,
-)  # fmt: skip
+SIZE = lambda one: None if one.run.plan.bucket_bytes == ONE else one.run.plan.bucket_bytes
+BUCKET = in_bytes("MB", "bucket", "bucket", SIZE)
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), section 6.2",
     expectation="buffers that do not grow with the model, where one for all takes 2 bytes a parameter",

@@ -1,14 +1,17 @@
 """Columns that tables of points have in common: fields of a run, and measures."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from harness.analysis.render import Column
-from harness.analysis.tables import MILLI, PERCENT
+from harness.analysis.tables import GIB, MILLI, PERCENT
 from impl.run import Run
 
 MIB, GB = 2**20, 1e9
+BYTES = {"MiB": MIB, "GiB": GIB, "MB": 1e6, "GB": GB}
+"""Bytes in each unit in which tables show them."""
 
 
 def of_run(key: str, header: str, value: Callable[[Run], Any], *, text: bool = False) -> Column:
@@ -24,6 +27,16 @@ def share(key: str, header: str, of: Callable[[Any], Any] | None = None, digits:
 def milliseconds(key: str, header: str, of: Callable[[Any], Any] | None = None) -> Column:
     """Return a column of seconds, shown in milliseconds."""
     return Column(key=key, header=header, unit="ms", si="s", scale=MILLI, of=of)
+
+
+def in_bytes(
+    unit: str, key: str, header: str, of: Callable[[Any], Any] | None = None, digits: int = Column.digits
+) -> Column:
+    """Return a column of bytes, shown in a unit of BYTES."""
+    return Column(key=key, header=header, unit=unit, si="B", scale=BYTES[unit], digits=digits, of=of)
+
+
+gigabytes, gib, mebibytes = partial(in_bytes, "GB"), partial(in_bytes, "GiB", digits=3), partial(in_bytes, "MiB")
 
 
 def ratio(key: str, header: str, of: Callable[[Any], Any]) -> Column:
@@ -69,7 +82,7 @@ def sent(axis: str, header: str) -> Column:
     """Return the column of the bytes that the busiest rank sends along an axis of the plan, empty for a degree of 1."""
     key, degree = f"{axis}_bytes_sent", attrgetter(f"run.plan.{axis}")
     of = lambda point: point.mean(attrgetter(key)) if degree(point) > 1 else None
-    return Column(key=key, header=header, unit="MiB", si="B", scale=MIB, digits=3, of=of)
+    return in_bytes("MiB", key, header, of, 3)
 
 
 PP_SENT, TP_SENT = sent("pp", "sent to other stages"), sent("tp", "sent within layers")

@@ -2,7 +2,8 @@
 
 from harness.analysis.columns import (
     BATCH, CHUNKS, DP, GB, MIB, MICROBATCH, MICROBATCHES, MODEL, PP, PP_SENT, PREDICTED_BUBBLE, RANKS, SCATTER_GATHER,
-    SCHEDULE, TP, TP_SENT, ZERO_STAGE, milliseconds, of_run, printed, ratio, sent, share,
+    SCHEDULE, TP, TP_SENT, ZERO_STAGE, gib, gigabytes, in_bytes, mebibytes, milliseconds, of_run, printed, ratio,
+    sent, share,
 )  # fmt: skip
 from harness.analysis.points import Measure, Point, points, relative_to
 from harness.analysis.render import Column, Table, number
@@ -17,7 +18,7 @@ from harness.experiment.claims import Check, Claim, Evidence, Tolerance, less, m
 from harness.experiment.comparison import POINTS, Comparison, Printed, flop_rate, in_words, rate_with_recomputation
 from harness.experiment.experiment import Experiment
 from harness.experiment.pairs import Cell, by_choice, cells, step_seconds, with_interval
-from harness.experiment.paper import and_absent, gigabytes, noted, table_of, with_printed
+from harness.experiment.paper import and_absent, noted, table_of, with_printed
 from harness.experiment.published import published
 from harness.experiment.runs import UNTESTED, repeated, untested
 from harness.experiment.tiers import Tier

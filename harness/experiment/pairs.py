@@ -13,6 +13,7 @@ from harness.records.statistics import UNKNOWN, Estimate, estimate
 from impl.run import Run
 
 _Point = TypeVar("_Point", bound=Point)
+_Choice = TypeVar("_Choice", bound=Hashable)
 
 
 def step_seconds(record: Record) -> float:
@@ -84,8 +85,8 @@ class Cell(Point):
 
 
 def by_choice(
-    found: Iterable[_Point], choice: Callable[[Run], Hashable], *fields: str
-) -> dict[tuple[Run, str], dict[Hashable, _Point]]:
+    found: Iterable[_Point], choice: Callable[[Run], _Choice], *fields: str
+) -> dict[tuple[Run, str], dict[_Choice, _Point]]:
     """Return points that differ only in some fields, on one device, by the choice that their runs make in these.
 
     The groups are by what they share: a run whose fields that may differ are at their defaults, and the device.
@@ -95,7 +96,7 @@ def by_choice(
         choice: function that returns a run's choice in these fields.
         fields: dotted names of the fields.
     """
-    groups: dict[tuple[Run, str], dict[Hashable, _Point]] = {}
+    groups: dict[tuple[Run, str], dict[_Choice, _Point]] = {}
     for one in found:
         groups.setdefault((apart_from(one.run, *fields), one.device), {})[choice(one.run)] = one
     return groups

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.analysis.columns import GB
 from harness.analysis.points import Point
 from harness.analysis.render import Column
 from harness.analysis.tables import MakesTable
@@ -36,11 +35,6 @@ def and_absent(found: Sequence[Point], paper: Mapping[Run, Point]) -> list[Point
     """Return the points, then those of a paper that were not run."""
     there = {one.run for one in found}
     return [*found, *(one for run, one in paper.items() if run not in there)]
-
-
-def gigabytes(key: str, header: str, of: Callable[[Point], Any] | None = None, digits: int = 4) -> Column:
-    """Return a column of bytes, shown in GB."""
-    return Column(key=key, header=header, unit="GB", si="B", scale=GB, digits=digits, of=of)
 
 
 def table_of(
