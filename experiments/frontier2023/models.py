@@ -13,13 +13,10 @@ from functools import partial
 
 from experiments.frontier2023 import cost
 from experiments.zero2019.zero_memory import divided
-from harness.analysis.columns import value
-from harness.experiment.checks import each
 from harness.experiment.kit import (
     GB, GIB, MODEL, RANKS, ZERO_STAGE, Check, Claim, Column, Experiment, Point, Record, Table, Tolerance, ZeroStage,
-    about, gib, gigabytes, named, near, points, published,
+    about, each, gib, gigabytes, listed, named, near, points, published, value,
 )  # fmt: skip
-from harness.experiment.listing import listed
 from harness.predict.published_scaling import on_frontier
 from impl.cost.parameters import count_parameters
 from impl.cost.place import parameter_bytes

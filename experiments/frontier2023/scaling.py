@@ -12,11 +12,10 @@ from functools import cache
 
 from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
-from harness.experiment.checks import best_of_both, each, falls_along, grouped, within
 from harness.experiment.kit import (
     BATCH, DP, EFFICIENCY, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, PP, PUBLISHED, RANKS, RUNS, TP, Claim, Column,
-    Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, flop_rate, less, point, points,
-    repeated, tabulate, tally,
+    Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, best_of_both, each,
+    falls_along, flop_rate, grouped, less, point, points, repeated, tabulate, tally, within,
 )  # fmt: skip
 from harness.predict.published_scaling import FITTED, STUDIES, Kind, Study, published_efficiency, run_of
 

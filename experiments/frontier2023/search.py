@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
-from harness.experiment.checks import each
-from harness.experiment.kit import Check, Claim, Estimate, Experiment, ModelConfig, Plan, Record, Tolerance, flop_rate
+from harness.experiment.kit import (
+    Check, Claim, Estimate, Experiment, ModelConfig, Plan, Record, Tolerance, each, flop_rate,
+)  # fmt: skip
 from harness.predict.published_scaling import on_frontier
 from harness.tune.space import figure, spaces, table
 

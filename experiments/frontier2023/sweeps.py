@@ -13,11 +13,10 @@ from typing import Any
 
 from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
-from harness.analysis.columns import value
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MICROBATCH, PP, RUNS, TERA, TP, ZERO_STAGE, Check, Claim, Column, Estimate, Evidence,
     Experiment, ModelConfig, Plan, Point, Record, Run, Table, Tolerance, about, flop_rate, larger, largest, near,
-    points, repeated, tabulate, tally,
+    points, repeated, tabulate, tally, value,
 )  # fmt: skip
 from harness.figures.style import panels
 from harness.predict.published_scaling import on_frontier

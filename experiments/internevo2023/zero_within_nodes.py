@@ -12,14 +12,11 @@ from operator import attrgetter
 from typing import Any
 
 from experiments.ptdp2021 import SELENE, timed
-from harness.analysis.points import relative
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, each, grouped
 from harness.experiment.kit import (
     MARK, MODEL, RANKS, RUNS, TP, UNTESTED, Claim, Column, Estimate, Experiment, ModelConfig, Plan, Point, Printed,
-    Record, Run, Tolerance, named, of_run, points, printed, published, repeated, table_of, with_printed,
+    Record, Run, Tolerance, as_expected, each, figure_of, grouped, named, of_run, points, printed, printed_value,
+    published, relative, repeated, table_of, with_printed,
 )  # fmt: skip
-from harness.figures.style import figure_of
 from impl.model.sizes import LLAMA_BLOCK
 
 NEAR = Tolerance(0.1, "set after errors of such steps (mean 5%, largest 22%) were seen", "2026-11-25")

@@ -8,10 +8,9 @@ from typing import Any
 
 from experiments.ptdp2021 import on_selene
 from harness.experiment.kit import (
-    PP, TP, Estimate, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tolerance, apart_from, named,
-    of_run, points, published, untested, with_printed,
+    PP, TP, UNKNOWN, Estimate, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tolerance, apart_from,
+    named, of_run, points, published, untested, with_printed,
 )  # fmt: skip
-from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes
 from impl.cost.parameters import ELEMENT_BYTES
 

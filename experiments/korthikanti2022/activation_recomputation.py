@@ -18,12 +18,10 @@ from experiments.korthikanti2022 import (
     size_of, two_layers, way_of, with_way,
 )  # fmt: skip
 from experiments.ptdp2021 import on_selene, small_model, timed
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
     BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
-    Record, Run, Tolerance, all_hold, and_absent, mebibytes, named, of_run, printed, published, repeated, share,
-    table_of, tally,
+    Record, Run, Tolerance, all_hold, and_absent, as_expected, each, mebibytes, named, of_run, printed, printed_value,
+    published, repeated, share, table_of, tally, within,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 

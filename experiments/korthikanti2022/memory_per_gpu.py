@@ -15,10 +15,9 @@ from experiments.korthikanti2022 import (
     BOTH, LAYER, NOTHING, P, PAPER, SMOKE, T, Saved, few_steps, in_print, layer, of_table_5, saved, size_of, way_of,
     with_way,
 )  # fmt: skip
-from harness.experiment.checks import each
 from harness.experiment.kit import (
-    GIB, MODEL, Claim, Column, Experiment, Plan, Point, Record, Run, Tolerance, about, gib, mebibytes, printed, share,
-    table_of,
+    GIB, MODEL, Claim, Column, Experiment, Plan, Point, Record, Run, Tolerance, about, each, gib, mebibytes, printed,
+    share, table_of,
 )  # fmt: skip
 from harness.figures.style import COLOURS, legend, panels
 from harness.records.measures import to_draw

@@ -14,9 +14,9 @@ from experiments.korthikanti2022 import (
     by_table_2, counted, few_steps, published_share, quarter, same_in_paper, saved, scores, shallow, share_by_table_2,
     size_of, with_way,
 )  # fmt: skip
-from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
-    MODEL, Claim, Column, Experiment, ModelConfig, Plan, Record, Run, Tolerance, mebibytes, of_run, share, table_of,
+    MODEL, Claim, Column, Experiment, ModelConfig, Plan, Record, Run, Tolerance, as_expected, each, mebibytes, of_run,
+    share, table_of, within,
 )  # fmt: skip
 
 CLOSE = Tolerance(0.02, "the formula leaves out what is small beside sbh", "2026-11-20")

@@ -8,10 +8,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from harness.experiment.checks import known
 from harness.experiment.kit import (
     EFFICIENCY, PUBLISHED, Column, Evidence, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tier,
-    all_hold, flop_rate, named, points, published, relative_to, sent, tally, untested,
+    all_hold, flop_rate, known, named, points, published, relative_to, sent, tally, untested,
 )  # fmt: skip
 from harness.records.measures import in_order, model_names, shape
 from impl.cost.memory import state_bytes

@@ -11,10 +11,9 @@ from dataclasses import replace
 from experiments.megatron2019 import (
     CPU, DEGREE, HEADS, IN_PRINT, MODELS, SHARE, by_heads, in_paper, on_v100s, speed, with_heads,
 )  # fmt: skip
-from harness.experiment.checks import each, falls_along, known, within
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Estimate, Evidence, Experiment, Plan, Record, Run, Tier,
-    flop_rate, of_run, repeated, table_of,
+    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Estimate, Evidence, Experiment, Plan, Record, Run, Tier, each,
+    falls_along, flop_rate, known, of_run, repeated, table_of, within,
 )  # fmt: skip
 
 SHOWN = (

@@ -13,10 +13,9 @@ from experiments.megatron2019 import (
     IN_PRINT, PRINTED_SPEEDUP, SENT, SENT_NOTE, SHARE_OF_RANKS, SPEEDUP, faster_but_less_so, on_v100s, printed_speedup,
     sped_up, speed, times_as_fast,
 )  # fmt: skip
-from harness.experiment.checks import known, within_share
 from harness.experiment.kit import (
     MARK, MIB, MODEL, RANKS, RATE, RUNS, TP, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Recipe, Record,
-    Run, Tolerance, named, repeated, table_of,
+    Run, Tolerance, known, named, repeated, table_of, within_share,
 )  # fmt: skip
 
 NEAR = Tolerance(0.1, "assumed: neither repeats nor the cards' clocks are in the paper", "2026-11-21")

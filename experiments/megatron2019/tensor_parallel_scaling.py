@@ -17,11 +17,10 @@ from experiments.megatron2019 import (
     CONSTANT, CPU, GROWS, GROWS_WITH_DATA, IN_PRINT, MODELS, SENT, SENT_NOTE, SHARE, begins, is_plain, line_of,
     on_all_curves, on_curve, on_v100s, speed, states_fall, what_grows,
 )  # fmt: skip
-from harness.experiment.checks import each, within
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, TERA, VARIES, Check, Claim, Estimate, Evidence, Experiment, Plan,
-    Point, Record, Run, Table, Tier, Tolerance, about, by_choice, checks, flop_rate, mebibytes, near, of_run, repeated,
-    tabulate,
+    Point, Record, Run, Table, Tier, Tolerance, about, by_choice, checks, each, flop_rate, mebibytes, near, of_run,
+    repeated, tabulate, within,
 )  # fmt: skip
 from harness.records.labels import SHAPE, labels
 

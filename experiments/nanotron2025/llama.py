@@ -14,15 +14,12 @@ from itertools import pairwise
 from operator import attrgetter
 
 from experiments.ptdp2021 import SELENE, timed
-from harness.analysis.points import relative
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, best_over, each, grouped, largest
 from harness.experiment.kit import (
     BATCH, DP, GB, GIB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, UNTESTED, ZERO_STAGE, Claim, Estimate,
-    Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Tolerance, gigabytes, named, noted, points, printed,
-    published, repeated, share, table_of, with_printed,
+    Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Tolerance, as_expected, best_over, each, figure_of,
+    gigabytes, grouped, largest, named, noted, points, printed, printed_value, published, relative, repeated, share,
+    table_of, with_printed,
 )  # fmt: skip
-from harness.figures.style import figure_of
 from impl.cost.flops import model_flops
 from impl.cost.peaks import peak_flops
 from impl.model.sizes import LLAMA_BLOCK

@@ -15,16 +15,14 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from experiments.ours import SLOWER, claim
-from harness.experiment.checks import ends, known, measured_only
 from harness.experiment.contests import plan_in_words as in_words
 from harness.experiment.folders import ARCHIVE
 from harness.experiment.kit import (
-    MARK, RANKS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision, Recipe,
-    Record, Run, Table, Tolerance, about, gib, named, of_run, point, points, share, step_seconds, tabulate, tally,
-    untested,
+    MARK, RANKS, RUNS, UNKNOWN, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision,
+    Recipe, Record, Run, Table, Tolerance, about, ends, gib, known, measured_only, named, of_run, point, points, share,
+    step_seconds, tabulate, tally, untested,
 )  # fmt: skip
 from harness.predict.systems import load_system
-from harness.records.statistics import UNKNOWN
 from harness.tune.tune import best_plan
 from impl.files import read_text
 from impl.simulator.plans import DEFAULTS, KNOBS

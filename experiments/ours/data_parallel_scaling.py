@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 
-from harness.experiment.checks import measured_only, within_points
 from harness.experiment.kit import (
-    Claim, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Tolerance, named, repeated,
-    untested,
+    Claim, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Tolerance, measured_only, named,
+    repeated, untested, within_points,
 )  # fmt: skip
 from harness.experiment.rates import SLOWER, choices, overlap_is_no_slower, scaled, weak_keeps_more
 

@@ -13,12 +13,10 @@ from functools import cache
 
 from experiments.ours import claim
 from experiments.ptdp2021 import layouts
-from harness.experiment.checks import each
 from harness.experiment.kit import (
     BUBBLE, CHUNKS, MARK, MICROBATCHES, MODEL, PERCENT, PP, RUNS, SCHEDULE, Column, Experiment, Plan, Point, Recipe,
-    Record, Run, Tolerance, named, of_run, points, share, table_of, untested,
+    Record, Run, Tolerance, each, figure_of, named, of_run, points, share, table_of, untested,
 )  # fmt: skip
-from harness.figures.style import figure_of
 from impl.pipeline.bound import Problem, lower_bound
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.schedules import build

@@ -11,12 +11,11 @@ from dataclasses import replace
 from operator import attrgetter
 
 from experiments.ours import claim
-from harness.experiment.checks import each
 from harness.experiment.kit import (
     DEVICE, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
-    Tolerance, by_choice, gigabytes, less, milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
+    Tolerance, by_choice, each, figure_of, gigabytes, less, milliseconds, named, of_run, points, share, step_seconds,
+    table_of, untested,
 )  # fmt: skip
-from harness.figures.style import figure_of
 
 NO_SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-25")
 LONG = 32768

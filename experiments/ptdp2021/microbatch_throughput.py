@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from experiments.ptdp2021 import DEVIATIONS, microbatch_of, on_selene, timed
-from harness.experiment.checks import as_expected, each
 from harness.experiment.kit import (
     MICROBATCH, Claim, Column, Comparison, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record,
-    Run, Tolerance, all_hold, flop_rate, published, repeated, tally,
+    Run, Tolerance, all_hold, as_expected, each, flop_rate, published, repeated, tally,
 )  # fmt: skip
 
 SIZES = (1, 2, 4, 8, 16)

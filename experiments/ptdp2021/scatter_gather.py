@@ -8,10 +8,9 @@ trains GPT-3 (175B) on 96 GPUs both ways, with four chunks a rank, which send mo
 from collections.abc import Sequence
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
-from harness.experiment.checks import each
 from harness.experiment.kit import (
     BATCH, CHUNKS, MIB, PP, SCATTER_GATHER, TP, Claim, Comparison, Experiment, Plan, Printed, Record, Run, by_choice,
-    named, points,
+    each, named, points,
 )  # fmt: skip
 
 

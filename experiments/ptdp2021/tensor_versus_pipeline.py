@@ -8,9 +8,9 @@ all-reduces between nodes are slow, and a deep pipeline has a large bubble where
 from collections.abc import Sequence
 
 from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, cost, on_selene, two_ways
-from harness.experiment.checks import each, grouped
 from harness.experiment.kit import (
-    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Experiment, ModelConfig, Record, Run, flop_rate, points,
+    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Experiment, ModelConfig, Record, Run, each, flop_rate, grouped,
+    points,
 )  # fmt: skip
 
 FIGURE = Comparison(

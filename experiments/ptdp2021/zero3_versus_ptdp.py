@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import cache
 
 from experiments.ptdp2021 import cost, on_selene, small_model, timed
-from harness.experiment.checks import best_over, each, grouped
 from harness.experiment.kit import (
     BATCH, DP, MICROBATCH, MODEL, POINTS, PP, RANKS, TP, TP_SENT, ZERO_STAGE, Claim, Comparison, Estimate, Evidence,
-    Experiment, Plan, Point, Printed, Record, Run, flop_rate, mebibytes, named, near, points, repeated, tally,
+    Experiment, Plan, Point, Printed, Record, Run, best_over, each, flop_rate, grouped, mebibytes, named, near, points,
+    repeated, tally,
 )  # fmt: skip
 from impl.cost.place import Place
 from impl.cost.traffic import pipeline_traffic, state_traffic

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.ptdp2021 import SELENE, timed
-from harness.experiment.checks import as_expected, each, measured_only
 from harness.experiment.contests import PLAN, PRECISION
 from harness.experiment.kit import (
     CHUNKS, MARK, MODEL, POINTS, RANKS, RUNS, UNTESTED, Check, Claim, Column, Estimate, Experiment, ModelConfig, Plan,
-    Point, Precision, Printed, Record, Run, Tolerance, apart_from, named, of_run, points, printed, published, repeated,
-    table_of, with_printed,
+    Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, each, measured_only, named, of_run,
+    points, printed, published, repeated, table_of, with_printed,
 )  # fmt: skip
 
 SAME = Tolerance(0.03, "three times the spread of the three published shares", "2026-11-25")

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.experiment.checks import as_predicted
 from harness.experiment.kit import (
-    GB, TERA, UNTESTED, ModelConfig, Plan, Point, Printed, Recipe, Run, Tolerance, ZeroStage, gigabytes, noted, of_run,
-    published, repeated, untested,
+    GB, TERA, UNTESTED, ModelConfig, Plan, Point, Printed, Recipe, Run, Tolerance, ZeroStage, as_predicted, gigabytes,
+    noted, of_run, published, repeated, untested,
 )  # fmt: skip
 from harness.experiment.kit import printed as in_print
 

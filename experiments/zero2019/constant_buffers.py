@@ -11,10 +11,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from experiments.zero2019 import COUNTED, PREDICTED, N, for_memory, predicted_bytes
-from harness.experiment.checks import each
 from harness.experiment.kit import (
-    MODEL, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, gigabytes, in_bytes, points,
-    table_of, tally,
+    MODEL, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, each, gigabytes, in_bytes,
+    points, table_of, tally,
 )  # fmt: skip
 
 SHAPE = ModelConfig(hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, bars, compared, on_v100s, timed
-from harness.experiment.checks import measured_only, within_points
 from harness.experiment.kit import (
     BATCH, FLOP_RATE, MARK, MICROBATCH, MODEL, PERCENT, POINTS, RANKS, RUNS, ZERO_STAGE, Claim, Evidence, Experiment,
-    ModelConfig, Plan, Point, Printed, Record, Run, flop_rate, larger, points, relative_to, repeated, share, table_of,
-    tally, with_printed,
+    ModelConfig, Plan, Point, Printed, Record, Run, figure_of, flop_rate, larger, measured_only, points, relative_to,
+    repeated, share, table_of, tally, with_printed, within_points,
 )  # fmt: skip
-from harness.figures.style import figure_of
 from harness.records.measures import model_names, shape
 
 V100 = 32 * 2**30

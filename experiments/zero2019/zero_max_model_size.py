@@ -14,10 +14,9 @@ from functools import cache
 from itertools import pairwise
 
 from experiments.zero2019 import COUNTED, PREDICTED, STAGES, V100, N, T, for_memory
-from harness.experiment.checks import each
 from harness.experiment.kit import (
     GB, ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
-    gigabytes, near, points, published, table_of, tally,
+    each, gigabytes, near, points, published, table_of, tally,
 )  # fmt: skip
 from impl.cost.memory import memory_of_ranks, model_state_bytes
 from impl.cost.parameters import count_parameters

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.zero2019 import ALL_AS_PREDICTED, CLOSE, COUNTED, PREDICTED, STAGES, N, for_memory
-from harness.experiment.checks import as_predicted, each
 from harness.experiment.kit import (
-    GB, MODEL, ZERO_STAGE, Claim, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage, by_choice,
-    gigabytes, named, points, printed, published, table_of,
+    GB, MODEL, ZERO_STAGE, Claim, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage, as_predicted,
+    by_choice, each, gigabytes, named, points, printed, published, table_of,
 )  # fmt: skip
 from impl.cost.memory import model_state_bytes
 

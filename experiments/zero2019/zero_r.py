@@ -17,11 +17,10 @@ from experiments.zero2019 import (
     configuration, five_ways, for_speed, of_bar, on_v100s,
 )  # fmt: skip
 from harness.analysis.scaling import LEAST_TIMED_STEPS
-from harness.experiment.checks import each, within_points
 from harness.experiment.kit import (
     FLOP_RATE, GB, MARK, MODEL, POINTS, RUNS, Claim, Evidence, Experiment, ModelConfig, Point, Record, Run, Table,
-    Tolerance, about, and_absent, by_choice, gigabytes, of_run, points, printed, published, relative_to, tabulate,
-    tally, with_printed,
+    Tolerance, about, and_absent, by_choice, each, gigabytes, of_run, points, printed, published, relative_to, tabulate,
+    tally, with_printed, within_points,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory_of_ranks

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, STAGES, bars, compared, on_v100s, timed
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, each, measured_only
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, RANKS, RUNS, TP, TP_SENT, ZERO_STAGE, Claim, Column,
     Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Table, Tolerance, about, and_absent,
-    by_choice, flop_rate, points, printed, repeated, sent, share, tabulate, tally, with_printed,
+    as_expected, by_choice, each, flop_rate, measured_only, points, printed, printed_value, repeated, sent, share,
+    tabulate, tally, with_printed,
 )  # fmt: skip
 
 NEAR = Tolerance(0.2, "assumed: plots are read to a tenth, and batches differ", "2026-11-21")

@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import cache
 
 from experiments.ptdp2021 import SELENE
-from harness.experiment.checks import known
 from harness.experiment.kit import (
     GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, UNTESTED, Estimate, Measure, ModelConfig, Plan, Point, Printed,
-    Record, Run, apart_from, exact, flop_rate, noted, points, published, with_printed,
+    Record, Run, apart_from, exact, flop_rate, known, noted, points, published, with_printed,
 )  # fmt: skip
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform
