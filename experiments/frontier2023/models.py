@@ -13,18 +13,14 @@ from functools import partial
 
 from experiments.frontier2023 import cost
 from experiments.zero2019.zero_memory import divided
-from harness.analysis.columns import value
-from harness.experiment.checks import each
 from harness.experiment.kit import (
-    GB, MODEL, RANKS, ZERO_STAGE, Check, Claim, Column, Experiment, Point, Record, Table, Tolerance, ZeroStage, about,
-    gigabytes, named, near, points, published,
+    GB, GIB, MODEL, RANKS, ZERO_STAGE, Check, Claim, Column, Experiment, Point, Record, Table, Tolerance, ZeroStage,
+    about, each, gib, gigabytes, listed, named, near, points, published, value,
 )  # fmt: skip
-from harness.experiment.listing import listed
 from harness.predict.published_scaling import on_frontier
 from impl.cost.parameters import count_parameters
 from impl.cost.place import parameter_bytes
 
-GIB = 2**30
 GCD = 64
 """GiB."""
 CLOSE = Tolerance(0.03, "the paper prints two or three digits", "2026-11-22")
@@ -71,10 +67,8 @@ STATES = gigabytes(
     "states_by_paper", "states, 14 B a parameter", lambda one: one.parameters * printed("bytes_per_parameter")
 )
 STATES_IN_PRINT = gigabytes("published_states", "states, published", lambda one: of_model(one, "model_state_memory"))
-NEEDED = Column(
-    key="needed", header="fullest device, predicted", unit="GiB", si="B", scale=GIB, digits=3,
-    of=lambda one: one.mean(lambda record: record.peak_memory_bytes if record.is_simulated else math.nan),
-)  # fmt: skip
+PEAK = lambda record: record.peak_memory_bytes if record.is_simulated else math.nan
+NEEDED = gib("needed", "fullest device, predicted", lambda one: one.mean(PEAK))
 SHOWN = (
     MODEL, PARAMETERS, IN_PRINT, STATES, STATES_IN_PRINT,
     gigabytes("states_here", "states, as kept here", lambda one: one.parameters * value(one, EACH_HERE)), RANKS,

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from experiments.frontier2023 import cost
 from experiments.ptdp2021 import grown
-from harness.experiment.by_size import BySize
 from harness.experiment.kit import (
-    BATCH, DP, MICROBATCH, PP, TP, ZERO_STAGE, Claim, Evidence, Experiment, Plan, Printed, Record, Run, Tolerance,
-    rate_with_recomputation,
+    BATCH, DP, MICROBATCH, PP, TP, ZERO_STAGE, BySize, Claim, Evidence, Experiment, Plan, Printed, Record, Run,
+    Tolerance, rate_with_recomputation,
 )  # fmt: skip
 from harness.predict.published_scaling import on_frontier
 

@@ -12,11 +12,10 @@ from functools import cache
 
 from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
-from harness.experiment.checks import best_of_both, each, falls_along, grouped, within
 from harness.experiment.kit import (
     BATCH, DP, EFFICIENCY, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, PP, PUBLISHED, RANKS, RUNS, TP, Claim, Column,
-    Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, flop_rate, less, point, points,
-    tabulate, tally,
+    Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, best_of_both, each,
+    falls_along, flop_rate, grouped, less, point, points, repeated, tabulate, tally, within,
 )  # fmt: skip
 from harness.predict.published_scaling import FITTED, STUDIES, Kind, Study, published_efficiency, run_of
 
@@ -33,10 +32,10 @@ EVERY: list[tuple[Study, Kind, int]] = [
 """Points of the paper."""
 
 
-def on_two(model: ModelConfig, kind: Kind, repeat: int = 0) -> list[Run]:
+def on_two(model: ModelConfig, kind: Kind) -> list[Run]:
     """Return runs with a replica on each of one and two ranks, which has 16 sequences (weak) or its part of 16."""
     runs = [(Plan(dp=dp, zero_stage=1, recompute="full"), dp) for dp in (1, 2)]
-    return [timed(model, plan, *((16 * dp, 2) if kind == "weak" else (16, 4)), repeat) for plan, dp in runs]
+    return [timed(model, plan, *((16 * dp, 2) if kind == "weak" else (16, 4))) for plan, dp in runs]
 
 
 @cache
@@ -147,7 +146,7 @@ EXPERIMENT = Experiment(
     "otherwise. At `smoke` and `small` a replica is one rank, without a pipeline: what is lost is communication alone.",
     runs={
         "smoke": [run for kind in KINDS for run in on_two(SMOKE, kind)],
-        "small": [run for repeat in range(3) for kind in KINDS for run in on_two(SMALL, kind, repeat)],
+        "small": repeated([run for kind in KINDS for run in on_two(SMALL, kind)], 3),
         "paper": [run_of(*one) for one in EVERY],
     },
 )  # fmt: skip

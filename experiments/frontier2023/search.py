@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
-from harness.experiment.checks import each
-from harness.experiment.kit import Check, Claim, Estimate, Experiment, ModelConfig, Plan, Record, Tolerance, flop_rate
+from harness.experiment.kit import (
+    Check, Claim, Estimate, Experiment, ModelConfig, Plan, Record, Tolerance, each, flop_rate,
+)  # fmt: skip
 from harness.predict.published_scaling import on_frontier
 from harness.tune.space import figure, spaces, table
 
 GPUS = 128
 SPACE = {"tp": (4, 8), "pp": (4, 8, 16), "microbatch": (1, 4, 16), "microbatches": (5, 10), "zero_stage": (0, 1)}
-"""Within the ranges of the authors' search as far as they are known, and the microbatch of their launch script."""
+"""Values tried of each knob: within the authors' ranges as far as these are known, and their script's microbatch."""
 SMOKE = {"tp": (1, 2), "pp": (1, 2), "microbatch": (1, 8), "microbatches": (4,), "zero_stage": (0,)}
 SMALL = {"tp": (1, 2), "pp": (1, 2), "microbatch": (1, 4, 16), "microbatches": (2, 8), "zero_stage": (0, 1)}
 MODEL = ModelConfig(num_layers=4, hidden_size=128, num_heads=4, seq_len=64)

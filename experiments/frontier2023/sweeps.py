@@ -13,11 +13,10 @@ from typing import Any
 
 from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
-from harness.analysis.columns import value
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MICROBATCH, PP, RUNS, TERA, TP, ZERO_STAGE, Check, Claim, Column, Estimate, Evidence,
     Experiment, ModelConfig, Plan, Point, Record, Run, Table, Tolerance, about, flop_rate, larger, largest, near,
-    points, tabulate, tally,
+    points, repeated, tabulate, tally, value,
 )  # fmt: skip
 from harness.figures.style import panels
 from harness.predict.published_scaling import on_frontier
@@ -34,7 +33,7 @@ KNOBS: dict[str, tuple[Column, list[dict[str, Any]]]] = {
     "ZeRO stage": (ZERO_STAGE, [{"zero_stage": stage} for stage in range(4)]),
 }
 FLAT = Tolerance(0.05, "of 'about as fast', assumed", "2026-11-24")
-"""Relative distance from the recipe's rate."""
+"""Largest relative change of a rate that counts as about as fast."""
 MODEL = ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_len=64)
 
 
@@ -100,7 +99,7 @@ def judged(name: str, margins: Callable[[Sequence[Point]], Sequence[bool | Estim
 
 
 def keeps_its_rate(line: Sequence[Point]) -> list[bool | Estimate]:
-    """Return by how much each step changes the rate by less than FLAT."""
+    """Return by how much the change of the rate stays below FLAT, at each step along the line."""
     return [near(b.over(a, flop_rate), 1, FLAT) for a, b in pairwise(line)]
 
 
@@ -142,7 +141,7 @@ EXPERIMENT = Experiment(
     "pipeline of two ranks.",
     runs={
         "smoke": CPU_KNOBS["microbatch"],
-        "small": [replace(run, repeat=i) for i in range(3) for runs in CPU_KNOBS.values() for run in runs],
+        "small": repeated([run for runs in CPU_KNOBS.values() for run in runs], 3),
         "paper": list(dict.fromkeys(run for on_gcds, _ in SWEEPS.values() for run in on_gcds)),
     },
 )  # fmt: skip

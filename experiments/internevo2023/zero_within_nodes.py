@@ -11,15 +11,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from experiments.ptdp2021 import SELENE, UNTESTED, timed
-from harness.analysis.points import relative
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, each, grouped
+from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.kit import (
-    MARK, MODEL, RANKS, RUNS, TP, Claim, Column, Estimate, Experiment, ModelConfig, Plan, Point, Printed, Record, Run,
-    Tolerance, named, of_run, points, printed, published, table_of, with_printed,
+    MARK, MODEL, RANKS, RUNS, TP, UNTESTED, Claim, Column, Estimate, Experiment, ModelConfig, Plan, Point, Printed,
+    Record, Run, Tolerance, as_expected, each, figure_of, grouped, named, of_run, points, printed, printed_value,
+    published, relative, repeated, table_of, with_printed,
 )  # fmt: skip
-from harness.figures.style import figure_of
 from impl.model.sizes import LLAMA_BLOCK
 
 NEAR = Tolerance(0.1, "set after errors of such steps (mean 5%, largest 22%) were seen", "2026-11-25")
@@ -99,8 +96,7 @@ SHOWN = (
 def on_cpus(model: ModelConfig, repeats: int) -> list[Run]:
     """Return small runs on two ranks, which divide the states or both keep all of them."""
     plans = Plan(), Plan(dp=2, zero_stage=1), Plan(dp=2, zero_stage=1, zero_group=1)
-    runs = [timed(model, plan, 8 * plan.dp, 4) for plan in plans]
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in runs]
+    return repeated([timed(model, plan, 8 * plan.dp, 4) for plan in plans], repeats)
 
 
 PAGE = "doc/en/train_performance.md at 3a665e8"

@@ -8,17 +8,16 @@ from typing import Any
 
 from experiments.ptdp2021 import on_selene
 from harness.experiment.kit import (
-    MIB, PP, TP, Column, Estimate, EvaluationConfig, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
-    Tolerance, apart_from, named, of_run, points, published, with_printed,
+    PP, TP, UNKNOWN, Estimate, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tolerance, apart_from,
+    named, of_run, points, published, untested, with_printed,
 )  # fmt: skip
-from harness.records.statistics import UNKNOWN
 from impl.cost.activations import layer_bytes
 from impl.cost.parameters import ELEMENT_BYTES
 
 PAPER = {name: named(name) for name in ("korthikanti-22b", "korthikanti-175b", "korthikanti-530b", "korthikanti-1t")}
 """Models of table 3, by their names among the published numbers."""
 MICROBATCH = {"korthikanti-22b": 4}
-"""Microbatch of table 3, where it is not 1."""
+"""Microbatch of the models of table 3 whose microbatch is not 1."""
 SAME_SHARE = Tolerance(0.01, "a point: what the figure is read to", "2026-11-21")
 """Largest difference between equal shares of memory."""
 DEGREE = 8
@@ -36,11 +35,6 @@ PARALLEL = of_run(
     value=lambda run: "no" if run.plan.tp == 1 else "tensor, sequence" if run.plan.sequence_parallel else "tensor",
 )  # fmt: skip
 LAYER = "layer_activation_bytes"
-
-
-def mebibytes(key: str, header: str, of: Any = None) -> Column:
-    """Return a column of bytes, shown in MiB."""
-    return Column(key=key, header=header, unit="MiB", si="B", scale=MIB, of=of)
 
 
 def layer(record: Record) -> float:
@@ -80,7 +74,7 @@ class Saved(Point):
 
     @property
     def formula_share(self) -> float:
-        """Predicted share of the bytes of a layer with nothing saved."""
+        """Predicted bytes of a layer, as a share of those with nothing saved."""
         return layer_bytes(self.run) / layer_bytes(with_way(self.run, NOTHING))
 
     def rate_over(self, way: str) -> Estimate:
@@ -136,7 +130,7 @@ def few_steps(
     """Return a run for the memory of a layer; two steps suffice."""
     batch = microbatch * microbatches
     recipe = Recipe(steps=steps, global_batch=batch, microbatch=microbatch, warmup_steps=0)
-    return Run(model=model, plan=plan, train=recipe, evaluation=EvaluationConfig(sequences=None), precision=precision)
+    return untested(model, plan, recipe, precision)
 
 
 def quarter(model: ModelConfig) -> ModelConfig:
@@ -207,7 +201,7 @@ def same_in_paper(run: Run) -> list[str]:
 
 @cache
 def in_print(quantity: str, name: str) -> float:
-    """Return a published number of a model, or NaN."""
+    """Return the number that the paper prints of a quantity for a model; NaN if it prints none."""
     rows = published("korthikanti2022", quantity).to_dict("records")
     return next((row["value"] for row in rows if row["model"] == name), math.nan)
 

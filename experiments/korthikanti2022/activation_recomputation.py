@@ -13,16 +13,15 @@ from dataclasses import replace
 from functools import cache
 
 from experiments.korthikanti2022 import (
-    BOTH, DEGREE, FULL, LAYER, NOTHING, PAPER, PARALLEL, SAME_SHARE, SELECTIVE, SMOKE, WAYS, P, Saved, T,
-    beside_figure_7, counted, few_steps, in_print, layer, mebibytes, of_table_5, published_share, quarter, rate,
-    rate_of, saved, size_of, two_layers, way_of, with_way,
+    BOTH, DEGREE, FULL, LAYER, NOTHING, P, PAPER, PARALLEL, SAME_SHARE, SELECTIVE, SMOKE, T, WAYS, Saved,
+    beside_figure_7, counted, few_steps, in_print, layer, of_table_5, published_share, quarter, rate, rate_of, saved,
+    size_of, two_layers, way_of, with_way,
 )  # fmt: skip
 from experiments.ptdp2021 import on_selene, small_model, timed
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
     BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
-    Record, Run, Tolerance, all_hold, and_absent, named, of_run, printed, published, share, table_of, tally,
+    Record, Run, Tolerance, all_hold, and_absent, as_expected, each, mebibytes, named, of_run, printed, printed_value,
+    published, repeated, share, table_of, tally, within,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 
@@ -126,7 +125,7 @@ def worth_more_than_it_costs(records: Sequence[Record]) -> Evidence | None:
 def in_every_way(model: ModelConfig, tp: int, microbatch: int, steps: int, repeats: int = 1) -> list[Run]:
     """Return runs for the memory of every way, which serve for time too if ranks have a core each and steps suffice."""
     run = few_steps(model, Plan(tp=tp), microbatch, steps=steps, precision="bf16" if steps == 2 else "fp32")
-    return [replace(with_way(run, way), repeat=repeat) for repeat in range(repeats) for way in WAYS]
+    return repeated([with_way(run, way) for way in WAYS], repeats)
 
 
 def pipelines(seq_len: int, batches: Sequence[int]) -> list[Run]:

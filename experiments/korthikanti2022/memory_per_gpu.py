@@ -8,16 +8,16 @@ sequence parallelism and selective recomputation they take a fifth of that, and 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from experiments.korthikanti2022 import (
-    BOTH, LAYER, NOTHING, PAPER, SMOKE, P, Saved, T, few_steps, in_print, layer, mebibytes, of_table_5, saved, size_of,
-    way_of, with_way,
+    BOTH, LAYER, NOTHING, P, PAPER, SMOKE, T, Saved, few_steps, in_print, layer, of_table_5, saved, size_of, way_of,
+    with_way,
 )  # fmt: skip
-from harness.experiment.checks import each
 from harness.experiment.kit import (
-    GIB, MODEL, Claim, Column, Experiment, Plan, Point, Record, Run, Tolerance, about, printed, share, table_of,
+    GIB, MODEL, Claim, Column, Experiment, Plan, Point, Record, Run, Tolerance, about, each, gib, mebibytes, printed,
+    share, table_of,
 )  # fmt: skip
 from harness.figures.style import COLOURS, legend, panels
 from harness.records.measures import to_draw
@@ -80,14 +80,13 @@ def activations(one: Point) -> float:
 
 
 SAVED = lambda one: "sequence parallelism, selective" if way_of(one.run) else "nothing"
-gib = partial(Column, unit="GiB", si="B", scale=GIB, digits=3)
 COLUMNS = (
     MODEL, T, P, Column(key="saved", header="saved by", text=True, of=SAVED),
-    gib(key="formula_states", header="states, formula", of=states),
+    gib("formula_states", "states, formula", of=states),
     printed("published_states", "states, published", "GiB", GIB, "B"),
-    gib(key="formula_activations", header="activations, formula", of=activations),
+    gib("formula_activations", "activations, formula", of=activations),
     printed("published_activations", "activations, published", "GiB", GIB, "B"),
-    gib(key="needed", header="all, predicted", of=needed),
+    gib("needed", "all, predicted", of=needed),
     share("share", "of 80 GB", lambda one: needed(one) / A100),
     mebibytes(LAYER, "layer, counted"),
     mebibytes("predicted_layer", "layer, predicted", lambda one: float(layer_bytes(one.run))),

@@ -10,13 +10,13 @@ paper's degree, and its ratio of sequence to head size, has the share of the lar
 from collections.abc import Sequence
 
 from experiments.korthikanti2022 import (
-    DEGREE, LAYER, MICROBATCH, NOTHING, PAPER, PARALLEL, SAME_SHARE, SMOKE, SPLIT, Saved, T, beside_figure_7,
-    by_table_2, counted, few_steps, mebibytes, published_share, quarter, same_in_paper, saved, scores, shallow,
-    share_by_table_2, size_of, with_way,
+    DEGREE, LAYER, MICROBATCH, NOTHING, PAPER, PARALLEL, SAME_SHARE, SMOKE, SPLIT, T, Saved, beside_figure_7,
+    by_table_2, counted, few_steps, published_share, quarter, same_in_paper, saved, scores, shallow, share_by_table_2,
+    size_of, with_way,
 )  # fmt: skip
-from harness.experiment.checks import as_expected, each, within
 from harness.experiment.kit import (
-    MODEL, Claim, Column, Experiment, ModelConfig, Plan, Record, Run, Tolerance, of_run, share, table_of,
+    MODEL, Claim, Column, Experiment, ModelConfig, Plan, Record, Run, Tolerance, as_expected, each, mebibytes, of_run,
+    share, table_of, within,
 )  # fmt: skip
 
 CLOSE = Tolerance(0.02, "the formula leaves out what is small beside sbh", "2026-11-20")

@@ -8,10 +8,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from harness.experiment.checks import known
 from harness.experiment.kit import (
-    EFFICIENCY, PUBLISHED, Column, EvaluationConfig, Evidence, Measure, ModelConfig, Plan, Point, Precision, Recipe,
-    Record, Run, Tier, all_hold, flop_rate, named, points, published, relative_to, tally,
+    EFFICIENCY, PUBLISHED, Column, Evidence, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tier,
+    all_hold, flop_rate, known, named, points, published, relative_to, sent, tally, untested,
 )  # fmt: skip
 from harness.records.measures import in_order, model_names, shape
 from impl.cost.memory import state_bytes
@@ -34,10 +33,7 @@ BERT = Recipe(steps=2_000_000, global_batch=1024, microbatch=8, lr=1e-4, warmup_
 """Pretraining of BERT (section 5.4)."""
 GROWS, GROWS_WITH_DATA, CONSTANT = "model", "model and data", "ranks only"
 """What grows along a curve."""
-SENT = Column(
-    key="tp_bytes_sent", header="sent per step", unit="MiB", si="B", scale=2**20, digits=3,
-    of=lambda one: one.mean(lambda record: record.tp_bytes_sent) if one.run.plan.tp > 1 else None,
-)  # fmt: skip
+SENT = sent("tp", "sent per step")
 SENT_NOTE = "Sent: bytes that a rank sends to those it shares layers with in one step, were every collective a ring."
 IN_PRINT = replace(PUBLISHED, of=lambda one: one.printed.get("published"))
 SHARE = replace(EFFICIENCY, of=lambda one: one.relative)
@@ -62,12 +58,7 @@ def on_v100s(model: ModelConfig, tp: int, dp: int = 1) -> Run:
 def speed(model: ModelConfig, plan: Plan, recipe: Recipe, precision: Precision = "fp32") -> Run:
     """Return a run for speed only; `recipe.global_batch` is the batch of one data-parallel rank."""
     recipe = replace(recipe, global_batch=recipe.global_batch * plan.dp)
-    return Run(model=model, plan=plan, train=recipe, evaluation=EvaluationConfig(sequences=None), precision=precision)
-
-
-def repeated(runs: Sequence[Run], repeats: int) -> list[Run]:
-    """Return the runs several times, in turn."""
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in runs]
+    return untested(model, plan, recipe, precision)
 
 
 def scaled(layers: int, hidden: int, **fields: Any) -> ModelConfig:

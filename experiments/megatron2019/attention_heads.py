@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.megatron2019 import (
-    CPU, DEGREE, HEADS, IN_PRINT, MODELS, SHARE, by_heads, in_paper, on_v100s, repeated, speed, with_heads,
+    CPU, DEGREE, HEADS, IN_PRINT, MODELS, SHARE, by_heads, in_paper, on_v100s, speed, with_heads,
 )  # fmt: skip
-from harness.experiment.checks import falls_along, known, within_points
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Evidence, Experiment, Plan, Record, Run, Table, Tier, about,
-    flop_rate, of_run, tabulate,
+    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Estimate, Evidence, Experiment, Plan, Record, Run, Tier, each,
+    falls_along, flop_rate, known, of_run, repeated, table_of, within,
 )  # fmt: skip
 
 SHOWN = (
@@ -36,9 +35,7 @@ def runs(tier: Tier, repeats: int) -> list[Run]:
     return repeated([run_of(*one) for one in every], repeats)
 
 
-def table(records: Sequence[Record]) -> Table:
-    title = f"Attention heads and efficiency{about(records)}"
-    return tabulate("attention_heads", title, SHOWN, by_heads(records), [NOTE])
+table = table_of("attention_heads", "Attention heads and efficiency", SHOWN, by_heads, [NOTE])
 
 
 def falls_with_heads(records: Sequence[Record]) -> Evidence | None:
@@ -48,15 +45,11 @@ def falls_with_heads(records: Sequence[Record]) -> Evidence | None:
     return falls_along([found], flop_rate, "steps", numbers)
 
 
-def as_table_7(records: Sequence[Record]) -> Evidence | None:
-    """Judge the efficiencies of all of the paper's numbers of heads."""
+def beside_table_7(records: Sequence[Record]) -> list[tuple[Estimate, float, int]]:
+    """Return the efficiencies of the paper's numbers of heads, and the published, once all of them are known."""
     ours = [one for one in known(by_heads(records)) if with_heads(one.run.model) == "paper" and in_paper(one)]
-    if len(ours) < len(HEADS["paper"]):
-        return None
-    pairs = [(one.relative, one.printed["published"]) for one in ours]
-    heads = [one.run.model.num_heads for one in ours]
-    numbers = (f"{a:.1%} with {n} (published {b:.0%})" for (a, b), n in zip(pairs, heads, strict=True))
-    return within_points(pairs, POINTS, "points", ", ".join(numbers))
+    are_all = len(ours) == len(HEADS["paper"])
+    return [(one.relative, one.printed["published"], one.run.model.num_heads) for one in ours if are_all]
 
 
 EXPERIMENT = Experiment(
@@ -68,7 +61,8 @@ EXPERIMENT = Experiment(
             "82% (16 heads), 80% (24 heads), 77% (32 heads)", kind="direction", about="computing",
         ),
         Claim(
-            "8.3B with 16, 24 and 32 heads on 8 GPUs is within 5 points of 82, 80 and 77%", "table 7", as_table_7,
+            "8.3B with 16, 24 and 32 heads on 8 GPUs is within 5 points of 82, 80 and 77%", "table 7",
+            each(beside_table_7, within(POINTS), "points", "{0:.1%} with {2} (published {1:.0%})"),
             kind="quantitative", about="network", tolerance=POINTS,
         ),
     ),

@@ -15,10 +15,9 @@ from harness.experiment.answers import (
     ERRORS, GUESSING, TEST, accuracies, accuracy, beats_guessing, by_school, by_start, is_larger, on_race,
     rises_with_size,
 )  # fmt: skip
-from harness.experiment.checks import each, within
 from harness.experiment.kit import (
     MODEL, RUNS, Claim, Column, DataConfig, Estimate, EvaluationConfig, Experiment, ModelConfig, Plan, Point, Recipe,
-    Record, Run, Tolerance, named, points, published, share, table_of,
+    Record, Run, Tolerance, each, named, points, published, share, table_of, within,
 )  # fmt: skip
 from impl.data.config import OPTIONS, SYNTHETIC
 

@@ -11,12 +11,11 @@ from itertools import pairwise
 
 from experiments.megatron2019 import (
     IN_PRINT, PRINTED_SPEEDUP, SENT, SENT_NOTE, SHARE_OF_RANKS, SPEEDUP, faster_but_less_so, on_v100s, printed_speedup,
-    repeated, sped_up, speed, times_as_fast,
+    sped_up, speed, times_as_fast,
 )  # fmt: skip
-from harness.experiment.checks import known, within_share
 from harness.experiment.kit import (
     MARK, MIB, MODEL, RANKS, RATE, RUNS, TP, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Recipe, Record,
-    Run, Table, Tolerance, about, named, tabulate,
+    Run, Tolerance, known, named, repeated, table_of, within_share,
 )  # fmt: skip
 
 NEAR = Tolerance(0.1, "assumed: neither repeats nor the cards' clocks are in the paper", "2026-11-21")
@@ -35,9 +34,7 @@ NOTES = (
 )
 
 
-def table(records: Sequence[Record]) -> Table:
-    title = f"Strong scaling of one model{about(records)}"
-    return tabulate("strong_scaling", title, SHOWN, sped_up(records), NOTES, line=LINE)
+table = table_of("strong_scaling", "Strong scaling of one model", SHOWN, sped_up, NOTES, line=LINE)
 
 
 def as_published(records: Sequence[Record]) -> Evidence | None:

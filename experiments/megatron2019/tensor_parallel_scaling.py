@@ -9,18 +9,18 @@ duplicated on every rank, as in the paper, or split over the tokens at the price
 parallelism). Input gradients are reduced while weight gradients are computed, or before.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from experiments.megatron2019 import (
     CONSTANT, CPU, GROWS, GROWS_WITH_DATA, IN_PRINT, MODELS, SENT, SENT_NOTE, SHARE, begins, is_plain, line_of,
-    on_all_curves, on_curve, on_v100s, repeated, speed, states_fall, what_grows,
+    on_all_curves, on_curve, on_v100s, speed, states_fall, what_grows,
 )  # fmt: skip
-from harness.experiment.checks import within_points, within_share
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MIB, MODEL, POINTS, RANKS, RUNS, VARIES, Check, Claim, Column, Evidence, Experiment, Plan, Record,
-    Run, Table, Tier, Tolerance, about, apart_from, checks, flop_rate, larger, of_run, tabulate, tally,
+    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, TERA, VARIES, Check, Claim, Estimate, Evidence, Experiment, Plan,
+    Point, Record, Run, Table, Tier, Tolerance, about, by_choice, checks, each, flop_rate, mebibytes, near, of_run,
+    repeated, tabulate, within,
 )  # fmt: skip
 from harness.records.labels import SHAPE, labels
 
@@ -42,8 +42,8 @@ NOTES = (
     SENT_NOTE,
 )
 HELD = (
-    Column(key="split_state_bytes", header="states, split", unit="MiB", si="B", scale=MIB),
-    Column(key="whole_state_bytes", header="states, whole", unit="MiB", si="B", scale=MIB, digits=3),
+    mebibytes("split_state_bytes", "states, split"),
+    mebibytes("whole_state_bytes", "states, whole", digits=3),
     replace(SENT, of=None),
 )
 
@@ -75,16 +75,13 @@ def table(records: Sequence[Record]) -> Table:
 def as_published(grows: str) -> Check:
     """Return a check that the paper's models, the 8-way one among them, are as efficient here, within POINTS."""
 
-    def check(records: Sequence[Record]) -> Evidence | None:
+    def found(records: Sequence[Record]) -> list[tuple[Estimate, float, int]]:
         paper = MODELS["paper"]
         ours = [one for one in on_curve(records, grows) if one.run.model in paper.values() and not begins(one.run)]
-        if not any(one.run.plan.tp == max(paper) for one in ours):
-            return None
-        pairs = [(one.relative, one.printed["published"], one.run.plan.world_size) for one in ours]
-        numbers = (f"{share:.1%} on {ranks} (published {printed:.1%})" for share, printed, ranks in pairs)
-        return within_points([pair[:2] for pair in pairs], POINTS, "points", ", ".join(numbers))
+        are_all = any(one.run.plan.tp == max(paper) for one in ours)
+        return [(one.relative, one.printed["published"], one.run.plan.world_size) for one in ours if are_all]
 
-    return check
+    return each(found, within(POINTS), "points", "{0:.1%} on {2} (published {1:.1%})")
 
 
 def falls_along(grows: str) -> Check:
@@ -100,30 +97,24 @@ def falls_along(grows: str) -> Check:
 
 def rate(ranks: int, published: float) -> Check:
     """Return a check that the paper's model on this many GPUs reaches the published rate of all, within RATES."""
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        found = [one for one in on_all_curves(records) if one.run in PAPER and one.run.plan.world_size == ranks]
-        rates = [one.estimate(flop_rate).scaled(ranks) for one in found]
-        numbers = ", ".join(f"{each.mean / 1e12:,.1f} TFLOP/s" for each in rates)
-        return within_share([(each, published) for each in rates], RATES, "", numbers)
-
-    return check
+    is_one = lambda one: one.run in PAPER and one.run.plan.world_size == ranks
+    rates = lambda records: [one.estimate(flop_rate).scaled(ranks) for one in filter(is_one, on_all_curves(records))]
+    return each(
+        lambda records: [(one.scaled(1 / TERA),) for one in rates(records)],
+        lambda one: near(one.scaled(TERA / published), 1, RATES), "", "{:,.1f} TFLOP/s",
+    )  # fmt: skip
 
 
 def no_slower(way: str) -> Check:
     """Return a check that layers are no slower with a field of the plan on than off, wherever both were measured."""
 
-    def check(records: Sequence[Record]) -> Evidence | None:
-        place = lambda one: (apart_from(one.run, f"plan.{way}"), one.device)
+    def pairs(records: Sequence[Record]) -> list[tuple[Estimate, Point]]:
         split = [one for one in on_all_curves(records) if one.run.plan.tp > 1 and not one.is_simulated]
-        off = {place(one): one for one in split if not getattr(one.run.plan, way)}
-        pairs = [(one, off[place(one)]) for one in split if getattr(one.run.plan, way) and place(one) in off]
-        margins = [(larger(a, b, flop_rate, by=-SLOWER), a) for a, b in pairs]
-        known = [(margin, a) for margin, a in margins if not math.isnan(margin.mean)]
-        numbers = (f"{m.mean + 1 - SLOWER:.3f} times as fast ({a.model}, tp={a.run.plan.tp})" for m, a in known)
-        return tally([margin for margin, _ in known], "pairs", "; ".join(numbers))
+        found = by_choice(split, attrgetter(f"plan.{way}"), f"plan.{way}").values()
+        return [(ways[True].over(ways[False], flop_rate), ways[True]) for ways in found if len(ways) == 2]
 
-    return check
+    text = "{0:.3f} times as fast ({1.model}, tp={1.run.plan.tp})"
+    return each(pairs, lambda over, _: over - (1 - SLOWER), "pairs", text, "; ")
 
 
 PAPER = [on_v100s(model, tp, dp) for dp in (1, 64) for tp, model in MODELS["paper"].items()]

@@ -13,16 +13,13 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
-from experiments.ptdp2021 import SELENE, UNTESTED, timed
-from harness.analysis.points import relative
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, best_over, each, grouped, largest
+from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.kit import (
-    BATCH, DP, GB, GIB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, ZERO_STAGE, Claim, Estimate, Experiment,
-    ModelConfig, Plan, Point, Printed, Record, Run, Tolerance, gigabytes, named, noted, points, printed, published,
-    share, table_of, with_printed,
+    BATCH, DP, GB, GIB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, UNTESTED, ZERO_STAGE, Claim, Estimate,
+    Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Tolerance, as_expected, best_over, each, figure_of,
+    gigabytes, grouped, largest, named, noted, points, printed, printed_value, published, relative, repeated, share,
+    table_of, with_printed,
 )  # fmt: skip
-from harness.figures.style import figure_of
 from impl.cost.flops import model_flops
 from impl.cost.peaks import peak_flops
 from impl.model.sizes import LLAMA_BLOCK
@@ -99,12 +96,12 @@ def over(pairs: Iterable[tuple[Point, Point]]) -> list[Point]:
 
 
 def doubled(records: Sequence[Record]) -> list[Point]:
-    """Return the best plans of these models over those on the next fewer ranks."""
+    """Return the best plans over those on the next fewer ranks, of models that also train within a node."""
     return over(pair for line in small_models(records) for pair in pairwise(line))
 
 
 def kept(records: Sequence[Record]) -> list[Point]:
-    """Return the best plans of these models on most ranks, over those on fewest."""
+    """Return the best plans on most ranks over those on fewest, of models that also train within a node."""
     return over((line[0], line[-1]) for line in small_models(records))
 
 
@@ -158,7 +155,7 @@ def on_cpus(model: ModelConfig, repeats: int) -> list[Run]:
     plans = Plan(zero_stage=1), Plan(dp=2, zero_stage=1), Plan(tp=2, sequence_parallel=True), Plan(pp=2)
     alike = [timed(model, plan, 8, 2) for plan in plans]
     alone = [timed(model, Plan(tp=tp, sequence_parallel=tp > 1), 4 * tp, 4 * tp) for tp in (1, 2)]
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in (*alike, *alone)]
+    return repeated([*alike, *alone], repeats)
 
 
 FIGURE, SCRIPT = "docs/benchmark_summary.svg at c7fe20e", "scripts/scaling_benchmarks.py at 0e0a27e"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.experiment.kit import Check, Claim, EvaluationConfig, ModelConfig, Plan, Precision, Recipe, Run, Tolerance
+from harness.experiment.kit import Check, Claim, ModelConfig, Plan, Recipe, Run, Tolerance, repeated, untested
 
 MODEL_25M = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
 MODEL_7M = replace(MODEL_25M, hidden_size=256, num_heads=4)
@@ -22,19 +22,14 @@ def within(text: str, limit: Tolerance, check_of: Callable[..., Check], *about: 
     return claim(text, check_of(limit, *about), tolerance=limit)
 
 
-def timed(model: ModelConfig, plan: Plan, train: Recipe, precision: Precision = "fp32") -> Run:
-    """Return a run for speed only."""
-    return Run(model=model, plan=plan, train=train, evaluation=EvaluationConfig(sequences=None), precision=precision)
-
-
 def in_turn(variants: Callable[[Run], Sequence[Run]], runs: Iterable[Run], repeats: int) -> list[Run]:
     """Return the variants of each run, repeated in turn: A B C A B C."""
-    return [replace(one, repeat=repeat) for run in runs for repeat in range(repeats) for one in variants(run)]
+    return [one for run in runs for one in repeated(variants(run), repeats)]
 
 
 def in_both(model: ModelConfig, plans: Sequence[Plan], recipe: Recipe) -> list[Run]:
     """Return each plan in fp32 and in bf16."""
-    return [run for plan in plans for run in (timed(model, plan, recipe), timed(model, plan, recipe, "bf16"))]
+    return [run for plan in plans for run in (untested(model, plan, recipe), untested(model, plan, recipe, "bf16"))]
 
 
 def data_parallel(n: int, **fields: Any) -> list[Plan]:

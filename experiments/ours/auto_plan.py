@@ -14,16 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from experiments.ours import SLOWER, claim, timed
-from harness.experiment.checks import ends, known, measured_only
+from experiments.ours import SLOWER, claim
 from harness.experiment.contests import plan_in_words as in_words
 from harness.experiment.folders import ARCHIVE
 from harness.experiment.kit import (
-    GIB, MARK, RANKS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision, Recipe,
-    Record, Run, Table, Tolerance, about, named, of_run, point, points, share, step_seconds, tabulate, tally,
+    MARK, RANKS, RUNS, UNKNOWN, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision,
+    Recipe, Record, Run, Table, Tolerance, about, ends, gib, known, measured_only, named, of_run, point, points, share,
+    step_seconds, tabulate, tally, untested,
 )  # fmt: skip
 from harness.predict.systems import load_system
-from harness.records.statistics import UNKNOWN
 from harness.tune.tune import best_plan
 from impl.files import read_text
 from impl.simulator.plans import DEFAULTS, KNOBS
@@ -58,7 +57,7 @@ class Hand(NamedTuple):
         plan = Plan(**fields)
         plan = replace(plan, bucket_bytes=BUCKET) if plan.world_size > 2 else plan
         recipe = Recipe(steps=12, global_batch=self.batch, microbatch=microbatch, lr=1e-4, warmup_steps=2)
-        return replace(timed(self.model, plan, recipe, self.precision), repeat=repeat)
+        return replace(untested(self.model, plan, recipe, self.precision), repeat=repeat)
 
     def searched(self, way: Way) -> dict[str, Any]:
         """Return the entry of `plans`: the fields in which the best plan differs from the defaults.
@@ -122,7 +121,7 @@ SHOWN = (
     Column(key="step_seconds", header="step", unit="s", si="s", of=lambda one: one.estimate(step_seconds)),
     Column(key="speedup", header="over the hand-made", si="ratio", digits=3, of=lambda one: one.relative.mean),
     share("mfu", "MFU"),
-    Column(key="peak_memory_bytes", header="memory per rank", unit="GiB", si="B", scale=GIB, digits=3), RUNS, MARK,
+    gib("peak_memory_bytes", "memory per rank"), RUNS, MARK,
 )  # fmt: skip
 NOTES = (
     "By hand: the paper's plan. Same knobs: the fastest that `tune` finds among plans that the paper's software "

@@ -21,7 +21,7 @@ from harness.experiment.kit import (
 from impl.cost.memory import model_state_bytes
 
 GPUS, MEMORIES = 8, (16e9, 32e9, 80e9)
-"""GPUs of a node, and bytes of one."""
+"""Number of GPUs of a node, and the memory of one in bytes, for three kinds of GPU."""
 UNDIVIDED = Tolerance(0.02, "norms, biases and positions, which tensor-parallel ranks do not divide", "2026-11-24")
 SHAPE = ModelConfig(num_layers=4, hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
 NOTES = (

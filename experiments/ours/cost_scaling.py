@@ -10,17 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.ours import claim, timed
+from experiments.ours import claim
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MODEL, RUNS, TERA, Column, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Table,
-    about, milliseconds, named, of_run, share, step_seconds, tabulate,
+    FLOP_RATE, MARK, MODEL, RUNS, TERA, Column, Experiment, ModelConfig, Plan, Precision, Recipe, Run, milliseconds,
+    named, of_run, repeated, share, step_seconds, table_of, untested,
 )  # fmt: skip
 from harness.experiment.rates import LINEAR, NO_FASTER, flops, is_linear, name, sizes, turns_add_nothing
 
 
 def one_rank(models: Sequence[ModelConfig], recipe: Recipe, repeats: int, precision: Precision = "fp32") -> list[Run]:
-    every = [timed(model, Plan(), recipe, precision) for model in models]
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in every]
+    return repeated([untested(model, Plan(), recipe, precision) for model in models], repeats)
 
 
 def in_ranks(degrees: Sequence[int], runs: Sequence[Run]) -> list[Run]:
@@ -45,10 +44,10 @@ NOTES = (
 )
 
 
-def table(records: Sequence[Record]) -> Table:
-    """Tabulate step time and rate of one rank by model size, next to proportional time."""
-    title, found = f"Cost of a step by model size{about(records)}", [one for group in sizes(records) for one in group]
-    return tabulate("cost_scaling", title, SHOWN, found, NOTES, line=LINE, at=AT, published_rate=UNPUBLISHED)
+table = table_of(
+    "cost_scaling", "Cost of a step by model size", SHOWN, lambda records: [one for of in sizes(records) for one in of],
+    NOTES, line=LINE, at=AT, published_rate=UNPUBLISHED,
+)  # fmt: skip
 
 
 CPU = Recipe(steps=9, global_batch=2, microbatch=2, lr=1e-4, warmup_steps=2)

@@ -8,10 +8,10 @@ reduction after it, so that the difference is what overlap buys.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.ours import timed
-from harness.experiment.checks import measured_only, within_points
+
 from harness.experiment.kit import (
-    Claim, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Tolerance, named,
+    Claim, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Tolerance, measured_only, named,
+    repeated, untested, within_points,
 )  # fmt: skip
 from harness.experiment.rates import SLOWER, choices, overlap_is_no_slower, scaled, weak_keeps_more
 
@@ -27,7 +27,7 @@ def sweep(
     """Return weak and strong scaling over the degrees, for speed only; `recipe.global_batch` is one rank's batch."""
     sizes = sorted({(dp, recipe.global_batch * times) for dp in degrees for times in (1, dp)})
     plan = Plan(overlap_grad_reduce=overlap)
-    return [timed(size, replace(plan, dp=dp), replace(recipe, global_batch=n), precision) for dp, n in sizes]
+    return [untested(size, replace(plan, dp=dp), replace(recipe, global_batch=n), precision) for dp, n in sizes]
 
 
 def with_and_without_overlap(
@@ -35,11 +35,11 @@ def with_and_without_overlap(
 ) -> list[Run]:
     """Return the sweep, reduced during and after the backward pass, measured `repeats` times in turn."""
     both = [run for overlap in (True, False) for run in sweep(size, degrees, recipe, precision, overlap=overlap)]
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in both]
+    return repeated(both, repeats)
 
 
 def as_published(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether 1.2B on 64 GPUs has the efficiency of figure 5."""
+    """Judge whether 1.2B on 64 GPUs has the efficiency of figure 5 of Megatron-LM (2019)."""
     is_of_paper = lambda one: one.parameters > 1e9 and one.run.plan.world_size == 64 and all(choices(one).values())
     found = [one.relative for one in scaled(records) if is_of_paper(one)]
     return within_points([(one, PUBLISHED) for one in found], LOST, "", ", ".join(f"{one:.1%}" for one in found))

@@ -17,9 +17,8 @@ from harness.experiment.kit import (
     Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, Tolerance,
 )  # fmt: skip
 from harness.figures.placements import of_stability as figure
-from impl.model.norm_placement import PLACEMENTS
 
-PLACED = tuple(name for name in PLACEMENTS if name != "without")
+PLACED = ("pre", "post", "sandwich", "peri", "olmo2", "qk", "deepnorm", "sub", "scaled", "hybrid")
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 BASE = scaled(2, 64)
 LADDER = [

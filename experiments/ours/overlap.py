@@ -5,14 +5,12 @@ their use; and input gradients of layers that ranks share are reduced while weig
 switched off alone, next to the run that has all of them, and the two take turns: their ratio is what it buys.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments import ours
 from harness.experiment.contests import OVERLAPS, SETUP, by_overlap, no_slower_with, same_without
 from harness.experiment.kit import (
-    MARK, RUNS, Column, Experiment, Plan, Recipe, Record, Run, Table, about, milliseconds, named, ratio, step_seconds,
-    tabulate,
+    MARK, RUNS, Column, Experiment, Plan, Recipe, Run, milliseconds, named, ratio, step_seconds, table_of, untested,
 )  # fmt: skip
 
 
@@ -29,22 +27,19 @@ WITHOUT = milliseconds("without", "step without it", lambda cell: cell.of(cell.o
 SHOWN = (*SETUP, OVERLAPPED, WITH, WITHOUT, ratio("ratio", "with / without", lambda cell: cell.relative), RUNS, MARK)
 
 
-def table(records: Sequence[Record]) -> Table:
-    """Tabulate step time with all overlaps and without one of them, for each plan that has it."""
-    notes = (
-        "Step: the median of a run's steps, mean over repeats; with all overlaps of the plan, and without the one of "
-        "the row. With / without: mean over the pairs of repeats, with its 95% t-interval; below 1 it pays.",
-    )
-    title = f"What overlaps buy{about(records)}"
-    return tabulate("overlap", title, SHOWN, by_overlap(records), notes, apart=True)
+NOTE = (
+    "Step: the median of a run's steps, mean over repeats; with all overlaps of the plan, and without the one of "
+    "the row. With / without: mean over the pairs of repeats, with its 95% t-interval; below 1 it pays."
+)
+table = table_of("overlap", "What overlaps buy", SHOWN, by_overlap, [NOTE], apart=True)
 
 
 CPU = Recipe(steps=13, global_batch=16, microbatch=4, lr=1e-4, warmup_steps=2)
 GPU = Recipe(steps=30, global_batch=128, microbatch=2, lr=1.5e-4, warmup_steps=5)
-SMOKE = [ours.timed(named("gpt-0.5m"), plan, replace(CPU, steps=10)) for plan in (Plan(dp=2, zero_stage=3), Plan(tp=2))]
+SMOKE = [untested(named("gpt-0.5m"), plan, replace(CPU, steps=10)) for plan in (Plan(dp=2, zero_stage=3), Plan(tp=2))]
 SMALL = ours.in_both(ours.MODEL_7M, [*ours.data_parallel(2), *ours.layers_shared(2)], CPU)
 PAPER = [
-    ours.timed(replace(named("gpt-1.2b"), dropout=0.0), plan, recipe, "bf16")
+    untested(replace(named("gpt-1.2b"), dropout=0.0), plan, recipe, "bf16")
     for plans, recipe in (
         (ours.data_parallel(64, bucket_bytes=2**27), GPU),
         (ours.layers_shared(8), replace(GPU, global_batch=32, microbatch=4)),

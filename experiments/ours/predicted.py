@@ -9,10 +9,10 @@ search for the fastest plan lives on.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.ours import claim, timed
+from experiments.ours import claim
 from harness.experiment.kit import (
     MARK, MODEL, RANKS, RUNS, Experiment, ModelConfig, Plan, Recipe, Record, Table, about, milliseconds, named, of_run,
-    share, step_seconds, tabulate,
+    repeated, share, step_seconds, tabulate, untested,
 )  # fmt: skip
 from harness.experiment.simulated_steps import OFF, SAME_ORDER, close, compared, in_order, name, off, predicted, systems
 
@@ -39,7 +39,7 @@ def table(records: Sequence[Record]) -> Table:
 CPU = Recipe(steps=15, lr=1e-4, warmup_steps=2)
 GPU = replace(CPU, steps=30, global_batch=64, microbatch=2)
 SMALL = [
-    timed(
+    untested(
         ModelConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, seq_len=seq_len), plan,
         replace(CPU, global_batch=size * count * plan.dp, microbatch=size),
     )
@@ -83,7 +83,7 @@ EXPERIMENT = Experiment(
     "for it by `lmscale predict`.",
     runs={
         "smoke": [SMALL[0], SMALL[4], SMALL[10]],
-        "small": [replace(run, repeat=repeat) for repeat in range(3) for run in SMALL],
-        "paper": [timed(ON_8, replace(plan, bucket_bytes=2**27), GPU, "bf16") for plan in PAPER],
+        "small": repeated(SMALL, 3),
+        "paper": [untested(ON_8, replace(plan, bucket_bytes=2**27), GPU, "bf16") for plan in PAPER],
     },
 )  # fmt: skip

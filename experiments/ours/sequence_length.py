@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from experiments.ours import claim, timed
-from harness.experiment.checks import each
+from experiments.ours import claim
 from harness.experiment.kit import (
-    DEVICE, GB, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
-    Tolerance, less, milliseconds, named, of_run, points, share, step_seconds, table_of,
+    DEVICE, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
+    Tolerance, by_choice, each, figure_of, gigabytes, less, milliseconds, named, of_run, points, share, step_seconds,
+    table_of, untested,
 )  # fmt: skip
-from harness.figures.style import figure_of
 
 NO_SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-25")
 LONG = 32768
@@ -41,17 +40,10 @@ def timed_ways(records: Sequence[Record]) -> list[Point]:
 
 def rings(records: Sequence[Record], least: int = 0) -> list[tuple[Point, Point]]:
     """Return rings that share nothing else, each with Ulysses for sequences as long."""
-    alone = [
-        one
-        for one in timed_ways(records)
-        if one.run.plan.cp > 1 == one.run.plan.tp and one.run.plan.recompute == "none"
-    ]
-    by = {(one.device, one.run.model.seq_len, one.run.plan.cp_attention): one for one in alone}
-    return [
-        (one, by[device, length, "ulysses"])
-        for (device, length, kind), one in by.items()
-        if kind == "ring" and length >= least and (device, length, "ulysses") in by
-    ]
+    plain = (one for one in timed_ways(records) if one.run.plan.recompute == "none" and one.run.model.seq_len >= least)
+    alone = (one for one in plain if one.run.plan.cp > 1 == one.run.plan.tp)
+    both = by_choice(alone, lambda run: run.plan.cp_attention, "plan.cp_attention").values()
+    return [(ways["ring"], ways["ulysses"]) for ways in both if len(ways) == 2]
 
 
 length_of = attrgetter("run.model.seq_len")
@@ -60,8 +52,8 @@ SHOWN = (
     Column(key="seq_len", header="sequence", unit="Ki tokens", si="tokens", scale=1024, of=length_of),
     of_run("way", "shared by", way, text=True), milliseconds("step", "step", lambda one: one.estimate(step_seconds)),
     share("relative", "of tp + sp", lambda one: one.relative),
-    Column(key="memory", header="memory of a rank", unit="GB", si="B", scale=GB, digits=3,
-           of=lambda one: one.mean(lambda record: record.peak_memory_bytes)), RUNS, MARK,
+    gigabytes("memory", "memory of a rank", lambda one: one.mean(lambda record: record.peak_memory_bytes), 3), RUNS,
+    MARK,
 )  # fmt: skip
 
 
@@ -79,7 +71,7 @@ def runs(model: ModelConfig, lengths: Sequence[int], plans: Sequence[Plan], prec
     def of(length: int, plan: Plan) -> Run:
         batch, microbatch = 2 * lengths[-1] // length, max(1, lengths[-1] // 16 // length)
         recipe = Recipe(steps=12, global_batch=batch, microbatch=microbatch, warmup_steps=2)
-        return timed(replace(model, seq_len=length), plan, recipe, precision)
+        return untested(replace(model, seq_len=length), plan, recipe, precision)
 
     return [of(length, plan) for length in lengths for plan in plans]
 

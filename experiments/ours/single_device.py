@@ -6,14 +6,13 @@ precision, microbatch, recomputation and torch.compile, and by engine: ours, PyT
 hands, and in DeepSpeed's.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.ours import MODEL_25M, claim, in_both, in_turn, timed
-from harness.experiment.contests import PRECISION, gib
+from experiments.ours import MODEL_25M, claim, in_both, in_turn
+from harness.experiment.contests import PRECISION
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Record, Table, Tolerance, about,
-    milliseconds, named, of_run, ratio, share, tabulate,
+    FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Tolerance, gib, milliseconds, named,
+    of_run, ratio, share, table_of, untested,
 )  # fmt: skip
 from harness.experiment.one_device import (
     MFU, SAME_RATE, all_ways, best_is_ours, close_to_alone, contestants, enough_on_h200, every_way, faster_than_plain,
@@ -36,24 +35,22 @@ SHOWN = (
 )  # fmt: skip
 
 
-def table(records: Sequence[Record]) -> Table:
-    """Tabulate rates of one rank, as shares of its products' rate alone, and each engine's step time over ours."""
-    notes = (
-        "Rates count model FLOPs (palm_12), those that training needs. The GEMM rate is what [b s, h] x [h, 4h] "
-        "reached alone in the same run; recomputation counted: the rate of all operations, as a share of it.",
-        "Over native's: medians of a run's steps by an engine and by ours with the same settings, mean over the pairs "
-        "of repeats, with its 95% t-interval; above 1 ours is faster.",
-    )
-    return tabulate("single_device", f"One device{about(records)}", SHOWN, contestants(records), notes)
+NOTES = (
+    "Rates count model FLOPs (palm_12), those that training needs. The GEMM rate is what [b s, h] x [h, 4h] "
+    "reached alone in the same run; recomputation counted: the rate of all operations, as a share of it.",
+    "Over native's: medians of a run's steps by an engine and by ours with the same settings, mean over the pairs "
+    "of repeats, with its 95% t-interval; above 1 ours is faster.",
+)
+table = table_of("single_device", "One device", SHOWN, contestants, NOTES)
 
 
 CPU = Recipe(steps=13, global_batch=8, microbatch=4, lr=1e-4, warmup_steps=2)
 GPU = Recipe(steps=15, global_batch=32, lr=1.5e-4, warmup_steps=2)
-OF_25M = timed(MODEL_25M, Plan(), CPU)
+OF_25M = untested(MODEL_25M, Plan(), CPU)
 OF_8B = replace(named("gpt-8.3b"), num_layers=24)
 LARGE = ((named("gpt-1.2b"), (4, 8, 16)), (named("gpt-2.5b"), (2, 4, 8)), (OF_8B, (2, 4, 8)))
 """Models, and microbatches that fit a GPU with 141 GB."""
-ON_GPU = [(timed(replace(model, seq_len=2048, dropout=0.0), Plan(), GPU, "bf16"), sizes) for model, sizes in LARGE]
+ON_GPU = [(untested(replace(model, seq_len=2048, dropout=0.0), Plan(), GPU, "bf16"), sizes) for model, sizes in LARGE]
 
 EXPERIMENT = Experiment(
     source="our own; Megatron-LM 2019, section 5.1, and PTD-P 2021, section 5.1, report 30% and 52% of a GPU's peak",

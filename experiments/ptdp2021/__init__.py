@@ -5,12 +5,11 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from harness.experiment.kit import EvaluationConfig, ModelConfig, Plan, Recipe, Run, Tier
+from harness.experiment.kit import BATCH, RANKS, UNTESTED, ModelConfig, Plan, Recipe, Run, Tier, repeated, untested
 
 CPU = Recipe(steps=8, microbatch=2, warmup_steps=2)
 SELENE = Recipe(steps=10, microbatch=1, lr=1e-4, min_lr=1e-5, warmup_steps=2)
 """Ten steps, of which seven are timed; learning rates of the paper's run scripts."""
-UNTESTED = EvaluationConfig(sequences=None)
 DEVIATIONS = (
     "bf16, not fp16; no dropout, with fused attention. Every layer is recomputed at `paper`, as in the paper, and none "
     "at `smoke` and `small`. "
@@ -23,10 +22,9 @@ def cost(small: str, paper: str) -> dict[Tier, str]:
     return {"smoke": "1 min, 2 CPU cores", "small": f"{small}, 2 CPU cores", "paper": f"{paper} with 80 GB"}
 
 
-def timed(model: ModelConfig, plan: Plan, batch: int, microbatch: int = CPU.microbatch, repeat: int = 0) -> Run:
+def timed(model: ModelConfig, plan: Plan, batch: int, microbatch: int = CPU.microbatch) -> Run:
     """Return a run for speed only, on CPUs."""
-    recipe = replace(CPU, global_batch=batch, microbatch=microbatch)
-    return Run(model=model, plan=plan, train=recipe, evaluation=UNTESTED, repeat=repeat)
+    return untested(model, plan, replace(CPU, global_batch=batch, microbatch=microbatch))
 
 
 def small_model(seq_len: int) -> ModelConfig:
@@ -43,16 +41,33 @@ def layouts(
 ) -> list[Run]:
     """Return every plan of the small model at every batch and microbatch."""
     model, every = small_model(seq_len), [(p, b, m) for b in batches for p in plans for m in microbatches]
-    return [timed(model, *one, repeat=repeat) for repeat in range(repeats) for one in every]
+    return repeated([timed(model, *one) for one in every], repeats)
+
+
+AT_SAME_RANKS: dict[str, Any] = {
+    "relative_to": "the fastest layout of as many ranks at the same batch",
+    "group": (RANKS, BATCH),
+    "line": (RANKS, BATCH),
+}
+"""Fields of a comparison of layouts of as many ranks."""
+
+
+def two_ways(one: str, other: str, batches: Sequence[int]) -> dict[Tier, list[Run]]:
+    """Return runs of the small model whose ranks are all in one axis of the plan, or in the other; at `small` on four.
+
+    Four ranks are also two by two, at the smallest batch.
+    """
+    plan = lambda **degrees: Plan(**degrees)
+    two = [plan(**{axis: 2}) for axis in (one, other)]
+    four = [plan(**{one: 4}), plan(**{one: 2, other: 2}), plan(**{other: 4})]
+    small = layouts(256, two, batches, repeats=3) + layouts(256, four, batches[:1])
+    return {"smoke": layouts(128, two, batches), "small": small}
 
 
 def grown(shapes: Sequence[tuple[int, int, Plan]], seq_len: int, microbatch: int, repeats: int) -> list[Run]:
     """Return runs of models of these numbers of layers and hidden sizes, each with its plan."""
-    models = [
-        (ModelConfig(num_layers=layers, hidden_size=hidden, num_heads=hidden // 32, seq_len=seq_len), plan)
-        for layers, hidden, plan in shapes
-    ]
-    return [timed(model, plan, 16, microbatch, repeat) for repeat in range(repeats) for model, plan in models]
+    model = lambda n, size: ModelConfig(num_layers=n, hidden_size=size, num_heads=size // 32, seq_len=seq_len)
+    return repeated([timed(model(n, size), plan, 16, microbatch) for n, size, plan in shapes], repeats)
 
 
 def microbatch_of(printed: Mapping[Any, Any]) -> int:

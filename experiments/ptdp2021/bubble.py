@@ -7,10 +7,9 @@ for 32 and 128 ranks and batches of 1 to 4 times as many microbatches.
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
 from harness.experiment.kit import (
-    BUBBLE, DP, MARK, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, Claim, Experiment, ModelConfig, Plan, Run,
-    Tolerance, of_run, share,
+    BUBBLE, DP, MARK, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, Claim, Experiment, Listing, ModelConfig, Plan,
+    Run, Tolerance, of_run, share,
 )  # fmt: skip
-from harness.experiment.listing import Listing
 
 CURVES = ((32, 32), (32, 128), (128, 128), (128, 512))
 """Ranks, and microbatches of a batch, of figure 6's curves."""

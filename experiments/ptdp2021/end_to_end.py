@@ -6,22 +6,9 @@ not fall but rises, from 137 to 163 TFLOP/s: larger matrix products make up for 
 """
 
 from experiments.ptdp2021 import DEVIATIONS, cost, grown, on_selene
-from harness.experiment.by_size import BySize
 from harness.experiment.kit import (
-    BATCH,
-    CHUNKS,
-    DP,
-    MICROBATCH,
-    PP,
-    TP,
-    Claim,
-    Experiment,
-    Plan,
-    Printed,
-    Run,
-    Tolerance,
-    named,
-)
+    BATCH, CHUNKS, DP, MICROBATCH, PP, TP, BySize, Claim, Experiment, Plan, Printed, Run, Tolerance, named,
+)  # fmt: skip
 
 LAYOUTS = {
     "ptdp-1.7b": (16, 1), "ptdp-3.6b": (16, 1), "ptdp-7.5b": (16, 1), "ptdp-18.4b": (8, 1), "ptdp-39.1b": (4, 1),
@@ -29,7 +16,7 @@ LAYOUTS = {
 }  # fmt: skip
 """Microbatch, and chunks of a pipeline rank: the authors' `examples/sc21/run_table_1.sh` in Megatron-LM."""
 NEAR = Tolerance(0.06, "another A100 cluster differed by up to 6.5%", "2026-11-21")
-"""Relative tolerance of a rate against the published one."""
+"""Largest relative distance of a rate from the published one that counts as the same."""
 
 
 def run_of(printed: Printed) -> Run:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from experiments.ptdp2021 import DEVIATIONS, microbatch_of, on_selene, timed
-from harness.experiment.checks import as_expected, each
 from harness.experiment.kit import (
     MICROBATCH, Claim, Column, Comparison, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record,
-    Run, Tolerance, all_hold, flop_rate, published, tally,
+    Run, Tolerance, all_hold, as_expected, each, flop_rate, published, repeated, tally,
 )  # fmt: skip
 
 SIZES = (1, 2, 4, 8, 16)
@@ -128,7 +127,7 @@ EXPERIMENT = Experiment(
     "small, and a CPU's rate depends less on how many rows a product has than a GPU's.",
     runs={
         "smoke": [timed(SMOKE, Plan(), SIZES[-1], size) for size in SIZES],
-        "small": [timed(SMALL, Plan(), SIZES[-1], size, repeat) for repeat in range(3) for size in SIZES],
+        "small": repeated([timed(SMALL, Plan(), SIZES[-1], size) for size in SIZES], 3),
         "paper": FIGURE.runs,
     },
 )  # fmt: skip

@@ -11,13 +11,11 @@ run's own times.
 from operator import attrgetter
 
 from experiments.ptdp2021 import DEVIATIONS, closed_bubble, closed_in_flight, cost, layouts, on_selene
-from harness.analysis.columns import value
-from harness.experiment.checks import best_over, each, within
 from harness.experiment.kit import (
-    AS_SIMULATED, BUBBLE, CHUNKS, MARK, MIB, MICROBATCHES, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, SCHEDULE, TP,
-    Check, Claim, Column, Experiment, Plan, Tolerance, named, of_run, share,
+    AS_SIMULATED, BUBBLE, CHUNKS, MARK, MICROBATCHES, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, SCHEDULE, TP,
+    Check, Claim, Column, Experiment, Listing, Plan, Tolerance, best_over, each, mebibytes, named, of_run, share, value,
+    within,
 )  # fmt: skip
-from harness.experiment.listing import Listing
 
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 POINTS = Tolerance(0.1, "the closed form has neither transfers nor uneven stages", "2026-11-21")
@@ -31,7 +29,7 @@ PIPELINES = Listing(
         MODEL, RANKS, TP, PP, SCHEDULE, CHUNKS, MICROBATCHES, BUBBLE, PREDICTED_BUBBLE, CLOSED,
         Column(key="microbatches_in_flight", header="in flight"),
         of_run("closed_in_flight", "in flight, published", lambda run: float(closed_in_flight(run))),
-        Column(key="in_flight_bytes", header="activations", unit="MiB", si="B", scale=MIB, digits=3), RATE, RUNS, MARK,
+        mebibytes("in_flight_bytes", "activations", digits=3), RATE, RUNS, MARK,
     ),
     notes=(
         "Bubble: idle over computing time of all pipeline ranks in the last step. Simulated: the same schedule with "

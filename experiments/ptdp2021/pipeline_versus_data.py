@@ -5,8 +5,8 @@ PTD-P trains 5.9B parameters on 64 GPUs, from 2 stages and 32-way data paralleli
 slower. Pipelines are for models that do not fit, and data parallelism is for speed.
 """
 
-from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
-from harness.experiment.kit import BATCH, DP, PP, RANKS, Comparison, Experiment, ModelConfig, Plan
+from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, cost, on_selene, two_ways
+from harness.experiment.kit import BATCH, DP, PP, Comparison, Experiment, ModelConfig
 
 MODEL = ModelConfig(num_layers=32, hidden_size=3840, num_heads=32)
 FIGURE = Comparison(
@@ -16,13 +16,9 @@ FIGURE = Comparison(
     title="Pipeline against data parallelism",
     run_of=lambda row: on_selene(row, MODEL),
     shown=(BATCH, PP, DP),
-    relative_to="the fastest layout of as many ranks at the same batch",
-    group=(RANKS, BATCH),
-    line=(RANKS, BATCH),
     at=(PP, DP),
+    **AT_SAME_RANKS,
 )
-TWO = (Plan(dp=2), Plan(pp=2))
-FOUR = (Plan(dp=4), Plan(dp=2, pp=2), Plan(pp=4))
 
 EXPERIMENT = Experiment(
     source="PTD-P 2021, section 5.4.2, figure 14",
@@ -41,9 +37,5 @@ EXPERIMENT = Experiment(
     deviations=DEVIATIONS
     + "At `smoke` and `small` a model of eight small layers is on two ranks, in the two layouts there "
     "are; at `small`, layouts of four ranks share two cores, and say nothing of speed.",
-    runs={
-        "smoke": layouts(128, TWO, (8, 32)),
-        "small": layouts(256, TWO, (8, 32), repeats=3) + layouts(256, FOUR, (8,)),
-        "paper": FIGURE.runs,
-    },
+    runs={**two_ways("dp", "pp", (8, 32)), "paper": FIGURE.runs},
 )

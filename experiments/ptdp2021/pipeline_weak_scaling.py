@@ -6,10 +6,11 @@ has sequences, so that the pipeline bubble is (p - 1) / 8 or (p - 1) / 128: the 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from experiments.ptdp2021 import DEVIATIONS, cost, on_selene, timed
 from harness.experiment.kit import (
-    BATCH, PP, TP, Comparison, Evidence, Experiment, ModelConfig, Plan, Record, Run, tally,
+    BATCH, PP, TP, Comparison, Evidence, Experiment, ModelConfig, Plan, Record, Run, repeated, tally,
 )  # fmt: skip
 
 FIGURE = Comparison(
@@ -36,15 +37,9 @@ def small_batch_falls_more(records: Sequence[Record]) -> Evidence | None:
 
 def runs(hidden: int, seq_len: int, repeats: int) -> list[Run]:
     """Return runs of four layers a rank; two and sixteen microbatches, for a bubble of a half and of a sixteenth."""
-    models = {
-        pp: ModelConfig(num_layers=4 * pp, hidden_size=hidden, num_heads=hidden // 64, seq_len=seq_len) for pp in (1, 2)
-    }
-    return [
-        timed(model, Plan(pp=pp), batch, repeat=repeat)
-        for repeat in range(repeats)
-        for batch in (4, 32)
-        for pp, model in models.items()
-    ]
+    model = ModelConfig(hidden_size=hidden, num_heads=hidden // 64, seq_len=seq_len)
+    every = [(replace(model, num_layers=4 * pp), Plan(pp=pp), batch) for batch in (4, 32) for pp in (1, 2)]
+    return repeated([timed(*one) for one in every], repeats)
 
 
 EXPERIMENT = Experiment(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
 from harness.experiment.kit import (
-    BATCH, CHUNKS, MIB, PP, SCATTER_GATHER, TP, Claim, Comparison, Evidence, Experiment, Plan, Printed, Record, Run,
-    named, points, tally,
+    BATCH, CHUNKS, MIB, PP, SCATTER_GATHER, TP, Claim, Comparison, Experiment, Plan, Printed, Record, Run, by_choice,
+    each, named, points,
 )  # fmt: skip
 
 
@@ -32,18 +32,11 @@ FIGURE = Comparison(
 )
 
 
-def sends_a_part(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether a rank sends exactly 1/t of the bytes; bytes count with any number of cores."""
-    sent: dict[tuple[int, int], dict[bool, float]] = {}
-    for one in points(records, lambda record: record.pp_bytes_sent):
-        plan, batch = one.run.plan, one.run.train.global_batch
-        sent.setdefault((plan.tp, batch), {})[plan.scatter_gather] = one.mean(lambda record: record.pp_bytes_sent)
-    both = {at: ways for at, ways in sent.items() if len(ways) == 2}
-    numbers = [
-        f"batch {batch}, t={tp}: {ways[True] / MIB:.3g} of {ways[False] / MIB:.3g} MiB"
-        for (tp, batch), ways in both.items()
-    ]
-    return tally([tp * ways[True] == ways[False] for (tp, _), ways in both.items()], "batches", "; ".join(numbers))
+def sent(records: Sequence[Record]) -> list[tuple[float, float, Run]]:
+    """Return the MiB that a rank sends to other stages, scattered and whole; bytes count with any number of cores."""
+    size = lambda record: record.pp_bytes_sent / MIB
+    both = by_choice(points(records, size), lambda run: run.plan.scatter_gather, "plan.scatter_gather")
+    return [(ways[True].mean(size), ways[False].mean(size), run) for (run, _), ways in both.items() if len(ways) == 2]
 
 
 def runs(seq_len: int, microbatches: Sequence[int]) -> list[Run]:
@@ -59,7 +52,13 @@ EXPERIMENT = Experiment(
         Claim(
             "a rank sends 1/t of the bytes to other stages, exactly",
             "section 4.1",
-            sends_a_part,
+            each(
+                sent,
+                lambda part, whole, run: run.plan.tp * part == whole,
+                "batches",
+                "batch {2.train.global_batch}, t={2.plan.tp}: {0:.3g} of {1:.3g} MiB",
+                "; ",
+            ),
             kind="self-consistency",
         ),
         FIGURE.direction(

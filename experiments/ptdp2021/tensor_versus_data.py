@@ -5,9 +5,9 @@ figure 15). Data parallelism reduces gradients once a step; tensor parallelism r
 every microbatch, and beyond a node slowly, and its matrices get small.
 """
 
-from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, cost, on_selene, two_ways
 from experiments.ptdp2021.pipeline_versus_data import MODEL
-from harness.experiment.kit import BATCH, DP, RANKS, TP, Comparison, Experiment, Plan
+from harness.experiment.kit import BATCH, DP, TP, Comparison, Experiment
 
 FIGURE = Comparison(
     paper="ptdp2021",
@@ -16,13 +16,9 @@ FIGURE = Comparison(
     title="Tensor against data parallelism",
     run_of=lambda row: on_selene(row, MODEL),
     shown=(BATCH, TP, DP),
-    relative_to="the fastest layout of as many ranks at the same batch",
-    group=(RANKS, BATCH),
-    line=(RANKS, BATCH),
     at=(TP, DP),
+    **AT_SAME_RANKS,
 )
-TWO = (Plan(dp=2), Plan(tp=2))
-FOUR = (Plan(dp=4), Plan(dp=2, tp=2), Plan(tp=4))
 
 EXPERIMENT = Experiment(
     source="PTD-P 2021, section 5.4.3, figure 15",
@@ -42,9 +38,5 @@ EXPERIMENT = Experiment(
     deviations=DEVIATIONS
     + "At `smoke` and `small` a model of eight small layers is on two ranks, in the two layouts there "
     "are; at `small`, layouts of four ranks share two cores, and say nothing of speed.",
-    runs={
-        "smoke": layouts(128, TWO, (8, 32)),
-        "small": layouts(256, TWO, (8, 32), repeats=3) + layouts(256, FOUR, (8,)),
-        "paper": FIGURE.runs,
-    },
+    runs={**two_ways("dp", "tp", (8, 32)), "paper": FIGURE.runs},
 )

@@ -7,9 +7,10 @@ all-reduces between nodes are slow, and a deep pipeline has a large bubble where
 
 from collections.abc import Sequence
 
-from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, cost, on_selene, two_ways
 from harness.experiment.kit import (
-    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Evidence, Experiment, ModelConfig, Plan, Record, points, tally,
+    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Experiment, ModelConfig, Record, Run, each, flop_rate, grouped,
+    points,
 )  # fmt: skip
 
 FIGURE = Comparison(
@@ -19,31 +20,25 @@ FIGURE = Comparison(
     title="Tensor against pipeline parallelism",
     run_of=lambda row: on_selene(row, ModelConfig(num_layers=32, hidden_size=20480, num_heads=128)),
     shown=(BATCH, TP, PP),
-    relative_to="the fastest layout of as many ranks at the same batch",
-    group=(RANKS, BATCH),
-    line=(RANKS, BATCH),
     at=(PP, TP),
+    **AT_SAME_RANKS,
 )
 NODE = 8
 """GPUs of one of Selene's nodes."""
 
 
-def layers_cost_more(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether tensor-parallel ranks send more than as many pipeline ranks; holds with any number of cores."""
-    sent: dict[tuple[int, int], dict[str, float]] = {}
-    for one in points(records, lambda record: record.flop_rate):
-        plan, ranks, batch = one.run.plan, one.run.plan.world_size, one.run.train.global_batch
-        within, between = one.mean(lambda record: record.tp_bytes_sent), one.mean(lambda record: record.pp_bytes_sent)
-        for way, degree, size in (("tp", plan.tp, within), ("pp", plan.pp, between)):
-            if degree == ranks and size > 0:
-                sent.setdefault((ranks, batch), {})[way] = size
-    both = {at: ways for at, ways in sent.items() if len(ways) == 2}
-    numbers = [f"{n} ranks, batch {b}: {w['tp'] / MIB:.3g} and {w['pp'] / MIB:.3g} MiB" for (n, b), w in both.items()]
-    return tally([ways["tp"] > ways["pp"] for ways in both.values()], "batches", "; ".join(numbers))
+def sent(records: Sequence[Record]) -> list[tuple[float, float, Run]]:
+    """Return the MiB that tensor-parallel ranks send, and as many pipeline ranks; they count with any cores."""
+    of_layers, of_depth = lambda record: record.tp_bytes_sent / MIB, lambda record: record.pp_bytes_sent / MIB
+    both = [
+        (tensor.mean(of_layers), deep.mean(of_depth), deep.run)
+        for group in grouped(points(records, flop_rate), RANKS, BATCH)
+        for tensor in group
+        for deep in group
+        if tensor.run.plan.tp == deep.run.plan.pp == deep.run.plan.world_size
+    ]
+    return [one for one in both if min(one[:2]) > 0]
 
-
-TWO = (Plan(tp=2), Plan(pp=2))
-FOUR = (Plan(tp=4), Plan(tp=2, pp=2), Plan(pp=4))
 
 EXPERIMENT = Experiment(
     source="PTD-P 2021, section 5.4.1, figure 13",
@@ -59,7 +54,13 @@ EXPERIMENT = Experiment(
         Claim(
             "ranks that share layers send more than as many that share the depth",
             "section 3.2",
-            layers_cost_more,
+            each(
+                sent,
+                lambda tensor, deep, _: tensor > deep,
+                "batches",
+                "{2.plan.world_size} ranks, batch {2.train.global_batch}: {0:.3g} and {1:.3g} MiB",
+                "; ",
+            ),
             kind="self-consistency",
         ),
     ),
@@ -68,9 +69,5 @@ EXPERIMENT = Experiment(
     deviations=DEVIATIONS + "At `smoke` and `small` a "
     "model of eight small layers is on two ranks, in the two layouts there are; at `small`, layouts of four ranks "
     "share two cores, and say what is sent but nothing of speed. CPUs have no nodes: what the paper finds is absent.",
-    runs={
-        "smoke": layouts(128, TWO, (4, 32)),
-        "small": layouts(256, TWO, (4, 32), repeats=3) + layouts(256, FOUR, (4,)),
-        "paper": FIGURE.runs,
-    },
+    runs={**two_ways("tp", "pp", (4, 32)), "paper": FIGURE.runs},
 )

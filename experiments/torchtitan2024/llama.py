@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.ptdp2021 import SELENE, UNTESTED, timed
-from harness.experiment.checks import as_expected, each, measured_only
+from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.contests import PLAN, PRECISION
 from harness.experiment.kit import (
-    CHUNKS, MARK, MODEL, POINTS, RANKS, RUNS, Check, Claim, Column, Estimate, Experiment, ModelConfig, Plan, Point,
-    Precision, Printed, Record, Run, Tolerance, apart_from, named, of_run, points, printed, published, table_of,
-    with_printed,
+    CHUNKS, MARK, MODEL, POINTS, RANKS, RUNS, UNTESTED, Check, Claim, Column, Estimate, Experiment, ModelConfig, Plan,
+    Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, each, measured_only, named, of_run,
+    points, printed, published, repeated, table_of, with_printed,
 )  # fmt: skip
 
 SAME = Tolerance(0.03, "three times the spread of the three published shares", "2026-11-25")
@@ -64,7 +63,7 @@ class Change:
     fields: tuple[str, ...]
     """Fields of a run that differ, by dotted name."""
     degree: Callable[[Run], Any]
-    """What grows with the change; the baseline has the least."""
+    """Function that returns what grows with the change, as the GPUs; the baseline has the least of it."""
 
     def over_baseline(self, records: Sequence[Record]) -> list[Point]:
         """Return the changed points, relative to their baseline, published numbers too."""
@@ -137,7 +136,7 @@ def on_cpus(model: ModelConfig, repeats: int) -> list[Run]:
     pipelines = [timed(model, plan, 8, 4 // plan.chunks) for plan in plans]
     alone = [replace(timed(model, Plan(), 8, 4), compile=compiled) for compiled in (False, True)]
     peers = [replace(run, engine="torch") for run in (*sharded, *alone)]
-    return [replace(run, repeat=repeat) for repeat in range(repeats) for run in (*sharded, *pipelines, *alone, *peers)]
+    return repeated([*sharded, *pipelines, *alone, *peers], repeats)
 
 
 EXPERIMENT = Experiment(

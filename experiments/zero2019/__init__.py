@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.experiment.checks import as_predicted
 from harness.experiment.kit import (
-    GB, TERA, EvaluationConfig, ModelConfig, Plan, Point, Printed, Recipe, Run, Tolerance, ZeroStage, gigabytes, noted,
-    of_run, published,
+    GB, TERA, UNTESTED, ModelConfig, Plan, Point, Printed, Recipe, Run, Tolerance, ZeroStage, as_predicted, gigabytes,
+    noted, of_run, published, repeated, untested,
 )  # fmt: skip
 from harness.experiment.kit import printed as in_print
 
@@ -20,7 +19,6 @@ OF_ZERO_100B: ZeroStage = 2
 CPU = Recipe(steps=8, warmup_steps=2)
 V100S = Recipe(steps=10, lr=1.5e-4, min_lr=1e-5, warmup_steps=2)
 """Ten steps, of which seven are timed."""
-UNTESTED = EvaluationConfig(sequences=None)
 UNITS = {"TFLOP/s per GPU": ("published_rate", TERA), "GB per device": ("cached", GB)}
 """Column and SI value of the units in which bars of the figures are printed."""
 T = of_run("tp", "t", lambda run: run.plan.tp)
@@ -43,13 +41,12 @@ PREDICTED = gigabytes("predicted_memory_bytes", "all, predicted", predicted_byte
 def for_memory(model: ModelConfig, plan: Plan, batch: int, microbatch: int = 1) -> Run:
     """Return a run of two steps, for the memory only, in the paper's precisions; the batch is of each replica."""
     recipe = Recipe(steps=2, global_batch=batch * plan.dp, microbatch=microbatch, warmup_steps=0)
-    return Run(model=model, plan=plan, train=recipe, evaluation=UNTESTED, precision="fp16", fp32_gradients=False)
+    return replace(untested(model, plan, recipe, "fp16"), fp32_gradients=False)
 
 
-def timed(model: ModelConfig, plan: Plan, batch: int, repeat: int) -> Run:
+def timed(model: ModelConfig, plan: Plan, batch: int) -> Run:
     """Return a run for speed only, on CPUs; the batch is of each replica, in one microbatch."""
-    recipe = replace(CPU, global_batch=batch * plan.dp, microbatch=batch)
-    return Run(model=model, plan=plan, train=recipe, evaluation=UNTESTED, repeat=repeat)
+    return untested(model, plan, replace(CPU, global_batch=batch * plan.dp, microbatch=batch))
 
 
 def on_v100s(printed: Printed, **plan: Any) -> Run:
@@ -110,4 +107,4 @@ def five_ways(model: ModelConfig, tp: int, dp: int, batch: int, bucket_bytes: in
 def for_speed(found: Sequence[Run], repeats: int) -> list[Run]:
     """Return the runs with more steps and in fp32."""
     longer = [replace(one, train=replace(one.train, steps=8), precision="fp32", fp32_gradients=True) for one in found]
-    return [replace(one, repeat=repeat) for repeat in range(repeats) for one in longer]
+    return repeated(longer, repeats)

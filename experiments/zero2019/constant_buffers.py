@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from experiments.zero2019 import COUNTED, PREDICTED, N, for_memory, predicted_bytes
 from harness.experiment.kit import (
-    MODEL, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, gigabytes, points,
-    table_of, tally,
+    MODEL, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, each, gigabytes, in_bytes,
+    points, table_of, tally,
 )  # fmt: skip
 
 SHAPE = ModelConfig(hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
@@ -53,16 +53,13 @@ def constant_is_constant(records: Sequence[Record]) -> Evidence | None:
     return tally([a == b for a, b in pairwise(sizes)], "steps in size", numbers)
 
 
-def one_is_all_gradients(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the one bucket takes two bytes a parameter."""
-    found = [one for one in by_buckets(records, is_one=True) if not one.is_simulated]
-    each = [buffers(one) / one.parameters for one in found]
-    numbers = ", ".join(f"{size:.3f}" for size in each) + " bytes a parameter"
-    return tally([abs(size / 2 - 1) <= EXACT for size in each], "models", numbers)
+def of_one(records: Sequence[Record]) -> list[tuple[float]]:
+    """Return the bytes a parameter that one bucket for all gradients takes."""
+    return [(buffers(one) / one.parameters,) for one in by_buckets(records, is_one=True) if not one.is_simulated]
 
 
 def costs_more_in_larger(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether one bucket takes more memory, and the more the larger the model."""
+    """Judge whether one bucket for all gradients takes more memory than constant ones, the more the larger a model."""
     total = lambda one: predicted_bytes(one) if one.is_simulated else one.mean(lambda record: record.memory_bytes)
     whole = {(one.parameters, one.device): total(one) for one in by_buckets(records, is_one=True)}
     parts = [(one, whole.get((one.parameters, one.device))) for one in by_buckets(records, is_one=False)]
@@ -71,10 +68,8 @@ def costs_more_in_larger(records: Sequence[Record]) -> Evidence | None:
     return tally([a < b for a, b in pairwise([0.0, *(size for size, _ in more)])], "models", numbers)
 
 
-BUCKET = Column(
-    key="bucket", header="bucket", unit="MB", si="B", scale=1e6,
-    of=lambda one: None if one.run.plan.bucket_bytes == ONE else one.run.plan.bucket_bytes,
-)  # fmt: skip
+SIZE = lambda one: None if one.run.plan.bucket_bytes == ONE else one.run.plan.bucket_bytes
+BUCKET = in_bytes("MB", "bucket", "bucket", SIZE)
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), section 6.2",
     expectation="buffers that do not grow with the model, where one for all takes 2 bytes a parameter",
@@ -84,7 +79,8 @@ EXPERIMENT = Experiment(
             kind="self-consistency",
         ),
         Claim(
-            "one buffer for all gradients takes 2 bytes a parameter, within 1%", "our own", one_is_all_gradients,
+            "one buffer for all gradients takes 2 bytes a parameter, within 1%", "our own",
+            each(of_one, lambda size: abs(size / 2 - 1) <= EXACT, "models", "{:.3f}", after=" bytes a parameter"),
             kind="self-consistency", tolerance=EXACT,
         ),
         Claim(

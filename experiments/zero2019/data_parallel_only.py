@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, bars, compared, on_v100s, timed
-from harness.experiment.checks import measured_only, within_points
 from harness.experiment.kit import (
-    BATCH, FLOP_RATE, MARK, MICROBATCH, MODEL, PERCENT, POINTS, RANKS, RUNS, ZERO_STAGE, Claim, Evidence,
-    Experiment, ModelConfig, Plan, Point, Printed, Record, Run, flop_rate, larger, points, relative_to, share,
-    table_of, tally, with_printed,
+    BATCH, FLOP_RATE, MARK, MICROBATCH, MODEL, PERCENT, POINTS, RANKS, RUNS, ZERO_STAGE, Claim, Evidence, Experiment,
+    ModelConfig, Plan, Point, Printed, Record, Run, figure_of, flop_rate, larger, measured_only, points, relative_to,
+    repeated, share, table_of, tally, with_printed, within_points,
 )  # fmt: skip
-from harness.figures.style import figure_of
 from harness.records.measures import model_names, shape
 
 V100 = 32 * 2**30
@@ -106,12 +104,10 @@ def divided_is_no_slower(records: Sequence[Record]) -> Evidence | None:
 def small_runs(unit: int, seq_len: int, repeats: int) -> list[Run]:
     """Return growing models with divided states, and the smallest ones with undivided ones, on two ranks."""
     divided = Plan(dp=2, zero_stage=OF_ZERO_100B, recompute="full", bucket_bytes=2**19)
-    models = [
-        (ModelConfig(num_layers=layers, hidden_size=h * unit, num_heads=h * unit // 32, seq_len=seq_len), batch)
-        for layers, h, batch in SIZES
-    ]
-    every = [(divided, *one) for one in models] + [(replace(divided, zero_stage=0), *one) for one in models[:2]]
-    return [timed(model, plan, batch, repeat) for repeat in range(repeats) for plan, model, batch in every]
+    model = lambda layers, size: ModelConfig(num_layers=layers, hidden_size=size, num_heads=size // 32, seq_len=seq_len)
+    plans = [(divided, SIZES), (replace(divided, zero_stage=0), SIZES[:2])]
+    every = [timed(model(layers, h * unit), plan, batch) for plan, sizes in plans for layers, h, batch in sizes]
+    return repeated(every, repeats)
 
 
 EXPERIMENT = Experiment(

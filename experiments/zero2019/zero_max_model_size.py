@@ -14,10 +14,9 @@ from functools import cache
 from itertools import pairwise
 
 from experiments.zero2019 import COUNTED, PREDICTED, STAGES, V100, N, T, for_memory
-from harness.experiment.checks import within_share
 from harness.experiment.kit import (
-    ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
-    gigabytes, points, published, table_of, tally,
+    GB, ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
+    each, gigabytes, near, points, published, table_of, tally,
 )  # fmt: skip
 from impl.cost.memory import memory_of_ranks, model_state_bytes
 from impl.cost.parameters import count_parameters
@@ -131,26 +130,16 @@ def grows_with_the_stage(records: Sequence[Record]) -> Evidence | None:
     return tally([a <= b for layers in whole.values() for a, b in pairwise(layers)], "steps", "; ".join(numbers))
 
 
-def trained_models_fit(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the models that table 2 says were trained are predicted to fit; None without simulated runs."""
-    is_one = lambda one: one.is_simulated and one.run.plan.dp > 2
-    found = [(one.peak_memory_bytes, one.run.plan.tp, one.run.plan.zero_stage) for one in filter(is_one, records)]
-    sizes = ", ".join(f"{size / 1e9:.1f} GB (t={tp}, stage {stage})" for size, tp, stage in sorted(found))
-    return tally([size <= V100 for size, *_ in found], "models", sizes)
+def needed(records: Sequence[Record]) -> list[tuple[float, int, int]]:
+    """Return the predicted GB, and tp and ZeRO stage, of the models that table 2 says were trained."""
+    found = [(one.peak_memory_bytes / GB, one.run.plan) for one in records if one.is_simulated and one.run.plan.dp > 2]
+    return sorted((size, plan.tp, plan.zero_stage) for size, plan in found)
 
 
-def trained_are_the_largest(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the models that were trained are as large as the largest predicted to fit."""
-    if not any(one.is_simulated for one in records):
-        return None
-    known = [one for one in in_paper() if "trained" in one.printed]
-    pairs = [(one.printed["predicted"], one.printed["trained"]) for one in known]
-    text = "{:.1f}B (t={}, stage {}; trained {:g}B)"
-    numbers = (
-        text.format(fits / 1e9, one.run.plan.tp, one.run.plan.zero_stage, size / 1e9)
-        for one, (fits, size) in zip(known, pairs, strict=True)
-    )
-    return within_share(pairs, NEAR, "models", ", ".join(numbers))
+def largest_of_all(records: Sequence[Record]) -> list[tuple[float, float, Plan]]:
+    """Return the billions of parameters predicted to fit at most, and trained at most; none without simulated runs."""
+    known = [one for one in in_paper() if "trained" in one.printed and any(record.is_simulated for record in records)]
+    return [(one.printed["predicted"] / 1e9, one.printed["trained"] / 1e9, one.run.plan) for one in known]
 
 
 EXPERIMENT = Experiment(
@@ -165,12 +154,16 @@ EXPERIMENT = Experiment(
             "2, 7.6, 14.4 and 128 billion parameters (t=1, N=64)", kind="direction",
         ),
         Claim(
-            "the models that were trained are predicted to fit 32 GB", "table 2, measured", trained_models_fit,
-            kind="arithmetic",
+            "the models that were trained are predicted to fit 32 GB", "table 2, measured",
+            each(needed, lambda size, *_: size <= V100 / GB, "models", "{:.1f} GB (t={}, stage {})"), kind="arithmetic",
         ),
         Claim(
             "the largest models predicted to fit 32 GB are those that were trained, within 10%", "table 2, measured",
-            trained_are_the_largest, "1.3 to 20B without ZeRO, 6.2 to 100B with stage 1 (t=1 to 16)",
+            each(
+                largest_of_all, lambda fits, trained, _: near(fits / trained, 1, NEAR), "models",
+                "{0:.1f}B (t={2.tp}, stage {2.zero_stage}; trained {1:g}B)",
+            ),
+            "1.3 to 20B without ZeRO, 6.2 to 100B with stage 1 (t=1 to 16)",
             kind="arithmetic", tolerance=NEAR,
         ),
     ),

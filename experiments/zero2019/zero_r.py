@@ -11,18 +11,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from experiments.zero2019 import (
     ALL_AS_PREDICTED, CLOSE, CONFIGURATIONS, N, OPTIONS, PRINTED_RATE, T, V100, bars, compared,
     configuration, five_ways, for_speed, of_bar, on_v100s,
 )  # fmt: skip
 from harness.analysis.scaling import LEAST_TIMED_STEPS
-from harness.experiment.checks import within_points
 from harness.experiment.kit import (
     FLOP_RATE, GB, MARK, MODEL, POINTS, RUNS, Claim, Evidence, Experiment, ModelConfig, Point, Record, Run, Table,
-    Tolerance, about, and_absent, apart_from, gigabytes, of_run, points, printed, published, relative_to, tabulate,
-    tally, with_printed,
+    Tolerance, about, and_absent, by_choice, each, gigabytes, of_run, points, printed, published, relative_to, tabulate,
+    tally, with_printed, within_points,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 from impl.cost.memory import memory_of_ranks
@@ -82,17 +80,13 @@ def rate(record: Record) -> float:
 
 
 def configured(records: Sequence[Record]) -> list[Point]:
-    """Return runs in one of the configurations, with the numbers of figures 7 and 8."""
+    """Return runs in one of table 3's configurations C1 to C5, with what figures 7 and 8 print for them."""
     return with_printed((one for one in points(records, lambda _: 0.0) if configuration(one.run)), in_print())
 
 
 def by_configuration(records: Sequence[Record]) -> list[dict[str, Point]]:
     """Return groups of points that differ in their configuration only."""
-    groups: dict[Any, dict[str, Point]] = {}
-    for one in configured(records):
-        same = apart_from(one.run, *(f"plan.{name}" for name in OPTIONS)), one.device
-        groups.setdefault(same, {})[configuration(one.run)] = one
-    return list(groups.values())
+    return list(by_choice(configured(records), configuration, *(f"plan.{name}" for name in OPTIONS)).values())
 
 
 def table(records: Sequence[Record]) -> Table:
@@ -115,13 +109,11 @@ def table(records: Sequence[Record]) -> Table:
     return tabulate("zero_r", f"ZeRO-R's configurations{about(records)}", columns, rows, NOTES)
 
 
-def leaves_a_part(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether P_a leaves exactly 1/t of the inputs of layers."""
+def parts(records: Sequence[Record]) -> list[tuple[int, float]]:
+    """Return the share of the inputs of layers that P_a leaves, by tensor-parallel degree."""
     groups = by_configuration(records)
     pairs = [(g[a], g[b]) for g in groups for a, b in (("C1", "C2"), ("C3", "C4")) if {a, b} <= set(g)]
-    shares = sorted({(one.run.plan.tp, kept(one) / kept(whole)) for whole, one in pairs if kept(whole) > 0})
-    numbers = ", ".join(f"{share:.4g} (t={tp})" for tp, share in shares)
-    return tally([tp * share == 1 for tp, share in shares], "degrees", numbers)
+    return sorted({(one.run.plan.tp, kept(one) / kept(whole)) for whole, one in pairs if kept(whole) > 0})
 
 
 def every_saving_counts(records: Sequence[Record]) -> Evidence | None:
@@ -164,8 +156,8 @@ EXPERIMENT = Experiment(
             tolerance=CLOSE,
         ),
         Claim(
-            "P_a leaves one of t parts of the activations, exactly", "section 6.1", leaves_a_part,
-            kind="self-consistency",
+            "P_a leaves one of t parts of the activations, exactly", "section 6.1",
+            each(parts, lambda tp, share: tp * share == 1, "degrees", "{1:.4g} (t={0})"), kind="self-consistency",
         ),
         Claim(
             "P_a and the division of gradients lower the memory, each and together; P_a+cpu does not raise it",

@@ -8,14 +8,13 @@ batch that each has room for: 60B parameters are more than twice as fast on twic
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, STAGES, bars, compared, on_v100s, timed
-from harness.experiment.checks import measured_only, within_points, within_share
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, RANKS, RUNS, TP, TP_SENT, ZERO_STAGE, Claim, Column,
     Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Table, Tolerance, about, and_absent,
-    flop_rate, points, printed, share, tabulate, tally, with_printed,
+    as_expected, by_choice, each, flop_rate, measured_only, points, printed, printed_value, repeated, sent, share,
+    tabulate, tally, with_printed,
 )  # fmt: skip
 
 NEAR = Tolerance(0.2, "assumed: plots are read to a tenth, and batches differ", "2026-11-21")
@@ -28,6 +27,7 @@ NOTES = (
     "Over Megatron's: the rate per device, over that of the same model with more ranks to a layer and undivided "
     "states. Of the fewest: the rate per device, over that on the fewest ranks, whose batch is smaller.",
 )
+MORE = lambda ratio, _: ratio - 1
 Baseline = Callable[[Point, Sequence[Point]], Point | None]
 """Function that returns the baseline of a point among those of the same model on the same device, or None."""
 
@@ -89,48 +89,30 @@ def relative(records: Sequence[Record], baseline: Baseline) -> list[Point]:
 def table(records: Sequence[Record]) -> Table:
     """Tabulate our points, then those of figures 2 and 3; a published point that was run here shares one row."""
     scaling = {(one.run, one.device): one.relative for one in relative(records, fewest)}
-    dp_sent = lambda one: one.mean(lambda record: record.dp_bytes_sent) if one.run.plan.dp > 1 else None
     columns = (
         MODEL, RANKS, ZERO_STAGE, TP, DP, MICROBATCH, BATCH, FLOP_RATE, PRINTED_RATE,
         Column(key="speedup", header="over Megatron's", si="ratio", digits=3, of=lambda one: one.relative),
         printed("published_speedup", "over Megatron's, published", si="ratio"),
         share("scaling", "per device, of the fewest", lambda one: scaling.get((one.run, one.device))),
         share("published_scaling", "of the fewest, published", lambda one: one.printed.get("published_scaling")),
-        replace(TP_SENT, key="dp_bytes_sent", header="sent to data-parallel ranks", of=dp_sent), TP_SENT, RUNS, MARK,
+        sent("dp", "sent to data-parallel ranks"), TP_SENT, RUNS, MARK,
     )  # fmt: skip
     rows = and_absent(relative(records, megatron), PAPER)
     return tabulate("zero_throughput", f"Throughput with divided states{about(records)}", columns, rows, NOTES)
 
 
-def faster_than_megatron(records: Sequence[Record]) -> Evidence | None:
-    found = [one for one in compared(relative(records, megatron)) if one.run.plan.zero_stage == OF_ZERO_100B]
-    numbers = (f"{one.relative:.3g} times ({one.model}, {one.run.plan.world_size} ranks)" for one in found)
-    return tally([one.relative - 1 for one in found], "models", ", ".join(numbers))
-
-
-def super_linear(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the rate per device is above that on the fewest ranks wherever there are more."""
-    found = compared(relative(records, fewest))
-    numbers = (f"{one.relative:.0%} of the rate per device ({one.run.plan.world_size} ranks)" for one in found)
-    return tally([one.relative - 1 for one in found], "points", ", ".join(numbers))
-
-
-def beside_printed(records: Sequence[Record], baseline: Baseline, name: str) -> list[tuple[Estimate, float]]:
-    """Return ratios over the baseline with the published ones."""
-    found = compared(relative(records, baseline))
-    return [(one.relative, one.printed[name]) for one in found if name in one.printed]
+def gains(baseline: Baseline) -> Callable[[Sequence[Record]], list[tuple[Estimate, Point]]]:
+    """Return a function that gives ZeRO-100B's rates over those of its baselines."""
+    found = lambda records: compared(relative(records, baseline))
+    return lambda records: [(o.relative, o) for o in found(records) if o.run.plan.zero_stage == OF_ZERO_100B]
 
 
 def volumes(records: Sequence[Record]) -> Evidence | None:
     """Judge whether stages send 2, 2, 2 and 3 times the parameters, over stage 0's; bytes count on any cores."""
-    groups: dict[Any, dict[int, float]] = {}
-    for one in points(records, flop_rate):
-        plan, sent = one.run.plan, one.mean(lambda record: record.dp_bytes_sent)
-        if plan.dp > 1 and sent > 0:
-            at = model_of(one), plan.tp, plan.dp, one.run.train.global_batch, one.run.train.microbatch
-            groups.setdefault(at, {})[plan.zero_stage] = sent
-    whole = [group for group in groups.values() if 0 in group]
-    shares = sorted({(stage, sent / group[0]) for group in whole for stage, sent in group.items() if stage > 0})
+    sent = lambda one: one.mean(lambda record: record.dp_bytes_sent)
+    found = [one for one in points(records, flop_rate) if one.run.plan.dp > 1 and sent(one) > 0]
+    groups = by_choice(found, lambda run: run.plan.zero_stage, "plan.zero_stage").values()
+    shares = sorted({(at, sent(one) / sent(of[0])) for of in groups if 0 in of for at, one in of.items() if at})
     held = [abs(share - (1.5 if stage == 3 else 1)) <= SAME_VOLUME for stage, share in shares]
     numbers = ", ".join(f"{2 * share:.3g} (stage {stage})" for stage, share in shares)
     return tally(held, "volumes", f"{numbers} times the parameters")
@@ -142,7 +124,7 @@ def small_runs(layers: int, hidden: int, repeats: int) -> list[Run]:
     layouts = [*((Plan(dp=2, zero_stage=stage), 4) for stage in STAGES), (Plan(tp=2), 8)]
     layouts += [(Plan(zero_stage=OF_ZERO_100B), 2)]
     every = [(replace(plan, bucket_bytes=2**19), batch) for plan, batch in layouts]
-    return [timed(model, *one, repeat) for repeat in range(repeats) for one in every]
+    return repeated([timed(model, *one) for one in every], repeats)
 
 
 EXPERIMENT = Experiment(
@@ -151,21 +133,31 @@ EXPERIMENT = Experiment(
     "half from 64 GPUs to 128",
     claims=(
         Claim(
-            "ZeRO-100B is faster than Megatron at every size", "figure 2", measured_only(faster_than_megatron),
+            "ZeRO-100B is faster than Megatron at every size", "figure 2",
+            measured_only(
+                each(gains(megatron), MORE, "models", "{0:.3g} times ({1.model}, {1.run.plan.world_size} ranks)")
+            ),
             "1.1 to 10.2 times, 10.2 at 100B", kind="direction",
         ),
         Claim(
             "by the published factors, within a fifth", "figure 2",
-            lambda records: within_share(beside_printed(records, megatron, "published_speedup"), NEAR, "models"),
+            as_expected(
+                lambda records: compared(relative(records, megatron)), lambda one: one.relative,
+                printed_value("published_speedup"), NEAR, "models",
+            ),
             kind="quantitative", about="network", tolerance=NEAR,
         ),
         Claim(
-            "more ranks, with larger batches each, are faster each", "figure 3", super_linear, kind="direction",
-            about="network",
+            "more ranks, with larger batches each, are faster each", "figure 3",
+            each(gains(fewest), MORE, "points", "{0:.0%} of the rate per device ({1.run.plan.world_size} ranks)"),
+            kind="direction", about="network",
         ),
         Claim(
             "as much as published, within 5 points", "figure 3",
-            lambda records: within_points(beside_printed(records, fewest, "published_scaling"), POINTS, "points"),
+            as_expected(
+                lambda records: compared(relative(records, fewest)), lambda one: one.relative,
+                printed_value("published_scaling"), POINTS, are_shares=True,
+            ),
             kind="quantitative", about="network", tolerance=POINTS,
         ),
         Claim(

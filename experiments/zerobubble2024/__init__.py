@@ -5,17 +5,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from experiments.ptdp2021 import SELENE, UNTESTED
-from harness.experiment.checks import known
+from experiments.ptdp2021 import SELENE
 from harness.experiment.kit import (
-    GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, Estimate, Measure, ModelConfig, Plan, Point, Printed, Record, Run,
-    apart_from, exact, flop_rate, noted, points, published, with_printed,
+    GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, UNTESTED, Estimate, Measure, ModelConfig, Plan, Point, Printed,
+    Record, Run, apart_from, exact, flop_rate, known, noted, points, published, with_printed,
 )  # fmt: skip
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate, uniform
 
 AS = {"one_f_one_b": "one_f_one_b", "zb_h1": "zb_1p", "zb_h2": "zb_2p"}
-"""Schedule of table 4 that stands for each of ours.
+"""Schedule of the paper's table 4 that each of our schedules is compared with.
 
 ZB-1p is found by search and has ZB-H1's bubble in table 5. ZB-2p is found with room for 2p microbatches, where ZB-H2
 holds 2p - 1; its bubble is smaller.
@@ -83,7 +82,7 @@ def held(record: Record) -> float:
 
 
 def by_memory(records: Sequence[Record]) -> list[Point]:
-    """Return pipelines whose memory is known, failed ones too, relative to 1F1B's; it counts with any cores."""
+    """Return pipelines whose memory is known, failed runs included, relative to 1F1B's; ranks may share cores."""
     found = _with_1f1b(pipelines(records, held, failed=True))
     return [replace(one, relative=exact(one.mean(held) / plain.mean(held))) if plain else one for one, plain in found]
 

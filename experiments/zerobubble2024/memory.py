@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from experiments.korthikanti2022 import few_steps
 from experiments.ptdp2021 import small_model
 from experiments.zerobubble2024 import PAPER, PIPELINE, SCHEDULES, by_memory, held, of
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, each, grouped
 from harness.experiment.kit import (
-    GB, MODEL, PP, SCHEDULE, Claim, Column, Evidence, Experiment, Plan, Record, Run, Tolerance, gigabytes, printed,
-    table_of, tally,
+    GB, MODEL, PP, SCHEDULE, Claim, Column, Evidence, Experiment, Plan, Record, Run, Tolerance, as_expected, each,
+    gigabytes, grouped, printed, printed_value, table_of, tally,
 )  # fmt: skip
 
 A_TENTH = Tolerance(0.1, "ZB-1p takes 2 to 8% more in table 4", "2026-11-21")

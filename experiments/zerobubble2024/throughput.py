@@ -16,14 +16,10 @@ from experiments.ptdp2021 import layouts
 from experiments.zerobubble2024 import (
     PAPER, PIPELINE, SCHEDULES, bubble, bubble_by_paper, by_rate, gains, of, samples_per_second,
 )  # fmt: skip
-from harness.analysis.points import relative
-from harness.analysis.tabulate import printed_value
-from harness.experiment.checks import as_expected, each, ends, grouped
 from harness.experiment.kit import (
     MARK, MICROBATCHES, MODEL, PERCENT, POINTS, RUNS, Claim, Column, Evidence, Experiment, Plan, Record, Tolerance,
-    printed, share, table_of, tally,
+    as_expected, each, ends, figure_of, grouped, printed, printed_value, relative, share, table_of, tally,
 )  # fmt: skip
-from harness.figures.style import figure_of
 
 PLANS = [Plan(pp=2, schedule=schedule) for schedule in SCHEDULES]
 LAST_DIGIT = Tolerance(0.0001, "printed with four decimals; set with the numbers known, as tight", "2026-11-25")

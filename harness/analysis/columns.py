@@ -1,13 +1,17 @@
 """Columns that tables of points have in common: fields of a run, and measures."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from harness.analysis.render import Column
-from harness.analysis.tables import MILLI, PERCENT
+from harness.analysis.tables import GIB, MILLI, PERCENT
 from impl.run import Run
 
 MIB, GB = 2**20, 1e9
+BYTES = {"MiB": MIB, "GiB": GIB, "MB": 1e6, "GB": GB}
+"""Bytes in each unit in which tables show them."""
 
 
 def of_run(key: str, header: str, value: Callable[[Run], Any], *, text: bool = False) -> Column:
@@ -25,6 +29,16 @@ def milliseconds(key: str, header: str, of: Callable[[Any], Any] | None = None) 
     return Column(key=key, header=header, unit="ms", si="s", scale=MILLI, of=of)
 
 
+def in_bytes(
+    unit: str, key: str, header: str, of: Callable[[Any], Any] | None = None, digits: int = Column.digits
+) -> Column:
+    """Return a column of bytes, shown in a unit of BYTES."""
+    return Column(key=key, header=header, unit=unit, si="B", scale=BYTES[unit], digits=digits, of=of)
+
+
+gigabytes, gib, mebibytes = partial(in_bytes, "GB"), partial(in_bytes, "GiB", digits=3), partial(in_bytes, "MiB")
+
+
 def ratio(key: str, header: str, of: Callable[[Any], Any]) -> Column:
     """Return a column of ratios."""
     return Column(key=key, header=header, si="ratio", digits=3, of=of)
@@ -37,13 +51,13 @@ def printed(key: str, header: str, unit: str = "", scale: float = 1.0, si: str =
 
 
 def value(point: Any, column: Column) -> Any:
-    """Return a point's value of a field."""
+    """Return the value of a point in a column."""
     assert column.of
     return column.of(point)
 
 
 def values(point: Any, columns: Iterable[Column]) -> tuple[Any, ...]:
-    """Return a point's values of some fields."""
+    """Return the values of a point in some columns."""
     return tuple(value(point, column) for column in columns)
 
 
@@ -62,11 +76,13 @@ MICROBATCH = of_run("microbatch", "microbatch", lambda run: run.train.microbatch
 MICROBATCHES = of_run("microbatches", "micro-batches", lambda run: run.microbatches)
 BATCH = of_run("global_batch", "global batch", lambda run: run.train.global_batch)
 PREDICTED_BUBBLE = share("predicted_bubble", "simulated")
-PP_SENT = Column(
-    key="pp_bytes_sent", header="sent to other stages", unit="MiB", si="B", scale=MIB, digits=3,
-    of=lambda point: point.mean(lambda record: record.pp_bytes_sent) if point.run.plan.pp > 1 else None,
-)  # fmt: skip
-TP_SENT = Column(
-    key="tp_bytes_sent", header="sent within layers", unit="MiB", si="B", scale=MIB, digits=3,
-    of=lambda point: point.mean(lambda record: record.tp_bytes_sent) if point.run.plan.tp > 1 else None,
-)  # fmt: skip
+
+
+def sent(axis: str, header: str) -> Column:
+    """Return the column of the bytes that the busiest rank sends along an axis of the plan, empty for a degree of 1."""
+    key, degree = f"{axis}_bytes_sent", attrgetter(f"run.plan.{axis}")
+    of = lambda point: point.mean(attrgetter(key)) if degree(point) > 1 else None
+    return in_bytes("MiB", key, header, of, 3)
+
+
+PP_SENT, TP_SENT = sent("pp", "sent to other stages"), sent("tp", "sent within layers")

@@ -138,7 +138,7 @@ def _curves(scaled: pd.DataFrame) -> list[str]:
 
 
 def _grows(row: Row, baseline: Row) -> str:
-    """Return the first degree in which a row differs from its baseline, with the values of further ones."""
+    """Return the first degree that a row raises over its baseline, and the values of others that differ too."""
     first, *others = [degree for degree in DEGREES if row[degree] != baseline[degree]] or DEGREES[:1]
     return f"{first} with {' '.join(f'{degree}={row[degree]}' for degree in others)}" if others else first
 

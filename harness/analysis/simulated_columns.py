@@ -57,7 +57,7 @@ def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column],
 
 
 def _point(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key that a run and its simulation share; a point may be in weak and in strong scaling."""
+    """Return what a row has in common with that of its simulation: the point, and the kind of scaling if it has one."""
     return row["point"], row.get("kind")
 
 

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,7 +19,7 @@ from harness.launch.preflight import RANK_BYTES
 from harness.launch.slurm import minutes
 from harness.rank.devices import gpu_count
 from harness.rank.slurm_queue import ASK_SECONDS
-from harness.records.environment import CODE, git_state
+from harness.records.environment import CODE, git_state, version_of
 from harness.terminal import shown
 
 Grade = Literal["ok", "warning", "failed"]
@@ -83,9 +82,9 @@ def packages(lock: Path) -> Check:
         mend = "run from a checkout, whose lock has the versions to compare with"
         return Check("packages", "warning", f"{lock} is missing", mend)
     locked = dict(re.findall(r"^\s*([\w.-]+)==([^\s;#]+)", lock.read_text(), re.MULTILINE))
-    if missing := [name for name in REQUIRED if _installed(name) is None]:
+    if missing := [name for name in REQUIRED if version_of(name) is None]:
         return Check("packages", "failed", f"{', '.join(missing)}: not installed", INSTALL)
-    present = {name: version for name in locked if (version := _installed(name)) is not None}
+    present = {name: version for name in locked if (version := version_of(name)) is not None}
     others = [
         f"{name} {version} (lock: {locked[name]})"
         for name, version in present.items()
@@ -94,13 +93,6 @@ def packages(lock: Path) -> Check:
     if others:
         return Check("packages", "warning", f"not the lock's: {', '.join(others)}", INSTALL)
     return check("packages", f"{len(present)} installed, at the lock's versions")
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 # This machine -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from impl.data.config import OPTIONS, SYNTHETIC
 
 GUESSING = 1 / OPTIONS
 ERRORS = 3
-"""Standard errors above guessing from which a model counts as having learned something."""
+"""Standard errors by which an accuracy must exceed guessing to show that a model has learned something."""
 TEST = "RACE test"
 
 
@@ -41,7 +41,7 @@ def on_race(records: Sequence[Record]) -> list[Record]:
 
 
 def both(a: dict[float, Estimate], b: dict[float, Estimate]) -> list[tuple[Estimate, Estimate, str]]:
-    """Return two accuracies of every model that has both, with its size."""
+    """Return the two accuracies of each model that has both, with the size of the model."""
     return [(a[size], b[size], size_name(round(size))) for size in sorted(a.keys() & b.keys())]
 
 

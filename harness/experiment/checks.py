@@ -26,9 +26,9 @@ def rises(values: Sequence[Estimate | float], what: str, numbers: str) -> Eviden
     return tally([less(a, b) for a, b in pairwise(values)], what, numbers)
 
 
-def larger(one: Point, other: Point, measure: Measure, by: float = 0.0) -> Estimate:
-    """Return by how much a point's measure is over another's, and over a margin of this share of it."""
-    return one.over(other, measure) - (1 + by)
+def larger(one: Point, other: Point, measure: Measure) -> Estimate:
+    """Return by how much a point's measure is over another's, as a share of it."""
+    return one.over(other, measure) - 1
 
 
 def largest(best: Point, others: Iterable[Point], measure: Measure) -> Estimate:

@@ -191,15 +191,15 @@ def means(found: Iterable[tuple[_T, float]]) -> dict[_T, Estimate]:
     return {key: estimate(values) for key, values in groups.items()}
 
 
-def less(smaller: Estimate | float, larger: Estimate | float, by: float = 0.0) -> bool | Estimate:
-    """Return by which share the first is less than the second, beyond a margin of `by`; numbers are exact.
+def less(smaller: Estimate | float, larger: Estimate | float) -> bool | Estimate:
+    """Return by which share the first is less than the second; numbers are exact.
 
     Infinite values are compared as they are.
     """
     a, b = (one if isinstance(one, Estimate) else exact(one) for one in (smaller, larger))
     if math.isinf(a.mean) or math.isinf(b.mean) or not a.mean or not b.mean:
         return a.mean < b.mean
-    margin = (a / b).scaled(-1) - (by - 1)
+    margin = (a / b).scaled(-1) - -1
     return margin.mean > 0 if margin.half_width == 0 else margin
 
 

@@ -85,7 +85,7 @@ class Comparison:
     measure: Measure = flop_rate
     """Measure that is compared: larger is better."""
     more: tuple[Column, ...] = (PP_SENT, TP_SENT)
-    """Further columns, after rates and bubbles."""
+    """Further columns of the table, after those of rates and bubbles."""
 
     @property
     def runs(self) -> list[Run]:
@@ -222,16 +222,11 @@ class Comparison:
 
         return check
 
-    def ordered(self, along: Column, *, falls: bool = True, by: float = 0.0) -> Check:
-        """Return a check that speed falls, or rises, with a field in every group, at every step by over this share."""
-
-        def check(records: Sequence[Record]) -> Evidence | None:
-            lines = self.lines(records, along)
-            steps = [(a, b) if falls else (b, a) for line in lines for a, b in pairwise(line)]
-            margins = [larger(a, b, self.measure, by) for a, b in steps]
-            return tally(margins, "steps", "; ".join(in_words(line, along) for line in lines))
-
-        return check
+    def ordered(self, along: Column, *, falls: bool = True) -> Check:
+        """Return a check that speed falls, or rises, with a field in every group, at every step."""
+        steps = lambda line: [(a, b) if falls else (b, a) for a, b in pairwise(line)]
+        margins = lambda line: [larger(a, b, self.measure) for a, b in steps(line)]
+        return judged(lambda records: self.lines(records, along), margins, "steps", along)
 
     def faster(self, along: Column) -> Check:
         """Return a check that every point is faster than its baseline, the one with the least value of a field."""
@@ -274,45 +269,26 @@ class Comparison:
 
     def ends(self, along: Column) -> Check:
         """Return a check that in every group the smallest value of a field is fastest, and the largest slowest."""
-
-        def check(records: Sequence[Record]) -> Evidence | None:
-            lines = [sorted(group, key=lambda one: value(one, along)) for group in self.groups(records)]
-            fastest = [largest(line[0], line[1:], self.measure) for line in lines]
-            slowest = [all_hold([larger(one, line[-1], self.measure) for one in line[:-1]]) for line in lines]
-            margins = [all_hold(both) for both in zip(fastest, slowest, strict=True)]
-            return tally(margins, "batches", "; ".join(in_words(line, along) for line in lines))
-
-        return check
+        fastest = lambda line: largest(line[0], line[1:], self.measure)
+        slowest = lambda line: all_hold([larger(one, line[-1], self.measure) for one in line[:-1]])
+        lines = lambda records: [sorted(line, key=lambda one: value(one, along)) for line in self.groups(records)]
+        return judged(lines, lambda line: [all_hold([fastest(line), slowest(line)])], "batches", along)
 
     def inner_is_fastest(self, along: Column) -> Check:
         """Return a check that in no group the smallest or the largest value of a field is fastest."""
-
-        def check(records: Sequence[Record]) -> Evidence | None:
-            lines = [line for line in self.lines(records, along) if len(line) > 2]
-            best = [max(line[1:-1], key=lambda one: one.relative.mean) for line in lines]
-            margins = [largest(one, (line[0], line[-1]), self.measure) for one, line in zip(best, lines, strict=True)]
-            return tally(margins, "batches", "; ".join(in_words(line, along) for line in lines))
-
-        return check
+        lines = lambda records: [line for line in self.lines(records, along) if len(line) > 2]
+        best = lambda line: max(line[1:-1], key=lambda one: one.relative.mean)
+        return judged(lines, lambda line: [largest(best(line), (line[0], line[-1]), self.measure)], "batches", along)
 
     def fastest(self, along: Column, best: Any, *shown: Column) -> Check:
         """Return a check that of the paper's own points those with this value of a field are fastest in every group."""
-
-        def check(records: Sequence[Record]) -> Evidence | None:
-            lines = [
-                line
-                for line in self.groups(records, printed=True)
-                if best in (there := [value(one, along) for one in line]) and set(there) != {best}
-            ]
-            speed = lambda one: one.relative.mean
-            with_best = [max((one for one in line if value(one, along) == best), key=speed) for line in lines]
-            margins = [
-                largest(first, [one for one in line if value(one, along) != best], self.measure)
-                for first, line in zip(with_best, lines, strict=True)
-            ]
-            return tally(margins, "batches", "; ".join(in_words(line, along, *shown) for line in lines))
-
-        return check
+        of = lambda line, *, are_best: [one for one in line if (value(one, along) == best) is are_best]
+        lines = lambda records: [
+            line for line in self.groups(records, printed=True) if of(line, are_best=True) and of(line, are_best=False)
+        ]
+        first = lambda line: max(of(line, are_best=True), key=lambda one: one.relative.mean)
+        margin = lambda line: largest(first(line), of(line, are_best=False), self.measure)
+        return judged(lines, lambda line: [margin(line)], "batches", along, *shown)
 
     def in_print(self, *along: Column) -> str:
         """Return the figure's relative speeds as text, in the format of `in_words`."""
@@ -322,6 +298,29 @@ class Comparison:
             groups.setdefault(values(one, self.group), []).append(line)
         lines = [sorted(group, key=lambda one: values(one, along)) for _, group in sorted(groups.items())]
         return "; ".join(in_words(line, *along) for line in lines)
+
+
+def judged(
+    lines: Callable[[Sequence[Record]], Sequence[Sequence[Point]]],
+    margins: Callable[[Sequence[Point]], Sequence[Estimate]],
+    what: str,
+    *along: Column,
+) -> Check:
+    """Return a check of lines of points, with their relative speeds as text.
+
+    Args:
+        lines: function of records that returns the lines.
+        margins: function of a line that returns by how much each of its comparisons holds.
+        what: plural name of the comparisons.
+        along: fields of a point that the text names.
+    """
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        found = lines(records)
+        text = "; ".join(in_words(line, *along) for line in found)
+        return tally([margin for line in found for margin in margins(line)], what, text)
+
+    return check
 
 
 def in_words(line: Sequence[Point], *along: Column) -> str:

@@ -1,15 +1,14 @@
 """Engines side by side: whose step is shortest, whose memory is least and whose losses agree, on any plan or device."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, get_args
 
-from harness.analysis.columns import MODEL, RANKS, of_run, ratio
+from harness.analysis.columns import MODEL, RANKS, gib, of_run, ratio
 from harness.analysis.points import Measure, Point
 from harness.analysis.render import Column
-from harness.analysis.tables import GIB
 from harness.experiment.checks import at_most
 from harness.experiment.claims import Check, Evidence, Tolerance, less, tally
 from harness.experiment.pairs import Cell, cells, step_seconds, with_interval
@@ -41,11 +40,6 @@ def by_plan(point: Point) -> tuple[Any, ...]:
 def where(point: Point) -> str:
     """Return plan and precision of a point: `zero 3, bf16`."""
     return f"{plan_name(point.run.plan)}, {point.run.precision}"
-
-
-def gib(key: str, header: str, of: Callable[[Any], Any] | None = None) -> Column:
-    """Return a column of bytes, shown in GiB."""
-    return Column(key=key, header=header, unit="GiB", si="B", scale=GIB, digits=3, of=of)
 
 
 PLAN = of_run("plan", "plan", lambda run: plan_name(run.plan), text=True)

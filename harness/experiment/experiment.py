@@ -168,40 +168,28 @@ def _from_module(name: str, module: ModuleType) -> Experiment:
         raise InputError(f"experiments/{name}.py: an experiment needs a docstring and an EXPERIMENT = Experiment(...)")
     question, _, about = (module.__doc__ or "").strip().partition("\n")
     named = replace(experiment, id=name, question=question, about=about.strip())
-    own = {"table": _table_of_own_engines(named), "figure": _figure_of_own_engines(named)}
-    return replace(named, claims=_claims_of_own_engines(named), **own)
+    return replace(
+        named,
+        claims=tuple(replace(claim, check=_guarded(named, claim.check, _plain)) for claim in named.claims),
+        table=named.table and _guarded(named, named.table, _with_name),
+        figure=named.figure and _guarded(named, named.figure, lambda drawn: drawn),
+    )
 
 
-def _claims_of_own_engines(experiment: Experiment) -> tuple[Claim, ...]:
-    def checked(claim: Claim) -> Claim:
-        def own(records: Sequence[Record]) -> Evidence | None:
-            found = claim.check(_own(experiment, records))
-            counts = found and (int(found.holds), int(found.fails), int(found.open))
-            return found and counts and Evidence(*counts, str(found.numbers), found.repeats and int(found.repeats))
-
-        return replace(claim, check=_guarded(experiment, own))
-
-    return tuple(map(checked, experiment.claims))
+def _plain(found: Evidence | None) -> Evidence | None:
+    """Return evidence with plain numbers, whatever types the check gave."""
+    counts = found and (int(found.holds), int(found.fails), int(found.open))
+    return found and counts and Evidence(*counts, str(found.numbers), found.repeats and int(found.repeats))
 
 
-def _table_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]], Table] | None:
-    table = experiment.table
-    if table is None:
-        return None
+def _with_name(table: Table) -> Table:
+    """Return a table whose name can be that of its files.
 
-    def named(records: Sequence[Record]) -> Table:
-        made = table(_own(experiment, records))
-        require_name(made.name)  # its files have this name
-        return made
-
-    return _guarded(experiment, named)
-
-
-def _figure_of_own_engines(experiment: Experiment) -> Callable[[Sequence[Record]], Any] | None:
-    figure = experiment.figure
-    if figure is None:
-        return None
-    return _guarded(experiment, lambda records: figure(_own(experiment, records)))
+    Raises:
+        InputError: it cannot.
+    """
+    require_name(table.name)
+    return table
 
 
 def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
@@ -216,12 +204,17 @@ def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
     return [record for record in known if record.run.engine in chosen]
 
 
-def _guarded(experiment: Experiment, function: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Wrap a function of an experiment's file so that any exception becomes an InputError of one line."""
+def _guarded(
+    experiment: Experiment, function: Callable[[Sequence[Record]], _T], checked: Callable[[_T], _T]
+) -> Callable[[Sequence[Record]], _T]:
+    """Wrap a function of records in an experiment's file: it gets those of its own engines, and its result is checked.
 
-    def guarded(found: Any) -> _T:
+    Any exception becomes an InputError of one line.
+    """
+
+    def guarded(records: Sequence[Record]) -> _T:
         try:
-            return function(found)
+            return checked(function(_own(experiment, records)))
         except (Exception, SystemExit) as error:
             raise InputError(_told(experiment.id, error)) from None
 

@@ -12,7 +12,7 @@ from harness.records.parts import HELD_OUT
 from harness.records.record import Record
 
 TAILS = (0.05, 0.95)
-"""Quantiles that the ends of a forecast's interval stand for."""
+"""Quantiles at which the ends of a forecast's interval lie."""
 STEP, LOSS = "seconds of a step", "nats a token at the end"
 """What is forecast."""
 

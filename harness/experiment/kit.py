@@ -1,77 +1,36 @@
 """What a file of an experiment needs, in one place: runs, claims and checks, points, columns and tables."""
 
 from harness.analysis.columns import (
-    BATCH,
-    CHUNKS,
-    DP,
-    GB,
-    MIB,
-    MICROBATCH,
-    MICROBATCHES,
-    MODEL,
-    PP,
-    PP_SENT,
-    PREDICTED_BUBBLE,
-    RANKS,
-    SCATTER_GATHER,
-    SCHEDULE,
-    TP,
-    TP_SENT,
-    ZERO_STAGE,
-    milliseconds,
-    of_run,
-    printed,
-    ratio,
-    share,
+    BATCH, CHUNKS, DP, GB, MIB, MICROBATCH, MICROBATCHES, MODEL, PP, PP_SENT, PREDICTED_BUBBLE, RANKS, SCATTER_GATHER,
+    SCHEDULE, TP, TP_SENT, ZERO_STAGE, gib, gigabytes, in_bytes, mebibytes, milliseconds, of_run, printed, ratio, sent,
+    share, value,
 )  # fmt: skip
-from harness.analysis.points import Measure, Point, points, relative_to
+from harness.analysis.points import Measure, Point, points, relative, relative_to
 from harness.analysis.render import Column, Table, number
 from harness.analysis.tables import (
-    BUBBLE,
-    DEVICE,
-    EFFICIENCY,
-    FLOP_RATE,
-    GIB,
-    MARK,
-    MILLI,
-    PERCENT,
-    PUBLISHED,
-    RATE,
-    RUNS,
-    TERA,
-    VARIES,
+    BUBBLE, DEVICE, EFFICIENCY, FLOP_RATE, GIB, MARK, MILLI, PERCENT, PUBLISHED, RATE, RUNS, TERA, VARIES,
 )  # fmt: skip
-from harness.analysis.tabulate import tabulate
+from harness.analysis.tabulate import printed_value, tabulate
 from harness.experiment import checks
-from harness.experiment.by_size import with_size
-from harness.experiment.checks import AS_SIMULATED, all_hold, larger, largest
-from harness.experiment.claims import (
-    Check,
-    Claim,
-    Evidence,
-    Tolerance,
-    less,
-    means,
-    near,
-    tally,
+from harness.experiment.by_size import BySize, with_size
+from harness.experiment.checks import (
+    AS_SIMULATED, all_hold, as_expected, as_predicted, best_of_both, best_over, each, ends, falls_along, grouped, known,
+    larger, largest, measured_only, within, within_points, within_share,
 )  # fmt: skip
-from harness.experiment.comparison import (
-    POINTS,
-    Comparison,
-    Printed,
-    flop_rate,
-    in_words,
-    rate_with_recomputation,
-)  # fmt: skip
+from harness.experiment.claims import Check, Claim, Evidence, Tolerance, less, means, near, tally
+from harness.experiment.comparison import POINTS, Comparison, Printed, flop_rate, in_words, rate_with_recomputation
 from harness.experiment.experiment import Experiment
-from harness.experiment.pairs import Cell, cells, step_seconds, with_interval
-from harness.experiment.paper import and_absent, gigabytes, noted, table_of, with_printed
+from harness.experiment.listing import Listing, listed
+from harness.experiment.pairs import Cell, by_choice, cells, step_seconds, with_interval
+from harness.experiment.paper import and_absent, noted, table_of, with_printed
 from harness.experiment.published import published
+from harness.experiment.runs import UNTESTED, repeated, untested
 from harness.experiment.tiers import Tier
+from harness.figures.style import figure_of
 from harness.records.labels import apart_from
 from harness.records.measures import about, size_name
 from harness.records.record import Record, point
-from harness.records.statistics import Estimate, estimate, exact
+from harness.records.statistics import UNKNOWN, Estimate, estimate, exact
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
@@ -79,99 +38,3 @@ from impl.model.sizes import named
 from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import EngineName, Precision, Run
-
-__all__ = [
-    "AS_SIMULATED",
-    "BATCH",
-    "BUBBLE",
-    "CHUNKS",
-    "DEVICE",
-    "DP",
-    "EFFICIENCY",
-    "FLOP_RATE",
-    "GB",
-    "GIB",
-    "MARK",
-    "MIB",
-    "MICROBATCH",
-    "MICROBATCHES",
-    "MILLI",
-    "MODEL",
-    "PERCENT",
-    "POINTS",
-    "PP",
-    "PP_SENT",
-    "PREDICTED_BUBBLE",
-    "PUBLISHED",
-    "RANKS",
-    "RATE",
-    "RUNS",
-    "SCATTER_GATHER",
-    "SCHEDULE",
-    "TERA",
-    "TP",
-    "TP_SENT",
-    "VARIES",
-    "ZERO_STAGE",
-    "Cell",
-    "Check",
-    "Claim",
-    "Column",
-    "Comparison",
-    "DataConfig",
-    "EngineName",
-    "Estimate",
-    "EvaluationConfig",
-    "Evidence",
-    "Experiment",
-    "Measure",
-    "ModelConfig",
-    "Plan",
-    "Point",
-    "Precision",
-    "Printed",
-    "Recipe",
-    "Record",
-    "Run",
-    "Table",
-    "Tier",
-    "Tolerance",
-    "ZeroStage",
-    "about",
-    "all_hold",
-    "and_absent",
-    "apart_from",
-    "cells",
-    "checks",
-    "estimate",
-    "exact",
-    "flop_rate",
-    "gigabytes",
-    "in_words",
-    "larger",
-    "largest",
-    "less",
-    "means",
-    "milliseconds",
-    "named",
-    "near",
-    "noted",
-    "number",
-    "of_run",
-    "point",
-    "points",
-    "printed",
-    "published",
-    "rate_with_recomputation",
-    "ratio",
-    "relative_to",
-    "share",
-    "size_name",
-    "step_seconds",
-    "table_of",
-    "tabulate",
-    "tally",
-    "with_interval",
-    "with_printed",
-    "with_size",
-]  # fmt: skip

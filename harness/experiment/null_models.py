@@ -14,7 +14,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Idealised(NamedTuple):
-    """Verdict on a claim by simulated runs, beside those on machines of which one part takes no time."""
+    """Verdict of simulated runs on a claim, with those on machines of which one part takes no time."""
 
     experiment: str
     claim: Claim

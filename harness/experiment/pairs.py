@@ -1,9 +1,9 @@
 """Comparison of runs that differ in one choice only, measured in turn, by pairs of repeats."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.analysis.points import Measure, Point, points
 from harness.records.labels import apart_from
@@ -11,6 +11,9 @@ from harness.records.measures import in_order
 from harness.records.record import Record
 from harness.records.statistics import UNKNOWN, Estimate, estimate
 from impl.run import Run
+
+_Point = TypeVar("_Point", bound=Point)
+_Choice = TypeVar("_Choice", bound=Hashable)
 
 
 def step_seconds(record: Record) -> float:
@@ -81,6 +84,24 @@ class Cell(Point):
         return replace(self, relative=self.ratio(ours, theirs), other=theirs)
 
 
+def by_choice(
+    found: Iterable[_Point], choice: Callable[[Run], _Choice], *fields: str
+) -> dict[tuple[Run, str], dict[_Choice, _Point]]:
+    """Return points that differ only in some fields, on one device, by the choice that their runs make in these.
+
+    The groups are by what they share: a run whose fields that may differ are at their defaults, and the device.
+
+    Args:
+        found: points.
+        choice: function that returns a run's choice in these fields.
+        fields: dotted names of the fields.
+    """
+    groups: dict[tuple[Run, str], dict[_Choice, _Point]] = {}
+    for one in found:
+        groups.setdefault((apart_from(one.run, *fields), one.device), {})[choice(one.run)] = one
+    return groups
+
+
 def cells(records: Sequence[Record], *fields: str, choice: Callable[[Run], Hashable]) -> list[Cell]:
     """Return the runs in cells, by model size and then by the varying fields.
 
@@ -89,9 +110,7 @@ def cells(records: Sequence[Record], *fields: str, choice: Callable[[Run], Hasha
         fields: dotted names of the fields in which the runs of a cell may differ.
         choice: function that returns a run's choice in these fields.
     """
-    found: dict[tuple[Run, str], dict[Hashable, Point]] = {}
-    for one in points(records, lambda _: 0.0):
-        found.setdefault((apart_from(one.run, *fields), one.device), {})[choice(one.run)] = one
+    found = by_choice(points(records, lambda _: 0.0), choice, *fields)
     why_not: dict[Run, dict[Hashable, str]] = {}
     for record in in_order(records):
         if record.status != "ok":

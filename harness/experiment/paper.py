@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.analysis.columns import GB
 from harness.analysis.points import Point
 from harness.analysis.render import Column
 from harness.analysis.tables import MakesTable
@@ -38,19 +37,22 @@ def and_absent(found: Sequence[Point], paper: Mapping[Run, Point]) -> list[Point
     return [*found, *(one for run, one in paper.items() if run not in there)]
 
 
-def gigabytes(key: str, header: str, of: Callable[[Point], Any] | None = None, digits: int = 4) -> Column:
-    """Return a column of bytes, shown in GB."""
-    return Column(key=key, header=header, unit="GB", si="B", scale=GB, digits=digits, of=of)
-
-
 def table_of(
     name: str,
     title: str,
     columns: Sequence[Column],
     found: Callable[[Sequence[Record]], Iterable[Point]],
     notes: Sequence[str] = (),
-    *,
-    is_timed: bool = True,
+    **more: Any,
 ) -> MakesTable:
-    """Return a function that tabulates the points which `found` returns for records."""
-    return lambda records: tabulate(name, f"{title}{about(records)}", columns, found(records), notes, is_timed=is_timed)
+    """Return a function that tabulates the points which `found` returns for records.
+
+    Args:
+        name: stem of the table's files.
+        title: title, to which experiment and tier are added.
+        columns: columns that are shown.
+        found: function of records that returns the points.
+        notes: notes below the table.
+        more: further arguments of `tabulate`.
+    """
+    return lambda records: tabulate(name, f"{title}{about(records)}", columns, found(records), notes, **more)

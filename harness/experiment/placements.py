@@ -1,14 +1,16 @@
 """Checks on placements of LayerNorm: which diverge, end worse, have outlier dimensions, and what their laws give."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import product
+from operator import attrgetter
 
 from harness.analysis.outliers import FAR, IN_LAYERS, Look, looks
 from harness.analysis.placement_laws import BASELINE, SURE, ends, fits, targets
 from harness.analysis.render import number
 from harness.analysis.scaling_law import difference
 from harness.analysis.stability import Arm, arms
+from harness.experiment.checks import each
 from harness.experiment.claims import Check, Evidence, Tolerance, less, means, near, tally
 from harness.experiment.published import published
 from harness.records.measures import size_name
@@ -98,12 +100,8 @@ def by_model(found: Iterable[Look], measure: str) -> str:
 
 def has_outliers(norm: str) -> Check:
     """Return a check that every model with this placement ends with outlier dimensions."""
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        found = at_the_end(records, norm)
-        return tally([one.outliers > 0 for one in found], "runs", by_model(found, "outliers"))
-
-    return check
+    judge = lambda found: tally([one.outliers > 0 for one in found], "runs", by_model(found, "outliers"))
+    return lambda records: judge(at_the_end(records, norm))
 
 
 def same_in_most_norms(records: Sequence[Record]) -> Evidence | None:
@@ -132,36 +130,38 @@ def there_early(records: Sequence[Record]) -> Evidence | None:
     return tally([one.record.id in early for one in found if one.share == 1], "runs that end with some")
 
 
-def most_without_end_norm(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the largest dimension stands out more with pre-layernorm, whose sum is unscaled, than with post."""
+def ratios(records: Sequence[Record]) -> list[tuple[Estimate, Estimate, str]]:
+    """Return by how much the largest dimension stands out with pre-layernorm and with post, by model."""
     pre, post = (means((one.model, one.ratio) for one in at_the_end(records, norm)) for norm in ("pre", "post"))
-    both = [(pre[model], post[model], model) for model in pre if model in post]
-    numbers = ", ".join(f"{a:.2f} and {b:.2f} ({model})" for a, b, model in both)
-    return tally([less(b, a) for a, b, _ in both], "models", f"{numbers} times the median")
+    return [(pre[model], post[model], model) for model in pre if model in post]
+
+
+most_without_end_norm = each(
+    ratios, lambda a, b, _: less(b, a), "models", "{:.2f} and {:.2f} ({})", after=" times the median"
+)
+"""Check that the largest dimension stands out more with pre-layernorm, whose sum is unscaled, than with post."""
 
 
 CLOSE = Tolerance(0.02, "assumed", "2026-11-22")
 """Largest root mean square of log loss over the law's that counts as described by it."""
 
 
-def described(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether the law is close to the losses of every placement."""
-    laws = fits(records)
-    numbers = ", ".join(f"{one.off:.2%} ({norm})" for norm, one in laws.items())
-    return tally([one.off <= CLOSE for one in laws.values()], "placements", numbers)
+described = each(
+    lambda records: [(one.off, norm) for norm, one in fits(records).items()],
+    lambda off, _: off <= CLOSE, "placements", "{:.2%} ({})",
+)  # fmt: skip
+"""Check that the law is close to the losses of every placement."""
 
 
 def higher_here(other: str) -> Check:
     """Return a check that the other placement ends higher than the baseline at every size that was trained."""
 
-    def check(records: Sequence[Record]) -> Evidence | None:
+    def over(records: Sequence[Record]) -> list[tuple[Estimate, str]]:
         ours, theirs = ends(records, BASELINE), ends(records, other)
         mean = lambda end: estimate(end.losses)
-        over = {name: mean(theirs[name]) - mean(end) for name, end in ours.items() if name in theirs}
-        numbers = ", ".join(f"{one:+.3f} ({name})" for name, one in over.items())
-        return tally(list(over.values()), "sizes", f"{numbers} nats")
+        return [(mean(theirs[name]) - mean(end), name) for name, end in ours.items() if name in theirs]
 
-    return check
+    return each(over, lambda by, _: by, "sizes", "{:+.3f} ({})", after=" nats")
 
 
 def higher_beyond(records: Sequence[Record]) -> Evidence | None:
@@ -209,60 +209,52 @@ def _arms(records: Sequence[Record]) -> list[Arm]:
     return found if all(len(losses) >= SEEDS for one in found for losses in one.losses.values()) else []
 
 
-def _paired(records: Sequence[Record], one: str, other: str) -> list[tuple[Arm, Arm]]:
-    """Return the arms of two placements, paired by depth and warm-up."""
+def _paired(records: Sequence[Record], one: str, other: str) -> list[tuple[Arm, Arm, str]]:
+    """Return the arms of two placements, paired by depth and warm-up, with these in words."""
     found = {(arm.norm, arm.layers, arm.warmup): arm for arm in _arms(records)}
     pairs = ((arm, found.get((other, arm.layers, arm.warmup))) for arm in found.values() if arm.norm == one)
-    return [(arm, its) for arm, its in pairs if its]
+    return [(arm, its, _at(arm)) for arm, its in pairs if its]
+
+
+def _lines(found: Iterable[Arm], key: Callable[[Arm], Hashable]) -> list[list[Arm]]:
+    """Return the arms with the same key in lines of two or more."""
+    lines: dict[Hashable, list[Arm]] = {}
+    for arm in found:
+        lines.setdefault(key(arm), []).append(arm)
+    return [line for line in lines.values() if len(line) > 1]
 
 
 def _at(arm: Arm) -> str:
     return f"{arm.layers} layers, warm-up {arm.warmup}"
 
 
+STABLE = "{0.stable_rate:g} and {1.stable_rate:g} ({2})"
+
+
 def stable_at_higher_rates(layers: int) -> Check:
     """Return a check that pre-layernorm's largest stable rate is above post-layernorm's, with `layers` and more."""
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        pairs = [(pre, post) for pre, post in _paired(records, "pre", "post") if pre.layers >= layers]
-        numbers = (f"{pre.stable_rate:g} and {post.stable_rate:g} ({_at(pre)})" for pre, post in pairs)
-        return tally([pre.stable_rate > post.stable_rate for pre, post in pairs], "models", "; ".join(numbers))
-
-    return check
+    deep = lambda records: [both for both in _paired(records, "pre", "post") if both[0].layers >= layers]
+    return each(deep, lambda pre, post, _: pre.stable_rate > post.stable_rate, "models", STABLE, "; ")
 
 
 def as_stable(one: str, other: str) -> Check:
     """Return a check that one placement's largest stable rate is not below the other's, in every model."""
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        pairs = _paired(records, one, other)
-        numbers = (f"{a.stable_rate:g} and {b.stable_rate:g} ({_at(a)})" for a, b in pairs)
-        return tally([a.stable_rate >= b.stable_rate for a, b in pairs], "models", "; ".join(numbers))
-
-    return check
+    pairs = lambda records: _paired(records, one, other)
+    return each(pairs, lambda a, b, _: a.stable_rate >= b.stable_rate, "models", STABLE, "; ")
 
 
 def best_beats(lower: str, higher: str) -> Check:
     """Return a check that a placement's loss at its best rate is below another's at its own, in every model."""
-
-    def check(records: Sequence[Record]) -> Evidence | None:
-        pairs = _paired(records, lower, higher)
-        over = [less(a.best_loss, b.best_loss) for a, b in pairs]
-        numbers = (f"{a.best_loss.mean:.3f} and {b.best_loss.mean:.3f} ({_at(a)})" for a, b in pairs)
-        return tally(over, "models", f"{'; '.join(numbers)}; nats")
-
-    return check
+    pairs = lambda records: _paired(records, lower, higher)
+    text = "{0.best_loss:.3f} and {1.best_loss:.3f} ({2})"
+    return each(pairs, lambda a, b, _: less(a.best_loss, b.best_loss), "models", text, "; ", after="; nats")
 
 
 def falls_with_depth(norm: str) -> Check:
     """Return a check that the deepest model's largest stable rate is below the shallowest's, for every warm-up."""
 
     def check(records: Sequence[Record]) -> Evidence | None:
-        found: dict[int, list[Arm]] = {}
-        for arm in _arms(records):
-            if arm.norm == norm:
-                found.setdefault(arm.warmup, []).append(arm)
-        lines = [own for own in found.values() if len(own) > 1]
+        lines = _lines((arm for arm in _arms(records) if arm.norm == norm), attrgetter("warmup"))
         rates = (", ".join(f"{arm.stable_rate:g} ({arm.layers})" for arm in own) for own in lines)
         numbers = (f"warm-up {own[0].warmup}: {text}" for own, text in zip(lines, rates, strict=True))
         return tally([own[-1].stable_rate < own[0].stable_rate for own in lines], "warm-ups", "; ".join(numbers))
@@ -273,27 +265,20 @@ def falls_with_depth(norm: str) -> Check:
 def warmup_helps(norm: str, layers: int) -> Check:
     """Return a check that the longest warm-up's largest stable rate is above the shortest's, with `layers` and more."""
 
-    def check(records: Sequence[Record]) -> Evidence | None:
-        found: dict[int, list[Arm]] = {}
-        for arm in _arms(records):
-            if arm.norm == norm and arm.layers >= layers:
-                found.setdefault(arm.layers, []).append(arm)
-        pairs = [(own[0], own[-1]) for own in found.values() if len(own) > 1]
-        numbers = (f"{a.stable_rate:g} to {b.stable_rate:g} ({a.layers} layers)" for a, b in pairs)
-        return tally([b.stable_rate > a.stable_rate for a, b in pairs], "depths", "; ".join(numbers))
+    def ends_of(records: Sequence[Record]) -> list[tuple[Arm, Arm]]:
+        deep = (arm for arm in _arms(records) if arm.norm == norm and arm.layers >= layers)
+        return [(own[0], own[-1]) for own in _lines(deep, attrgetter("layers"))]
 
-    return check
+    text = "{0.stable_rate:g} to {1.stable_rate:g} ({0.layers} layers)"
+    return each(ends_of, lambda a, b: b.stable_rate > a.stable_rate, "depths", text, "; ")
 
 
 def no_worse(one: str, other: str, by: float) -> Check:
     """Return a check that a placement's loss at its best rate is at most a share above another's, in every model."""
 
-    def check(records: Sequence[Record]) -> Evidence | None:
-        pairs = _paired(records, one, other)
-        numbers = (f"{a.best_loss.mean / b.best_loss.mean - 1:+.1%} ({_at(a)})" for a, b in pairs)
-        return tally([less(a.best_loss, b.best_loss.scaled(1 + by)) for a, b in pairs], "models", "; ".join(numbers))
-
-    return check
+    losses = lambda records: [(a.best_loss, b.best_loss, at) for a, b, at in _paired(records, one, other)]
+    over = lambda records: [(a.mean / b.mean - 1, at, less(a, b.scaled(1 + by))) for a, b, at in losses(records)]
+    return each(over, lambda _over, _at, margin: margin, "models", "{:+.1%} ({})", "; ")
 
 
 def rate_transfers(by: float, norms: Sequence[str] = ()) -> Check:
@@ -304,11 +289,8 @@ def rate_transfers(by: float, norms: Sequence[str] = ()) -> Check:
     """
 
     def check(records: Sequence[Record]) -> Evidence | None:
-        lines: dict[str, list[Arm]] = {}
-        for arm in _arms(records):
-            if arm.norm in norms or not (norms or arm.norm.endswith("standard")):
-                lines.setdefault(arm.norm, []).append(arm)
-        pairs = [(own[0], larger) for own in lines.values() for larger in own[1:]]
+        meant = (arm for arm in _arms(records) if arm.norm in norms or not (norms or arm.norm.endswith("standard")))
+        pairs = [(own[0], larger) for own in _lines(meant, attrgetter("norm")) for larger in own[1:]]
         at_first = [estimate(larger.losses[first.best_rate]) for first, larger in pairs]
         over = [at.mean / larger.best_loss.mean - 1 for at, (_, larger) in zip(at_first, pairs, strict=True)]
         held = [less(at, arm.best_loss.scaled(1 + by)) for at, (_, arm) in zip(at_first, pairs, strict=True)]

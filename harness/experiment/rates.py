@@ -53,7 +53,7 @@ def name(one: Point) -> str:
 
 
 def is_linear(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether time is proportional to FLOPs within LINEAR, from LEAST parameters on, where sizes span enough."""
+    """Judge whether step times are proportional to FLOPs, over sizes from LEAST parameters on that span enough."""
     fair = [[one for one in group if one.parameters >= LEAST and not one.is_oversubscribed] for group in sizes(records)]
     spans = [group for group in fair if len(group) > 2 and group[-1].parameters >= SPAN * group[0].parameters]
     judged = [over_proportional(group) for group in spans]

@@ -107,14 +107,15 @@ def errors_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Ta
     """Tabulate sizes of errors of every set, next to the mean errors of other predictors."""
     rows, names = [], dict[str, None]()
     for result in results:
+        case, whole = result.case, result.whole
         mean = {
             by: float(np.nanmean(sizes)) if np.isfinite(sizes).any() else None
             for by, seconds in guesses(result, others).items()
-            if len(sizes := abs(percent_off(seconds, result.measured)))
+            if len(sizes := abs(percent_off(seconds, whole.measured)))
         }
         names |= dict.fromkeys(mean)
-        case, inside = result.case, 100 * result.is_inside.mean()
-        rows.append(_line(case.id, case.what, result.off, case.goals, calculon=case.calculon, inside=inside, **mean))
+        inside = 100 * whole.is_inside.mean()
+        rows.append(_line(case.id, case.what, whole.off, case.goals, calculon=case.calculon, inside=inside, **mean))
     columns = (
         *(*SIZES, *GOALS, Column(key="inside", header="inside the 90% interval", **PERCENT)),
         *(Column(key=name, header=name, **PERCENT) for name in names),
@@ -130,7 +131,7 @@ def errors_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Ta
 
 
 def _notes(results: Sequence[Result]) -> tuple[str, ...]:
-    h100 = next(one for one in results if one.case.id == "H100")
+    h100 = next(one.whole for one in results if one.case.id == "H100")
     missed = [row.name for row, off in zip(h100.rows, h100.off, strict=True) if abs(off) > FAR]
     return (
         "Only constants are fitted, and only to other rows; the laws and the constants' priors were written with all "
@@ -223,9 +224,9 @@ def _own_machine(out: Path) -> list[dict[str, Any]]:
 
 def figures_table(results: Sequence[Result]) -> Table:
     """Tabulate errors for each of PTD-P's figures."""
-    result = next(one for one in results if one.case.id == "figures")
-    named = np.array([row.name.split(",")[0] for row in result.rows])
-    parts = {name: result.off[named == name] for name in dict.fromkeys(named.tolist())}
+    whole = next(one.whole for one in results if one.case.id == "figures")
+    named = np.array([row.name.split(",")[0] for row in whole.rows])
+    parts = {name: whole.off[named == name] for name in dict.fromkeys(named.tolist())}
     rows = [_line("PTD-P", name, off, bias=float(off.mean())) for name, off in parts.items()]
     columns = (*SIZES, Column(key="bias", header="mean with sign", **PERCENT))
     return Table("figures", "PTD-P's figures", columns, pd.DataFrame(rows), ("Digitised to about 1 TFLOP/s per GPU.",))
@@ -236,12 +237,12 @@ def figure(results: Sequence[Result]) -> "Figure":
     import matplotlib.pyplot as plt
 
     titles = ("Fitted to rows of the same kind", "Extrapolated")
-    least = min(one.measured.min() for one in results) / 1.3
-    most = max(one.measured.max() for one in results) * 1.3
+    drawn_steps = np.concatenate([one.whole.measured for one in results])
+    least, most = drawn_steps.min() / 1.3, drawn_steps.max() * 1.3
     with style():
         drawn, axes = plt.subplots(1, 2, figsize=(12, 6), sharex=True, sharey=True)
         for i, (name, some) in enumerate(itertools.groupby(results, key=lambda result: result.case.id)):
-            pairs = np.hstack([(one.measured, one.predicted) for one in some])
+            pairs = np.hstack([(one.whole.measured, one.whole.predicted) for one in some])
             axes[int(name.endswith("x"))].plot(*pairs, linestyle="", markersize=4, alpha=0.6, label=name, **mark(i))
         for ax, title in zip(axes, titles, strict=True):
             if ax.get_legend_handles_labels()[1]:

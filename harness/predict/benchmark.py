@@ -25,7 +25,7 @@ KEYS = ("file", "name")
 TIE = 1e-9
 """Relative difference of seconds up to which predictions count as equal."""
 WORST = 10
-"""Rows that are shown as missed most."""
+"""Number of rows in the table of those that are missed most."""
 PERCENT: dict[str, Any] = {"unit": "%", "digits": 3}
 Seconds = Callable[[Measured], float]
 """What a predictor says of a row; NaN: nothing."""
@@ -38,7 +38,7 @@ def guesses(result: Result, others: Mapping[str, Seconds]) -> dict[str, np.ndarr
     """
     sheet = on_data_sheet(load_system(result.case.system))
     rated = cache(lambda run: predicted_seconds(run, sheet))
-    found = {"constant MFU": result.baseline, "data sheet": result.scaled(lambda row: rated(row.run))}
+    found = {"constant MFU": result.whole.baseline, "data sheet": result.scaled(lambda row: rated(row.run))}
     return found | {name: result.scaled(seconds) for name, seconds in others.items()}
 
 
@@ -107,8 +107,8 @@ def plans_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Tab
     rows = []
     for result in results:
         if result.case.asked[0].file == VTRAIN.file:
-            for by, predicted in {"simulator": result.predicted, **guesses(result, others)}.items():
-                groups, share, regret, tau = choices(result.rows, predicted)
+            for by, predicted in {"simulator": result.whole.predicted, **guesses(result, others)}.items():
+                groups, share, regret, tau = choices(result.whole.rows, predicted)
                 row = {"set": result.case.id, "what": result.case.what, "by": by, "groups": groups, "tau": tau}
                 rows.append(row | {"best": 100 * share, "regret": 100 * regret})
     columns = (
@@ -132,8 +132,8 @@ def kinds_table(results: Sequence[Result]) -> Table:
     frame = pd.DataFrame(
         [
             {"kind": kind, "off": abs(off), "is_inside": is_inside}
-            for result in results
-            for kind, off, is_inside in zip(result.kinds, result.off, result.is_inside, strict=True)
+            for whole in (result.whole for result in results)
+            for kind, off, is_inside in zip(whole.kinds, whole.off, whole.is_inside, strict=True)
         ]
     )
     frame = pd.concat([frame, frame.assign(kind="all")])
@@ -155,9 +155,8 @@ def worst_table(results: Sequence[Result]) -> Table:
     """Tabulate the rows that are missed most, each in the set that misses it most."""
     found = {}
     for result in results:
-        for row, seconds, off, is_inside in zip(
-            result.rows, result.predicted, result.off, result.is_inside, strict=True
-        ):
+        whole = result.whole
+        for row, seconds, off, is_inside in zip(whole.rows, whole.predicted, whole.off, whole.is_inside, strict=True):
             key, line = (row.file, row.name), {"set": result.case.what, "row": row.name, "measured": row.seconds}
             line |= {"predicted": seconds, "off": off, "inside": "yes" if is_inside else "no"}
             if key not in found or abs(off) > abs(found[key]["off"]):

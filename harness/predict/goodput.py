@@ -43,11 +43,11 @@ class Goodput(NamedTuple):
 
 
 def goodput(devices: int, failures: Failures) -> Goodput:
-    """Return the goodput of a run whose failures come at any time alike, restarts and checkpoints included.
+    """Return the goodput of a run whose failures have a constant rate, restarts and checkpoints included.
 
-    To train for t seconds and save takes M exp(R / M) (exp((t + d) / M) - 1) seconds on average, with M between
-    failures, d for a checkpoint and R for a restart; most is trained where exp((t + d) / M) (1 - t / M) = 1. Work after
-    the last checkpoint is lost.
+    With M seconds between failures on average, d for a checkpoint and R for a restart, it takes
+    M exp(R / M) (exp((t + d) / M) - 1) seconds on average to train for t seconds and save; the best t solves
+    exp((t + d) / M) (1 - t / M) = 1. Work after the last checkpoint is lost.
 
     Source: Daly 2006 (doi 10.1016/j.future.2004.11.016), whose optimal intervals this gives.
     """

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -136,33 +136,6 @@ class Part(NamedTuple):
     kinds: list[str]
     """How each row differs from those that were fitted."""
 
-
-class Result(NamedTuple):
-    """A case's rows with their predictions: in one part, or in one for each group."""
-
-    case: Case
-    parts: list[Part]
-
-    @property
-    def rows(self) -> list[Measured]:
-        return [row for part in self.parts for row in part.rows]
-
-    @property
-    def kinds(self) -> list[str]:
-        return [kind for part in self.parts for kind in part.kinds]
-
-    @property
-    def predicted(self) -> np.ndarray:
-        return np.concatenate([part.predicted for part in self.parts])
-
-    @property
-    def baseline(self) -> np.ndarray:
-        return np.concatenate([part.baseline for part in self.parts])
-
-    @property
-    def bounds(self) -> np.ndarray:
-        return np.concatenate([part.bounds for part in self.parts])
-
     @property
     def measured(self) -> np.ndarray:
         return np.array([row.seconds for row in self.rows])
@@ -176,6 +149,20 @@ class Result(NamedTuple):
     def is_inside(self) -> np.ndarray:
         """Whether each measured step is inside its interval."""
         return (self.bounds[:, 0] <= self.measured) & (self.measured <= self.bounds[:, 1])
+
+
+class Result(NamedTuple):
+    """A case's rows with their predictions: in one part, or in one for each group."""
+
+    case: Case
+    parts: list[Part]
+
+    @property
+    def whole(self) -> Part:
+        """All parts joined into one."""
+        join = lambda each: np.concatenate(each) if isinstance(each[0], np.ndarray) else [*itertools.chain(*each)]
+        columns: list[Any] = list(map(join, zip(*self.parts, strict=True)))
+        return Part(*columns)
 
     def scaled(self, seconds: Callable[[Measured], float]) -> np.ndarray:
         """Return what another predictor says of the rows, times one factor that fits it to the fitted rows, if any.

@@ -25,7 +25,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", 
 
 
 def memory_from(default: Run) -> Callable[..., int]:
-    """Return the function of the verb `memory`, whose options start from the run `default`."""
+    """Return the function of the verb `memory`; options that are not given are those of the run `default`."""
 
     def memory(
         config: Annotated[Run, tyro.conf.arg(name="")] = default,

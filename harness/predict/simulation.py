@@ -20,9 +20,9 @@ class Simulated(NamedTuple):
     """A run that was asked for, and the run that is simulated for it."""
 
     asked: Run
-    """The given fields, and for others the system's defaults."""
+    """Run with the given fields; fields that are not given have the system's defaults."""
     done: Done
-    """The same in a precision that the device has, with the habits of the system's software."""
+    """The same run in a precision that the device has, with the habits of the system's software."""
     assumed: Mapping[str, object]
     """Fields that are not given, with the values that they have."""
     differences: list[str]

@@ -16,6 +16,8 @@ from harness.rank.slurm_queue import forget as forget
 
 POLL_SECONDS = 0.25
 ASK_AGAIN_SECONDS = 2.0
+CANCEL_SECONDS = 10.0
+"""Longest wait for cancelled jobs to end."""
 
 
 def states(attempts: Sequence[Path]) -> dict[Path, JobState]:
@@ -35,7 +37,7 @@ def gpus_in_use(folder: Path) -> list[str]:
     return [gpu for path, state in states([*found]).items() if state.name == "running" for gpu in found[path].gpus]
 
 
-def cancel(attempts: Sequence[Path], wait_seconds: float = 10.0) -> None:
+def cancel(attempts: Sequence[Path]) -> None:
     """End the jobs of these attempts, and wait until they are gone, a few seconds at most."""
     for attempt in attempts:
         stop(attempt)
@@ -46,7 +48,7 @@ def cancel(attempts: Sequence[Path], wait_seconds: float = 10.0) -> None:
         if job.on == "local" and job.host == socket.gethostname() and (launcher := _launcher(attempt.resolve(), job)):
             with contextlib.suppress(psutil.Error):
                 launcher.send_signal(signal.SIGINT)
-    end, pause = time.monotonic() + wait_seconds, ASK_AGAIN_SECONDS if numbers else POLL_SECONDS
+    end, pause = time.monotonic() + CANCEL_SECONDS, ASK_AGAIN_SECONDS if numbers else POLL_SECONDS
     while time.monotonic() < end and any(s.name in ("pending", "running") for s in states([*jobs]).values()):
         time.sleep(pause)
 

@@ -30,7 +30,7 @@ def host_environment(command: list[str]) -> dict[str, Any]:
         "git": git_state(CODE),
         "lock_sha256": _sha256(CODE / "requirements.lock"),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "host": hashlib.sha256(platform.node().encode()).hexdigest()[:12],  # distinguishes machines without their names
         "os": f"{platform.system()} {platform.release()}",
         "processor": processor(),
@@ -128,7 +128,8 @@ def _git(folder: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=10).stdout
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

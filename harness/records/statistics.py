@@ -10,6 +10,8 @@ WARMUP_STEPS = 3
 WARMUP_SHARE = 0.1
 """Least share of first steps that are not timed."""
 CONFIDENCE = 0.95
+MOST_REPEATS = 1000
+"""Most repeats that are said to decide a claim."""
 NINE_TENTHS = 1.645
 """Standard deviations on each side that hold nine tenths of a normal distribution."""
 
@@ -143,17 +145,17 @@ def slope(pairs: Sequence[tuple[float, float]]) -> Estimate:
     return Estimate(found, t_quantile(n - 2) * math.sqrt(residual / (n - 2) / spread), n, n - 2)
 
 
-def repeats_to_decide(margin: Estimate, most: int = 1000) -> int | None:
+def repeats_to_decide(margin: Estimate) -> int | None:
     """Return the least number of repeats whose interval would exclude 0, with today's mean and deviation.
 
-    None if it is over `most`, if one measurement gives no deviation, or if repeats do not change the interval.
+    None if it is over MOST_REPEATS, if one measurement gives no deviation, or if repeats do not change the interval.
     """
     error = margin.standard_error
     if error is None or margin.freedom == math.inf or margin.n < 2:
         return None
     per_repeat, freedom = error * math.sqrt(margin.n), margin.freedom / (margin.n - 1)
     wide = lambda n: t_quantile(round(freedom * (n - 1), 2)) * per_repeat / math.sqrt(n)
-    return next((n for n in range(margin.n, most + 1) if wide(n) < abs(margin.mean)), None)
+    return next((n for n in range(margin.n, MOST_REPEATS + 1) if wide(n) < abs(margin.mean)), None)
 
 
 @functools.cache

@@ -41,7 +41,7 @@ def test_packages_are_compared_with_the_lock(tmp_path: Path, monkeypatch: pytest
     assert "is missing" in checks.packages(lock).found
     lock.write_text("# comment\ntorch==2.13.0\nNumPy==2.4.1 # why\nruff==0.17.0 ; python_version > '3'\n\njupyter==1\n")
     installed = dict.fromkeys(checks.REQUIRED, "1") | {"torch": "2.13.0+cpu", "NumPy": "2.4.1"}
-    monkeypatch.setattr(checks, "_installed", installed.get)
+    monkeypatch.setattr(checks, "version_of", installed.get)
     assert checks.packages(lock) == Check("packages", "ok", "2 installed, at the lock's versions")
     installed |= {"torch": "2.12.0", "ruff": "0.16"}
     older = "not the lock's: torch 2.12.0 (lock: 2.13.0), ruff 0.16 (lock: 0.17.0)"

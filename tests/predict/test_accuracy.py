@@ -65,7 +65,7 @@ def case_of(words: str) -> Case:
 
 
 def test_steps_on_h100s_are_predicted_by_priors_better_than_by_a_utilization_fitted_to_them():
-    found = result_of(case_of("three stacks"))
+    found = result_of(case_of("three stacks")).whole
     assert load_system("h100").calibration is None
     assert len(found.rows) == 15
     assert {row.run.model.mlp for row in found.rows} == {"gelu", "squared_relu", "swiglu"}
@@ -74,7 +74,7 @@ def test_steps_on_h100s_are_predicted_by_priors_better_than_by_a_utilization_fit
 
 def test_nvidias_steps_are_predicted_by_priors_better_than_by_a_utilization_fitted_to_them():
     """Eight bits, split products and parameters gathered ahead are laws without a constant of their own."""
-    found = result_of(case_of("NVIDIA's steps on H100s, bf16 and fp8, nothing fitted"))
+    found = result_of(case_of("NVIDIA's steps on H100s, bf16 and fp8, nothing fitted")).whole
     assert {row.run.precision for row in found.rows} == {"bf16", "fp8"}
     assert abs(found.off).mean() < 0.5 * abs(percent_off(found.baseline, found.measured)).mean()
     assert plain_nvidia() > 1.5 * abs(found.off).mean()
@@ -82,7 +82,7 @@ def test_nvidias_steps_are_predicted_by_priors_better_than_by_a_utilization_fitt
 
 def test_shared_sequences_of_large_models_are_predicted_from_steps_without_them():
     """Llama 3.1 with context parallelism of 2; constants fitted to NVIDIA's other steps. 8B is 23% too slow."""
-    found = result_of(case_of("context parallelism"))
+    found = result_of(case_of("context parallelism")).whole
     off = {row.run.model.hidden_size: abs(off) for row, off in zip(found.rows, found.off, strict=True)}
     assert {row.run.plan.cp for row in found.rows} == {2}
     assert max(off[8192], off[16384]) < 6
@@ -101,7 +101,7 @@ def test_derived_seconds_are_the_printed_rates():
 
 
 def test_table_1_is_predicted_from_three_of_its_rows():
-    found = result_of(CASES[0])
+    found = result_of(CASES[0]).whole
     off = abs(100 * (found.predicted / found.measured - 1))
     assert off.mean() <= 2.0
     assert off.max() <= 5.0
@@ -110,12 +110,12 @@ def test_table_1_is_predicted_from_three_of_its_rows():
 
 def test_heads_that_are_not_aligned_are_predicted_from_other_sizes_and_not_without_the_law():
     case = case_of("150 numbers a head")
-    assert abs(result_of(case).off).max() <= 12.0
+    assert abs(result_of(case).whole.off).max() <= 12.0
     system = load_system(case.system)
     tensor_cores = system.device.peak_flops | {"fp32": system.device.peak_flops["fp16"]}
     without = dataclasses.replace(system, device=dataclasses.replace(system.device, peak_flops=tensor_cores))
     ((fitted, rows),) = parts_of(case)
-    off = percent_off(seconds_of(rows, fit(fitted, without)), result_of(case).measured)
+    off = percent_off(seconds_of(rows, fit(fitted, without)), result_of(case).whole.measured)
     assert off.max() <= -15.0, "too fast in every row"
 
 
@@ -191,7 +191,7 @@ def test_tables_and_figure_are_made_of_results():
     assert worst["row"].tolist() == ["0", "1"]
     assert worst["off"].tolist() == pytest.approx([5.0, 0.0])
     assert len(figure([result]).axes) == 2
-    assert result.measured.sum() == pytest.approx(3.0)
+    assert result.whole.measured.sum() == pytest.approx(3.0)
 
 
 def test_another_predictor_is_scored_with_one_factor_fitted_to_the_fitted_rows(tmp_path: Path):
