@@ -57,6 +57,9 @@ class Executed:
     """Passes that were not executed, as they repeat one that was."""
     pp_rank: int
     head_positions: int
+    names: dict[str, str]
+    """Axes of every group, by the group's name."""
+    backend: str
 
 
 @dataclass
@@ -230,7 +233,7 @@ def _execute(run: Run, rank: int, tokens: int, device: str, backend: str, *, rep
             of_axes = by_axes.setdefault(names[group], {})
             of_axes[op] = of_axes.get(op, Count()) + count
         found = recorder.log, engine.passes, by_axes, memory, tracker.flops, engine.repeated
-        return Executed(rank, *found, one.pp_group.rank(), one.head_positions)
+        return Executed(rank, *found, one.pp_group.rank(), one.head_positions, names, backend)
     finally:
         dist.destroy_process_group()
 
