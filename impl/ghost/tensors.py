@@ -5,6 +5,7 @@ They are PyTorch's meta tensors. Operations on them give shapes and types only; 
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,11 +44,10 @@ class _Claiming(TorchFunctionMode):
             torch.Tensor.bernoulli_: lambda x, p, generator: x.bernoulli_(p),
             torch.Tensor.pin_memory: lambda x: x,
             torch.Tensor.to: self._to,
+            functional.scaled_dot_product_attention: partial(_attention, device.type),
         }
         if device.type == "cpu":
             self._instead |= {make: self._made(make) for make in (torch.empty, torch.zeros, torch.full)}
-        else:
-            self._instead[functional.scaled_dot_product_attention] = _flash
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,9 +74,13 @@ def _place(tensor: Tensor) -> int:
     return (tensor.untyped_storage()._cdata << 40) + tensor.storage_offset() * tensor.element_size()
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, **_: Any) -> Tensor:
-    """The fused kernel that a GPU has; of a meta tensor's device PyTorch would take the products one by one."""
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[0]
+def _attention(device: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, enable_gqa: bool) -> Tensor:
+    """Attention by the fused kernel that the device has, a CPU's without shared heads; PyTorch has none for meta."""
+    if device == "cpu" and enable_gqa:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+    aten = torch.ops.aten
+    of_cpu, of_gpu = aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention
+    return (of_cpu if device == "cpu" else of_gpu)(q, k, v, 0.0, is_causal)[0]
 
 
 class Counting(Tracked):
