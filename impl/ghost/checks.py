@@ -117,7 +117,9 @@ def _other_passes(
     sums: dict[tuple[int, str, int], Counter[Sent]] = {}
     for done in one.passes:
         op, stage, microbatch = done.action
-        sums.setdefault((microbatch, "forward" if op is Work.F else "backward", stage), Counter()).update(_sent(one, done))
+        sums.setdefault((microbatch, "forward" if op is Work.F else "backward", stage), Counter()).update(
+            _sent(one, done)
+        )
     expected: dict[tuple[str, int], Counter[Sent]] = {}
     for number, stage in stages.items():
         counts: dict[BlockName, int] = {"embedding": stage.is_first, "layer": len(stage.layers), "head": stage.is_last}
@@ -151,5 +153,3 @@ def _sent(one: Executed, done: Pass) -> Iterator[Sent]:
     for event in one.log[done.start : done.stop]:
         if isinstance(event, Begin) and event.kind != "receive" and one.names[event.group] in IN_LAYERS:
             yield one.names[event.group], event.kind, event.elements * BYTES[event.dtype]
-
-

@@ -13,6 +13,10 @@ from typing import NamedTuple
 from impl.ghost.events import TRANSFERS, Begin, Log, Logs, Standing, Wait, begun, named
 
 
+SHOWN = 4
+"""Most ranks of which is said where they hang."""
+
+
 def problems(logs: Logs, standing: Standing = lambda rank: rank) -> list[str]:
     """Return all that is wrong, one line each: the first difference of every group and pair, else what hangs or lacks.
 
@@ -144,17 +148,16 @@ def hang(logs: Logs, standing: Standing = lambda rank: rank, *, one_queue: bool 
                     ranks[who].end(*ended)
                     to_do.append(who)
                 del ready[at]
-    stuck = {rank: next(iter(queue[0].parts.values())) for rank, r in ranks.items() for queue in r.queues.values() if queue}
+    stuck = {rank: list(one.heads()) for rank, one in ranks.items() if any(one.queues.values())}
     if not stuck:
         return None
     where = "in one queue for all groups" if one_queue else "with a queue for each group"
-    heads = "; ".join(f"rank {rank} at {event}" for rank, event in list(stuck.items())[:4])
+    first = {rank: heads[0][1] for rank, heads in stuck.items() if heads}
+    heads = "; ".join(f"rank {rank} at {event}" for rank, event in list(first.items())[:SHOWN])
     return f"{where}, {named(stuck)} wait{'s' * (len(stuck) == 1)} for ever: {heads}"
 
 
-def _meeting(
-    rank: int, event: Begin, standing: Standing, members: frozenset[int]
-) -> tuple[tuple[object, ...], int]:
+def _meeting(rank: int, event: Begin, standing: Standing, members: frozenset[int]) -> tuple[tuple[object, ...], int]:
     """Return where an event meets its like, and how many meet there."""
     if event.peer is None:
         return (event.group,), len(members)

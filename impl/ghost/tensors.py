@@ -99,7 +99,6 @@ class Counting(Tracked):
         with torch._C.DisableTorchFunction():
             return super().pack(tensor)
 
-
     def parts_of(self, one: Trainer) -> dict[str, int]:
         """Return `parts` of what the trainer holds."""
         held = one.held()

@@ -1,0 +1,175 @@
+"""The verb `ghost`: the real engine of every kind of rank of a run, executed alone and held against the others."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from harness.predict.memory import tokenizer_size
+from harness.terminal import Flag, columns, parse_bytes, print_json, shown, shown_progress
+from impl.cost.memory import memory
+from impl.errors import InputError
+from impl.pipeline.schedules import trust
+from impl.run import Run
+
+if TYPE_CHECKING:
+    from impl.ghost.checks import Cast
+    from impl.ghost.rank import Executed
+
+MOST_RANKS, MOST_PASSES = 2**14, 2**20
+"""Ranks of a plan and passes of all pipeline ranks that take minutes; ten times as many would take hours."""
+BACKEND = {"cuda": "nccl", "cpu": "gloo"}
+WHAT = {
+    "orders": "every group's collectives and every pair's transfers are the same on all their ranks, and nothing hangs",
+    "equal ranks": "the last ranks of dp, cp and tp do what the first do",
+    "traffic": "calls and bytes are those of the formulas",
+    "schedule": "the pipeline's transfers are those of the schedule's table",
+    "passes": "what is sent within layers is the simulator's list, pass by pass",
+}
+"""What holds where nothing is found, by what is checked."""
+
+
+def ghost_from(default: Run) -> Callable[..., int]:
+    """Return the function of the verb `ghost`, whose options start from the run `default`."""
+
+    def ghost(
+        config: Annotated[Run, tyro.conf.arg(name="")] = default,
+        *,
+        device: Literal["cuda", "cpu"] = "cuda",
+        device_memory: str | None = None,
+        json: Flag = False,
+    ) -> int:
+        """Execute a step of a run's ranks without devices, network or memory, and check their orders against each other.
+
+        The exit status is 1 if ranks do not fit together, or differ from the formulas.
+
+        Args:
+            config: The run; `--model NAME` starts from a named size.
+            device: Whose branches the engine takes.
+            device_memory: What one device has, as 80GB or 40GiB: says whether the fullest rank fits.
+            json: Print one JSON document on standard output.
+        """
+        limit = None if device_memory is None else parse_bytes(device_memory)
+        require_possible(config, device)
+        found = examined(config, device)
+        most = max((sum(size for name, size in one.items() if name != "host") for one in found["memory"]), default=0)
+        found |= {"fullest_bytes": most, "fits": None if limit is None else most <= limit}
+        if json:
+            print_json(found)
+        else:
+            _print(config, found, device_memory)
+        return int(any(found["problems"].values()) or found["fits"] is False)
+
+    return ghost
+
+
+def require_possible(run: Run, device: str) -> None:
+    """Check that the run can be executed so.
+
+    Raises:
+        InputError: it cannot be, or not in minutes.
+    """
+    from impl.ghost.rank import refusals
+
+    if lines := refusals(run, device):
+        raise InputError(lines[0])
+    if run.plan.world_size > MOST_RANKS:
+        raise InputError(f"ghost with {run.plan.world_size:,} ranks would take hours; valid: up to {MOST_RANKS:,}")
+    if (passes := run.plan.pp * run.plan.chunks * run.microbatches) > MOST_PASSES:
+        what = f"plan.pp x plan.chunks x microbatches of {passes:,}"
+        raise InputError(f"ghost with {what} would take hours; valid: up to {MOST_PASSES:,}")
+
+
+def examined(run: Run, device: str) -> dict[str, Any]:
+    """Return what the ranks of a run did, and what is wrong with it by what was checked."""
+    from impl.ghost.checks import cast, complaints
+
+    tokens, chosen = tokenizer_size(run), cast(run.plan)
+    ranks = [*chosen.first, *chosen.last]
+    answers = _executed(run, tokens, device, ranks)
+    failed = [answer for answer in answers.values() if isinstance(answer, str)]
+    done = {rank: answer for rank, answer in answers.items() if not isinstance(answer, str)}
+    wrong = {"ranks": failed} if failed else complaints(run, run.model.vocabulary(tokens), chosen, done)
+    return {
+        "ranks": run.plan.world_size,
+        "executed": ranks,
+        "repeated_passes": sum(one.repeated for one in done.values()),
+        "passes": sum(len(one.passes) for one in done.values()),
+        "events": sum(len(one.log) for one in done.values()),
+        "problems": wrong,
+        **_sums(run, tokens, device, chosen, done),
+    }
+
+
+def _sums(run: Run, tokens: int, device: str, chosen: "Cast", done: "Mapping[int, Executed]") -> dict[str, Any]:
+    """Return memory, traffic and FLOPs: of the first rank of every pipeline rank, and FLOPs of all ranks together."""
+    vocab_size, each = run.model.vocabulary(tokens), run.plan.world_size // run.plan.pp
+    firsts = [done[rank] for rank in chosen.first if rank % each == 0 and rank in done]
+    stands_for = run.plan.world_size // max(len(chosen.first), 1)
+    formulas = [memory(run, vocab_size, one.pp_rank, one.head_positions, device).as_dict() for one in firsts]
+    return {
+        "memory": [one.memory for one in firsts],
+        "memory_by_formula": formulas,
+        "traffic": [
+            {axes: {op: vars(count) for op, count in ops.items()} for axes, ops in one.counts.items()} for one in firsts
+        ],
+        "flops": [one.flops for one in firsts],
+        "flops_of_all": sum(done[rank].flops * stands_for for rank in chosen.first if rank in done),
+    }
+
+
+def _executed(run: Run, tokens: int, device: str, ranks: Sequence[int]) -> "dict[int, Executed | str]":
+    """Return what every rank did, or why it failed; as many are executed at a time as there are cores."""
+    cores = min(len(os.sched_getaffinity(0)), len(ranks))
+    one = partial(_one, run, tokens, device)
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(cores, context, trust, (run.plan.schedule,)) as pool:
+        answers = pool.map(one, ranks)
+        return dict(zip(shown_progress(ranks, "executing ranks"), answers, strict=False))
+
+
+def _one(run: Run, tokens: int, device: str, rank: int) -> "Executed | str":
+    import torch
+
+    from impl.ghost.rank import execute
+
+    torch.set_num_threads(1)
+    try:
+        return execute(run, rank, tokens, device=device, backend=BACKEND[device])
+    except RuntimeError as error:
+        return f"rank {rank} fails: {error}"
+
+
+def _print(run: Run, found: Mapping[str, Any], device_memory: str | None) -> None:
+    plan, executed = run.plan, found["executed"]
+    text = f"executed: {len(executed)} of {found['ranks']:,} ranks, {found['events']:,} events"
+    if found["repeated_passes"]:
+        text += f"; {found['repeated_passes']:,} of {found['passes']:,} passes repeat one that was executed"
+    print(text)
+    if len(executed) < found["ranks"]:
+        whom = f"the first rank of dp {plan.dp}, cp {plan.cp} and tp {plan.tp} of every pipeline rank"
+        print(f"inferred: that the others do as {whom}, in groups of their own")
+    rows = (
+        [["pipeline rank", *found["memory"][0], "total", "by formula", "sent by axes", "TFLOP"]]
+        if found["memory"]
+        else []
+    )
+    parts = zip(*(found[name] for name in ("memory", "memory_by_formula", "traffic", "flops")), strict=True)
+    for i, (memory, formula, traffic, flops) in enumerate(parts):
+        moved = {axes: sum(count["bytes"] for count in ops.values()) for axes, ops in traffic.items()}
+        axes = ", ".join(f"{name} {shown(size)}" for name, size in moved.items())
+        total = sum(size for name, size in memory.items() if name != "host")
+        rows.append([str(i), *map(shown, [*memory.values(), total, formula["total"]]), axes, f"{flops / 1e12:,.3g}"])
+    print(columns(rows))
+    print(f"FLOPs of all ranks: {found['flops_of_all']:.4g} of matrix products and attention")
+    for name, lines in found["problems"].items():
+        for line in lines:
+            print(f"problem ({name}): {line}")
+        if not lines:
+            print(f"{name}: {WHAT[name]}")
+    if device_memory is not None:
+        print(f"{'fits' if found['fits'] else 'does not fit'} {device_memory}: {shown(found['fullest_bytes'])}")
