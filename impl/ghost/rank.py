@@ -71,7 +71,9 @@ class _Template:
     counts: dict[tuple[str, Op], Count]
     flops: int
     grown: int
-    """Bytes that are there afterwards, without what is handed over."""
+    """Bytes that are there afterwards, or no more, without what came and what is handed over."""
+    keeps_input: bool
+    """Autograd keeps what came for the backward pass."""
     arrived: Counter[Bucket]
     """Gradients of each bucket's parameters."""
 
@@ -95,7 +97,7 @@ class Repeating(Engine):
         self.repeated = 0
         self._executed = self._samples()
         self._templates: dict[tuple[Work, int], list[_Template]] = {}
-        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._kept: dict[tuple[int, int], list[Tensor]] = {}
 
     def start(self, tracker: Counting, counts: dict[tuple[str, Op], Count]) -> None:
         self.tracker, self.counts = tracker, counts
@@ -114,36 +116,38 @@ class Repeating(Engine):
     def _compute(self, step: _Step, forward: Forward, action: Action, received: Tensor | None) -> None:
         start = len(self.log)
         if action.microbatch in self._executed or not self.repeats:
-            with self._sampled(step, action):
+            with self._sampled(step, action, received):
                 super()._compute(step, forward, action, received)
         else:
-            self._repeat(step, action)
+            self._repeat(step, action, received)
             self.repeated += 1
         self.passes.append(Pass(action, start, len(self.log)))
 
     @contextmanager
-    def _sampled(self, step: _Step, action: Action) -> Iterator[None]:
+    def _sampled(self, step: _Step, action: Action, received: Tensor | None) -> Iterator[None]:
         found = self._templates.setdefault(action[:2], [])
         if len(found) == SAMPLES:
             yield
             return
         start, counts, flops, before = len(self.log), dict(self.counts), self.tracker.flops, self.tracker.alive
-        missing = Counter(self.trainer.gradients._missing)
+        missing, there = Counter(self.trainer.gradients._missing), {*step.outbox, *step.arrived}
         yield
         waits = lambda event: Wait(event.of - start) if isinstance(event, Wait) else event
-        handed = sum(tensor.nbytes for key, tensor in step.outbox.items() if key[1:] == action[1:])
+        handed = [tensor for key, tensor in step.outbox.items() if key not in there]
+        handed += [pending.tensor for key, pending in step.arrived.items() if key not in there]
         more = {key: count + counts.get(key, Count()) * -1 for key, count in self.counts.items()}
         found.append(
             _Template(
                 [waits(event) for event in self.log[start:]],
                 {key: count for key, count in more.items() if count.calls},
                 self.tracker.flops - flops,
-                self.tracker.alive - before - handed,
+                self.tracker.alive - before - sum(tensor.nbytes for tensor in handed),
+                action.op is Work.F and received is not None and self.tracker.keeps(received),
                 missing - Counter(self.trainer.gradients._missing),
             )
         )
 
-    def _repeat(self, step: _Step, action: Action) -> None:
+    def _repeat(self, step: _Step, action: Action, received: Tensor | None) -> None:
         op, stage, microbatch = action
         at, samples = (stage, microbatch), self._templates.get((op, stage), [])
         if len(samples) < SAMPLES or not self._are_alike(*samples[1:]):
@@ -156,11 +160,13 @@ class Repeating(Engine):
         self.trainer.gradients._missing.update(
             {bucket: self.trainer.gradients._missing[bucket] - n for bucket, n in one.arrived.items()}
         )
-        before = self._kept.pop(at, None)
-        size = max(one.grown + (0 if before is None else before.nbytes), 0)
-        del before
-        if size:
-            self._kept[at] = self.tracker.pack(torch.empty(size, dtype=torch.uint8, device=self._like.device))
+        size = one.grown + sum(tensor.nbytes for tensor in self._kept.pop(at, ()))
+        kept = [torch.empty(size, dtype=torch.uint8, device=self._like.device)] if size > 0 else []
+        # a buffer of the engine's is there in any case
+        is_buffer = any(received is buffer for buffer in step.buffers.get(at, ()))
+        kept += [received] if one.keeps_input and received is not None and not is_buffer else []
+        if kept:
+            self._kept[at] = [self.tracker.pack(tensor) for tensor in kept]
         if op is Work.F and stage < self.last:
             self._hand_over(step, Work.F, at, torch.empty_like(self._like))
         if op in (Work.B, Work.I) and stage:

@@ -99,6 +99,12 @@ class Counting(Tracked):
         with torch._C.DisableTorchFunction():
             return super().pack(tensor)
 
+    def keeps(self, tensor: Tensor) -> bool:
+        """Return whether autograd has kept the tensor's memory."""
+        with torch._C.DisableTorchFunction():
+            memory = self._see(tensor)
+        return memory is not None and memory.is_kept
+
     def parts_of(self, one: Trainer) -> dict[str, int]:
         """Return `parts` of what the trainer holds."""
         held = one.held()
