@@ -69,14 +69,15 @@ def activation_bytes(trainer: Trainer) -> ActivationBytes:
 
 
 def named_groups(trainer: Trainer) -> dict[str, str]:
-    """Return the name of every group of the trainer, as `impl.cost.traffic.step_traffic` has it: its axes of the mesh."""
+    """Return the axes of the mesh of every group of the trainer, as `impl.cost.traffic.step_traffic` names them."""
     plan, tp = trainer.run.plan, trainer.tp
     joined = lambda *axes: "_".join(axis for axis in axes if getattr(plan, axis) > 1)
     data = ("zero",) if plan.replicas > 1 else ("dp", "cp")
     of_size = {plan.zero: joined(*data), plan.zero * plan.tp: joined(*data, "tp")}
     groups = [(trainer.group, "dp"), (tp.group, "tp"), (trainer.pp_group, "pp")]
     for reduction in (bucket.reduction for bucket in trainer.buckets):
-        groups += [(group, name) for group, name in ((reduction.ends, "ends"), (reduction.replicas, "replicas")) if group]
+        others = (reduction.ends, "ends"), (reduction.replicas, "replicas")
+        groups += [(group, name) for group, name in others if group is not None]
         groups.append((reduction.group, of_size[reduction.group.size()]))
     groups += [(trainer.gradients.every_rank, joined(*AXES)), (trainer.sharers, joined("dp", "cp"))]
     groups += [(tp.context.group, "cp")] if tp.context is not None else []

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,7 +11,8 @@ import tyro
 
 from harness.predict.memory import tokenizer_size
 from harness.terminal import Flag, columns, parse_bytes, print_json, shown, shown_progress
-from impl.cost.memory import memory
+from impl.cost.memory import memory_of_ranks
+from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.pipeline.schedules import trust
 from impl.run import Run
@@ -43,7 +44,7 @@ def ghost_from(default: Run) -> Callable[..., int]:
         device_memory: str | None = None,
         json: Flag = False,
     ) -> int:
-        """Execute a step of a run's ranks without devices, network or memory, and check their orders against each other.
+        """Execute the ranks of a run without devices, check their order: a step of each, without network or memory.
 
         The exit status is 1 if ranks do not fit together, or differ from the formulas.
 
@@ -56,7 +57,7 @@ def ghost_from(default: Run) -> Callable[..., int]:
         limit = None if device_memory is None else parse_bytes(device_memory)
         require_possible(config, device)
         found = examined(config, device)
-        most = max((sum(size for name, size in one.items() if name != "host") for one in found["memory"]), default=0)
+        most = max(map(_on_device, found["memory"]), default=0)
         found |= {"fullest_bytes": most, "fits": None if limit is None else most <= limit}
         if json:
             print_json(found)
@@ -110,10 +111,10 @@ def _sums(run: Run, tokens: int, device: str, chosen: "Cast", done: "Mapping[int
     vocab_size, each = run.model.vocabulary(tokens), run.plan.world_size // run.plan.pp
     firsts = [done[rank] for rank in chosen.first if rank % each == 0 and rank in done]
     stands_for = run.plan.world_size // max(len(chosen.first), 1)
-    formulas = [memory(run, vocab_size, one.pp_rank, one.head_positions, device).as_dict() for one in firsts]
+    formulas = memory_of_ranks(run, vocab_size, head_positions(run.model), device)
     return {
         "memory": [one.memory for one in firsts],
-        "memory_by_formula": formulas,
+        "memory_by_formula": [one.as_dict() for one in formulas] if firsts else [],
         "traffic": [
             {axes: {op: vars(count) for op, count in ops.items()} for axes, ops in one.counts.items()} for one in firsts
         ],
@@ -146,25 +147,13 @@ def _one(run: Run, tokens: int, device: str, rank: int) -> "Executed | str":
 
 def _print(run: Run, found: Mapping[str, Any], device_memory: str | None) -> None:
     plan, executed = run.plan, found["executed"]
-    text = f"executed: {len(executed)} of {found['ranks']:,} ranks, {found['events']:,} events"
-    if found["repeated_passes"]:
-        text += f"; {found['repeated_passes']:,} of {found['passes']:,} passes repeat one that was executed"
-    print(text)
+    repeat = f"{found['repeated_passes']:,} of {found['passes']:,} passes repeat one that was executed"
+    print(f"executed: {len(executed)} of {found['ranks']:,} ranks, {found['events']:,} events; {repeat}")
     if len(executed) < found["ranks"]:
         whom = f"the first rank of dp {plan.dp}, cp {plan.cp} and tp {plan.tp} of every pipeline rank"
         print(f"inferred: that the others do as {whom}, in groups of their own")
-    rows = (
-        [["pipeline rank", *found["memory"][0], "total", "by formula", "sent by axes", "TFLOP"]]
-        if found["memory"]
-        else []
-    )
-    parts = zip(*(found[name] for name in ("memory", "memory_by_formula", "traffic", "flops")), strict=True)
-    for i, (memory, formula, traffic, flops) in enumerate(parts):
-        moved = {axes: sum(count["bytes"] for count in ops.values()) for axes, ops in traffic.items()}
-        axes = ", ".join(f"{name} {shown(size)}" for name, size in moved.items())
-        total = sum(size for name, size in memory.items() if name != "host")
-        rows.append([str(i), *map(shown, [*memory.values(), total, formula["total"]]), axes, f"{flops / 1e12:,.3g}"])
-    print(columns(rows))
+    if found["memory"]:
+        print(columns([["pipeline rank", *found["memory"][0], "total", "by formula", "TFLOP", "sent"], *_rows(found)]))
     print(f"FLOPs of all ranks: {found['flops_of_all']:.4g} of matrix products and attention")
     for name, lines in found["problems"].items():
         for line in lines:
@@ -173,3 +162,17 @@ def _print(run: Run, found: Mapping[str, Any], device_memory: str | None) -> Non
             print(f"{name}: {WHAT[name]}")
     if device_memory is not None:
         print(f"{'fits' if found['fits'] else 'does not fit'} {device_memory}: {shown(found['fullest_bytes'])}")
+
+
+def _rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield what the first rank of every pipeline rank needs, computes, and sends by axes of the mesh."""
+    columns = (found[name] for name in ("memory", "memory_by_formula", "traffic", "flops"))
+    for i, (sizes, formula, traffic, flops) in enumerate(zip(*columns, strict=True)):
+        moved = {axes: sum(count["bytes"] for count in ops.values()) for axes, ops in traffic.items()}
+        sent = ", ".join(f"{axes} {shown(size)}" for axes, size in moved.items())
+        by_category = map(shown, [*sizes.values(), _on_device(sizes), formula["total"]])
+        yield [str(i), *by_category, f"{flops / 1e12:,.3g}", sent]
+
+
+def _on_device(sizes: Mapping[str, int]) -> int:
+    return sum(size for name, size in sizes.items() if name != "host")

@@ -40,7 +40,7 @@ Log = Sequence[Begin | Wait]
 Logs = Mapping[int, Log]
 """Of every rank that was executed, by its number."""
 Standing = Callable[[int], int]
-"""Function from a rank to the executed one that stands for it, itself or one that does the same in groups of its own."""
+"""Function from a rank to the executed one that stands for it: itself, or one that does the same in its own groups."""
 
 
 def named(ranks: Iterable[int], most: int = 8) -> str:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from impl.ghost.events import TRANSFERS, Begin, Log, Logs, Standing, Wait, begun, named
 
-
 SHOWN = 4
 """Most ranks of which is said where they hang."""
 
@@ -125,8 +124,8 @@ def hang(logs: Logs, standing: Standing = lambda rank: rank, *, one_queue: bool 
     """Execute the logs by NCCL's rules and return what hangs; None: everything ends.
 
     What a rank begins in one group runs in that order, transfers too, as where groups are made at start-up
-    (`device_id`); it starts on the device when all has ended that the rank had waited for before. A collective ends when
-    all members have started it, a transfer when both ends have.
+    (`device_id`); it starts on the device when all has ended that the rank had waited for before. A collective ends
+    when all members have started it, a transfer when both ends have.
 
     Args:
         one_queue: all groups of a rank share one queue, as on a device with the fewest resources.

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 import impl.collectives as collectives
-import impl.model.norms
 import impl.pipeline.engine as engine
 import impl.train as train
 import impl.zero.gradients as gradients
@@ -131,24 +130,22 @@ def not_awaited(at: Any) -> dict[str, Any]:
     return {"settle": on(0, settle, at.settle)}
 
 
-TWO = {"dp": 2}
-SMALL = {"bucket_bytes": 10_000}
 MUTANTS = {
     "a send too late": Mutant(engine, late_send, Plan(pp=2), "for ever"),
     "no waits": Mutant(collectives, missing_wait, Plan(tp=2), "never waits for"),
     "parameters are not awaited": Mutant(
         parameters.Parameters, not_awaited, Plan(dp=2, zero_stage=1), "rank 0 never waits for all_gather"
     ),
-    "a collective is missing": Mutant(gradients, missing_collective, Plan(**TWO), "none on rank 1"),
+    "a collective is missing": Mutant(gradients, missing_collective, Plan(dp=2), "none on rank 1"),
     "a collective over another group": Mutant(gradients, wrong_group, Plan(dp=2, tp=2), "over ranks 0, 1, 2, 3 is"),
-    "another size": Mutant(gradients, wrong_size, Plan(**TWO), "all_reduce of 16143 float32"),
-    "another type": Mutant(gradients, wrong_type, Plan(**TWO), "float64"),
-    "one collective more": Mutant(gradients, one_more, Plan(**TWO), "collective 2 over ranks 0, 1"),
+    "another size": Mutant(gradients, wrong_size, Plan(dp=2), "all_reduce of 16143 float32"),
+    "another type": Mutant(gradients, wrong_type, Plan(dp=2), "float64"),
+    "one collective more": Mutant(gradients, one_more, Plan(dp=2), "collective 2 over ranks 0, 1"),
     "a send without receive": Mutant(engine, send_without_receive, Plan(pp=2), "no receive on rank 1"),
     "a send to another rank": Mutant(engine, wrong_peer, Plan(pp=3), "transfer 1 from rank 0 to rank 2"),
     "another kind": Mutant(gradients, other_kind, Plan(dp=2, zero_stage=1), "reduce_scatter"),
     "two groups in crossed order": Mutant(train, crossed_groups, Plan(dp=2, tp=2), "wait for ever"),
-    "other buckets": Mutant(train, other_buckets, Plan(dp=2, **SMALL), "on rank 1"),
+    "other buckets": Mutant(train, other_buckets, Plan(dp=2, bucket_bytes=10_000), "on rank 1"),
 }
 
 

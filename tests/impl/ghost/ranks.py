@@ -59,7 +59,7 @@ def _share_of(runs: Sequence[Run], vocab: int, how: dict[str, object]) -> list[E
 
 
 def numbered(log: Log) -> Log:
-    """The log with its groups numbered as they first appear: what a process calls them depends on what it did before."""
+    """The log with its groups numbered as they first appear: their names depend on what the process did before."""
     numbers: dict[str, str] = {}
     number = lambda name: numbers.setdefault(name, str(len(numbers)))
     return [event._replace(group=number(event.group)) if isinstance(event, Begin) else event for event in log]

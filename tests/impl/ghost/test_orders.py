@@ -67,6 +67,8 @@ SEND = Begin("send", "a", (0, 1), 4, "float32", 1)
 RECEIVE = Begin("receive", "a", (0, 1), 4, "float32", 0)
 BACK, FROM = SEND._replace(peer=0), RECEIVE._replace(peer=1)
 
+as_one = lambda *transfers: [transfer._replace(batch=0) for transfer in transfers]
+
 
 @pytest.mark.parametrize(
     ("logs", "by_group", "in_one"),
@@ -75,7 +77,7 @@ BACK, FROM = SEND._replace(peer=0), RECEIVE._replace(peer=1)
         (both([A, Wait(0), B], [B, Wait(0), A]), True, True),
         (both([A, B, Wait(0)], [B, A, Wait(1)]), False, True),
         (both([SEND, RECEIVE._replace(peer=1)], [BACK, RECEIVE]), True, True),  # both send first
-        (both([SEND._replace(batch=0), FROM._replace(batch=0)], [BACK._replace(batch=0), RECEIVE._replace(batch=0)]), False, False),
+        (both(as_one(SEND, FROM), as_one(BACK, RECEIVE)), False, False),
         (both([SEND, FROM], [RECEIVE, BACK]), False, False),
         (both([SEND], [A._replace(group="c"), Wait(0), RECEIVE]), True, True),
     ],
