@@ -53,7 +53,8 @@ class _Claiming(TorchFunctionMode):
         kwargs = kwargs or {}
         if kwargs.get("device") is not None:
             kwargs["device"] = self._real(kwargs["device"])
-        return self._instead.get(func, func)(*args, **kwargs)
+        chosen = self._instead.get(func)
+        return func(*args, **kwargs) if chosen is None else chosen(*args, **kwargs)
 
     def _real(self, device: Any) -> Any:
         return META if torch.device(device) == self.device else device
@@ -74,10 +75,8 @@ def _place(tensor: Tensor) -> int:
     return (tensor.untyped_storage()._cdata << 40) + tensor.storage_offset() * tensor.element_size()
 
 
-def _attention(device: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, enable_gqa: bool) -> Tensor:
-    """Attention by the fused kernel that the device has, a CPU's without shared heads; PyTorch has none for meta."""
-    if device == "cpu" and enable_gqa:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+def _attention(device: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, **_: Any) -> Tensor:
+    """Attention by the fused kernel that the device has; for meta tensors PyTorch would take products one by one."""
     aten = torch.ops.aten
     of_cpu, of_gpu = aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention
     return (of_cpu if device == "cpu" else of_gpu)(q, k, v, 0.0, is_causal)[0]
