@@ -63,6 +63,7 @@ def run(
     saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
     detach: Flag = False,
     dry_run: Flag = False,
+    ghost: Flag = False,
     json: Flag = False,
 ) -> int:
     """Run the points of an experiment that have no finished record yet, then write its tables and figures.
@@ -81,6 +82,8 @@ def run(
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
         dry_run: Print what would be run, with the scripts for Slurm; nothing is written. The exit status is that of
             `run` where no point can run.
+        ghost: With --dry-run: also execute the ranks of every point as `ghost` does; the exit status is 1 if a point's
+            ranks do not fit together.
         json: Print one JSON document on standard output.
     """
     from harness.cli.status import tell_submitted
@@ -88,6 +91,7 @@ def run(
     from harness.launch.attempt import Options
     from harness.launch.dry_run import none_can_run, print_plan, print_refused
     from harness.launch.sweep import Sweep
+    from harness.predict.ghost import all_fit
     from harness.report.results import tell_results
 
     require_positive(**{} if jobs is None else {"jobs": jobs})
@@ -95,6 +99,10 @@ def run(
     saving.require(folders.sweep_folder(which.out))
     if detach and place.on == "local":
         raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
+    if ghost and (json or not dry_run):
+        raise InputError(
+            "--ghost prints what would fail, before anything is started; valid with --dry-run, without --json"
+        )
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
@@ -105,7 +113,9 @@ def run(
         refused = none_can_run(points, store, datasets, options)
         if dry_run:
             print_plan(found, Sweep(store, datasets, options), points, json)
-            return 1 if refused else 0
+            return int(
+                bool(refused) or (ghost and not all_fit({point.label: point.run for point in points}, site.device))
+            )
         if refused:
             return print_refused(found, store, refused, which.words(), json)
     carry_out(points, store, datasets, options)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from impl.ghost.checks import Cast
     from impl.ghost.rank import Executed
 
-MOST_RANKS, MOST_PASSES = 2**14, 2**20
-"""Ranks of a plan and passes of all pipeline ranks that take minutes; ten times as many would take hours."""
+MOST_RANKS, MOST_PASSES, MOST_LAYERS = 2**14, 2**18, 2**13
+"""Ranks of a plan, passes of all pipeline ranks, and passes through a layer that are executed: these take minutes."""
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}
 WHAT = {
     "orders": "every group's collectives and every pair's transfers are the same on all their ranks, and nothing hangs",
@@ -68,21 +68,42 @@ def ghost_from(default: Run) -> Callable[..., int]:
     return ghost
 
 
+def all_fit(points: Mapping[str, Run], device: str) -> bool:
+    """Print for every point, by its label, what is wrong with its ranks; return whether nothing is."""
+    fits = True
+    for label, run in points.items():
+        try:
+            require_possible(run, device)
+            found = examined(run, device)["problems"]
+        except InputError as error:
+            print(f"ghost: {label}: not executed: {error}")
+            continue
+        lines = [f"{name}: {line}" for name, lines in found.items() for line in lines]
+        fits = fits and not lines
+        print(*(f"ghost: {label}: {line}" for line in lines or ["ranks fit together"]), sep="\n")
+    return fits
+
+
 def require_possible(run: Run, device: str) -> None:
     """Check that the run can be executed so.
 
     Raises:
         InputError: it cannot be, or not in minutes.
     """
-    from impl.ghost.rank import refusals
+    from impl.ghost.rank import LAST, SAMPLES, refusals
 
     if lines := refusals(run, device):
         raise InputError(lines[0])
     if run.plan.world_size > MOST_RANKS:
         raise InputError(f"ghost with {run.plan.world_size:,} ranks would take hours; valid: up to {MOST_RANKS:,}")
-    if (passes := run.plan.pp * run.plan.chunks * run.microbatches) > MOST_PASSES:
+    plan, microbatches = run.plan, run.microbatches
+    if (passes := plan.pp * plan.chunks * microbatches) > MOST_PASSES:
         what = f"plan.pp x plan.chunks x microbatches of {passes:,}"
         raise InputError(f"ghost with {what} would take hours; valid: up to {MOST_PASSES:,}")
+    few = min(microbatches, SAMPLES + LAST) if plan.zero_stage < 2 else microbatches
+    if (layers := run.model.num_layers * few * (plan.cp if plan.is_ring else 1)) > MOST_LAYERS:
+        what = f"{layers:,} passes through layers, of {few:,} microbatches"
+        raise InputError(f"ghost with {what}, would take hours; valid: up to {MOST_LAYERS:,}")
 
 
 def examined(run: Run, device: str) -> dict[str, Any]:

@@ -28,17 +28,18 @@ from tests.ranks import run_ranks
 COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("GHOST_RUNS", 40), ("GHOST_SEED", 5)))
 """More of them, or others: `GHOST_RUNS=200 GHOST_SEED=7 pytest tests/impl/ghost`."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp64", "fp16")
-MOST_OF_8_RANKS = 0.15
-"""Part of the runs that are on more than four ranks, which take longer."""
+MOST_LARGE, MOST_PASSES = 0.1, 12
+"""Part of the runs that are on more than four ranks, and passes of all stages: more take longer."""
 
 
 def random_runs(seed: int) -> Iterator[Run]:
-    """Random runs on several ranks without end."""
+    """Random runs on several ranks without end; gradients do not overflow, as ghosts assume."""
     found = large = 0
     for run, precision in zip(draws(seed), cycle(PRECISIONS), strict=False):
-        run = replace(run, precision=precision)
-        is_large = run.plan.world_size > 4
-        if 2 <= run.plan.world_size <= 8 and large + is_large <= max(1, MOST_OF_8_RANKS * found) and not run.problems():
+        run = replace(run, precision=precision, train=replace(run.train, initial_loss_scale=1.0))
+        is_large, passes = run.plan.world_size > 4, run.plan.pp * run.plan.chunks * run.microbatches
+        fits = 2 <= run.plan.world_size <= 8 and large + is_large <= max(1, MOST_LARGE * found)
+        if fits and passes <= MOST_PASSES and not run.problems():
             found, large = found + 1, large + is_large
             yield run
 
@@ -56,11 +57,10 @@ def test_ghosts_are_as_real_ranks(data: Path) -> None:
             assert sum(ghost.memory.values()) == near, (run, rank, ghost.memory, one.memory)
 
 
-MODEL = ModelConfig(num_layers=8, hidden_size=32, num_heads=4, seq_len=16, vocab_size=512)
+MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=16, vocab_size=512)
 REPEATING: list[dict[str, Any]] = [
-    {"tp": 2, "pp": 4, "recompute": "full"}, {"tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "zb_h1"},
-    {"pp": 2, "schedule": "interleaved", "chunks": 2, "dp": 2, "zero_stage": 1}, {"pp": 2, "schedule": "gpipe"},
-    {"pp": 2, "schedule": "zbv", "chunks": 2},
+    {"tp": 2, "pp": 4, "recompute": "full"}, {"pp": 2, "schedule": "zbv", "chunks": 2},
+    {"pp": 2, "schedule": "interleaved", "chunks": 2, "dp": 2, "zero_stage": 1},
 ]  # fmt: skip
 
 
@@ -71,15 +71,15 @@ def run_of(microbatches: int = 16, **plan: Any) -> Run:
 
 def with_and_without_repeats() -> list[tuple[Executed, Executed]]:
     dist.destroy_process_group()
-    runs = [run_of(**plan) for plan in REPEATING]
-    ranks = [(run, rank) for run in runs for rank in range(0, run.plan.world_size, run.plan.world_size // run.plan.pp)]
+    runs = [run_of(12, **plan) for plan in REPEATING]
+    ranks = [(run, rank) for run in runs for rank in (0, run.plan.world_size // 2)]
     return [(execute(run, rank, 257), execute(run, rank, 257, repeats=False)) for run, rank in ranks]
 
 
 def test_passes_that_repeat_others_are_as_if_they_were_executed() -> None:
     [found] = run_ranks(1, with_and_without_repeats)
     for repeating, executed in found:
-        assert repeating.repeated > len(executed.passes) / 3
+        assert repeating.repeated > len(executed.passes) / 5
         assert sum(repeating.memory.values()) == sum(executed.memory.values())
         assert replace(repeating, repeated=0, memory=executed.memory) == executed
 
