@@ -82,8 +82,7 @@ def run(
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
         dry_run: Print what would be run, with the scripts for Slurm; nothing is written. The exit status is that of
             `run` where no point can run.
-        ghost: With --dry-run: also execute the ranks of every point as `ghost` does; the exit status is 1 if a point's
-            ranks do not fit together.
+        ghost: With --dry-run: also execute every point's ranks as `ghost` does; the status is 1 if they do not fit.
         json: Print one JSON document on standard output.
     """
     from harness.cli.status import tell_submitted
@@ -97,12 +96,7 @@ def run(
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
     saving.require(folders.sweep_folder(which.out))
-    if detach and place.on == "local":
-        raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
-    if ghost and (json or not dry_run):
-        raise InputError(
-            "--ghost prints what would fail, before anything is started; valid with --dry-run, without --json"
-        )
+    _require_together(detach and place.on == "local", ghost and (json or not dry_run))
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
@@ -113,15 +107,21 @@ def run(
         refused = none_can_run(points, store, datasets, options)
         if dry_run:
             print_plan(found, Sweep(store, datasets, options), points, json)
-            return int(
-                bool(refused) or (ghost and not all_fit({point.label: point.run for point in points}, site.device))
-            )
+            fits = not ghost or all_fit({point.label: point.run for point in points}, site.device)
+            return 1 if refused or not fits else 0
         if refused:
             return print_refused(found, store, refused, which.words(), json)
     carry_out(points, store, datasets, options)
     if not detach:
         return tell_results(found, store, points, json)
     return tell_submitted(chosen, which.words(data=True), json)
+
+
+def _require_together(is_detached_here: bool, is_ghost_alone: bool) -> None:
+    if is_detached_here:
+        raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
+    if is_ghost_alone:
+        raise InputError("--ghost: prints lines before anything is started; valid with --dry-run, without --json")
 
 
 def table(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from impl.cost.place import Place
+from impl.cost.place import Place, parameter_bytes
 from impl.cost.traffic import BlockName, Collective, collectives, step_traffic
 from impl.ghost.events import TRANSFERS, Begin, Standing, Wait
 from impl.ghost.orders import problems
@@ -120,20 +120,23 @@ def _other_passes(
         sums.setdefault((microbatch, "forward" if op is Work.F else "backward", stage), Counter()).update(
             _sent(one, done)
         )
+    # gradients and parameters too go over tp or cp where no other ranks divide them
+    each, is_shared = parameter_bytes(run), run.plan.zero == 1 or run.plan.dp == 1
+    states = {b.size * of for b in place.buckets for of in (each.weight, each.gradient) if is_shared}
     expected: dict[tuple[str, int], Counter[Sent]] = {}
     for number, stage in stages.items():
         counts: dict[BlockName, int] = {"embedding": stage.is_first, "layer": len(stage.layers), "head": stage.is_last}
         for when in ("forward", "backward"):
             found = expected[when, number] = Counter[Sent]()
             for name, times in counts.items():
-                for each in blocks[name]:
-                    again = when == "backward" and name == "layer" and _is_recomputed(run, each)
-                    if each.when == when or again:
-                        found[each.over, _as_begun(each.op, one), each.bytes] += times
+                for sent in blocks[name]:
+                    again = when == "backward" and name == "layer" and _is_recomputed(run, sent)
+                    if sent.when == when or again:
+                        found[sent.over, _as_begun(sent.op, one), sent.bytes] += times
     for (microbatch, when, number), found in sums.items():
         lacking, more = expected[when, number] - found, found - expected[when, number]
-        if run.plan.dp_cp == 1 and when == "backward":  # where norms' gradients are summed over tp alone too
-            more.clear()
+        for sent in [sent for sent in more if sent[2] in states]:
+            del more[sent]
         if lacking or more:
             text = f"lacks {dict(lacking)}" if lacking else f"has {dict(more)} besides"
             yield f"rank {one.rank}, {when} pass of microbatch {microbatch} in stage {number} {text}"
