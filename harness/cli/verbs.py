@@ -80,8 +80,7 @@ def run(
             `claims --calibration` scores them.
         saving: Checkpoints, if any.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
-        dry_run: Print what would be run, with the scripts for Slurm; nothing is written. The exit status is that of
-            `run` where no point can run.
+        dry_run: Print what would be run, and the scripts for Slurm; nothing is written. The status is 1 if no point can.
         ghost: With --dry-run: also execute every point's ranks as `ghost` does; the status is 1 if they do not fit.
         json: Print one JSON document on standard output.
     """
@@ -107,8 +106,7 @@ def run(
         refused = none_can_run(points, store, datasets, options)
         if dry_run:
             print_plan(found, Sweep(store, datasets, options), points, json)
-            fits = not ghost or all_fit({point.label: point.run for point in points}, site.device)
-            return 1 if refused or not fits else 0
+            return int(bool(refused) or (ghost and not all_fit({p.label: p.run for p in points}, site.device)))
         if refused:
             return print_refused(found, store, refused, which.words(), json)
     carry_out(points, store, datasets, options)
