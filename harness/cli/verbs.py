@@ -80,7 +80,7 @@ def run(
             `claims --calibration` scores them.
         saving: Checkpoints, if any.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
-        dry_run: Print what would be run, and the scripts for Slurm; nothing is written. The status is 1 if no point can.
+        dry_run: Print what would be run, and scripts for Slurm; nothing is written. The status is 1 if no point can.
         ghost: With --dry-run: also execute every point's ranks as `ghost` does; the status is 1 if they do not fit.
         json: Print one JSON document on standard output.
     """
