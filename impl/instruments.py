@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from impl.cost.memory import StateBytes
 from impl.model.dropout import DropoutKey
 from impl.model.layers import Block
+from impl.plan import AXES
 from impl.tensor_parallel.shards import shards_of
 from impl.train import Trainer
 
@@ -67,6 +68,23 @@ def activation_bytes(trainer: Trainer) -> ActivationBytes:
     return ActivationBytes(memory.kept, of_layers[f"layers.{last}"], memory.kept_elsewhere)
 
 
+def named_groups(trainer: Trainer) -> dict[str, str]:
+    """Return the axes of the mesh of every group of the trainer, as `impl.cost.traffic.step_traffic` names them."""
+    plan, tp = trainer.run.plan, trainer.tp
+    joined = lambda *axes: "_".join(axis for axis in axes if getattr(plan, axis) > 1)
+    data = ("zero",) if plan.replicas > 1 else ("dp", "cp")
+    of_size = {plan.zero: joined(*data), plan.zero * plan.tp: joined(*data, "tp")}
+    groups = [(trainer.group, "dp"), (tp.group, "tp"), (trainer.pp_group, "pp")]
+    for reduction in (bucket.reduction for bucket in trainer.buckets):
+        others = (reduction.ends, "ends"), (reduction.replicas, "replicas")
+        groups += [(group, name) for group, name in others if group is not None]
+        groups.append((reduction.group, of_size[reduction.group.size()]))
+    groups += [(trainer.gradients.every_rank, joined(*AXES)), (trainer.sharers, joined("dp", "cp"))]
+    groups += [(tp.context.group, "cp")] if tp.context is not None else []
+    groups += [(tp.neighbours, "heads")] if tp.neighbours is not None else []
+    return {str(group.group_name): name for group, name in groups[::-1]}  # of one group's names the first
+
+
 Held = Mapping[str, Collection[Tensor]]
 """Tensors by what they are for; views are as good as what they are views of."""
 HOST = "host"
@@ -111,6 +129,11 @@ class Tracked(TorchDispatchMode):
         # memory that was declared may be released and taken again while its tensor lives
         self._resizable, self._total = set(self._all), 0
         self._sample()
+
+    @property
+    def alive(self) -> int:
+        """Bytes on the device now, without what was declared."""
+        return self._total
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

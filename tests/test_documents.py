@@ -38,7 +38,10 @@ DOCUMENTS = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs"
 TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
 HARNESS = re.compile(r"^(?:\$ )?lmscale (.*)$", re.MULTILINE)
 INLINE = re.compile(r"`lmscale ([^`>]*)")
-EXECUTED = ("list", "status", "table", "prepare", "timeline", "memory", "predict", "claims", "report", "export")
+EXECUTED = (
+    *("list", "status", "table", "prepare", "timeline", "memory", "ghost"),
+    *("predict", "claims", "report", "export"),
+)
 DRY = ("run",)
 """With --dry-run: which points would be trained, and with which script on a cluster."""
 PARSED = (
@@ -200,7 +203,7 @@ def option(command: list[str], name: str) -> str | None:
     return command[command.index(name) + 1] if name in command else None
 
 
-@pytest.mark.parametrize("command", commands("list", "status", "claims", "memory"), ids=" ".join)
+@pytest.mark.parametrize("command", commands("list", "status", "claims", "memory", "ghost"), ids=" ".join)
 def test_commands_that_only_look(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
     assert here(command)
     assert list(tmp_path.iterdir()) == []

@@ -69,6 +69,8 @@ FLOORS = {
     "impl.peers": 0,
     "impl.peers.validity": 0,
     "impl.engines": 4,
+    "impl.ghost": 1,
+    "impl.ghost.*": 4,
     "impl.peers.*": 4,
     "impl.train": 4,
     "impl.checkpoint": 4,

@@ -15,7 +15,7 @@ class Verb(NamedTuple):
     summary: str
 
 
-SIZED = ("train", "memory", "predict", "tune")
+SIZED = ("train", "memory", "ghost", "predict", "tune")
 """Verbs with `--model SIZE`: their functions return the verb, with options that start from a default run."""
 VERBS = {
     "list": Verb("harness.cli.verbs:list_experiments", "List the experiments"),
@@ -30,6 +30,7 @@ VERBS = {
     "train": Verb("harness.cli.verbs:train_from", "Train one run"),
     "timeline": Verb("harness.cli.timeline:draw_timeline", "Draw a pipeline schedule"),
     "memory": Verb("harness.predict.memory:memory_from", "Predict the memory that every pipeline rank of a run needs"),
+    "ghost": Verb("harness.predict.ghost:ghost_from", "Execute the ranks of a run without devices, check their order"),
     "predict": Verb("harness.cli.predict:predict_from", "Predict the time and the memory of a training step"),
     "calibrate": Verb("harness.calibrate.calibrate:calibrate", "Measure this machine"),
     "tune": Verb("harness.tune.tune:tune_from", "Find the fastest parallel plans for a model"),

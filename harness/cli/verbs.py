@@ -63,6 +63,7 @@ def run(
     saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
     detach: Flag = False,
     dry_run: Flag = False,
+    ghost: Flag = False,
     json: Flag = False,
 ) -> int:
     """Run the points of an experiment that have no finished record yet, then write its tables and figures.
@@ -79,8 +80,8 @@ def run(
             `claims --calibration` scores them.
         saving: Checkpoints, if any.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
-        dry_run: Print what would be run, with the scripts for Slurm; nothing is written. The exit status is that of
-            `run` where no point can run.
+        dry_run: Print what would be run, and scripts for Slurm; nothing is written. The status is 1 if no point can.
+        ghost: With --dry-run: also execute every point's ranks as `ghost` does; the status is 1 if they do not fit.
         json: Print one JSON document on standard output.
     """
     from harness.cli.status import tell_submitted
@@ -88,13 +89,13 @@ def run(
     from harness.launch.attempt import Options
     from harness.launch.dry_run import none_can_run, print_plan, print_refused
     from harness.launch.sweep import Sweep
+    from harness.predict.ghost import all_fit
     from harness.report.results import tell_results
 
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
     saving.require(folders.sweep_folder(which.out))
-    if detach and place.on == "local":
-        raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
+    _require_together(detach and place.on == "local", ghost and (json or not dry_run))
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
@@ -105,13 +106,20 @@ def run(
         refused = none_can_run(points, store, datasets, options)
         if dry_run:
             print_plan(found, Sweep(store, datasets, options), points, json)
-            return 1 if refused else 0
+            return int(bool(refused) or (ghost and not all_fit({p.label: p.run for p in points}, site.device)))
         if refused:
             return print_refused(found, store, refused, which.words(), json)
     carry_out(points, store, datasets, options)
     if not detach:
         return tell_results(found, store, points, json)
     return tell_submitted(chosen, which.words(data=True), json)
+
+
+def _require_together(is_detached_here: bool, is_ghost_alone: bool) -> None:
+    if is_detached_here:
+        raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
+    if is_ghost_alone:
+        raise InputError("--ghost: prints lines before anything is started; valid with --dry-run, without --json")
 
 
 def table(

@@ -11,8 +11,9 @@ from impl.collectives import counted
 from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import Count, Op, pipeline_traffic, state_traffic, step_traffic, tensor_parallel_traffic
+from impl.instruments import named_groups
 from impl.model.config import ModelConfig
-from impl.plan import AXES, Plan, ZeroStage
+from impl.plan import Plan, ZeroStage
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
@@ -42,19 +43,7 @@ class Moved(NamedTuple):
 
 
 def step(one: Trainer) -> Moved:
-    plan = one.run.plan
-    joined = lambda *axes: "_".join(axis for axis in axes if getattr(plan, axis) > 1)
-    groups = [(bucket.reduction.ends, "ends") for bucket in one.buckets if bucket.reduction.ends is not None]
-    data = ("zero",) if plan.replicas > 1 else ("dp", "cp")
-    of_size = {plan.zero: joined(*data), plan.zero * plan.tp: joined(*data, "tp")}
-    groups += [(bucket.reduction.group, of_size[bucket.reduction.group.size()]) for bucket in one.buckets]
-    groups += [(each.reduction.replicas, "replicas") for each in one.buckets if each.reduction.replicas is not None]
-    groups += [(one.gradients.every_rank, joined(*AXES)), (one.sharers, joined("dp", "cp"))]
-    groups += [(one.tp.context.group, "cp")] if one.tp.context is not None else []
-    names = {str(one.group.group_name): "dp", str(one.tp.group.group_name): "tp", str(one.pp_group.group_name): "pp"}
-    groups += [(one.tp.neighbours, "heads")] if one.tp.neighbours is not None else []
-    for group, axes in groups:
-        names.setdefault(str(group.group_name), axes)
+    names = named_groups(one)
     with counted() as counts:
         one.step(0)
     by_axes: dict[str, dict[Op, Count]] = {}

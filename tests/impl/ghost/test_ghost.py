@@ -1,0 +1,140 @@
+"""Ghosts do what real ranks do: the same order, sizes, waits and memory, of random plans; and what the formulas say."""
+
+import ast
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import impl
+from impl.cost.flops import hardware_flops
+from impl.errors import InputError
+from impl.ghost.checks import cast, complaints
+from impl.ghost.rank import Executed, execute
+from impl.ghost.recorder import WHOLE, Recorder
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Precision, Run
+from tests.impl.ghost.ranks import ghosts, numbered, real_ranks
+from tests.impl.test_parity import draws
+from tests.ranks import run_ranks
+
+COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("GHOST_RUNS", 40), ("GHOST_SEED", 5)))
+"""More of them, or others: `GHOST_RUNS=200 GHOST_SEED=7 pytest tests/impl/ghost`."""
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp64", "fp16")
+MOST_LARGE, MOST_PASSES = 0.1, 12
+"""Part of the runs that are on more than four ranks, and passes of all stages: more take longer."""
+
+
+def random_runs(seed: int) -> Iterator[Run]:
+    """Random runs on several ranks without end; gradients do not overflow, as ghosts assume."""
+    found = large = 0
+    for run, precision in zip(draws(seed), cycle(PRECISIONS), strict=False):
+        run = replace(run, precision=precision, train=replace(run.train, initial_loss_scale=1.0))
+        is_large, passes = run.plan.world_size > 4, run.plan.pp * run.plan.chunks * run.microbatches
+        fits = 2 <= run.plan.world_size <= 8 and large + is_large <= max(1, MOST_LARGE * found)
+        if fits and passes <= MOST_PASSES and not run.problems():
+            found, large = found + 1, large + is_large
+            yield run
+
+
+def test_ghosts_are_as_real_ranks(data: Path) -> None:
+    runs = list(islice(random_runs(SEED), COUNT))
+    print(f"seed {SEED}, {COUNT} runs")
+    assert {run.plan.world_size > 4 for run in runs} == {True, False}
+    real, found = real_ranks(runs, data), ghosts(runs, device="cpu", backend="gloo")
+    for run in runs:
+        for rank, (one, ghost) in enumerate(zip(real[run], found[run], strict=True)):
+            assert numbered(ghost.log) == numbered(one.log), (run, rank)
+            assert ghost.memory.keys() == one.memory.keys()
+            near = pytest.approx(sum(one.memory.values()), rel=0.05)
+            assert sum(ghost.memory.values()) == near, (run, rank, ghost.memory, one.memory)
+
+
+MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=16, vocab_size=512)
+REPEATING: list[dict[str, Any]] = [
+    {"tp": 2, "pp": 4, "recompute": "full"}, {"pp": 2, "schedule": "zbv", "chunks": 2},
+    {"pp": 2, "schedule": "interleaved", "chunks": 2, "dp": 2, "zero_stage": 1},
+]  # fmt: skip
+
+
+def run_of(microbatches: int = 16, **plan: Any) -> Run:
+    recipe = Recipe(steps=1, global_batch=microbatches * plan.get("dp", 1), microbatch=1)
+    return Run(model=MODEL, plan=Plan(**plan), train=recipe, precision="bf16")
+
+
+def with_and_without_repeats() -> list[tuple[Executed, Executed]]:
+    dist.destroy_process_group()
+    runs = [run_of(12, **plan) for plan in REPEATING]
+    ranks = [(run, rank) for run in runs for rank in (0, run.plan.world_size // 2)]
+    return [(execute(run, rank, 257), execute(run, rank, 257, repeats=False)) for run, rank in ranks]
+
+
+def test_passes_that_repeat_others_are_as_if_they_were_executed() -> None:
+    [found] = run_ranks(1, with_and_without_repeats)
+    for repeating, executed in found:
+        assert repeating.repeated > len(executed.passes) / 5
+        assert sum(repeating.memory.values()) == sum(executed.memory.values())
+        assert replace(repeating, repeated=0, memory=executed.memory) == executed
+
+
+def some_of_many(run: Run) -> tuple[dict[str, list[str]], int, float]:
+    """What is wrong with a run of which only some ranks are executed, how many, and FLOPs of all."""
+    dist.destroy_process_group()
+    chosen = cast(run.plan)
+    done = {rank: execute(run, rank, 257) for rank in (*chosen.first, *chosen.last)}
+    flops = sum(done[rank].flops for rank in chosen.first) * run.plan.world_size / len(chosen.first)
+    return complaints(run, 512, chosen, done), len(done), flops
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tp": 4, "pp": 4, "dp": 8, "recompute": "full"},
+        {"tp": 2, "pp": 2, "dp": 8, "zero_stage": 3, "zero_group": 4, "sequence_parallel": True},
+        {"cp": 4, "pp": 2, "dp": 4, "schedule": "zb_h1", "zero_stage": 2},
+    ],
+)
+def test_some_ranks_of_many_stand_for_all(plan: dict[str, Any]) -> None:
+    run = run_of(4, **plan)
+    [(found, executed, flops)] = run_ranks(1, some_of_many, run)
+    assert not any(found.values()), found
+    assert executed < run.plan.world_size / 2
+    recompute = run.plan.recompute
+    if run.plan.cp == 1:  # behind a causal mask a ring's kernels leave out what others count
+        expected = hardware_flops("palm_12", MODEL, run.train.global_batch, 512, recompute=recompute)
+        assert flops == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_is_not_executed_is_refused_by_name() -> None:
+    for change, words in [
+        ({"compile": True}, "compile True"),
+        ({"engine": "torch"}, "engine torch"),
+        ({"plan": Plan(offload_optimizer=True)}, "plan.offload_optimizer"),
+        ({"precision": "fp8"}, "fp8"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            execute(replace(run_of(4), **change), 0, 257)
+
+
+def test_all_that_the_engine_asks_of_its_groups_is_recorded() -> None:
+    """No other module begins anything in a step, and the recorder has all that these two use."""
+    asked = {"isend", "irecv", "broadcast", "batch_isend_irecv", "P2POp", "get_backend", *WHOLE}
+    users: dict[str, set[str]] = {}
+    for path in sorted(Path(impl.__path__[0]).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dist":
+                users.setdefault(path.name, set()).add(node.attr)
+    types = {"ProcessGroup", "Work", "new_group", "get_rank", "get_world_size"}
+    of_step = {name: used - types for name, used in users.items() if name in ("collectives.py", "context_parallel.py")}
+    assert set.union(*of_step.values()) <= asked
+    assert all(hasattr(Recorder("nccl", is_real=False), name) for name in asked)
+    others = {"evaluate.py", "recorder.py", "rank.py", *of_step}  # evaluation is no part of a step
+    peers = {path.name for path in (Path(impl.__path__[0]) / "peers").glob("*.py")}
+    assert all(not used & asked for name, used in users.items() if name not in others | peers), users
