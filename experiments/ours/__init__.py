@@ -32,6 +32,12 @@ def in_both(model: ModelConfig, plans: Sequence[Plan], recipe: Recipe) -> list[R
     return [run for plan in plans for run in (untested(model, plan, recipe), untested(model, plan, recipe, "bf16"))]
 
 
+def shared_by(plan: Plan) -> list[str]:
+    """Return in words what ranks share a layer: its matrices, the tokens between them, or sequences."""
+    parts = [f"tp {plan.tp}"] * (plan.tp > 1) + ["sp"] * plan.sequence_parallel
+    return parts + [f"{'ring' if plan.is_ring else 'Ulysses'} {plan.cp}"] * (plan.cp > 1)
+
+
 def data_parallel(n: int, **fields: Any) -> list[Plan]:
     """Return ZeRO's stages over n ranks; stage 0 divides nothing."""
     return [Plan(dp=n, zero_stage=stage, **fields) for stage in (0, 1, 2, 3)]

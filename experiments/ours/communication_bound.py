@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from experiments.ours import claim, timed
-from harness.experiment.checks import each
+from experiments.ours import claim, shared_by
 from harness.experiment.kit import (
     DEVICE, GB, MARK, MICROBATCHES, MODEL, RANKS, RUNS, Experiment, Measure, ModelConfig, Plan, Point, Precision,
-    Recipe, Record, Run, Tolerance, gigabytes, less, named, of_run, points, share, table_of,
+    Recipe, Record, Run, Tolerance, each, figure_of, gigabytes, less, named, of_run, points, share, table_of, untested,
 )  # fmt: skip
-from harness.figures.style import figure_of
 from impl.cost.least_traffic import moved_bytes, needed_bytes
 from impl.data.batches import head_positions
 
@@ -49,8 +47,7 @@ def mean_of(measure: Measure) -> Callable[[Point], float]:
 def way(run: Run) -> str:
     """Return how the plan divides a step, in words."""
     plan = run.plan
-    parts = [f"{name} {degree}" for name, degree in (("tp", plan.tp), ("pp", plan.pp), ("dp", plan.dp)) if degree > 1]
-    parts += ["sp"] * plan.sequence_parallel + [f"{'ring' if plan.is_ring else 'Ulysses'} {plan.cp}"] * (plan.cp > 1)
+    parts = [*shared_by(plan), *[f"pp {plan.pp}"] * (plan.pp > 1), *[f"dp {plan.dp}"] * (plan.dp > 1)]
     within = f" within {plan.zero_group}" if plan.replicas > 1 else ""
     return " + ".join(parts) + (f", ZeRO-{plan.zero_stage}{within}" if plan.zero_stage else "")
 
@@ -102,7 +99,7 @@ def runs(model: ModelConfig, batch: int, n: int, part: int, counts: Sequence[int
 
     def of(plan: Plan, count: int) -> Run:
         size = batch // (plan.dp * plan.pp * count)
-        return timed(model, plan, Recipe(steps=6, global_batch=batch, microbatch=size, warmup_steps=2), precision)
+        return untested(model, plan, Recipe(steps=6, global_batch=batch, microbatch=size, warmup_steps=2), precision)
 
     return [of(plan, count) for count in counts for plan in ways(n, part)]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from experiments.ours import claim
+from experiments.ours import claim, shared_by
 from harness.experiment.kit import (
     DEVICE, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
     Tolerance, by_choice, each, figure_of, gigabytes, less, milliseconds, named, of_run, points, share, step_seconds,
@@ -24,10 +24,7 @@ LONG = 32768
 
 def way(run: Run) -> str:
     """Return how ranks share the work, in words."""
-    plan = run.plan
-    parts = [f"tp {plan.tp}"] * (plan.tp > 1) + ["sp"] * plan.sequence_parallel
-    parts += [f"{'Ulysses' if plan.cp_attention == 'ulysses' else 'ring'} {plan.cp}"] * (plan.cp > 1)
-    return " + ".join(parts) + " recomputed" * (plan.recompute == "full")
+    return " + ".join(shared_by(run.plan)) + " recomputed" * (run.plan.recompute == "full")
 
 
 def timed_ways(records: Sequence[Record]) -> list[Point]:
