@@ -21,8 +21,8 @@ from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
+from tests.impl.covering import draws
 from tests.impl.ghost.ranks import ghosts, numbered, real_ranks
-from tests.impl.test_parity import draws
 from tests.ranks import run_ranks
 
 COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("GHOST_RUNS", 40), ("GHOST_SEED", 5)))
@@ -35,7 +35,7 @@ MOST_LARGE, MOST_PASSES = 0.1, 12
 def random_runs(seed: int) -> Iterator[Run]:
     """Random runs on several ranks without end; gradients do not overflow, as ghosts assume."""
     found = large = 0
-    for run, precision in zip(draws(seed), cycle(PRECISIONS), strict=False):
+    for run, precision in zip(draws(seed, 8), cycle(PRECISIONS), strict=False):
         run = replace(run, precision=precision, train=replace(run.train, initial_loss_scale=1.0))
         is_large, passes = run.plan.world_size > 4, run.plan.pp * run.plan.chunks * run.microbatches
         fits = 2 <= run.plan.world_size <= 8 and large + is_large <= max(1, MOST_LARGE * found)
