@@ -49,7 +49,7 @@ def way(run: Run) -> str:
     plan = run.plan
     parts = [*shared_by(plan), *[f"pp {plan.pp}"] * (plan.pp > 1), *[f"dp {plan.dp}"] * (plan.dp > 1)]
     within = f" within {plan.zero_group}" if plan.replicas > 1 else ""
-    return " + ".join(parts) + (f", ZeRO-{plan.zero_stage}{within}" if plan.zero_stage else "")
+    return " + ".join([*parts, *[f"ZeRO-{plan.zero_stage}{within}"] * (plan.zero_stage > 0)])
 
 
 def holds_once(run: Run) -> bool:

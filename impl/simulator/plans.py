@@ -114,7 +114,8 @@ def every(
 
 def _degrees(model: ModelConfig, gpus: int, global_batch: int, sharing: int) -> Iterator[Plan]:
     for tp in filter(model.divides_groups, divisors(math.gcd(gpus, model.num_heads, model.mlp_inner))):
-        shared = [Plan(tp=tp, cp=cp, cp_attention="ring") for cp in divisors(gpus // tp) if cp <= sharing]
+        degrees = [cp for cp in divisors(model.seq_len) if cp <= sharing and gpus // tp % cp == 0]
+        shared = [Plan(tp=tp, cp=cp, cp_attention="ring") for cp in degrees]
         shared += [replace(one, cp_attention="ulysses") for one in shared]
         possible = [one for one in shared if not Run(model=model, plan=one).problems()]
         for one, pp in itertools.product(possible, range(1, model.num_layers + 1)):

@@ -37,7 +37,7 @@ def test_copies_save_a_third_and_a_pipeline_of_single_ranks_needs_nothing() -> N
     assert EXPERIMENT.table
     found = EXPERIMENT.table(smoke()).frame
     over = dict(zip(found["way"], found["over"], strict=True))
-    assert 0.6 < over["dp 2, ZeRO-1"] / over["dp 2, ZeRO-3"] * 4 < 0.7  # of four microbatches, which come last
+    assert 0.6 < over["dp 2 + ZeRO-1"] / over["dp 2 + ZeRO-3"] * 4 < 0.7  # of four microbatches, which come last
     assert math.isnan(over["pp 2"])
 
 
