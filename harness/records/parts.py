@@ -32,7 +32,7 @@ CATEGORIES = frozenset({"parameters", "gradients", "optimizer", "activations", "
 """Categories of a step's device memory."""
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Collective:
     """Calls and bytes of one kind of collective in one step."""
 
@@ -69,7 +69,7 @@ class Profile:
     parts: Parts
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Rank:
     """Measurements of one rank."""
 
@@ -134,7 +134,7 @@ HELD_OUT = "valid"
 """Name of the evaluations of the data's own held-out text."""
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Evaluation:
     """Sums of one evaluation of a text or of questions."""
 
@@ -184,7 +184,7 @@ def _exp(nats: float) -> float:
         return math.inf
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Sample:
     """Entropy of the validation sample."""
 
@@ -192,7 +192,7 @@ class Sample:
     standard_error: Size | None = None
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Entropy:
     """Exact entropy rates of a synthetic language."""
 
@@ -206,7 +206,7 @@ class Entropy:
         return self.nats_per_token if sample is None else sample
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Data:
     """Text that the model was trained on."""
 
@@ -215,7 +215,7 @@ class Data:
     entropy: Entropy | None = None
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Resolved:
     """Sizes of a run that are known only with its data, such as the vocabulary, and a summary of that data."""
 
@@ -236,7 +236,7 @@ class Git:
     diff_sha256: str | None = None
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Environment:
     """Hardware and software of a measured run, or the system that a run was simulated for."""
 
@@ -260,7 +260,7 @@ class Environment:
     git: Git | None = None
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Prediction:
     """Simulated values of a step other than its recorded seconds and bytes."""
 
@@ -313,7 +313,7 @@ class LossForecast:
     """Time of the forecast."""
 
 
-@dataclass(config=READ)
+@dataclass(config=READ, slots=True)
 class Times:
     """Start, end and durations of a run."""
 
