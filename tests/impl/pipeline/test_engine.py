@@ -47,7 +47,7 @@ PLANS = [
     Plan(pp=4, schedule="zb_h2"),
     Plan(pp=4, schedule="eager_one_f_one_b"),
     Plan(pp=4, schedule=own_schedule.SEARCHED),
-    Plan(pp=2, schedule=f"rows:{'F' * 5}{'IFW' * 3}{'IW' * 5},{'FIW' * 8}"),
+    Plan(pp=2, schedule=f"rows:FFFIFW{'IW' * 3},{'FIW' * 4}"),
     Plan(pp=2, schedule=own_schedule.SEARCHED_V, chunks=2),
     Plan(pp=2, tp=2),
     Plan(pp=2, tp=2, schedule="zb_h1", sequence_parallel=True),
