@@ -59,8 +59,8 @@ class Traced(NDArrayOperatorsMixin):
     def __init__(self, program: Program, number: int) -> None:
         self.program, self.number = program, number
 
-    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **_: Any) -> "Traced":
-        return self.program.add(function.__name__ if method == "__call__" else method, *inputs)
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> "Traced":
+        return self.program.add(ufunc.__name__ if method == "__call__" else method, *inputs)
 
     def __array_function__(self, function: Any, _types: Any, args: Any, _options: Any) -> "Traced":
         every = [one for some in args for one in (some if isinstance(some, list) else [some])]
@@ -79,14 +79,14 @@ class Traced(NDArrayOperatorsMixin):
 class _Tracing(ClosedForm):
     """Closed form whose laws are looked up in a table when the program is executed."""
 
-    def __init__(self, form: ClosedForm, plan: Plans) -> None:
+    def __init__(self, form: ClosedForm, plan: Plans, program: Program) -> None:
         vars(self).update(vars(form))
-        self.form, self.plan = form, plan
+        self.form, self.plan, self.program = form, plan, program
 
     def _gather(self, plans: Plans, law: Any, *knobs: str) -> Any:
         found = self.form._gather(self.plan, law, *knobs)
         every = *knobs, "cp", "cp_attention"
-        row = plans["tp"].program.add("row", law.__name__, *(plans[knob] for knob in every))
+        row = self.program.add("row", law.__name__, *(plans[knob] for knob in every))
         return _like(found, iter(range(10**6)), row)
 
 
@@ -106,7 +106,7 @@ def traced(form: ClosedForm, plan: Plans) -> dict[str, Any]:
     """
     program = Program()
     inputs = {name: program.add("input", name) for name in (*KNOBS, BATCH)}
-    found = _Tracing(form, plan).details(Plans(inputs), inputs[BATCH])  # type: ignore[arg-type]
+    found = _Tracing(form, plan, program).details(Plans(inputs), inputs[BATCH])  # type: ignore[arg-type]
     return {"lines": program.lines, "results": _places(found)}
 
 

@@ -54,12 +54,12 @@ class Estimate(NamedTuple):
 class Parts(NamedTuple):
     """Memory of a device by category, in bytes."""
 
-    parameters: Array
-    gradients: Array
-    optimizer: Array
-    activations: Array
-    buffers: Array
-    rest: Array
+    parameters: Size
+    gradients: Size
+    optimizer: Size
+    activations: Size
+    buffers: Size
+    rest: Size
 
 
 class Details(NamedTuple):
@@ -282,7 +282,7 @@ class ClosedForm:
         is_gpipe, is_split = ranks.schedule == GPIPE, ranks.schedule == SPLIT
         is_1f1b = (ranks.schedule == PLAIN) | (ranks.schedule == INTERLEAVED)
         ends = law.at(ranks) - law.one - (ranks.layers - 1) * law.layer
-        states = [law.at(ranks) for law in (held.parameters, held.gradients, held.optimizer)]
+        parameters, gradients, optimizer = (law.at(ranks) for law in (held.parameters, held.gradients, held.optimizer))
         passing = found.passing.at(ranks)
 
         def parts_of(kind: int, ahead: Array, under_way: Array | int) -> Parts:
@@ -298,9 +298,8 @@ class ClosedForm:
             activations = in_flight * chunk + with_ends * ends[kind]
             owing = np.maximum(passing[kind], found.owed * layers - activations) + put_off * found.owed * layers
             rest = np.where(is_split, owing, passing[kind])
-            return Parts(
-                *(of[kind] for of in states), activations, receiving * found.received + held.buffers[kind], rest
-            )
+            buffers = receiving * found.received + held.buffers[kind]
+            return Parts(parameters[kind], gradients[kind], optimizer[kind], activations, buffers, rest)
 
         between = np.where(v > 1, 3, np.where(is_gpipe, 1, 2))
         return [

@@ -249,7 +249,7 @@ def test_a_drawn_timeline_is_the_simulated_one(page: Path) -> None:
     hops = {"one_way": 0.75, "back": 0.5}
     choices = [{"schedule": s, "pp": p, "microbatches": m, "chunks": v} for s, p, m, v in PIPELINES]
     shown = answered(page, "given[0].map((choice) => timeline(choice, ...given[1]))", [choices, [seconds, hops]])
-    of = dict(zip((Op.F, Op.B, Op.I, Op.W), seconds.values(), strict=True))
+    of: dict[Op, list[float]] = dict(zip((Op.F, Op.B, Op.I, Op.W), seconds.values(), strict=True))
     for (name, p, m, v), spans in zip(PIPELINES, shown, strict=True):
         kinds = [0, *[1] * (p * v - 2), 2][: p * v]
         near = lambda a, b, p=p: 0.75 / (p - 1) if p == 2 or abs(a - b) == 1 else 0.5
