@@ -1,6 +1,7 @@
 """Kinds of plans on a system: the errors on published steps of each, and what makes a plan's kind doubtful."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,15 +21,23 @@ Errors = Mapping[tuple[str, str], Sequence[float]]
 """Relative errors of predicted seconds, by a feature and its value."""
 
 
-def errors_by_kind(system: System) -> Errors:
-    """Return errors on the published steps of a system's machine that its constants were not fitted to.
+class Published(NamedTuple):
+    """A published step on a system's devices and network that its constants were not fitted to."""
 
-    A feature that was fitted is judged by rows of the same software all of whose features were; another one by all rows
-    that have it, of other software on the same devices and network too.
-    """
+    file: str
+    name: str
+    run: Done
+    seconds: float
+    off: float
+    """Relative error of the predicted seconds."""
+    is_own: bool
+    """True if it was measured with the system's software."""
+
+
+def published(system: System) -> Iterator[Published]:
+    """Yield published steps, predicted with the system's constants; of large tables some, evenly chosen."""
     from harness.predict.held_out import CASES, STEPS  # which imports this
 
-    found: dict[tuple[str, str], list[float]] = {}
     own = system.calibration.table if system.calibration is not None else ""
     measured_on = {rows.file: case.system for case in reversed(CASES) for rows in case.asked}
     for file, there in ((file, load_system(name)) for file, name in measured_on.items()):
@@ -37,10 +46,24 @@ def errors_by_kind(system: System) -> Errors:
         rows = [row for row in read_rows(STEPS / f"{file}.csv", system) if file != own or row.split != CALIBRATE]
         measured = [row.measured for row in rows if row.measured]
         for one in measured[:: -(-len(measured) // MOST) or 1]:
-            off, new = predicted_seconds(one.run, system) / one.seconds - 1, uncalibrated(one.run, system)
-            fitted = features(one.run, system) if there.stack == system.stack else {}
-            for kind in (new or fitted).items():
-                found.setdefault(kind, []).append(off)
+            off = predicted_seconds(one.run, system) / one.seconds - 1
+            yield Published(file, one.name, one.run, one.seconds, off, there.stack == system.stack)
+
+
+def errors_by_kind(system: System, rows: Iterable[Published] | None = None) -> Errors:
+    """Return errors on the published steps of a system's machine that its constants were not fitted to.
+
+    A feature that was fitted is judged by rows of the same software all of whose features were; another one by all rows
+    that have it, of other software on the same devices and network too.
+
+    Args:
+        rows: what `published` yields for the system; None: they are predicted here.
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    for one in published(system) if rows is None else rows:
+        new, fitted = uncalibrated(one.run, system), features(one.run, system) if one.is_own else {}
+        for kind in (new or fitted).items():
+            found.setdefault(kind, []).append(one.off)
     return found
 
 

@@ -1,4 +1,4 @@
 """Reports on many sweeps: EXPERIMENTS.md, the site, archives, and the results that a verb prints.
 
-May import every room on a lower floor of docs/code.md, up to harness.launch.
+May import every room on a lower floor of docs/code.md, up to harness.tune.
 """

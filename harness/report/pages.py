@@ -22,7 +22,7 @@ from harness.figures import figures, style
 from harness.records.parts import Environment
 from harness.records.printable import printable
 from harness.records.record import Record
-from harness.report import results
+from harness.report import planner, results
 from harness.report.experiments_md import Found, content, index_sections
 from harness.report.html import (
     TEMPLATES,
@@ -159,6 +159,8 @@ class Report:
         every = environments(records)
         ran = (every.title, self._table(every, "all", "environments"), "")
         self._page("environments.html", "tables.html", heading="Environments", text=_where(records), tables=[ran])
+        self._page("planner.html", "planner.html", heading="Planner", data=planner.embedded(self.results))
+        shutil.copyfile(TEMPLATES / "planner.js", self.folder / "planner.js")
         self._page(
             "index.html",
             "index.html",

@@ -61,7 +61,7 @@ STEPS = 12
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
     """Model, system and limits of a search."""
 
     base: Run
@@ -128,6 +128,12 @@ class _Task:
         base = self.simulated(self.base).done
         doubts = [kind_doubts(Done(plans.run(i, base)), self.system, self.errors) for i in first.tolist()]
         return np.array([not texts for texts in doubts])[which]
+
+    def form(self) -> ClosedForm:
+        """Return the estimator of plans, with the habits of the system's software."""
+        known, given = self.simulated(self.base).done, self.given(self.base)
+        positions = head_positions(known.model)
+        return ClosedForm(known, vocabulary_of(known), self.system, self.gpus, head_positions=positions, given=given)
 
     @cached_property
     def errors(self) -> Errors:
@@ -212,8 +218,8 @@ def tune_from(default: Run) -> Callable[..., int]:
         require_positive(gpus=gpus, global_batch=global_batch, top=top, steps=steps)
         _require_numbers(trials, measure, search, out)
         found = load_system(system)
-        base = _base(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))
-        task = _Task(base, found, gpus, _room(found, device_memory), fix)
+        base = base_of(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))
+        task = Task(base, found, gpus, _room(found, device_memory), fix)
         task = replace(task, base=task.simulated(base).asked, others=_others(others, fix))
         real = _here(out, found) if measure and out is not None else None
         document, inside = _search(task, top, out, search)
@@ -241,7 +247,7 @@ def _room(system: System, wanted: str | None = None) -> float:
     return device.room if device.framework_bytes is not None else (1 - LEFT_FREE) * device.memory_bytes.value
 
 
-def _base(default: Run, system: System, precision: Precision | None, recipe: Recipe) -> Run:
+def base_of(default: Run, system: System, precision: Precision | None, recipe: Recipe) -> Run:
     """Return the run whose plan is searched."""
     if default.model == Run().model:
         raise InputError("tune needs --model: the name of a model size; as gpt-175b")
@@ -265,7 +271,7 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
         InputError: no plan is possible, or fits.
     """
     base = replace(base, plan=Plan(bucket_bytes=base.plan.bucket_bytes), train=replace(base.train, microbatch=1))
-    task = _Task(base, system, gpus, _room(system), fix)
+    task = Task(base, system, gpus, _room(system), fix)
     best = _search(task, TOP, None)[0]["best"]
     if not best:
         raise InputError(f"of the {TOP} fastest plans none is as small as it was estimated; valid: more devices")
@@ -288,7 +294,7 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
     return wanted or known[0]
 
 
-def _trusted(task: _Task, plans: Plans, seconds: np.ndarray, out: Path | None) -> list[Judged]:
+def _trusted(task: Task, plans: Plans, seconds: np.ndarray, out: Path | None) -> list[Judged]:
     """Return the fastest plans of kinds without doubt, as judged by events.
 
     Args:
@@ -305,11 +311,9 @@ def _trusted(task: _Task, plans: Plans, seconds: np.ndarray, out: Path | None) -
     return sorted(good, key=lambda row: row["seconds"])
 
 
-def _search(task: _Task, top: int, out: Path | None, search: float = 0.0) -> tuple[dict[str, Any], Plans]:
+def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tuple[dict[str, Any], Plans]:
     """Return the document of the search, and the plans that fit."""
-    known, plans = task.simulated(task.base).done, task.plans()
-    vocab_size, positions = vocabulary_of(known), head_positions(known.model)
-    form = ClosedForm(known, vocab_size, task.system, task.gpus, head_positions=positions, given=task.given(task.base))
+    plans, form = task.plans(), task.form()
     begin = time.perf_counter()
     found = estimates(form, plans)
     seconds = time.perf_counter() - begin
@@ -329,7 +333,7 @@ def _search(task: _Task, top: int, out: Path | None, search: float = 0.0) -> tup
     unbeaten = front(took, needed) if good else []
     off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in by_row[: len(chosen)] if "seconds" in row]
     document = {
-        "model": {"parameters": count_parameters(task.base.model, vocab_size).total},
+        "model": {"parameters": count_parameters(task.base.model, form.vocab_size).total},
         **{"system": task.system.name, "stack": task.system.stack, "gpus": task.gpus, "memory_limit_bytes": task.limit},
         **{"global_batch": task.base.train.global_batch, "precision": task.base.precision},
         "plans": len(plans),
@@ -348,7 +352,7 @@ def _search(task: _Task, top: int, out: Path | None, search: float = 0.0) -> tup
     return document, inside
 
 
-def _in_other_orders(task: _Task, plans: Plans, seconds: np.ndarray) -> list[Judged]:
+def _in_other_orders(task: Task, plans: Plans, seconds: np.ndarray) -> list[Judged]:
     """Return the fastest shapes of a pipeline in other schedules, which may fit where 1F1B does not."""
     piped = np.flatnonzero((plans["pp"] > 1) & (plans["chunks"] == 1))
     if not len(piped) or not task.others:
@@ -360,7 +364,7 @@ def _in_other_orders(task: _Task, plans: Plans, seconds: np.ndarray) -> list[Jud
     return list(in_other_orders(shapes, task.base, task.others))
 
 
-def _order(task: _Task, best: Sequence[Judged], search: float) -> dict[str, Any] | None:
+def _order(task: Task, best: Sequence[Judged], search: float) -> dict[str, Any] | None:
     """Return the fastest pipeline's seconds, and what any order of its passes takes at least; None without one."""
     piped = next((row for row in best if row["pp"] > 1), None)
     if piped is None:
@@ -370,7 +374,7 @@ def _order(task: _Task, best: Sequence[Judged], search: float) -> dict[str, Any]
 
 
 def _trials(
-    task: _Task, plans: Plans, first: Sequence[Judged], trials: int, real: Machine | None, out: Path | None
+    task: Task, plans: Plans, first: Sequence[Judged], trials: int, real: Machine | None, out: Path | None
 ) -> list[Judged]:
     """Return Optuna's proposals as judged by events or real runs, the fastest first, then those that failed."""
     judge = task.events if real is None else lambda run: real([run])[0]

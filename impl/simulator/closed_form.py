@@ -8,9 +8,9 @@ Letters: m microbatches, p pipeline ranks, v chunks of each. Ranks are of three 
 fullest of them) and the last. Shapes: a column has a number for each plan, [n]; a quantity of ranks [3, n], by kind.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,18 +22,15 @@ from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
+from impl.simulator.columns import Array, Held, Hops, Kept, Law, Ranks, Size, Work, columns
 from impl.simulator.operations import STAGE, BlockName, block
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
-from impl.simulator.reduction import beyond, ends_seconds, seconds_of, sharded, states, update
+from impl.simulator.reduction import States, beyond, ends_seconds, seconds_of, sharded, states, update
 from impl.simulator.step import stages_of, transfer_seconds
 from impl.simulator.system import System
 
-Array = np.ndarray
-Size = Any
-"""Number that a law computes of one plan; a column where the laws of many plans are gathered."""
 T = TypeVar("T")
-U = TypeVar("U")
 GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
 FIRST, BETWEEN, LAST = range(3)
 UNITS = (
@@ -54,91 +51,27 @@ class Estimate(NamedTuple):
     """Memory of the fullest device, in bytes."""
 
 
-class _Ranks(NamedTuple):
-    """Columns that describe the three kinds of pipeline rank."""
+class Parts(NamedTuple):
+    """Memory of a device by category, in bytes."""
 
-    p: Size
-    v: Size
-    layers: Size
-    """Layers of a rank over all its chunks. Shape: [3, n]."""
-    missing: Size
-    """Layers that the ranks between lack in total, compared with all being the fullest."""
-    holding: Size
-    """Layers that the second rank would need to hold as many activations as the fullest rank between."""
-    m: Size = 0
-    schedule: Size = 0
-
-    @property
-    def is_first(self) -> Array:
-        return np.stack([self.p > 0, self.p <= 2, self.p == 1])
-
-    @property
-    def is_last(self) -> Array:
-        return np.stack([self.p == 1, self.p == 1, self.p > 0])
-
-
-class _Law(NamedTuple):
-    """Quantity of a pipeline rank as a linear function of its layers and of whether it has the model's ends."""
-
-    layer: Size
-    one: Size
-    """Quantity with one layer and no end; below with one layer and the ends that are named."""
-    first: Size
-    last: Size
-    whole: Size
-
-    @classmethod
-    def of(cls, quantity: Callable[[U], float], units: Sequence[U]) -> "_Law":
-        """Return the law of a quantity that is known of UNITS."""
-        one, more, first, last, whole = map(quantity, units)
-        return cls((more - one) / 2, one, first, last, whole)
-
-    def at(self, ranks: _Ranks) -> Array:
-        """Return the quantity of each kind of rank. Shape: [3, n]."""
-        ends = np.stack([self.first, np.where(ranks.p > 2, self.one, self.first), self.last])
-        return np.where(ranks.p == 1, self.whole, ends) + (ranks.layers - 1) * self.layer
-
-
-class _Work(NamedTuple):
-    """Seconds of a microbatch by operation: each a _Law, or those in all stages of a rank [3, n]."""
-
-    forward: Any
-    backward: Any
-    input_gradient: Any
-    weight_gradient: Any
-
-
-class _Hops(NamedTuple):
-    """Seconds of a microbatch's transfers: through all ranks, the longest, and from the last rank back to the first."""
-
-    one_way: Size
-    longest: Size
-    back: Size
-
-
-class _States(NamedTuple):
-    """Needs of gradients, parameters and updates: seconds and bytes of ranks, and buffers by kind of rank."""
-
-    reducing: _Law
-    summing: _Law
-    """Over ZeRO's replicas."""
-    gathering: _Law
-    updating: _Law
-    bytes: _Law
-    tied: Size
-    """Seconds to sum the tied embedding's gradients."""
+    parameters: Size
+    gradients: Size
+    optimizer: Size
+    activations: Size
     buffers: Size
+    rest: Size
 
 
-class _Kept(NamedTuple):
-    """Bytes of activations that a microbatch keeps, and of temporary tensors."""
+class Details(NamedTuple):
+    """Step time of each plan, and what it and the memory are made of."""
 
-    kept: _Law
-    passing: _Law
-    owed: Size
-    """Bytes that a layer keeps for deferred weight gradients."""
-    received: Size
-    """Bytes of a received tensor."""
+    seconds: Array
+    memory: list[Parts]
+    """Memory at the moments of which one needs most."""
+    passes: Work
+    """Seconds of a microbatch in the first stage, in those between and in the last. Shape: [3, n]."""
+    hops: Hops
+    """Seconds of its transfers that pass while no rank waits for them."""
 
 
 class ClosedForm:
@@ -165,19 +98,40 @@ class ClosedForm:
         self.positions = head_positions or base.model.seq_len
         self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base, given), vocab_size, system, gpus
         self.given = given
-        self._known: dict[tuple[object, ...], Any] = {}
+        self.known: dict[tuple[Any, ...], Any] = {}
+        """Results of laws, by the law's name and the knobs' values."""
 
     def estimate(self, plans: Plans) -> Estimate:
         """Return step time and memory of each plan, with the habits of the system's software applied."""
+        common = self._common(plans, self.base.train.global_batch)
+        return Estimate(self._seconds(*common), np.maximum.reduce([sum(parts) for parts in self._moments(*common)]))
+
+    def details(self, plans: Plans, batch: Size) -> Details:
+        """Return step time and memory of each plan with a global batch of its own, in parts."""
+        plans, ranks, held = common = self._common(plans, batch)
+        blocks, hops, under_way = self._passing(plans)
+        stages = ranks._replace(p=ranks.p * ranks.v, v=1, layers=ranks.layers / ranks.v)
+        moved = (law.at(ranks) / ranks.v for law in (held.reducing, held.gathering))
+        factor = self._gather(plans, self.system.correction, "tp", "microbatch")
+        passes = Work(*(factor * one for one in self._work(plans, stages, blocks, hops.longest, *moved)))
+        hops = Hops(*(factor * one for one in under_way))
+        return Details(self._seconds(*common), self._moments(*common), passes, hops)
+
+    def _common(self, plans: Plans, batch: Size) -> tuple[Plans, Ranks, Held]:
+        """Return plans with the habits of the system's software, their ranks, and what these hold."""
         habits = ((knob, f"plan.{knob}") for knob in FLAGS if f"plan.{knob}" not in self.given)
         ways = ((knob, self.system.habits.fields.get(name)) for knob, name in habits)
         fixed = {knob: np.full(len(plans), int(way)) for knob, way in ways if way is not None}
         plans = Plans({**plans.columns, **fixed})
-        m = self.base.train.global_batch // (plans["dp"] * plans["microbatch"])
+        m = batch // (plans["dp"] * plans["microbatch"])
         ranks = self._gather(plans, self._ranks, "pp", "chunks")._replace(m=m, schedule=plans["schedule"])
         knobs = ("tp", "pp", "dp", "zero_stage", "zero_group", "sequence_parallel", "offload_optimizer")
-        held = self._gather(plans, self._states, *knobs)
-        return Estimate(self._seconds(plans, ranks, held), self._bytes(plans, ranks, held))
+        pp, near = plans["pp"], plans
+        if not self.system.habits.owns_tensors:  # else states depend on pp beyond what is near
+            inner = plans["tp"] * plans["cp"] * plans["dp"]
+            most = np.maximum(2, 2 * self.system.node.size.value // inner)
+            near = Plans({**plans.columns, "pp": np.minimum(pp, most)})
+        return plans, ranks, self._gather(near, self._states, *knobs)
 
     def _gather(self, plans: Plans, law: Callable[[Run], T], *knobs: str) -> T:
         """Return a law's quantities as columns: of a run for each set of the knobs' values, other knobs at defaults."""
@@ -189,63 +143,59 @@ class ClosedForm:
         found = []
         for row in zip(*(plans[knob][at].tolist() for knob in knobs), strict=True):
             key = (law.__name__, *row)
-            if key not in self._known:
+            if key not in self.known:
                 values = {knob: value_of(knob, number) for knob, number in zip(knobs, row, strict=True)}
                 degrees = values.get("tp", 1) * values.get("pp", 1) * values["cp"]
                 defaults = {**DEFAULTS, "microbatch": 1, "dp": self.gpus // degrees}
                 run = run_of(defaults | values, self.base)
-                self._known[key] = law(self.system.habits.with_buckets(run, self.given))
-            found.append(self._known[key])
-        return _columns(found, which)
+                self.known[key] = law(self.system.habits.with_buckets(run, self.given))
+            found.append(self.known[key])
+        return columns(found, which)
 
-    def _ranks(self, run: Run) -> _Ranks:
+    def _ranks(self, run: Run) -> Ranks:
         p, v = run.plan.pp, run.plan.chunks
         sizes = [len(stage.layers) for stage in stages_of(run, self.vocab_size, self.system.habits.stages_of(run))]
         ranks = [sum(sizes[rank::p]) for rank in range(p)]  # every schedule of NAMES deals its stages in turn
         if p <= 2:
-            return _Ranks(p, v, (ranks[0], ranks[0], ranks[-1]), 0, ranks[0])
+            return Ranks(p, v, (ranks[0], ranks[0], ranks[-1]), 0, ranks[0])
         between, more = max(ranks[1:-1]), 1 if v == 1 else 2
         in_flight = [(v - 1) * p + more * (p - rank - 1) + 1 for rank in range(p)]
         holding = max(in_flight[rank] * ranks[rank] for rank in range(1, p - 1)) / in_flight[1]
-        return _Ranks(p, v, (ranks[0], between, ranks[-1]), between * (p - 2) - sum(ranks[1:-1]), holding)
+        return Ranks(p, v, (ranks[0], between, ranks[-1]), between * (p - 2) - sum(ranks[1:-1]), holding)
 
-    def _blocks(self, run: Run) -> _Work:
+    def _blocks(self, run: Run) -> Work:
         """Return seconds of a microbatch in one stage, for each operation a law."""
         each: dict[BlockName, Passes] = {
             name: passes(self.system, run, block(run, self.vocab_size, name, self.positions), is_layer=name == "layer")
             for name in STAGE
         }
         units = [stage_passes(self.system, each, stage) for stage in UNITS]
-        return _Work(*(_Law.of(lambda unit, op=op: getattr(unit, op), units) for op in _Work._fields))
+        return Work(*(Law.of(lambda unit, op=op: getattr(unit, op), units) for op in Work._fields))
 
-    def _hops(self, run: Run) -> _Hops:
+    def _hops(self, run: Run) -> Hops:
         p, seconds = run.plan.pp, transfer_seconds(run, self.system)
         each = [seconds(rank, rank + 1) for rank in range(p - 1)]
-        return _Hops(sum(each, 0.0), max(each, default=0.0), seconds(p - 1, 0) if p > 1 else 0.0)
+        return Hops(sum(each, 0.0), max(each, default=0.0), seconds(p - 1, 0) if p > 1 else 0.0)
 
-    def _states(self, run: Run) -> _States:
+    def _states(self, run: Run) -> Held:
         system, pp, each = self.system, run.plan.pp, parameter_bytes(run)
         alone = _with_one_microbatch(replace(run, plan=replace(run.plan, pp=1)))
-        places = [Place(alone, self.vocab_size, 0, (stage,)) for stage in UNITS]
-        units = [states(place) for place in places]
-        row = [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]
-        _, between, first, last, whole = (
-            gathered_elements(place, place.buckets) * each.weight
-            + gradient_elements(place, place.buckets, row) * each.gradient
-            for place in places
-        )
+        units, sizes, buffers = _units(alone, self.vocab_size, system.device.kind)
+        _, between, first, last, whole = (gathered * each.weight + held * each.gradient for gathered, held in buffers)
         first, last = (max(between, end if pp > 1 else whole) for end in (first, last))
-        return _States(
-            reducing=_Law.of(lambda unit: seconds_of(system, run, unit), units),
-            summing=_Law.of(lambda unit: seconds_of(system, run, unit, of_replicas=True), units),
-            gathering=_Law.of(lambda unit: seconds_of(system, run, unit, reducing=False), units),
-            updating=_Law.of(lambda unit: update(system, run, unit), units),
-            bytes=_Law.of(lambda place: sum(state_parts(run, place.buckets, system.device.kind)), places),
+        return Held(
+            reducing=Law.of(lambda unit: seconds_of(system, run, unit), units),
+            summing=Law.of(lambda unit: seconds_of(system, run, unit, of_replicas=True), units),
+            gathering=Law.of(lambda unit: seconds_of(system, run, unit, reducing=False), units),
+            updating=Law.of(lambda unit: update(system, run, unit), units),
+            parameters=Law.of(lambda at: at[0], sizes),
+            gradients=Law.of(lambda at: at[1], sizes),
+            optimizer=Law.of(lambda at: at[2], sizes),
             tied=max(ends_seconds(system, run, unit) for unit in units) if pp > 1 else 0.0,
             buffers=(first, between, last),
         )
 
-    def _kept(self, run: Run) -> _Kept:
+    def _kept(self, run: Run) -> Kept:
         run = self.system.with_scores(_with_one_microbatch(run))
         positions, device = self.positions, self.system.device.kind
         places = [Place(run, self.vocab_size, 0, (stage,) * run.plan.pp) for stage in UNITS]
@@ -253,25 +203,30 @@ class ClosedForm:
         moment = lambda place, *ops: sum(fullest(place, [Action(op, 0, 0) for op in ops], positions, device))
         _, three_layers, *_ = places
         twice = moment(three_layers, Op.F, Op.I, Op.F, Op.I) - moment(three_layers, Op.F, Op.I)
-        return _Kept(
-            kept=_Law.of(kept, places),
-            passing=_Law.of(lambda place: moment(place, Op.F, Op.B) - kept(place), places),
+        return Kept(
+            kept=Law.of(kept, places),
+            passing=Law.of(lambda place: moment(place, Op.F, Op.B) - kept(place), places),
             owed=twice / 3,
             received=Sizes(run).transferred if run.plan.pp > 1 else 0,
         )
 
-    def _seconds(self, plans: Plans, ranks: _Ranks, held: _States) -> Array:
+    def _passing(self, plans: Plans) -> tuple[Work, Hops, Hops]:
+        """Return seconds of passes through a stage, of transfers, and of those that pass while no rank waits."""
         knobs = ("tp", "microbatch", "sequence_parallel", "recompute")
         more = "partition_activations", "offload_activations", "overlap_input_grad_reduce"
         blocks = self._gather(plans, self._blocks, *knobs, *more)
         hops = self._gather(plans, self._hops, "tp", "pp", "dp", *knobs[1:3], "scatter_gather")
+        under_way = Hops(*((1 - self.system.constant("send_blocks")) * seconds for seconds in hops))
+        return blocks, hops, under_way
+
+    def _seconds(self, plans: Plans, ranks: Ranks, held: Held) -> Array:
+        blocks, hops, under_way = self._passing(plans)
         reducing, summing, gathering, updating = (law.at(ranks) for law in held[:4])
         zero, is_split = plans["zero_stage"], ranks.schedule == SPLIT
         work = self._work(plans, ranks, blocks, hops.longest, reducing, gathering)
-        hops = _Hops(*((1 - self.system.constant("send_blocks")) * seconds for seconds in hops))
-        pipeline = _pipeline(ranks, work, blocks, hops)
+        pipeline = _pipeline(ranks, work, blocks, under_way)
         last_pass = np.where(is_split, work.weight_gradient, work.backward)
-        drained = (ranks.p - 1) * (work.backward[BETWEEN] / ranks.v + hops.longest) * ~is_split
+        drained = (ranks.p - 1) * (work.backward[BETWEEN] / ranks.v + under_way.longest) * ~is_split
         exposed = self._exposed(plans, ranks, np.where(zero < 2, reducing, 0.0) + summing, last_pass)
         ends = np.maximum(pipeline + exposed[FIRST], pipeline - drained + exposed[LAST]) + held.tied
         total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[BETWEEN])
@@ -283,11 +238,11 @@ class ClosedForm:
         return total * self._gather(plans, self.system.correction, "tp", "microbatch")
 
     def _work(
-        self, plans: Plans, ranks: _Ranks, blocks: _Work, longest: Array, reducing: Array, gathering: Array
-    ) -> _Work:
+        self, plans: Plans, ranks: Ranks, blocks: Work, longest: Array, reducing: Array, gathering: Array
+    ) -> Work:
         """Return seconds of a microbatch in all of a rank's stages, each [3, n], with what they wait for."""
         v, layers, is_first, is_last = ranks.v, ranks.layers, ranks.is_first, ranks.is_last
-        work = _Work(
+        work = Work(
             *(
                 v * (law.one - law.layer)
                 + layers * law.layer
@@ -306,19 +261,20 @@ class ClosedForm:
             sharing = waited(gathers / v, reduced / v, seconds / v, np.maximum(layers / v, 1)) * v
             return seconds + (sharing + np.where(ranks.p > 1, waits + blocking * (v - is_end) * longest, 0.0))
 
-        return _Work(
+        return Work(
             with_waits(work.forward, 0.0, is_last),
             with_waits(work.backward, reduces, is_first),
             with_waits(work.input_gradient, reduces, is_first),
             work.weight_gradient,
         )
 
-    def _exposed(self, plans: Plans, ranks: _Ranks, reducing: Array, last_pass: Array) -> Array:
+    def _exposed(self, plans: Plans, ranks: Ranks, reducing: Array, last_pass: Array) -> Array:
         """Return the seconds that each kind of rank reduces gradients after its last backward pass. Shape: [3, n]."""
         shape = _shape(ranks)
         return np.where(plans["overlap_grad_reduce"] == 1, beyond(self.system, reducing, last_pass, *shape), reducing)
 
-    def _bytes(self, plans: Plans, ranks: _Ranks, held: _States) -> Array:
+    def _moments(self, plans: Plans, ranks: Ranks, held: Held) -> list[Parts]:
+        """Return the memory of ranks by category at the moments of which one needs most."""
         knobs = ("tp", "microbatch", "sequence_parallel", "recompute", "partition_activations", "offload_activations")
         two = Plans({**plans.columns, "pp": np.minimum(ranks.p, 2)})
         found = self._gather(two, self._kept, *knobs, "scatter_gather", "pp")
@@ -326,10 +282,11 @@ class ClosedForm:
         is_gpipe, is_split = ranks.schedule == GPIPE, ranks.schedule == SPLIT
         is_1f1b = (ranks.schedule == PLAIN) | (ranks.schedule == INTERLEAVED)
         ends = law.at(ranks) - law.one - (ranks.layers - 1) * law.layer
-        states, passing = held.bytes.at(ranks), found.passing.at(ranks)
+        parameters, gradients, optimizer = (law.at(ranks) for law in (held.parameters, held.gradients, held.optimizer))
+        passing = found.passing.at(ranks)
 
-        def bytes_of(kind: int, ahead: Array, under_way: Array | int) -> Array:
-            """Return the bytes of a kind of rank with so many `ahead` of it, that receives `under_way` tensors more."""
+        def parts_of(kind: int, ahead: Array, under_way: Array | int) -> Parts:
+            """Return the memory of a kind of rank with so many `ahead` of it, receiving `under_way` more tensors."""
             layers = np.where(is_1f1b, ranks.holding, ranks.layers[kind]) if kind == BETWEEN else ranks.layers[kind]
             in_flight = np.where(v > 1, np.minimum(m * v, (v - 1) * p + 2 * ahead + 1), np.minimum(m, ahead + 1))
             in_flight = np.where(is_gpipe, m, in_flight)
@@ -338,40 +295,42 @@ class ClosedForm:
             put_off = np.where(is_split, np.minimum(p, m) - in_flight, 0)
             receiving = np.minimum(in_flight + put_off + under_way, m * v + 1)
             receiving = np.where(ranks.is_first[kind], (v - 1) * p + 1, receiving)
-            activations = in_flight * chunk + with_ends * ends[kind] + passing[kind]
-            owing = np.maximum(activations + put_off * found.owed * layers, (put_off + 1) * found.owed * layers)
-            activations = np.where(is_split, owing, activations)
-            return states[kind] + activations + receiving * found.received + held.buffers[kind]
+            activations = in_flight * chunk + with_ends * ends[kind]
+            owing = np.maximum(passing[kind], found.owed * layers - activations) + put_off * found.owed * layers
+            rest = np.where(is_split, owing, passing[kind])
+            buffers = receiving * found.received + held.buffers[kind]
+            return Parts(parameters[kind], gradients[kind], optimizer[kind], activations, buffers, rest)
 
         between = np.where(v > 1, 3, np.where(is_gpipe, 1, 2))
-        return np.maximum.reduce(
-            [
-                bytes_of(FIRST, p - 1, 0),
-                bytes_of(BETWEEN, np.maximum(p - 2, 0), between),
-                bytes_of(BETWEEN, np.minimum(p - 1, 1), between),
-                bytes_of(LAST, 0 * p, np.where(v > 1, 4, 1)),
-            ]
-        )
+        return [
+            parts_of(FIRST, p - 1, 0),
+            parts_of(BETWEEN, np.maximum(p - 2, 0), between),
+            parts_of(BETWEEN, np.minimum(p - 1, 1), between),
+            parts_of(LAST, 0 * p, np.where(v > 1, 4, 1)),
+        ]
 
 
-def _shape(ranks: _Ranks) -> tuple[Array, Array, Array]:
+def _shape(ranks: Ranks) -> tuple[Array, Array, Array]:
     """Return the numbers of stages of a rank, of ranks, and of layers of a stage, each [n] or [3, n]."""
     return ranks.v, ranks.p, np.maximum(ranks.layers / ranks.v, 1)
+
+
+@lru_cache(maxsize=4096)
+def _units(
+    run: Run, vocab_size: int, device: str
+) -> tuple[list[States], list[tuple[int, int, int]], list[tuple[int, int]]]:
+    """Return states of each of UNITS, their bytes, and elements of gathered parameters and of gradients' buffers."""
+    row = [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]
+    places = [Place(run, vocab_size, 0, (stage,)) for stage in UNITS]
+    buffers = [(gathered_elements(at, at.buckets), gradient_elements(at, at.buckets, row)) for at in places]
+    return [states(at) for at in places], [state_parts(run, at.buckets, device) for at in places], buffers
 
 
 def _with_one_microbatch(run: Run) -> Run:
     return replace(run, train=replace(run.train, global_batch=run.train.microbatch * run.plan.dp))
 
 
-def _columns(rows: Sequence[T], which: Array) -> Any:
-    """Return equal tuples as one, with a column in place of each number: [n], or [3, n] of numbers by kind of rank."""
-    kind = type(rows[0])
-    if issubclass(kind, tuple) and kind is not tuple:
-        return kind(*(_columns(of, which) for of in zip(*rows, strict=True)))  # type: ignore[arg-type]
-    return np.array(rows).T[..., which]
-
-
-def _pipeline(ranks: _Ranks, work: _Work, blocks: _Work, hops: _Hops) -> Array:
+def _pipeline(ranks: Ranks, work: Work, blocks: Work, hops: Hops) -> Array:
     """Return the seconds from the first forward pass to the last backward pass.
 
     1F1B: the time to fill the pipeline plus m - 1 turns of a microbatch; interleaved: p - 1 of these turns are of a

@@ -1,0 +1,113 @@
+"""What the closed form computes of each plan: columns of many plans, and quantities of ranks as linear laws.
+
+Shapes: a column has a number for each plan, [n]; a quantity of ranks [3, n], by kind: first, between, last.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+Array = np.ndarray
+Size = Any
+"""Number that a law computes of one plan; a column where the laws of many plans are gathered."""
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Ranks(NamedTuple):
+    """Columns that describe the three kinds of pipeline rank."""
+
+    p: Size
+    v: Size
+    layers: Size
+    """Layers of a rank over all its chunks. Shape: [3, n]."""
+    missing: Size
+    """Layers that the ranks between lack in total, compared with all being the fullest."""
+    holding: Size
+    """Layers that the second rank would need to hold as many activations as the fullest rank between."""
+    m: Size = 0
+    schedule: Size = 0
+
+    @property
+    def is_first(self) -> Array:
+        return np.stack([self.p > 0, self.p <= 2, self.p == 1])
+
+    @property
+    def is_last(self) -> Array:
+        return np.stack([self.p == 1, self.p == 1, self.p > 0])
+
+
+class Law(NamedTuple):
+    """Quantity of a pipeline rank as a linear function of its layers and of whether it has the model's ends."""
+
+    layer: Size
+    one: Size
+    """Quantity with one layer and no end; below with one layer and the ends that are named."""
+    first: Size
+    last: Size
+    whole: Size
+
+    @classmethod
+    def of(cls, quantity: Callable[[U], float], units: Sequence[U]) -> "Law":
+        """Return the law of a quantity that is known of UNITS."""
+        one, more, first, last, whole = map(quantity, units)
+        return cls((more - one) / 2, one, first, last, whole)
+
+    def at(self, ranks: Ranks) -> Array:
+        """Return the quantity of each kind of rank. Shape: [3, n]."""
+        ends = np.stack([self.first, np.where(ranks.p > 2, self.one, self.first), self.last])
+        return np.where(ranks.p == 1, self.whole, ends) + (ranks.layers - 1) * self.layer
+
+
+class Work(NamedTuple):
+    """Seconds of a microbatch by operation: each a Law, or those in all stages of a rank [3, n]."""
+
+    forward: Any
+    backward: Any
+    input_gradient: Any
+    weight_gradient: Any
+
+
+class Hops(NamedTuple):
+    """Seconds of a microbatch's transfers: through all ranks, the longest, and from the last rank back to the first."""
+
+    one_way: Size
+    longest: Size
+    back: Size
+
+
+class Held(NamedTuple):
+    """Needs of gradients, parameters and updates: seconds and bytes of ranks, and buffers by kind of rank."""
+
+    reducing: Law
+    summing: Law
+    """Over ZeRO's replicas."""
+    gathering: Law
+    updating: Law
+    parameters: Law
+    """Bytes; so are gradients and optimizer."""
+    gradients: Law
+    optimizer: Law
+    tied: Size
+    """Seconds to sum the tied embedding's gradients."""
+    buffers: Size
+
+
+class Kept(NamedTuple):
+    """Bytes of activations that a microbatch keeps, and of temporary tensors."""
+
+    kept: Law
+    passing: Law
+    owed: Size
+    """Bytes that a layer keeps for deferred weight gradients."""
+    received: Size
+    """Bytes of a received tensor."""
+
+
+def columns(rows: Sequence[T], which: Array) -> Any:
+    """Return equal tuples as one, with a column in place of each number: [n], or [3, n] of numbers by kind of rank."""
+    kind = type(rows[0])
+    if issubclass(kind, tuple) and kind is not tuple:
+        return kind(*(columns(of, which) for of in zip(*rows, strict=True)))  # type: ignore[arg-type]
+    return np.array(rows).T[..., which]
