@@ -93,11 +93,14 @@ class MasterAdamW:
         offload: bool,
         publish: Callable[[int], None],
     ) -> None:
+        from impl.device import Device  # with what only GPUs need
+
         self.shares, self.recipe, self._publish = shares, recipe, publish
         self.masters: list[Tensor] = []
         self.moments: list[Tensor] = []
         self._groups: list[list[_Group]] = []
         self._updates = 0
+        self._device = Device.of(shares[0].weights.device) if offload else None
         for share in shares:
             device = torch.device("cpu") if offload else share.weights.device
             is_apart = offload or share.weights.dtype != dtype
@@ -118,7 +121,11 @@ class MasterAdamW:
         """Do one update with this learning rate, share by share."""
         self._updates += 1
         for i, (share, groups) in enumerate(zip(self.shares, self._groups, strict=True)):
-            gradient = share.gradient.to(self.masters[i].device, self.masters[i].dtype)
+            gradient = share.gradient
+            if self._device is not None:
+                gradient = self._device.fetch(gradient)
+                self._device.wait()
+            gradient = gradient.to(self.masters[i].dtype)
             with record_function("Optimizer.step#AdamW"):  # as a profile calls those of torch.optim
                 for group in groups:
                     adamw(
@@ -146,7 +153,9 @@ class MasterAdamW:
             self._round(i)
 
     def _round(self, i: int) -> None:
-        if self._is_apart(i):
+        if self._device is not None:
+            self._device.put(self.masters[i], self.shares[i].weights)
+        elif self._is_apart(i):
             self.shares[i].weights.copy_(self.masters[i])
         self._publish(i)
 

@@ -35,16 +35,16 @@ def kept_by(group: dist.ProcessGroup, device: torch.device, *, partition: bool, 
         offload: copy it from the device to host memory (P_a+cpu), queued behind the device's other work, which the host
             does not wait for; on a CPU it stays where it is.
     """
-    offload = offload and device.type != "cpu"
+    from impl.device import Device  # with what only GPUs need
+
+    there = Device.of(device)
 
     def pack(x: Tensor) -> Tensor:
         x = own_start(x, group).wait().clone() if partition else x
-        if not offload:
-            return x
-        return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+        return there.fetch(x) if offload else x
 
     def unpack(packed: Tensor) -> Tensor:
-        x = packed.to(device, non_blocking=True) if offload else packed
+        x = there.put(packed) if offload else packed
         return all_gather(x, group) if partition else x
 
     return Kept(pack, unpack)

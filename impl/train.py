@@ -364,5 +364,6 @@ class Trainer:
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return the array as a tensor on the device; the copy to a GPU is asynchronous."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    from impl.device import Device  # with what only GPUs need
+
+    return Device.of(device).put(torch.from_numpy(np.ascontiguousarray(array)))
