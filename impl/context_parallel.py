@@ -53,10 +53,10 @@ class ContextParallel:
     def chunks_of(self, rank: int) -> list[int]:
         return [rank] if self.chunks == self.group.size() else [rank, self.chunks - 1 - rank]
 
-    def places(self, length: int) -> Tensor:
+    def places(self, length: int, device: torch.device | None = None) -> Tensor:
         """Return the places, in whole sequences, of the tokens of which this rank has `length`. Shapes: [l]."""
-        chunks = torch.arange(length * self.group.size()).view(self.chunks, -1)
-        return chunks[self.own_chunks].flatten()
+        own, size = self.own_chunks, length * self.group.size() // self.chunks
+        return torch.cat([torch.arange(chunk * size, (chunk + 1) * size, device=device) for chunk in own])
 
     def part_of(self, batch: Batch) -> Batch:
         """Return this rank's tokens of every sequence, with their targets; goals of whole sequences stay."""
