@@ -15,8 +15,6 @@ from torch.profiler import ProfilerActivity
 
 from impl.errors import InputError
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
 
 class Device:
     """A processor: an operation has ended when it returns, and all memory is the host's."""
@@ -94,7 +92,8 @@ class Cuda(Device):
             InputError: PyTorch sees none.
         """
         if not (count := torch.cuda.device_count()):
-            raise InputError(f"PyTorch {torch.__version__} sees no GPU here ({VISIBLE}={os.environ.get(VISIBLE)!r})")
+            listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+            raise InputError(f"PyTorch {torch.__version__} sees no GPU here (CUDA_VISIBLE_DEVICES={listed!r})")
         return cls(torch.device("cuda", local_rank % count))
 
     def enter(self) -> torch.device | None:

@@ -74,12 +74,8 @@ def attention_kernel(trainer: Trainer) -> str:
     run, attention = trainer.run, next(iter(trainer.model.trunk.layers.values())).attention
     if attention.dropout.rate:
         return "products"
-    empty = lambda heads: torch.empty(
-        (1, heads, run.model.seq_len, attention.head_size),
-        dtype=WEIGHTS[run.precision],
-        device=trainer.device,
-        requires_grad=True,
-    )
+    how: Any = {"dtype": WEIGHTS[run.precision], "device": trainer.device, "requires_grad": True}
+    empty = lambda heads: torch.empty(1, heads, run.model.seq_len, attention.head_size, **how)
     q, kv = empty(attention.heads), empty(attention.groups)
     if run.plan.cp > 1 and run.plan.is_ring:
         from impl.context_parallel import has_flash  # for few runs

@@ -44,6 +44,10 @@ if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs hav
     from harness.rank.resume import Continuation
 
 
+LEAST_SCALE = 1.0
+"""Least loss scale: below it fp16 gradients that overflow come from a run that is lost."""
+
+
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
     """Train the run of the attempt's orders; return the exit status, and write a failure for the record."""
     try:
@@ -188,6 +192,8 @@ class Worker:
                 log.add(line)
                 if not math.isfinite(loss):
                     return "nan", f"loss is {loss} at step {i}"
+                if step.is_skipped and isinstance(trainer, Trainer) and trainer.loss_scale.scale < LEAST_SCALE:
+                    return "nan", f"fp16 gradients overflow at any loss scale down to {LEAST_SCALE:g}, at step {i}"
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
                     self._evaluate(trainer, i + 1, final=False)
                 if continuation is not None:

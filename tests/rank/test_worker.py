@@ -11,6 +11,8 @@ from harness.calibrate.rank import Calibrating
 from harness.rank import worker
 from harness.rank.instruments import Measured
 from harness.records.environment import device_environment
+from impl.precision import LossScale
+from impl.recipe import Recipe
 from tests.harness.made_up_orders import made_up
 
 
@@ -67,6 +69,12 @@ def test_a_steps_seconds_end_when_the_device_has_finished(monkeypatch: pytest.Mo
     trainer: Any = SimpleNamespace(step=lambda *_: (order.append("step"), step)[1])
     assert one._train(trainer, None, None) == ("ok", None)
     assert order == ["clock", "step", "wait", "wait", "clock"] * 2
+    trainer = object.__new__(worker.Trainer)
+    trainer.loss_scale = LossScale(Recipe(initial_loss_scale=2.0), "fp16")
+    trainer.step = lambda *_: (trainer.loss_scale.update(overflowed=True), SimpleNamespace(**vars(step) | skipped))[1]
+    one.measured = Measured(seconds={"training": 0.0})
+    one.run.train.steps, skipped = 9, {"is_skipped": True}
+    assert one._train(trainer, None, None) == ("nan", "fp16 gradients overflow at any loss scale down to 1, at step 1")
 
 
 @pytest.mark.usefixtures("cuda", "one_rank")
