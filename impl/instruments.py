@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from impl.cost.memory import StateBytes
 from impl.model.dropout import DropoutKey
-from impl.model.layers import Block
+from impl.model.layers import Block, Layer
 from impl.plan import AXES
 from impl.tensor_parallel.shards import shards_of
 from impl.train import WEIGHTS, Trainer
@@ -71,7 +71,9 @@ def activation_bytes(trainer: Trainer) -> ActivationBytes:
 
 def attention_kernel(trainer: Trainer) -> str:
     """Return what computes attention: the kernel that PyTorch chooses for these sizes on this device, or `products`."""
-    run, attention = trainer.run, next(iter(trainer.model.trunk.layers.values())).attention
+    run, layer = trainer.run, next(iter(trainer.model.trunk.layers.values()))
+    assert isinstance(layer, Layer)
+    attention = layer.attention
     if attention.dropout.rate:
         return "products"
     how: Any = {"dtype": WEIGHTS[run.precision], "device": trainer.device, "requires_grad": True}

@@ -42,7 +42,7 @@ def run_of(plan: Plan, **changes: Any) -> Run:
 
 
 class Access(NamedTuple):
-    """Bytes of a storage that are read or written; tensors in it keep it alive."""
+    """Bytes of a storage that are read or written."""
 
     tensor: Tensor
     writes: bool
@@ -54,7 +54,7 @@ class Access(NamedTuple):
         return a == b and first < end and start < stop and (self.writes or other.writes)
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def place(self) -> Any:
         x = self.tensor
         extent = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1 if x.numel() else 0
         first = x.storage_offset() * x.itemsize
@@ -160,9 +160,8 @@ def waits(runs: list[Run]) -> list[Counter[str]]:
     def seen(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             is_there = bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "meta"
-            is_made = func in (torch.tensor, torch.as_tensor) and "cpu" not in str((kwargs or {}).get("device", "cpu"))
             is_copied = func is torch.Tensor.to and not is_there and any("cuda" in str(a) for a in args[1:])
-        if (func in READS and is_there) or is_made or is_copied:
+        if (func in READS and is_there) or is_copied:
             found[-1][func.__name__] += 1
         return right(self, func, types, args, kwargs)
 
