@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch.optim.adamw import adamw
 
 from impl.recipe import Recipe
 from impl.zero.partition import Piece
+
+if TYPE_CHECKING:
+    from impl.device import Device
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -79,7 +82,7 @@ class MasterAdamW:
     Args:
         rates: of each parameter, by its name.
         dtype: of master weights and moments.
-        offload: keep them in host memory and update them there (ZeRO-Offload, 2101.06840, section 4.1).
+        offload: keep them in the memory of this device's host, and update them there (ZeRO-Offload, 2101.06840, 4.1).
         publish: called for each share, by its index, when its weights are new.
     """
 
@@ -90,20 +93,18 @@ class MasterAdamW:
         recipe: Recipe,
         *,
         dtype: torch.dtype,
-        offload: bool,
+        offload: "Device | None",
         publish: Callable[[int], None],
     ) -> None:
-        from impl.device import Device  # with what only GPUs need
-
         self.shares, self.recipe, self._publish = shares, recipe, publish
         self.masters: list[Tensor] = []
         self.moments: list[Tensor] = []
         self._groups: list[list[_Group]] = []
         self._updates = 0
-        self._device = Device.of(shares[0].weights.device) if offload else None
+        self._offload = offload
         for share in shares:
             device = torch.device("cpu") if offload else share.weights.device
-            is_apart = offload or share.weights.dtype != dtype
+            is_apart = bool(offload) or share.weights.dtype != dtype
             master = share.weights.detach().to(device, dtype, copy=is_apart)
             moments = torch.zeros(2, len(master), dtype=dtype, device=device)
             self.masters.append(master)
@@ -122,9 +123,9 @@ class MasterAdamW:
         self._updates += 1
         for i, (share, groups) in enumerate(zip(self.shares, self._groups, strict=True)):
             gradient = share.gradient
-            if self._device is not None:
-                gradient = self._device.fetch(gradient)
-                self._device.wait()
+            if self._offload:
+                gradient = self._offload.fetch(gradient)
+                self._offload.wait()
             gradient = gradient.to(self.masters[i].dtype)
             with record_function("Optimizer.step#AdamW"):  # as a profile calls those of torch.optim
                 for group in groups:
@@ -153,8 +154,8 @@ class MasterAdamW:
             self._round(i)
 
     def _round(self, i: int) -> None:
-        if self._device is not None:
-            self._device.put(self.masters[i], self.shares[i].weights)
+        if self._offload:
+            self._offload.put(self.masters[i], self.shares[i].weights)
         elif self._is_apart(i):
             self.shares[i].weights.copy_(self.masters[i])
         self._publish(i)
