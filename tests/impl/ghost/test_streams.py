@@ -97,6 +97,7 @@ def streams() -> Iterator[Streams]:
             with torch._C.DisableTorchFunction():
                 accesses = [Access(x.detach(), i == 0 and kind != "send", kind) for i, x in enumerate(begin.args)]
                 found.touch(accesses, group.group_name)
+                found.races += [f"{kind} of {x.stride()}" for x in begin.args if not x.is_contiguous() or not x.numel()]
             work = super()._begin(kind, whole, group, begin, *others)
             found.under_way[work] = group.group_name, accesses
             wait = work.wait
