@@ -60,6 +60,10 @@ class Device:
         """Return the moment when all that was begun before has ended."""
         return time.perf_counter()
 
+    def clock(self, mark: Any) -> float:
+        """Return the host's clock at a mark that has just been made, after waiting for it."""
+        return mark
+
     def seconds(self, begin: Any, end: Any) -> float:
         """Return the seconds between two marks, after waiting for the second."""
         return end - begin
@@ -121,6 +125,10 @@ class Cuda(Device):
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
+
+    def clock(self, mark: Any) -> float:
+        mark.synchronize()
+        return time.perf_counter()
 
     def seconds(self, begin: Any, end: Any) -> float:
         end.synchronize()

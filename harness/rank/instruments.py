@@ -2,7 +2,6 @@
 
 import dataclasses
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -82,9 +81,8 @@ class Stopwatch:
         self._marks: list[tuple[Action, Any, Any]] = []
         dist.barrier()
         self._first = self._device.mark()
-        self._device.wait()
         clocks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(clocks, (socket.gethostname(), time.perf_counter()))
+        dist.all_gather_object(clocks, (socket.gethostname(), self._device.clock(self._first)))
         host, started = clocks[dist.get_rank()]
         self._began = started - next(clock for name, clock in clocks if name == host)
 

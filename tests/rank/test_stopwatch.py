@@ -84,7 +84,7 @@ def test_other_machines_clocks_are_set_by_a_barrier() -> None:
 @pytest.mark.usefixtures("one_rank")
 def test_actions_on_a_gpu_are_timed_by_its_events_and_nothing_waits_meanwhile(cuda: Driver) -> None:
     watch = Stopwatch(CPU)
-    assert cuda.calls[:2] == ["record", "wait for stream"], "the clocks are compared when the first event has passed"
+    assert cuda.calls[:2] == ["record", "wait for event"], "the clocks are compared when the first event has passed"
     cuda.calls.clear()
     actions = [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]
     for action in actions:
