@@ -55,6 +55,8 @@ def test_ghosts_are_as_real_ranks(data: Path) -> None:
             assert ghost.memory.keys() == one.memory.keys()
             near = pytest.approx(sum(one.memory.values()), rel=0.05)
             assert sum(ghost.memory.values()) == near, (run, rank, ghost.memory, one.memory)
+        found_wrong = complaints(run, run.model.vocabulary(257), cast(run.plan), dict(enumerate(found[run])))
+        assert not any(found_wrong.values()), (run, found_wrong)
 
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=16, vocab_size=512)
