@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from impl.checkpoint_reader import CheckpointReader, add_digest
 from impl.chunks import Chunk, LoadChunks, SaveChunks, State, chunks
+from impl.device import Device
 from impl.errors import InputError
 from impl.files import rename
 from impl.model.config import ModelConfig
@@ -198,17 +199,12 @@ class Checkpoints:
     def _to_host(self) -> list[Owned]:
         """Return copies of the tensors that this rank writes, in host memory that every save reuses."""
         own = [owned for owned in self.trainer.optimizer.owned() if owned.is_writer]
+        device = Device.of(self.trainer.device)
         if not self._copies:
-            pinned = self.trainer.device.type == "cuda"
-            self._copies = [
-                torch.empty(t.shape, dtype=t.dtype, pin_memory=pinned) for o in own for t in o.tensors.values()
-            ]
+            self._copies = [device.host_like(t) for o in own for t in o.tensors.values()]
         free = iter(self._copies)
-        copies = [
-            o._replace(tensors={k: next(free).copy_(t, non_blocking=True) for k, t in o.tensors.items()}) for o in own
-        ]
-        if self.trainer.device.type == "cuda":
-            torch.cuda.current_stream(self.trainer.device).synchronize()
+        copies = [o._replace(tensors={k: device.fetch(t, next(free)) for k, t in o.tensors.items()}) for o in own]
+        device.wait()
         return copies
 
     def _write(self, step: int, planner: SaveChunks) -> None:

@@ -53,10 +53,10 @@ class ContextParallel:
     def chunks_of(self, rank: int) -> list[int]:
         return [rank] if self.chunks == self.group.size() else [rank, self.chunks - 1 - rank]
 
-    def places(self, length: int) -> Tensor:
+    def places(self, length: int, device: torch.device | None = None) -> Tensor:
         """Return the places, in whole sequences, of the tokens of which this rank has `length`. Shapes: [l]."""
-        chunks = torch.arange(length * self.group.size()).view(self.chunks, -1)
-        return chunks[self.own_chunks].flatten()
+        own, size = self.own_chunks, length * self.group.size() // self.chunks
+        return torch.cat([torch.arange(chunk * size, (chunk + 1) * size, device=device) for chunk in own])
 
     def part_of(self, batch: Batch) -> Batch:
         """Return this rank's tokens of every sequence, with their targets; goals of whole sequences stay."""
@@ -224,11 +224,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor,
 
     Shapes: [b, a, s, d], two of [b, g, k, d] -> [b, a, s, d], [b, a, s].
     """
+    if not has_flash(q):
+        return attention_by_products(q, k, v, causal=causal)
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    if _has_flash(q):
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
-    return attention_by_products(q, k, v, causal=causal)
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
 
 
 def attention_grad(
@@ -241,7 +241,7 @@ def attention_grad(
     if q.device.type == "cpu":
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return flash(grad, q, k, v, out, logs, 0.0, causal)
-    if _has_flash(q):
+    if has_flash(q):
         none = torch.zeros(2, dtype=torch.int64, device=q.device)  # the kernel's random numbers, of no dropout
         flash = torch.ops.aten._scaled_dot_product_flash_attention_backward
         sizes = q.shape[2], k.shape[2], 0.0, causal
@@ -249,9 +249,9 @@ def attention_grad(
     return attention_grad_by_products(grad, q, k, v, out, logs, causal=causal)
 
 
-def _has_flash(q: Tensor) -> bool:
-    """Whether a GPU has a fused kernel for these that returns logarithms."""
-    return q.element_size() == 2 and q.shape[-1] % 8 == 0
+def has_flash(q: Tensor) -> bool:
+    """Whether the device has a fused kernel for these that returns logarithms."""
+    return q.device.type == "cpu" or (q.element_size() == 2 and q.shape[-1] % 8 == 0)
 
 
 def attention_by_products(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

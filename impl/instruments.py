@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from impl.cost.memory import StateBytes
 from impl.model.dropout import DropoutKey
-from impl.model.layers import Block
+from impl.model.layers import Block, Layer
 from impl.plan import AXES
 from impl.tensor_parallel.shards import shards_of
-from impl.train import Trainer
+from impl.train import WEIGHTS, Trainer
 
 
 class ActivationBytes(NamedTuple):
@@ -66,6 +67,25 @@ def activation_bytes(trainer: Trainer) -> ActivationBytes:
             outputs.append(trainer.parameters.run([counted(*block) for block in blocks], x))
     last = list(trainer.model.trunk.layers)[-1]
     return ActivationBytes(memory.kept, of_layers[f"layers.{last}"], memory.kept_elsewhere)
+
+
+def attention_kernel(trainer: Trainer) -> str:
+    """Return what computes attention: the kernel that PyTorch chooses for these sizes on this device, or `products`."""
+    run, layer = trainer.run, next(iter(trainer.model.trunk.layers.values()))
+    assert isinstance(layer, Layer)
+    attention = layer.attention
+    if attention.dropout.rate:
+        return "products"
+    how: Any = {"dtype": WEIGHTS[run.precision], "device": trainer.device, "requires_grad": True}
+    empty = lambda heads: torch.empty(1, heads, run.model.seq_len, attention.head_size, **how)
+    q, kv = empty(attention.heads), empty(attention.groups)
+    if run.plan.cp > 1 and run.plan.is_ring:
+        from impl.context_parallel import has_flash  # for few runs
+
+        return "flash_attention" if has_flash(q) else "products"
+    is_shared = attention.heads != attention.groups
+    chosen = torch._fused_sdp_choice(q, kv, kv, is_causal=attention.causal, enable_gqa=is_shared)
+    return SDPBackend(chosen).name.lower()
 
 
 def named_groups(trainer: Trainer) -> dict[str, str]:

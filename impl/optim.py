@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch.optim.adamw import adamw
 
 from impl.recipe import Recipe
 from impl.zero.partition import Piece
+
+if TYPE_CHECKING:
+    from impl.device import Device
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -79,7 +82,7 @@ class MasterAdamW:
     Args:
         rates: of each parameter, by its name.
         dtype: of master weights and moments.
-        offload: keep them in host memory and update them there (ZeRO-Offload, 2101.06840, section 4.1).
+        offload: keep them in the memory of this device's host, and update them there (ZeRO-Offload, 2101.06840, 4.1).
         publish: called for each share, by its index, when its weights are new.
     """
 
@@ -90,7 +93,7 @@ class MasterAdamW:
         recipe: Recipe,
         *,
         dtype: torch.dtype,
-        offload: bool,
+        offload: "Device | None",
         publish: Callable[[int], None],
     ) -> None:
         self.shares, self.recipe, self._publish = shares, recipe, publish
@@ -98,9 +101,10 @@ class MasterAdamW:
         self.moments: list[Tensor] = []
         self._groups: list[list[_Group]] = []
         self._updates = 0
+        self._offload = offload
         for share in shares:
             device = torch.device("cpu") if offload else share.weights.device
-            is_apart = offload or share.weights.dtype != dtype
+            is_apart = bool(offload) or share.weights.dtype != dtype
             master = share.weights.detach().to(device, dtype, copy=is_apart)
             moments = torch.zeros(2, len(master), dtype=dtype, device=device)
             self.masters.append(master)
@@ -118,7 +122,11 @@ class MasterAdamW:
         """Do one update with this learning rate, share by share."""
         self._updates += 1
         for i, (share, groups) in enumerate(zip(self.shares, self._groups, strict=True)):
-            gradient = share.gradient.to(self.masters[i].device, self.masters[i].dtype)
+            gradient = share.gradient
+            if self._offload:
+                gradient = self._offload.fetch(gradient)
+                self._offload.wait()
+            gradient = gradient.to(self.masters[i].dtype)
             with record_function("Optimizer.step#AdamW"):  # as a profile calls those of torch.optim
                 for group in groups:
                     adamw(
@@ -146,7 +154,9 @@ class MasterAdamW:
             self._round(i)
 
     def _round(self, i: int) -> None:
-        if self._is_apart(i):
+        if self._offload:
+            self._offload.put(self.masters[i], self.shares[i].weights)
+        elif self._is_apart(i):
             self.shares[i].weights.copy_(self.masters[i])
         self._publish(i)
 

@@ -1,13 +1,16 @@
 """Activation recomputation: only inputs are kept, and the backward pass computes the rest again."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from impl.collectives import all_gather, own_start
+
+if TYPE_CHECKING:
+    from impl.device import Device
 
 Function = Callable[..., Tensor]
 
@@ -22,7 +25,7 @@ class Kept(NamedTuple):
 WHOLE = Kept(lambda x: x, lambda x: x)
 
 
-def kept_by(group: dist.ProcessGroup, device: torch.device, *, partition: bool, offload: bool) -> Kept:
+def kept_by(group: dist.ProcessGroup, *, partition: bool, offload: "Device | None") -> Kept:
     """Return the storage of a recomputed layer's input.
 
     Communication: if partitioned, one all-gather of the input's bytes in the backward pass.
@@ -32,19 +35,16 @@ def kept_by(group: dist.ProcessGroup, device: torch.device, *, partition: bool, 
     Args:
         partition: keep a copy of this rank's part of what every rank of the group has (P_a). Shapes: [t n, ...] is kept
             as [n, ...].
-        offload: copy it from the device to host memory (P_a+cpu), queued behind the device's other work, which the host
-            does not wait for; on a CPU it stays where it is.
+        offload: copy it from this device to host memory (P_a+cpu), queued behind the device's other work, which the
+            host does not wait for; on a CPU it stays where it is.
     """
-    offload = offload and device.type != "cpu"
 
     def pack(x: Tensor) -> Tensor:
         x = own_start(x, group).wait().clone() if partition else x
-        if not offload:
-            return x
-        return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+        return offload.fetch(x) if offload else x
 
     def unpack(packed: Tensor) -> Tensor:
-        x = packed.to(device, non_blocking=True) if offload else packed
+        x = offload.put(packed) if offload else packed
         return all_gather(x, group) if partition else x
 
     return Kept(pack, unpack)

@@ -44,6 +44,7 @@ from impl.zero.partition import divisions, unit_of, units_of_block
 
 if TYPE_CHECKING:
     from impl.context_parallel import ContextParallel
+    from impl.device import Device
 
 WEIGHTS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32}
@@ -67,7 +68,9 @@ class Trainer:
     """
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        self.run, self.data, self.device = run, data, device
+        from impl.device import Device  # with what only GPUs need
+
+        self.run, self.data, self.device, self.there = run, data, device, Device.of(device)
         self.group, self.pp_group = mesh.get_group("dp"), mesh.get_group("pp")
         self.sharers = joint_group(mesh, "dp", "cp")
         self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
@@ -84,9 +87,8 @@ class Trainer:
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
         self.model = self._structure()
-        self.kept = kept_by(
-            self.tp.group, device, partition=run.plan.partition_activations, offload=run.plan.offload_activations
-        )
+        offload = self.there if run.plan.offload_activations else None
+        self.kept = kept_by(self.tp.group, partition=run.plan.partition_activations, offload=offload)
         if run.compile:
             for layer in self.model.trunk.layers.values():
                 compile_in_place(layer)
@@ -117,7 +119,7 @@ class Trainer:
             self._rates(),
             run.train,
             dtype=MASTERS[run.precision],
-            offload=run.plan.offload_optimizer,
+            offload=self.there if run.plan.offload_optimizer else None,
             publish=lambda i: self.parameters.publish(forward[i]),
         )
         self.loss_scale = LossScale(run.train, run.precision)
@@ -261,14 +263,14 @@ class Trainer:
             batch = self.tp.context.part_of(batch)
         tokens = None
         if batch and stage.is_first:
-            types = None if batch.token_types is None else to_device(batch.token_types, self.device)
-            tokens = to_device(batch.inputs, self.device), types
+            types = None if batch.token_types is None else to_device(batch.token_types, self.there)
+            tokens = to_device(batch.inputs, self.there), types
         blocks = list(self.model.trunk.blocks(stage, tokens, seq_len // self.run.plan.cp, key))
         if self.run.plan.recompute == "full":
             again = lambda block: Block(block.name, partial(recompute, block.run, kept=self.kept))
             blocks = [again(block) if block.name.startswith("layers.") else block for block in blocks]
         if batch and stage.is_last:
-            goals = [to_device(goal, self.device) for goal in batch.goals]
+            goals = [to_device(goal, self.there) for goal in batch.goals]
             blocks.append(Block("head", lambda x: head(x, *goals)))
         return blocks
 
@@ -362,7 +364,6 @@ class Trainer:
         return lambda samples: choice_batch(questions(), samples[::OPTIONS] // OPTIONS, **of)
 
 
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+def to_device(array: np.ndarray, device: "Device") -> Tensor:
     """Return the array as a tensor on the device; the copy to a GPU is asynchronous."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return device.put(torch.from_numpy(np.ascontiguousarray(array)))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # many tests need no torch, whose import takes longer than th
     import torch.distributed as dist
 
     from impl.tensor_parallel.group import TensorParallel
+    from tests.fake_cuda import Driver
 
 __all__ = ["pytest_addoption", "pytest_collection_finish", "pytest_sessionfinish", "pytest_testnodedown"]
 """Hooks of `--every-claim`."""
@@ -88,6 +89,15 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessG
     assert dist.group.WORLD is not None
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """Tensors in the host's memory are on a GPU, as far as this process asks `impl.device.Device`."""
+    from tests.fake_cuda import fake_cuda
+
+    with fake_cuda(monkeypatch) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import tyro
 
 from harness.records.environment import host_environment
 from harness.records.store import SCHEMA, Store, write_atomically
+from harness.records.writable import require_writable
 from impl.evaluation_config import EvaluationConfig
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import named
@@ -81,7 +82,7 @@ def runs(count: int, steps: int) -> list[Run]:
 def fill(out: Path, made: list[Run]) -> int:
     """Write a record for each; their bytes."""
     store, size = Store(out, NAME, "smoke"), 0
-    store.require_writable()
+    require_writable(store)
     for i, run in enumerate(made):
         record = document(record_of(run, tier="smoke", seconds=0.1 / run.plan.dp, nats=2.1 + 0.001 * (i % 97)))
         record |= {"schema": SCHEMA, "experiment": NAME, "cause": "", "attempt": "", "tries": []}

@@ -51,6 +51,7 @@ FLOORS = {
     "impl.zero.partition": 0,
     "impl.mesh": 1,
     "impl.collectives": 1,
+    "impl.device": 1,
     "impl.seeding": 1,
     "impl.squares": 1,
     "impl.untraced": 1,

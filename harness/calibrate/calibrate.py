@@ -15,7 +15,7 @@ from harness.calibrate.runs import MEASURED, CalibrationOrders
 from harness.calibrate.system import Measurements, system_of
 from harness.doctor.measuring import failure_of, follow, orders, started
 from harness.doctor.report import Report, report_of
-from harness.launch.slurm import Device, Site
+from harness.launch.slurm import DeviceKind, Site
 from harness.predict.systems import SUFFIXES
 from harness.rank.devices import gpu_count
 from harness.rank.json_files import read_as
@@ -38,7 +38,7 @@ HEAD = """# Measured by `{command}`.
 def calibrate(
     *,
     out: Path,
-    device: Device | Literal["auto"] = "auto",
+    device: DeviceKind | Literal["auto"] = "auto",
     ranks: int | None = None,
     precision: tuple[Precision, ...] = ("fp32",),
     threads: int = 1,
@@ -59,7 +59,7 @@ def calibrate(
         wait: Longest duration in seconds.
         json: Print the system as one JSON document on standard output.
     """
-    chosen: Device = ("cuda" if gpu_count() else "cpu") if device == "auto" else device
+    chosen: DeviceKind = ("cuda" if gpu_count() else "cpu") if device == "auto" else device
     count = ranks if ranks is not None else gpu_count() or 2
     site = Site(on="local", device=chosen)
     _require(out, site, count, precision, threads, wait)

@@ -32,6 +32,7 @@ from impl.cost.gemms import Pass, Product
 from impl.cost.traffic import Op
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
+from impl.device import Device
 from impl.mesh import build_mesh
 from impl.model.fused_attention import attend
 from impl.model.gelu import gelu
@@ -58,6 +59,8 @@ MOVED = {"cpu": (2**12, 2**20, 2**24), "cuda": (2**12, 2**24, 2**30)}
 """Bytes that an elementwise operation reads and writes."""
 LAYER = {"cpu": (512, 256), "cuda": (4096, 2048)}
 """Tokens and hidden size of a layer's elementwise operations."""
+OVERLAPPED = {"cpu": 512, "cuda": 4096}
+"""Edge of the products that are computed beside an all-reduce."""
 UPDATED = {"cpu": 2**21, "cuda": 2**26}
 """Elements of an update."""
 TENSORS = 50
@@ -86,14 +89,13 @@ class Calibrating:
         self.device, self.precisions, self.threads = device, precisions, threads
         assert dist.group.WORLD is not None
         self.world: dist.ProcessGroup = dist.group.WORLD
-        ranks, gpu = self.world.size(), device.type == "cuda"
-        known = torch.cuda.get_device_properties(device) if gpu else None
+        ranks, known = self.world.size(), Device.of(device).hardware()
         memory = known.total_memory if known else psutil.virtual_memory().total // ranks
         self.found = Measurements(
             source=f"measured here on {datetime.date.today()}",
             stack=f"this suite, PyTorch {str(torch.__version__).partition('+')[0]}",
             hardware=known.name if known else processor(),
-            kind="cuda" if gpu else "cpu",
+            kind="cuda" if known else "cpu",
             memory_bytes=int(min(self._of_ranks(memory))),
             processors=known.multi_processor_count if known else None,
             ranks=ranks,
@@ -192,7 +194,7 @@ class Calibrating:
 
     def _overlap(self) -> None:
         """Compare products alone and the largest all-reduce alone with the products while it is under way."""
-        n = 512 if self.device.type == "cpu" else 4096
+        n = OVERLAPPED[self.device.type]
         operation = product(Product("", "forward", n, n, n, 1, False), WEIGHTS["fp32"], self.device)
         tensor = torch.zeros(SENT[self.device.type][-1] // 4, device=self.device)
         one = self._seconds(operation)

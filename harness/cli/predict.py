@@ -23,6 +23,7 @@ from harness.records.measures import size_name
 from harness.records.parse import of_document
 from harness.records.record import Record
 from harness.records.store import Store
+from harness.records.writable import require_writable
 from harness.report.results import all_tables, as_json, described, print_tables, print_written, write_results
 from harness.terminal import Flag, console, counted, print_json, shown, shown_progress, tell_ignored
 from impl.cost.parameters import count_parameters
@@ -124,7 +125,7 @@ def predict_experiment(
         given: fields of all runs that the command line gives.
     """
     chosen, varied = [point.run for point in points(runs, only)], differing(runs)
-    store.require_writable()
+    require_writable(store)
     given_in = {run.id: given | given_by(run, varied, system) for run in chosen}
     documents = [document_of(run, store, system, given_in[run.id]) for run in shown_progress(chosen, "predicting")]
     for document in documents:

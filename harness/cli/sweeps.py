@@ -16,6 +16,7 @@ from harness.launch.sweep import Sweep
 from harness.predict.systems import load_system
 from harness.rank.devices import gpu_count
 from harness.records.store import Store
+from harness.records.writable import require_writable
 from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.system import System
@@ -61,7 +62,7 @@ def forecaster(name: str | None, site: Site) -> System | None:
 
 def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
     """Run points into a writable folder, next to which the embedded language is kept."""
-    store.require_writable()
+    require_writable(store)
     datasets.keep_in(synthetic_cache(store))
     sweep(chosen, store, datasets, options)
 

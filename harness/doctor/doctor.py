@@ -15,7 +15,7 @@ from harness.doctor.ranks import of_ranks, rank_table, time_table
 from harness.doctor.report import HostReport, report_of
 from harness.experiment.folders import OWN
 from harness.launch.site_file import read_cluster
-from harness.launch.slurm import Device, Site, Where
+from harness.launch.slurm import DeviceKind, Site, Where
 from harness.rank.devices import gpu_count
 from harness.rank.json_files import read_as
 from harness.rank.slurm_queue import log_lines
@@ -37,7 +37,7 @@ def doctor(
     partition: str | None = None,
     account: str | None = None,
     ranks_per_node: int | None = None,
-    device: Device | Literal["auto"] = "auto",
+    device: DeviceKind | Literal["auto"] = "auto",
     out: Path = OWN,
     wait: float = 300.0,
     json: Flag = False,
@@ -60,7 +60,7 @@ def doctor(
         raise InputError(f"--wait {wait}: must be more than 0, and finite")
     cluster = read_cluster(site, partition=partition, account=account, ranks_per_node=ranks_per_node)
     gpus = gpu_count() if on == "local" else 0
-    chosen: Device = ("cuda" if gpus else "cpu") if device == "auto" else device
+    chosen: DeviceKind = ("cuda" if gpus else "cpu") if device == "auto" else device
     count = ranks if ranks is not None else max(gpus, 2) if on == "local" else 2 * cluster.ranks_per_node
     where = Site(on=on, device=chosen, cluster=cluster)
     if count < 1:

@@ -1,5 +1,6 @@
 """One rank of the doctor's job: report its host, meet the other ranks, and measure communication."""
 
+import contextlib
 import os
 import platform
 import socket
@@ -14,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from harness.doctor.report import HostReport, Rank, Timing, Transfer, execute
-from harness.rank.devices import rank_device
 from harness.rank.orders import Orders
 from harness.rank.roofline import seconds
 from impl.collectives import all_gather, all_reduce_sum, receive_start, send_start
+from impl.device import KINDS
+from impl.errors import InputError
 from impl.mesh import build_mesh
 from impl.plan import AXES
 
@@ -62,19 +64,21 @@ def measure(rank: Rank) -> None:
 
 def host_report(rank: Rank, device: str) -> HostReport:
     """Return the report with the rank's host, device and software."""
-    cuda = device == "cuda"
-    known = cuda and torch.cuda.is_available()
+    kind, name = KINDS[device], "none"
+    with contextlib.suppress(InputError, RuntimeError):  # the driver finds none
+        hardware = kind.of_rank(rank.local_rank).hardware()
+        name = hardware.name if hardware else device
     core_set = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     return HostReport(
         rank=rank.rank,
         local_rank=rank.local_rank,
         host=socket.gethostname(),
         process=os.getpid(),
-        device=torch.cuda.get_device_name(rank_device(rank.local_rank)) if known else "none" if cuda else "cpu",
+        device=name,
         python=platform.python_version(),
         torch=str(torch.__version__),
-        backend="nccl" if cuda else "gloo",
-        has_backend=dist.is_nccl_available() if cuda else dist.is_gloo_available(),
+        backend=kind.backend,
+        has_backend=dist.is_backend_available(kind.backend),
         cores=len(core_set) or os.cpu_count() or 1,
         core_set=core_set,
         threads=torch.get_num_threads(),

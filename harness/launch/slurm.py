@@ -20,7 +20,7 @@ from submitit.core.utils import FailedSubmissionError, UncompletedJobError
 
 from harness.launch.site_file import Cluster
 from harness.rank import jobs, local
-from harness.rank.devices import Device, gpu_count, visible_gpus
+from harness.rank.devices import DeviceKind, gpu_count, visible_gpus
 from harness.rank.job import Where, keep
 from harness.rank.orders import Orders
 from harness.rank.slurm_queue import ASK_SECONDS, submissions
@@ -46,8 +46,8 @@ class Site:
     """Where ranks run: local processes, or a Slurm cluster with its settings."""
 
     on: Where = "local"
-    device: Device = "cpu"
-    """Device of a rank; cuda: one GPU for each."""
+    device: DeviceKind = "cpu"
+    """DeviceKind of a rank; cuda: one GPU for each."""
     allow_oom: bool = False
     """True to start also runs that are predicted not to fit the memory."""
     cluster: Cluster = field(default_factory=Cluster)

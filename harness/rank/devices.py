@@ -4,14 +4,9 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from impl.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
-
-Device = Literal["cpu", "cuda"]
+DeviceKind = Literal["cpu", "cuda"]
 
 DEV = Path("/dev")
 NODES = ("nvidia[0-9]*", "dxg", "kfd")
@@ -44,16 +39,3 @@ def gpu_count() -> int:
 def restricted_to(gpus: Sequence[str]) -> dict[str, str]:
     """Return environment variables by which a process sees these GPUs and no others."""
     return {name: ",".join(gpus) for name in (CUDA, HIP) if name == CUDA or name in os.environ}
-
-
-def rank_device(local_rank: int) -> "torch.device":
-    """Return the GPU of a rank; it sees all GPUs of its job on the host, or only its own if the scheduler binds them.
-
-    Raises:
-        InputError: PyTorch sees none.
-    """
-    import torch
-
-    if not (count := torch.cuda.device_count()):
-        raise InputError(f"PyTorch {torch.__version__} sees no GPU here ({CUDA}={os.environ.get(CUDA)!r})")
-    return torch.device("cuda", local_rank % count)

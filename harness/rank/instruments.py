@@ -2,7 +2,6 @@
 
 import dataclasses
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from harness.rank.json_files import from_document
 from harness.records.store import Document
 from impl.collectives import counted
 from impl.cost.traffic import Count
+from impl.device import Device
 from impl.instruments import activation_bytes, gradients_under_way, state_bytes, tracked
 from impl.pipeline.schedule import Action
 from impl.plan import AXES
@@ -77,16 +77,14 @@ class Stopwatch:
         ended: Callable[[Action], None] = lambda _: None,
     ) -> None:
         self._begun, self._ended = begun, ended
-        self._is_cuda = device.type == "cuda"
+        self._device = Device.of(device)
         self._marks: list[tuple[Action, Any, Any]] = []
         dist.barrier()
-        if self._is_cuda:
-            self._first = self._now()
-            torch.cuda.synchronize(device)
+        self._first = self._device.mark()
         clocks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(clocks, (socket.gethostname(), time.perf_counter()))
-        host, self._started = clocks[dist.get_rank()]
-        self._zero = next(clock for name, clock in clocks if name == host)
+        dist.all_gather_object(clocks, (socket.gethostname(), self._device.clock(self._first)))
+        host, started = clocks[dist.get_rank()]
+        self._began = started - next(clock for name, clock in clocks if name == host)
 
     def reset(self) -> None:
         """Forget the previous step."""
@@ -95,27 +93,17 @@ class Stopwatch:
     @contextmanager
     def __call__(self, action: Action) -> Iterator[None]:
         self._begun(action)
-        start = self._now()
+        start = self._device.mark()
         yield
-        self._marks.append((action, start, self._now()))
+        self._marks.append((action, start, self._device.mark()))
         self._ended(action)
 
     def row(self) -> list[list[Any]]:
         """Return [action, start, end] of the latest step, as `impl.pipeline.simulate.Timeline` reads them."""
         return [[str(action), self._seconds(start), self._seconds(end)] for action, start, end in self._marks]
 
-    def _now(self) -> Any:
-        if not self._is_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def _seconds(self, mark: Any) -> float:
-        if self._is_cuda:
-            mark.synchronize()
-            mark = self._started + self._first.elapsed_time(mark) / 1e3
-        return mark - self._zero
+        return self._began + self._device.seconds(self._first, mark)
 
 
 class Inspection:

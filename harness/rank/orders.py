@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from harness.rank.devices import Device
+from harness.rank.devices import DeviceKind
 from harness.rank.job import Where
 from harness.rank.json_files import from_document
 from harness.records.store import Document, read_json, write_atomically
@@ -37,7 +37,7 @@ class Orders:
     """Python module that each rank executes."""
     ranks: int
     on: Where
-    device: Device
+    device: DeviceKind
     code: Path
     """Folder in which Python finds this project."""
     folder: Path

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as profiler
+from torch.profiler import record_function
 
 from harness.records.store import Document
+from impl.device import Device
 
 STEP = "one step"
 PARTS: tuple[str, ...] = ("products", "attention", "optimizer", "operators", "communication", "rest")
@@ -50,8 +51,7 @@ def profiled(step: Callable[[], object], device: torch.device) -> Document:
     Args:
         step: function that does an optimizer step and returns when the device has finished; all ranks call it together.
     """
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profiler(activities=activities) as trace:
+    with profiler(activities=Device.of(device).activities) as trace:
         step()
         dist.barrier()
         with record_function(STEP):

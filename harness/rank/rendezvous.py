@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from harness.rank.devices import rank_device
 from harness.rank.orders import Orders
+from impl.device import KINDS
 
 PATIENCE_SECONDS = 5.0
 """Longest wait for a proof that the process behind a port is of this run."""
@@ -49,28 +49,26 @@ def join(orders: Orders, rank: int, local_rank: int, world_size: int, rendezvous
         RendezvousError: they are not there within the timeout of collectives.
     """
     timeout = timedelta(seconds=orders.collective_timeout_seconds)
-    cuda = orders.device == "cuda"
-    device = rank_device(local_rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-        if "LOCAL_RANK" in os.environ:
-            os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed takes its device from it
+    device = KINDS[orders.device].of_rank(local_rank)
+    bound = device.enter()
+    if bound is not None and "LOCAL_RANK" in os.environ:
+        os.environ["LOCAL_RANK"] = str(bound.index)  # DeepSpeed takes its device from it
     try:
         store = _store(rendezvous, rank, world_size, orders.token, timeout)
         dist.init_process_group(
-            "nccl" if cuda else "gloo",
+            device.backend,
             store=store,
             rank=rank,
             world_size=world_size,
             timeout=timeout,
-            device_id=device if cuda else None,
+            device_id=bound,
         )
     except (torch.OutOfMemoryError, RendezvousError):
         raise
     except (OSError, RuntimeError) as error:
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise RendezvousError(f"{type(error).__name__}: {first_line}") from error
-    return Joined(device, store)
+    return Joined(device.device, store)
 
 
 def _store(rendezvous: str, rank: int, world_size: int, token: str, timeout: timedelta) -> dist.Store:

@@ -15,6 +15,7 @@ from impl.cost.gemms import Core, Product, core, products
 from impl.cost.place import Place, Sizes
 from impl.cost.traffic import Count, Op, step_traffic
 from impl.data.batches import head_positions
+from impl.device import Device
 from impl.mesh import ends_group, joint_group, neighbours, zero_groups
 from impl.run import Run
 from impl.train import MASTERS, WEIGHTS
@@ -23,8 +24,8 @@ GEMM_SECONDS = 0.2
 REPEATS = 5
 ZERO = ("zero", "zero_tp", "replicas")
 """Axes of `zero_groups`, in order."""
-LAUNCHES = 10
-"""Number of launches of an operation between two events on a GPU."""
+LAUNCHES = {"cpu": 1, "cuda": 10}
+"""Number of launches of an operation between two marks."""
 
 Operation = Callable[[], object]
 
@@ -80,17 +81,11 @@ def median_seconds(operation: Operation, device: torch.device, *, at_least: floa
 
 def seconds(operation: Operation, device: torch.device) -> float:
     """Return the duration of one call; on a GPU the mean of some launches in a row, by its own clock."""
-    if device.type == "cpu":
-        start = time.perf_counter()
+    clock, launches = Device.of(device), LAUNCHES[device.type]
+    begin = clock.mark()
+    for _ in range(launches):
         operation()
-        return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(LAUNCHES):
-        operation()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / LAUNCHES
+    return clock.seconds(begin, clock.mark()) / launches
 
 
 def _timed(calls: int, operation: Operation, device: torch.device) -> Document:

@@ -6,7 +6,6 @@ import gc
 import json
 import math
 import os
-import resource
 import sys
 import time
 import traceback
@@ -32,8 +31,10 @@ from impl.collectives import observed
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
 from impl.data.tokens import TokenFolder
+from impl.device import Device
 from impl.dimensions import dimensions
 from impl.engines import Engine, make
+from impl.instruments import attention_kernel
 from impl.mesh import build_mesh
 from impl.pipeline.schedules import trust
 from impl.plan import AXES
@@ -41,6 +42,10 @@ from impl.train import Trainer
 
 if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs have none
     from harness.rank.resume import Continuation
+
+
+LEAST_SCALE = 1.0
+"""Least loss scale: below it fp16 gradients that overflow come from a run that is lost."""
 
 
 def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> int:
@@ -96,8 +101,7 @@ class Worker:
         self.heart.enter("start-up", action="waiting for all ranks")
         dist.barrier()
         self.measured.seconds["startup"] = time.time() - self.orders.submitted
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # the recorded peak leaves start-up out
+        Device.of(self.device).reset_peak()  # the recorded peak leaves start-up out
         status, reason = self._train(trainer, inspection, continuation)
         if status == "saved":
             dist.destroy_process_group()
@@ -118,6 +122,7 @@ class Worker:
 
     def _write(self, trainer: Engine, measured: Document, status: str, reason: str | None) -> None:
         """Write the result for the record."""
+        kernel = {"attention": attention_kernel(trainer)} if isinstance(trainer, Trainer) else {}
         result = Result(
             status=status,
             reason=reason,
@@ -125,7 +130,7 @@ class Worker:
             evaluations=self.measured.evaluations,
             resumed=self.measured.resumed,
             rank={"rank": self.rank, **measured},
-            engine={"name": self.run.engine, **trainer.settings()},
+            engine={"name": self.run.engine, **trainer.settings(), **kernel},
             device=device_environment(self.device),
             resolved={
                 "vocab_size": trainer.vocab_size,
@@ -187,6 +192,8 @@ class Worker:
                 log.add(line)
                 if not math.isfinite(loss):
                     return "nan", f"loss is {loss} at step {i}"
+                if step.is_skipped and isinstance(trainer, Trainer) and trainer.loss_scale.scale < LEAST_SCALE:
+                    return "nan", f"fp16 gradients overflow at any loss scale down to {LEAST_SCALE:g}, at step {i}"
                 if every and (i + 1) % every == 0 and i + 1 < self.run.train.steps:
                     self._evaluate(trainer, i + 1, final=False)
                 if continuation is not None:
@@ -227,10 +234,8 @@ class Worker:
         return found
 
     def _memory(self) -> Document:
-        if self.device.type == "cuda":
-            return {"peak_memory_bytes": torch.cuda.max_memory_allocated(), "memory_kind": "CUDA allocator peak"}
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"peak_memory_bytes": peak, "memory_kind": "peak RSS"}
+        device = Device.of(self.device)
+        return {"peak_memory_bytes": device.peak_bytes(), "memory_kind": device.memory_kind}
 
 
 if __name__ == "__main__":

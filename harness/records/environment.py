@@ -46,16 +46,16 @@ def device_environment(device: "torch.device") -> dict[str, Any]:
     import torch
     from torch.cuda import nccl
 
-    if device.type == "cuda":
-        name, backend = torch.cuda.get_device_name(device), "nccl"
+    from impl.device import Device
+
+    if hardware := Device.of(device).hardware():
         extra = {"cuda": torch.version.cuda, "driver": _driver(), "nccl": ".".join(map(str, nccl.version()))}
     else:
-        name, backend = processor(), "gloo"
         extra = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
     return {
         "device": device.type,
-        "device_name": name,
-        "backend": backend,
+        "device_name": hardware.name if hardware else processor(),
+        "backend": Device.of(device).backend,
         "torch_threads": torch.get_num_threads(),
         **extra,
     }

@@ -172,21 +172,6 @@ class Store:
         self.ignored: dict[Path, str] = {}
         """Files in place of records that are invalid, and attempts that are left out, with the reason."""
 
-    def require_writable(self) -> None:
-        """Make the folder, and check that it can be written.
-
-        Raises:
-            InputError: it cannot be made or written.
-        """
-        try:
-            self.recorded.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder):
-                pass
-        except OSError as error:
-            raise InputError(
-                f"--out: {self.folder} cannot be written ({error.strerror}); give a folder that can"
-            ) from error
-
     def path(self, run_id: str) -> Path:
         require_name(run_id)
         return self.recorded / f"{run_id}.json"

@@ -12,7 +12,7 @@ from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.slurm import Site
 from harness.launch.sweep import Sweep
-from harness.rank.devices import Device
+from harness.rank.devices import DeviceKind
 from harness.records.store import Store
 from harness.terminal import console
 from harness.tune.search import Judged
@@ -24,7 +24,7 @@ Machine = Callable[[Sequence[Run]], list[Judged]]
 """Function that runs plans and returns what each took."""
 
 
-def run_here(runs: Sequence[Run], store: Store, device: Device) -> list[Judged]:
+def run_here(runs: Sequence[Run], store: Store, device: DeviceKind) -> list[Judged]:
     """Run plans on this machine, unless they have a finished record, and return the median of the timed steps of each.
 
     A run that fails has the reason instead.

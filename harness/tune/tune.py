@@ -16,6 +16,7 @@ from harness.predict.kinds import Errors, errors_by_kind, kind_doubts
 from harness.predict.simulation import Done, Simulated, given_by, predicted, simulated, vocabulary_of
 from harness.predict.systems import load_system
 from harness.records.store import Store
+from harness.records.writable import require_writable
 from harness.terminal import Flag, parse_bytes, print_json, shown, shown_progress
 from harness.tune.measured import Machine, compared, run_here
 from harness.tune.orders import OTHERS, in_other_orders, shortest
@@ -256,7 +257,7 @@ def base_of(default: Run, system: System, precision: Precision | None, recipe: R
 
 def _here(out: Path, system: System) -> Machine:
     store = Store(out, "tune", "small")
-    store.require_writable()
+    require_writable(store)
     return partial(run_here, store=store, device=system.device.kind)
 
 

@@ -155,7 +155,7 @@ def without_memory(device: torch.device) -> Iterator[None]:
     generator = torch.Generator
     others: dict[str, Any] = {
         "InitialWeights": lambda *_: lambda *_: (),
-        "to_device": lambda array, device: torch.empty(array.shape, dtype=torch.int64, device=device),
+        "to_device": lambda array, device: torch.empty(array.shape, dtype=torch.int64, device=device.device),
     }
     of_groups = ("joint_group", "zero_groups", "ends_group", "neighbours")
     others |= {name: _as_usual(getattr(impl.train, name)) for name in of_groups}

@@ -241,7 +241,7 @@ class Trunk(nn.Module):
         own = torch.arange(tokens.numel(), device=tokens.device).chunk(of)[index]
         x = self.tokens(tokens.flatten())
         if self.positions is not None:
-            places = self.tp.places(tokens.shape[1]).to(own.device)
+            places = self.tp.places(tokens.shape[1], device=own.device)
             x = x + self.positions(places[own % len(places)])
         if self.token_types is not None and types is not None:
             x = x + self.token_types(types.flatten()[own])

@@ -15,6 +15,7 @@ from impl.collectives import all_reduce_sum, broadcast, receive_start, send_star
 from impl.cost.place import ranks_of_stages
 from impl.data.batches import causal_batch
 from impl.data.tokens import TokenFolder
+from impl.device import Device
 from impl.evaluate import Evaluation, evaluate
 from impl.optim import learning_rate
 from impl.peers.validity import part_of
@@ -36,7 +37,8 @@ class Peer(ABC):
     """1 for each parameter whose norm counts on this rank, 0 where another rank of `group` has the same."""
 
     def __init__(self, run: Run, data: TokenFolder, mesh: DeviceMesh, device: torch.device) -> None:
-        self.run, self.data, self.device, self.tokens = run, data, device, data.tokens("train")
+        self.run, self.data, self.tokens = run, data, data.tokens("train")
+        self.device, self.there = device, Device.of(device)
         self.dp_group = mesh.get_group("dp")
         self.group = mesh.get_group("tp")
         """Ranks that have different parts of the model."""
@@ -89,7 +91,7 @@ class Peer(ABC):
         """
         count, length = inputs.shape
         padding = ((0, self.run.train.microbatch - count), (0, self.run.model.seq_len - length))
-        whole = [to_device(np.pad(part, padding), self.device) for part in (inputs, targets)]
+        whole = [to_device(np.pad(part, padding), self.there) for part in (inputs, targets)]
         nats, is_likeliest = self.score(*whole)[:, :count, :length].cpu()
         return nats, is_likeliest > 0
 
@@ -129,7 +131,7 @@ class Peer(ABC):
     def batch(self, samples: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the samples. Shapes: [b, s] both."""
         batch = causal_batch(self.tokens, samples, seq_len=self.run.model.seq_len, seed=self.run.seed)
-        return to_device(batch.inputs, self.device), to_device(batch.targets, self.device)
+        return to_device(batch.inputs, self.there), to_device(batch.targets, self.there)
 
     def set_learning_rate(self, i: int) -> float:
         """Set AdamW's learning rate to that of the i-th step."""

@@ -73,7 +73,7 @@ class TensorParallel:
         return self.part if self.context is None else self.context.heads(self.part)
 
     @property
-    def places(self) -> Callable[[int], Tensor]:
+    def places(self) -> Callable[..., Tensor]:
         """Function from the tokens that this rank has of a sequence, by number, to their places in it."""
         return torch.arange if self.context is None else self.context.places
 

@@ -1,4 +1,4 @@
-"""One rank on a CUDA device with NCCL: equal to the CPU, without waiting for the device, in bf16 and compiled too."""
+"""One rank and two on CUDA devices with NCCL: equal to the CPU, without waiting for the device, in all precisions."""
 
 import json
 import subprocess
@@ -25,13 +25,15 @@ from impl.context_parallel import (
 )  # fmt: skip
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
+from impl.device import Cuda
+from impl.instruments import attention_kernel
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.schedules import build
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run
+from impl.run import Precision, Run
 from impl.train import Trainer
 from tests.ranks import run_ranks
 
@@ -180,3 +182,42 @@ def test_parts_of_a_ring_are_the_same_by_the_fused_kernel_and_by_products(causal
     gradients = (of(grad, q, k, v, *expected, causal=causal) for of in (attention_grad, attention_grad_by_products))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("plan", [Plan(recompute="full", offload_activations=True), Plan(offload_optimizer=True)])
+def test_offloading_changes_no_more_than_rounding(
+    plan: Plan, precision: Precision, data: Path, mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    runs = [Run(model=MODEL, plan=of, train=RECIPE, precision=precision) for of in (Plan(), plan)]
+    ones = [trainer(run, data, mesh) for run in runs]
+    losses = [[one.step(i).loss.item() for i in range(5)] for one in ones]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2 if precision != "fp32" else 1e-4)
+    assert attention_kernel(ones[0]) in FUSED
+
+
+FUSED = ("flash_attention", "efficient_attention", "cudnn_attention")
+PLANS = [
+    Plan(tp=2), Plan(tp=2, sequence_parallel=True), Plan(pp=2, schedule="interleaved", chunks=2),
+    Plan(pp=2, schedule="zb_h1"), Plan(cp=2), *(Plan(dp=2, zero_stage=stage) for stage in (0, 1, 2, 3)),
+]  # fmt: skip
+
+
+def on_nccl(run: Run, data: Path, place: str) -> list[float]:
+    """The losses of a rank, after gloo's ranks have met once more by NCCL."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    device = Cuda.of_rank(rank)
+    how = {"init_method": f"file://{place}", "rank": rank, "world_size": ranks}
+    dist.init_process_group(device.backend, device_id=device.enter(), **how)
+    one = Trainer(run, TokenFolder.open(data), build_mesh(run.plan, "cuda"), device.device)
+    return [one.step(i).loss.item() for i in range(5)]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device: torch.cuda.device_count() < 2")
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_two_gpus_train_as_one(plan: Plan, data: Path, tmp_path: Path) -> None:
+    run = Run(model=replace(MODEL, num_layers=4), plan=plan, train=RECIPE)
+    [expected] = run_ranks(1, on_nccl, replace(run, plan=Plan()), data, f"{tmp_path}/one")
+    for found in run_ranks(2, on_nccl, run, data, f"{tmp_path}/two"):
+        assert found == pytest.approx(expected, rel=1e-4)

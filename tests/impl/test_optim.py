@@ -58,7 +58,7 @@ def optimizer_of(net: nn.Module, gradients: Gradients, recipe: Recipe) -> Master
         {name: Rate(1.0, recipe.weight_decay if p.dim() > 1 else 0.0) for name, p in net.named_parameters()},
         recipe,
         dtype=torch.float32,
-        offload=False,
+        offload=None,
         publish=lambda _: None,
     )
 

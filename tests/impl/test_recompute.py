@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from impl.device import Device
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -72,9 +73,9 @@ def test_a_function_of_constants_has_no_gradient() -> None:
 
 
 def test_hosts_memory_is_where_a_cpus_activations_are(serial: TensorParallel) -> None:
-    x, cpu = torch.ones(4, 2), torch.device("cpu")
+    x, cpu = torch.ones(4, 2), Device(torch.device("cpu"))
     for partition in (False, True):
-        kept = kept_by(serial.group, cpu, partition=partition, offload=True)
+        kept = kept_by(serial.group, partition=partition, offload=cpu)
         assert torch.equal(kept.unpack(kept.pack(x)), x)
         assert (kept.pack(x).data_ptr() == x.data_ptr()) != partition, "a part is copied, to let the whole go"
 

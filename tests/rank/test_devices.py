@@ -17,8 +17,9 @@ from harness.doctor.report import Rank
 from harness.launch.slurm import Site
 from harness.predict import memory as memory_verb
 from harness.rank import devices, jobs
-from harness.rank.devices import gpu_count, rank_device, restricted_to, visible_gpus
+from harness.rank.devices import gpu_count, restricted_to, visible_gpus
 from harness.rank.rendezvous import join
+from impl.device import Cuda
 from impl.errors import InputError
 from impl.run import Run
 from tests.harness.calls import refused
@@ -144,15 +145,15 @@ def test_a_rank_takes_the_gpu_of_its_number_among_those_it_sees(
     machine(gpus=gpus)
     taken: list[tuple[int, str]] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.append((device.index, "set")))
-    met = lambda *_, device_id, **__: taken.append((device_id.index, "met"))
+    met = lambda backend, *_, device_id, **__: taken.append((device_id.index, backend))
     monkeypatch.setattr("torch.distributed.init_process_group", met)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    named = lambda device: SimpleNamespace(name=f"GPU {device.index}")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", named)
     for local_rank, index in enumerate(indices):
         monkeypatch.setenv("LOCAL_RANK", str(local_rank))
         place = f"file://{tmp_path}/rendezvous-{local_rank}"
         assert join(made_up(device="cuda"), local_rank, local_rank, 4, place).device == torch.device("cuda", index)
-        assert taken[-2:] == [(index, "set"), (index, "met")]
+        assert taken[-2:] == [(index, "set"), (index, "nccl")], "bound before its groups are made"
         assert devices.os.environ["LOCAL_RANK"] == str(index), "what DeepSpeed reads"
         assert doctor_rank.host_report(Rank(tmp_path, 0, local_rank, 4, place), "cuda").device == f"GPU {index}"
 
@@ -160,7 +161,9 @@ def test_a_rank_takes_the_gpu_of_its_number_among_those_it_sees(
 def test_a_rank_that_sees_no_gpu_says_so(machine: Callable[..., None]) -> None:
     machine(CUDA="")
     with pytest.raises(InputError, match=r"sees no GPU here \(CUDA_VISIBLE_DEVICES=''\)"):
-        rank_device(0)
+        Cuda.of_rank(0)
+    report = doctor_rank.host_report(Rank(Path(), 0, 0, 1, ""), "cuda")
+    assert (report.device, report.backend) == ("none", "nccl")
 
 
 def test_evaluate_needs_a_gpu_if_it_is_told_to_take_one(machine: Callable[..., None]) -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.rank import roofline
 from harness.rank.instruments import Stopwatch
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.simulate import Timeline
+from tests.fake_cuda import Driver
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -74,3 +76,26 @@ def test_other_machines_clocks_are_set_by_a_barrier() -> None:
     assert all(0 <= start <= end < 60 for row in rows for _, start, end in row)
     there = sorted((span for row in rows[1:] for span in row), key=lambda span: span[1])
     assert [text for text, _, _ in there] == [f"{rank}F{i}" for i in range(3) for rank in (1, 2)]
+
+
+# A GPU's clock --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_actions_on_a_gpu_are_timed_by_its_events_and_nothing_waits_meanwhile(cuda: Driver) -> None:
+    watch = Stopwatch(CPU)
+    assert cuda.calls[:2] == ["record", "wait for event"], "the clocks are compared when the first event has passed"
+    cuda.calls.clear()
+    actions = [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]
+    for action in actions:
+        with watch(action):
+            cuda.calls.append(str(action))
+    assert cuda.calls == ["record", "0F0", "record", "record", "0B0", "record"]
+    (_, *first), (_, *second) = watch.row()
+    assert [end - first[0] for end in (first[1], *second)] == pytest.approx([1e-3, 2e-3, 3e-3])
+
+
+def test_an_operation_on_a_gpu_is_timed_by_its_events(cuda: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(roofline.LAUNCHES, "cpu", 4)
+    assert roofline.seconds(lambda: cuda.calls.append("launch"), CPU) == pytest.approx(1e-3 / 4)
+    assert cuda.calls == ["record", *["launch"] * 4, "record", "wait for event"]

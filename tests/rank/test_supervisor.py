@@ -270,23 +270,23 @@ def test_a_task_starts_its_rank_unless_the_attempt_is_over_or_another_jobs(
     supervisor(attempt, ranks=2, on="slurm")
 
     class Environment:
-        global_rank, num_tasks, local_rank, job_id, hostnames, node = 0, 2, 0, "12_3", ["node1"], 0
+        global_rank, num_tasks, local_rank, job_id, hostnames, node = 0, 2, 3, "12_3", ["node1"], 0
 
     monkeypatch.setattr("submitit.JobEnvironment", Environment)
-    started: list[int] = []
-    monkeypatch.setattr(SlurmSupervisor, "run", lambda self: started.append(self.restart))
+    started: list[tuple[int, int]] = []
+    monkeypatch.setattr(SlurmSupervisor, "run", lambda self: started.append((self.restart, self.task.local_rank)))
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     for rank in range(2):
         slurm_task.supervise(str(attempt))
         result = {"status": "ok", "seconds": {}, "evaluations": [], "rank": {"rank": rank}}
         (attempt / f"rank-{rank}.json").write_text(json.dumps(result))
-    assert started == [1, 1]
+    assert started == [(1, 3)] * 2
     slurm_task.supervise(str(attempt))
-    assert started == [1, 1], "it came to its end as it was requeued"
+    assert len(started) == 2, "it came to its end as it was requeued"
     (attempt / "rank-0.json").unlink()
     keep(attempt, "slurm", "4711")
     slurm_task.supervise(str(attempt))
-    assert started == [1, 1]
+    assert len(started) == 2
 
 
 def test_a_job_that_is_to_end_saves_and_goes_back_into_the_queue(attempt: Path, requeued: list[str]) -> None:

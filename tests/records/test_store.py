@@ -19,6 +19,7 @@ from harness.records.parse import head_of
 from harness.records.parts import Head
 from harness.records.record import Record
 from harness.records.store import HEAD, SCHEMA, Store, read_json, with_digest, write_atomically
+from harness.records.writable import require_writable
 from impl.errors import InputError
 from impl.run import Run, to_dict
 
@@ -260,7 +261,7 @@ def test_the_last_text_written_is_the_one_there(tmp_path_factory: pytest.TempPat
 def test_a_file_in_the_way_is_told(tmp_path: Path):
     (tmp_path / "results").write_text("")
     with pytest.raises(InputError, match=r"results.*cannot be written"):
-        Store(tmp_path / "results", "made_up", "smoke").require_writable()
+        require_writable(Store(tmp_path / "results", "made_up", "smoke"))
 
 
 def test_attempts_of_one_run_do_not_share_a_folder(store: Store):
