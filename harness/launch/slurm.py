@@ -47,7 +47,7 @@ class Site:
 
     on: Where = "local"
     device: DeviceKind = "cpu"
-    """DeviceKind of a rank; cuda: one GPU for each."""
+    """Device of a rank; cuda: one GPU for each."""
     allow_oom: bool = False
     """True to start also runs that are predicted not to fit the memory."""
     cluster: Cluster = field(default_factory=Cluster)
