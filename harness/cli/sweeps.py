@@ -15,7 +15,7 @@ from harness.launch.slurm import Site, Where
 from harness.launch.sweep import Sweep
 from harness.predict.systems import load_system
 from harness.rank.devices import gpu_count
-from harness.records.store import Store
+from harness.records.store import FINISHED, Store
 from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.system import System
@@ -64,6 +64,19 @@ def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Op
     store.require_writable()
     datasets.keep_in(synthetic_cache(store))
     sweep(chosen, store, datasets, options)
+
+
+def require_certified(chosen: Sequence[Point], store: Store) -> None:
+    """Check that no point has a finished record without a certificate, since that would be left as it is.
+
+    Raises:
+        InputError: one has.
+    """
+    for point in chosen:
+        record = store.read(point.id)
+        if record is not None and record.status in FINISHED and not record.certified:
+            has = f"{point.label} has a record without a certificate in {store.folder}"
+            raise InputError(f"--certify: {has}; valid: --out with another folder")
 
 
 def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:

@@ -150,6 +150,7 @@ def orders(
         checkpoint_every=saving.checkpoint_every,
         checkpoints=Attempts(store).checkpoints(entry.id),
         keep_checkpoints=saving.keep_checkpoints,
+        certify=saving.certify,
         start=None if run.start is None else start_folder(run.start, store),
         # ranks of this machine end with the harness that reads what they write, and with its claim
         driver_pid=os.getpid() if options.is_local else None,
