@@ -44,7 +44,7 @@ class StepHashes:
         weight = [
             numbers(whole[at]) for whole, (_, of) in zip(masters, self._places, strict=True) for at in of.values()
         ]
-        return {"loss": step.loss.item().hex(), "gradient": self._gradient, "weight": weight}
+        return {"loss": float(step.loss.item()).hex(), "gradient": self._gradient, "weight": weight}
 
 
 def numbers(tensor: Tensor) -> Numbers:
@@ -52,7 +52,7 @@ def numbers(tensor: Tensor) -> Numbers:
     digest, square, total = hashlib.blake2b(digest_size=8), 0.0, 0.0
     for part in tensor.detach().flatten().split(ELEMENTS):
         host = part.cpu()
-        digest.update(host.view(torch.uint8).numpy())
+        digest.update(host.view(torch.uint8).numpy().tobytes())
         wide = host.double()
         square, total = square + wide.dot(wide).item(), total + wide.sum().item()
     finite = [value if math.isfinite(value) else None for value in (math.sqrt(square), total)]

@@ -51,7 +51,7 @@ def pairs(a: str, b: str) -> list[tuple[Path, Path]]:
     """
     of_a, of_b = _records(a), _records(b)
     if len(of_a) == len(of_b) == 1:
-        return [(*of_a.values(), *of_b.values())]
+        return list(zip(of_a.values(), of_b.values(), strict=True))
     if common := [(of_a[name], of_b[name]) for name in of_a if name in of_b]:
         return common
     raise InputError(
@@ -74,7 +74,7 @@ def _records(name: str) -> Mapping[str, Path]:
 
 
 def _below(folder: Path, name: str = "*") -> Iterator[Path]:
-    for above in ([""] if folder.name == "records" else ["*/" * depth + "records/" for depth in range(DEPTH)]):
+    for above in [""] if folder.name == "records" else ["*/" * depth + "records/" for depth in range(DEPTH)]:
         yield from sorted(folder.glob(f"{above}{name}.json"))
 
 

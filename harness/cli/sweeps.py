@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Options
-from harness.launch.flags import DeviceChoice
+from harness.launch.flags import DeviceChoice, Saving
 from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
@@ -66,13 +66,13 @@ def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Op
     sweep(chosen, store, datasets, options)
 
 
-def require_certified(chosen: Sequence[Point], store: Store) -> None:
-    """Check that no point has a finished record without a certificate, since that would be left as it is.
+def require_certified(chosen: Sequence[Point], store: Store, saving: Saving) -> None:
+    """Check that no point to be certified has a finished record without a certificate, which would be left as it is.
 
     Raises:
         InputError: one has.
     """
-    for point in chosen:
+    for point in chosen if saving.certify else ():
         record = store.read(point.id)
         if record is not None and record.status in FINISHED and not record.certified:
             has = f"{point.label} has a record without a certificate in {store.folder}"

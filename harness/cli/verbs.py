@@ -94,16 +94,14 @@ def run(
 
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
-    saving.require(which.out, folders.OWN)
-    _require_together(detach and place.on == "local", ghost and (json or not dry_run), profile and saving.certify)
+    saving.require(which.out, folders.OWN, profile=profile)
+    _require_together(detach and place.on == "local", ghost and (json or not dry_run))
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
-    if saving.certify:
-        require_certified(points, store)
+    require_certified(points, store, saving)
     site = site_of(place.on, place.device, runs, place.cluster(), allow_oom=place.allow_oom, is_there=not dry_run)
-    profile = profile or (found.profiles and not saving.certify)
-    how = {"forecast": forecaster(forecast, site), "profile": profile, "jobs": jobs, "detach": detach}
+    how = {"forecast": forecaster(forecast, site), "profile": profile or found.profiles, "jobs": jobs, "detach": detach}
     options = Options(**vars(trying), site=site, saving=saving, **how)
     with nothing_written(store, which.data) as datasets:
         refused = none_can_run(points, store, datasets, options)
@@ -113,18 +111,14 @@ def run(
         if refused:
             return print_refused(found, store, refused, which.words(), json)
     carry_out(points, store, datasets, options)
-    if not detach:
-        return tell_results(found, store, points, json)
-    return tell_submitted(chosen, which.words(data=True), json)
+    return tell_submitted(chosen, which.words(data=True), json) if detach else tell_results(found, store, points, json)
 
 
-def _require_together(is_detached_here: bool, is_ghost_alone: bool, is_timed_and_hashed: bool) -> None:
+def _require_together(is_detached_here: bool, is_ghost_alone: bool) -> None:
     if is_detached_here:
         raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
     if is_ghost_alone:
         raise InputError("--ghost: prints lines before anything is started; valid with --dry-run, without --json")
-    if is_timed_and_hashed:
-        raise InputError("--profile: a run with --certify is not timed; valid: one of them")
 
 
 def table(
@@ -154,8 +148,7 @@ def table(
         all_tables,
         as_json,
         described,
-        in_words_of_certified,
-        in_words_of_others,
+        in_words,
         other_points,
         print_tables,
         write_results,
@@ -182,12 +175,7 @@ def table(
         others = other_points(found, records)
         statuses = [record.status for record in records if record not in others]
         of_tier = f"\n{found.id}, tier {tier}: {counted(statuses)}"
-        notes = [
-            of_tier,
-            in_words_of_others(others),
-            in_words_of_certified(records),
-            folders.read_from(out, [found.id]),
-        ]
+        notes = [of_tier, *in_words(others, records), folders.read_from(out, [found.id])]
         print(*filter(None, notes), sep="\n")
         return 0
     write = {"md": render.markdown, "csv": render.csv, "tex": latex}[format]
@@ -237,8 +225,7 @@ def train_from(default: Run) -> Callable[..., int]:
                 if reason := why_refused(config, store, datasets, options):
                     raise InputError(reason)
             points = [Point(config, f"train {config.id}")]
-            if saving.certify:
-                require_certified(points, store)
+            require_certified(points, store, saving)
             carry_out(points, store, datasets, options)
             record, document = store.read(config.id), store.document(config.id)
             assert record is not None

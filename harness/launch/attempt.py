@@ -146,7 +146,7 @@ def orders(
         hang_seconds=options.hang_seconds,
         # a hang is noticed before that, and reported better
         collective_timeout_seconds=2 * max(options.hang_seconds, START_SECONDS),
-        profile=options.profile,
+        profile=options.profile and not saving.certify,
         checkpoint_every=saving.checkpoint_every,
         checkpoints=Attempts(store).checkpoints(entry.id),
         keep_checkpoints=saving.keep_checkpoints,

@@ -29,7 +29,7 @@ class Saving:
     """Record hashes of losses, gradients and weights of every step, which the verb `certify` compares. Such a run is
     not timed, so --out names a folder of its own."""
 
-    def require(self, out: Path | None, default: Path | None = None) -> None:
+    def require(self, out: Path | None, default: Path | None = None, *, profile: bool = False) -> None:
         """Check that the options make sense with this folder for records, or the one that is used without.
 
         Raises:
@@ -44,6 +44,8 @@ class Saving:
             raise InputError(f"--checkpoint-every {every}: needs --out, where the same command finds them again")
         if self.certify and out is None:
             raise InputError("--certify: needs --out, a folder of its own: certified runs are not timed")
+        if self.certify and profile:
+            raise InputError("--profile: a run with --certify is not timed; valid: one of them")
 
     def why_invalid(self, run: Run) -> str | None:
         """Return why this run cannot leave what is asked for, in one line; None if it can."""

@@ -68,8 +68,7 @@ def document_of(
         "evaluations": first.evaluations,
         "log": _log(attempt, outcome, missing, slurm_log),
     }
-    if orders.certify:
-        record |= _certified(record, [*results.values()] if len(results) == orders.ranks else [])
+    record |= _certified(record, [] if missing else [*results.values()]) if orders.certify else {}
     try:
         of_document(record)
     except ValueError as error:

@@ -39,7 +39,7 @@ RUNS = [*(run(**plan) for plan in PLANS), run("bf16", dp=2, zero_stage=1), run("
 
 
 def losses(one: Trainer) -> list[str]:
-    return [one.step(i).loss.item().hex() for i in range(STEPS)]
+    return [float(one.step(i).loss.item()).hex() for i in range(STEPS)]
 
 
 def hashed(one: Trainer, change: Callable[[int], None] = lambda _: None) -> tuple[list[dict[str, Any]], list[Any]]:
