@@ -5,7 +5,7 @@ ONLY ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: quickstart test lint smoke documents bench faults accuracy
+.PHONY: quickstart test lint pytest smoke documents bench faults accuracy
 
 quickstart: $(VENV)/.core
 	$(BIN)/lmscale run quickstart --tier small
@@ -17,8 +17,13 @@ quickstart: $(VENV)/.core
 	    '  lmscale claims quickstart                                   # what was expected, and what your runs say' \
 	    '  lmscale predict interleaving --tier paper --system selene   # figure 12 of PTD-P, simulated beside the published'
 
-test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --no-loadscope-reorder --every-claim
+# at the same time: the type checker has one thread; what tests start does not compile this code again
+test: export PYTHONDONTWRITEBYTECODE :=
+test: $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: $(VENV)/.dev
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --no-loadscope-reorder --every-claim --ignore tests/bench
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ TRAINERS: dict[EnginePart, tuple[str, str]] = {
     "ddp": ("impl.peers.ddp", "DDPTrainer"),
     "fsdp": ("impl.peers.fsdp", "FSDPTrainer"),
     "dtensor": ("impl.peers.dtensor", "DTensorTrainer"),
+    "context": ("impl.peers.context", "ContextParallelTrainer"),
     "pipelining": ("impl.peers.pipelining", "PipeliningTrainer"),
     "deepspeed": ("impl.peers.deepspeed", "DeepSpeedTrainer"),
     "deepspeed_pipeline": ("impl.peers.deepspeed_pipeline", "DeepSpeedPipelineTrainer"),

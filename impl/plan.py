@@ -31,7 +31,7 @@ class Plan:
     pp: Depth = 1
     """Pipeline-parallel degree: ranks that share the layers."""
     schedule: str = "one_f_one_b"
-    """Who computes what when in a pipeline: a name in `impl.pipeline.schedules`, or module:function."""
+    """Who computes what when in a pipeline: as `impl.pipeline.schedules.generator` takes it."""
     chunks: Depth = 1
     """Model chunks of a pipeline rank, for schedules that interleave them."""
     scatter_gather: bool = True

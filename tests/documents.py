@@ -46,6 +46,10 @@ PLANS = {
     "gpipe": "pipeline, GPipe",
     "1f1b": "pipeline, 1F1B",
     "interleaved": "pipeline, interleaved",
+    "zb-v": "pipeline, ZB-V",
+    "dualpipe-v": "pipeline, DualPipeV",
+    "hsdp": "ZeRO 3 within groups",
+    "ring": "context parallel, ring",
 }
 """What the README calls the plans of the side-by-side benchmarks."""
 
@@ -131,10 +135,14 @@ def beside_peers(cells: Iterable[Mapping[str, Any]]) -> list[str]:
     found = {(cell["plan"], cell["precision"]): cell for cell in cells}
     lines = [f"| | {' | | '.join(f'{precision}: ours / best peer' for precision in PRECISIONS)} | |", "|---" * 5 + "|"]
     for plan, name in PLANS.items():
-        best = [found[plan, precision]["best"] for precision in PRECISIONS]
-        of = [found[plan, precision]["peers"][peer] for precision, peer in zip(PRECISIONS, best, strict=True)]
-        ratios = [f"{it['value']:.3f} [{it['low']:.3f}, {it['high']:.3f}]" for it in of]
-        lines.append(" | ".join([f"| {name}", *(f"{a} | {b}" for a, b in zip(ratios, best, strict=True))]) + " |")
+        row = [name]
+        for cell in (found.get((plan, precision)) for precision in PRECISIONS):
+            if cell is None:
+                row += ["no peer does this", ""]
+                continue
+            it = cell["peers"][cell["best"]]
+            row += [f"{it['value']:.3f} [{it['low']:.3f}, {it['high']:.3f}]", cell["best"]]
+        lines.append(f"| {' | '.join(row)} |")
     return lines
 
 

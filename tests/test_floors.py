@@ -43,6 +43,7 @@ FLOORS = {
     "impl.pipeline.schedules": 0,
     "impl.pipeline.simulate": 0,
     "impl.pipeline.stage": 0,
+    "impl.pipeline.written": 0,
     "impl.pipeline.zero_bubble": 0,
     "impl.simulator": 0,
     "impl.simulator.*": 0,

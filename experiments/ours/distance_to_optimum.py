@@ -23,12 +23,14 @@ from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Number, simulate, uniform
 
 CHUNKED = {"interleaved": 2, "zbv": 2, "v_half": 2, "v_min": 2, "dualpipe_v": 2}
-SCHEDULES = ("gpipe", "one_f_one_b", "zb_h1", "zb_h2", *CHUNKED)
+SCHEDULES = ("gpipe", "one_f_one_b", "eager_one_f_one_b", "zb_h1", "zb_h2", *CHUNKED)
 NOISE = Tolerance(0.05, "a pass's median stands for its times, which differ from each other", "2026-11-25")
 NEAR = Tolerance(0.04, "half of what 1F1B is over it with two ranks and eight equal microbatches", "2026-11-25")
 NOTE = (
     "Lower bound: of the same passes on the same ranks, with no more activations than the fullest rank holds. Equal "
-    "passes: T_F = T_B = T_W, in forward passes of a rank. Own times: the run's medians, and transfers that take none."
+    "passes: T_F = T_B = T_W, in forward passes of a rank. Own times: the run's medians, and transfers that take none. "
+    "Without a flush: a rank's work alone, which is a step of PipeDream-2BW (Narayanan et al. 2020, 2006.09503); it "
+    "keeps two versions of the weights and updates with gradients of the older one, so that it is not trained here."
 )
 Over = Callable[[Point], float]
 
@@ -39,6 +41,11 @@ def at_equal(run: Run) -> tuple[float, float]:
     plan, cost = run.plan, uniform(chunks=run.plan.chunks)
     schedule = build(plan.schedule, plan.pp, run.microbatches, plan.chunks)
     return float(simulate(schedule, cost).step_time), float(lower_bound(Problem.of(schedule, cost)))
+
+
+def work(run: Run) -> float:
+    """Return the seconds that each rank computes in a step, with equal passes."""
+    return float(run.microbatches * sum(map(uniform(), (Action(op, 0, 0) for op in (Op.F, Op.B)))))
 
 
 def over_at_equal(one: Point) -> float:
@@ -87,7 +94,9 @@ SHOWN = (
     MODEL, PP, SCHEDULE, CHUNKS, MICROBATCHES, Column(key="microbatches_in_flight", header="in flight"),
     of_run("step_at_equal", "step, equal passes", lambda run: at_equal(run)[0]),
     of_run("bound_at_equal", "lower bound", lambda run: at_equal(run)[1]),
-    share("over_at_equal", "over it", over_at_equal), share("simulated_over", "over it, own times", SIMULATED),
+    share("over_at_equal", "over it", over_at_equal),
+    share("unflushed", "without a flush", lambda one: work(one.run) / at_equal(one.run)[1] - 1),
+     share("simulated_over", "over it, own times", SIMULATED),
     share("measured_over", "over it, measured", MEASURED), BUBBLE, RUNS, MARK,
 )  # fmt: skip
 TWO, EIGHT = ([Plan(pp=p, schedule=one, chunks=CHUNKED.get(one, 1)) for one in SCHEDULES] for p in (2, 8))

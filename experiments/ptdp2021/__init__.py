@@ -93,7 +93,7 @@ def closed_bubble(run: Run) -> Fraction:
     """Return idle over computing time with even stages and T_F = T_B = T_W.
 
     Source: PTD-P (2104.04473), section 2.2; zero bubble (2401.10241), table 2, with m less than p as in
-    `impl.pipeline.schedules.zb_h1`.
+    `impl.pipeline.zero_bubble.zb_h1`.
     """
     p, m = run.plan.pp, run.microbatches
     if run.plan.schedule == "zb_h1":

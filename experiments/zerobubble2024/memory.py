@@ -94,10 +94,9 @@ EXPERIMENT = Experiment(
     cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "40 min, 32 GPUs with 80 GB"},
     deviations="At `paper` as in `zerobubble2024/throughput`: Megatron's vocabulary and dropout, gradients of 16 bits, "
     "and stages of equal work, where the paper gives the first one a layer less. At `smoke` and `small` two and four "
-    "ranks share two cores for two steps of a small model in fp32: they say what is kept, and nothing of speed. "
-    "ZB-H2 is not in `small`.",
+    "ranks share two cores for two steps of a small model in fp32: they say what is kept, and nothing of speed.",
     runs={
-        "smoke": runs(64, (2,), (4, 8), SCHEDULES), "small": runs(256, (2, 4), (4, 8), SCHEDULES[:2]),
+        "smoke": runs(64, (2,), (4, 8), SCHEDULES), "small": runs(256, (2, 4), (4, 8), SCHEDULES),
         "paper": list(PAPER),
     },
 )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.analysis.render import Column
 from harness.analysis.tables import GIB, MILLI, PERCENT
+from impl.pipeline.schedules import short
 from impl.run import Run
 
 MIB, GB = 2**20, 1e9
@@ -66,7 +67,7 @@ RANKS = of_run("ranks", "ranks", lambda run: run.plan.world_size)
 TP = of_run("tp", "tp", lambda run: run.plan.tp)
 PP = of_run("pp", "pp", lambda run: run.plan.pp)
 DP = of_run("dp", "dp", lambda run: run.plan.dp)
-SCHEDULE = of_run("schedule", "schedule", lambda run: run.plan.schedule, text=True)
+SCHEDULE = of_run("schedule", "schedule", lambda run: short(run.plan.schedule), text=True)
 CHUNKS = of_run("chunks", "chunks", lambda run: run.plan.chunks)
 SCATTER_GATHER = of_run(
     "scatter_gather", "scatter/gather", lambda run: "on" if run.plan.scatter_gather else "off", text=True

@@ -11,6 +11,7 @@ from impl.pipeline.bound import Problem, lower_bound
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Number, Timeline, simulate, uniform
+from impl.pipeline.written import written
 from impl.plan import Plan
 
 MOST = 1e9
@@ -76,6 +77,7 @@ def draw_timeline(
         if schedule:
             longer = float(one.step_time / bound) - 1
             print(f"no table in this memory is shorter than {float(bound):.4g} {unit}: this one is {longer:.1%} longer")
+            print(f"as a plan's: --plan.schedule {written(schedule)}\n" * bool(search), end="")
     print("".join(f"{file}\n" for file in files), end="")
     return 0
 

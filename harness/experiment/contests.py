@@ -14,6 +14,7 @@ from harness.experiment.claims import Check, Evidence, Tolerance, less, tally
 from harness.experiment.pairs import Cell, cells, step_seconds, with_interval
 from harness.records.record import Record
 from harness.records.statistics import Estimate
+from impl.pipeline.schedules import short
 from impl.plan import Plan
 from impl.run import EngineName, Precision, Run
 
@@ -25,7 +26,7 @@ def plan_name(plan: Plan) -> str:
     if plan.tp > 1:
         return "tp, sequence parallel" if plan.sequence_parallel else "tp"
     if plan.pp > 1:
-        return f"pp, {SCHEDULES.get(plan.schedule, plan.schedule)}"
+        return f"pp, {SCHEDULES.get(plan.schedule, short(plan.schedule))}"
     return f"zero {plan.zero_stage}" if plan.zero_stage else "dp"
 
 
@@ -170,7 +171,7 @@ def plan_in_words(run: Run) -> str:
     parts = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp") if getattr(plan, axis) > 1]
     parts += [f"microbatch {run.train.microbatch}"]
     if plan.pp > 1 and plan.schedule != "one_f_one_b":
-        parts += [plan.schedule + (f" {plan.chunks}" if plan.chunks > 1 else "")]
+        parts += [short(plan.schedule) + (f" {plan.chunks}" if plan.chunks > 1 else "")]
     parts += [f"{plan.recompute} recomputation"] if plan.recompute != "none" else []
     parts += [f"ZeRO {plan.zero_stage}"] if plan.zero_stage else []
     flags = ("sequence_parallel", "partition_activations", "offload_activations", "offload_optimizer")

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from impl.model.config import ModelConfig
+from impl.pipeline.schedules import short
 from impl.run import Run, to_dict, with_fields
 
 FIELDS = tuple(
@@ -109,4 +110,4 @@ def _value(value: Any) -> str:
         return "+".join(map(_value, value)) or "none"
     if isinstance(value, float):
         return f"{value:g}"
-    return PurePath(text).name if "/" in (text := str(value)) else text
+    return PurePath(text).name if "/" in (text := short(str(value))) else text

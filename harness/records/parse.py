@@ -8,7 +8,7 @@ from harness.records.parts import CATEGORIES, SECONDS, Head, Span
 from harness.records.record import Record
 from harness.records.store import NO_JSON, Document
 from impl.pipeline.schedule import Action
-from impl.pipeline.schedules import SCHEDULES, build
+from impl.pipeline.schedules import build, is_packaged
 from impl.run import Run
 
 _RECORD, _HEAD = TypeAdapter(Record), TypeAdapter(Head)
@@ -87,7 +87,7 @@ def _why_inconsistent(record: Record) -> str | None:
 def _why_no_prediction(record: Record) -> str | None:
     """Return what is missing to predict memory by category, for comparison with the counted one; None if nothing is."""
     run = record.run
-    if run.plan.schedule in SCHEDULES and (problems := run.problems()):
+    if is_packaged(run.plan.schedule) and (problems := run.problems()):
         return f"config: {problems[0]}"
     for rank in record.ranks:
         if rank.memory and (missing := CATEGORIES - rank.memory.keys()):
@@ -113,7 +113,7 @@ def _why_no_timeline(run: Run, rows: list[list[Span]]) -> str | None:
     lengths = [end - start for row in rows for _, start, end in row]
     if min(lengths) < 0 or max(lengths) == 0:
         return "ranks.timeline: actions that end before they begin, or take no time"
-    if run.plan.schedule not in SCHEDULES:
+    if not is_packaged(run.plan.schedule):
         return None
     schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
     wanted = {action[:2] for row in schedule.rows for action in row}

@@ -91,7 +91,8 @@ AS_PUBLISHED = (
     (
         "PTD-P 2021",
         "section 6, the 36% of the peak that other software reaches with a trillion parameters; and pipelines that do "
-        "not flush, as PipeDream's, whose microbatches meet several versions of the weights",
+        "not flush, as PipeDream's, whose microbatches meet several versions of the weights: how long their step is at "
+        "least stands in `ours/distance_to_optimum`",
     ),
 )
 """Papers' tables and figures for which only published numbers are shown, no runs of ours: paper, what and why."""

@@ -16,6 +16,7 @@ from harness.rank.devices import Device
 from harness.records.store import Store
 from harness.terminal import console
 from harness.tune.search import Judged
+from impl.pipeline.schedules import short
 from impl.run import Run
 from impl.simulator.plans import run_of
 
@@ -75,6 +76,6 @@ def _label(run: Run) -> str:
     plan = run.plan
     text = f"tp={plan.tp} pp={plan.pp} dp={plan.dp} b={run.train.microbatch}"
     if plan.pp > 1:
-        text += f" {plan.schedule}" + (f" v={plan.chunks}" if plan.chunks > 1 else "")
+        text += f" {short(plan.schedule)}" + (f" v={plan.chunks}" if plan.chunks > 1 else "")
     text += f" zero={plan.zero_stage}" * (plan.zero_stage > 0) + f" {plan.recompute}" * (plan.recompute != "none")
     return text + " sequence_parallel" * plan.sequence_parallel

@@ -14,6 +14,7 @@ from impl.pipeline.bound import Problem, lower_bound
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.schedules import SCHEDULES, build
 from impl.pipeline.simulate import simulate
+from impl.pipeline.written import written
 from impl.run import Run
 from impl.simulator.periodic import PERIODIC
 from impl.simulator.plans import run_of
@@ -65,7 +66,9 @@ def shortest(run: Done, system: System, seconds: float, search: float) -> dict[s
         coarse = replace(problem, cost=rounded, transfer=Fraction(round(hop / unit)))
         try:
             table = optimum.search(coarse, search).schedule
-            found["found"] = min(seconds, seconds - pipeline + float(of(table)))
+            step = float(of(table))
+            found["found"] = seconds + min(0.0, step - pipeline)
+            found["schedule"] = written(table) if step < pipeline else None
         except InputError as error:
             found["not_searched"] = str(error)
     return found

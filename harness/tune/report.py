@@ -84,6 +84,8 @@ def _print_order(order: Mapping[str, Any]) -> None:
         f"the fastest pipeline takes {order['seconds']:.4g} s; no order of its passes in its memory takes less than "
         f"{less(order['bound'])}{found}"
     )
+    if table := order.get("schedule"):
+        print(f"that table is a plan's: --plan.schedule {table}")
 
 
 def _words(row: Judged) -> str:

@@ -6,7 +6,9 @@ from typing import Literal, NamedTuple
 from impl.plan import AXES
 from impl.run import Run
 
-EnginePart = Literal["native", "plain", "ddp", "fsdp", "dtensor", "pipelining", "deepspeed", "deepspeed_pipeline"]
+EnginePart = Literal[
+    "native", "plain", "ddp", "fsdp", "dtensor", "context", "pipelining", "deepspeed", "deepspeed_pipeline"
+]
 
 
 class _Has(NamedTuple):
@@ -28,6 +30,7 @@ PARTS: dict[EnginePart, _Has] = {
     "ddp": _Has(("dp",)),
     "fsdp": _Has(("dp",), zero_stages=(1, 2, 3)),
     "dtensor": _Has(("tp",)),
+    "context": _Has(("cp",)),
     "pipelining": _Has(("pp",), schedules=("gpipe", "one_f_one_b", "interleaved", *SPLIT)),
     "deepspeed": _Has(("dp",), zero_stages=(0, 1, 2, 3), precisions=("fp32", "bf16")),
     "deepspeed_pipeline": _Has(
@@ -47,6 +50,8 @@ def part_of(run: Run) -> EnginePart:
         return "pipelining"
     if plan.tp > 1:
         return "dtensor"
+    if plan.cp > 1:
+        return "context"
     if plan.zero_stage > 0:
         return "fsdp"
     return "ddp" if plan.dp > 1 else "plain"
@@ -77,15 +82,16 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     yield run.train.parametrization != "standard", f"train.parametrization {run.train.parametrization!r}"
     yield run.precision not in has.precisions, f"precision {run.precision!r}"
     # torch's parts pass over ZeRO where it splits nothing; DeepSpeed's pipeline does not
-    divides = plan.dp > 1 or run.engine == "deepspeed"
+    divides = plan.dp_cp > 1 or run.engine == "deepspeed"
     stages = f"plan.zero_stage {plan.zero_stage} (it has {', '.join(map(str, has.zero_stages))})"
     yield divides and plan.zero_stage not in has.zero_stages, stages
+    yield plan.exchanges_heads, f"plan.cp_attention {plan.cp_attention!r}"
     yield plan.zero_group is not None and part != "fsdp", f"plan.zero_group {plan.zero_group}"
     yield plan.recompute == "selective", f"plan.recompute {plan.recompute!r}"
     for field in ("partition_activations", "offload_activations", "offload_optimizer"):
         yield getattr(plan, field), f"plan.{field}"
-    yield plan.dp > 1 and not plan.overlap_grad_reduce, "plan.overlap_grad_reduce False"
-    is_gathered = plan.dp > 1 and plan.zero_stage > 0
+    yield plan.dp_cp > 1 and not plan.overlap_grad_reduce, "plan.overlap_grad_reduce False"
+    is_gathered = plan.dp_cp > 1 and plan.zero_stage > 0
     yield is_gathered and not plan.overlap_param_gather, "plan.overlap_param_gather False"
     schedules = f"plan.schedule {plan.schedule!r} (it has {', '.join(has.schedules)})"
     yield plan.pp > 1 and "pp" in has.axes and plan.schedule not in has.schedules, schedules

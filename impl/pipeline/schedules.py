@@ -1,4 +1,4 @@
-"""The papers' schedules, and their construction by name.
+"""The papers' schedules, and their construction by name: one of these, a function's, or a written table.
 
 To add a schedule, write a function of p pipeline ranks, m microbatches and, if it has them, v model chunks a rank, that
 returns the rows; add it to SCHEDULES, or name it as module:function and call `trust` with that name.
@@ -8,6 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import sha256
 from itertools import chain, repeat, zip_longest
 
 from impl.errors import InputError
@@ -50,20 +51,6 @@ def interleaved(p: int, m: int, v: int) -> Rows:
     return [row_of(rank, p, m, v, warmup=2 * (p - rank - 1) + (v - 1) * p) for rank in range(p)]
 
 
-def zb_h1(p: int, m: int) -> Rows:
-    """Return 1F1B with deferred weight gradients: idle (p-1)(T_F + T_B - T_W), p microbatches in flight.
-
-    T_F, T_B and T_W are the paper's: forward pass, gradient of the input, gradient of the weights. Rank r defers up to
-    r weight gradients, so that every rank has as many microbatches in flight as 1F1B has on rank 0. The last rank has
-    min(p, m) - 1 deferred when it sends its last gradient, and rank 0 has one left when that arrives: with fewer
-    microbatches than ranks the idle time is (p-1)(T_F + T_B) - (min(p, m) - 1) T_W. Both hold for T_W up to T_F and
-    T_B; beyond, rank 0 still waits (p-1) T_B for its first gradient, and the last rank (p-1) T_F for its input.
-
-    Source: Zero Bubble Pipeline Parallelism, Qi et al. 2023 (2401.10241), sections 2.1 and 2.3, tables 1 and 2.
-    """
-    return [row_of(rank, p, m, 1, warmup=p - rank - 1, owed=rank) for rank in range(p)]
-
-
 def row_of(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = None) -> tuple[Action, ...]:
     """Return a row: `warmup` forward passes, then forward and backward in turn until both have run out.
 
@@ -82,8 +69,11 @@ def row_of(rank: int, p: int, m: int, v: int, warmup: int, owed: int | None = No
     return (*forwards[:warmup], *filter(None, steady))
 
 
-SCHEDULES: dict[str, Callable[..., Rows] | str] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, zb_h1)}
-SCHEDULES |= {name: f"impl.pipeline.zero_bubble:{name}" for name in ("zb_h2", "zbv", "v_half", "v_min", "dualpipe_v")}
+SCHEDULES: dict[str, Callable[..., Rows] | str] = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved)}
+LATER = ("zb_h1", "eager_one_f_one_b", "zb_h2", "zbv", "v_half", "v_min", "dualpipe_v")
+SCHEDULES |= {name: f"impl.pipeline.zero_bubble:{name}" for name in LATER}
+WRITTEN = ("rows:", "v-rows:")
+"""Beginnings of names that are a table, as `impl.pipeline.written` reads it."""
 _trusted: set[str] = set()
 
 
@@ -95,9 +85,24 @@ def trust(name: str) -> None:
     _trusted.add(name)
 
 
+def is_written(name: str) -> bool:
+    """Return True if the name is a table."""
+    return name.startswith(WRITTEN)
+
+
+def short(name: str) -> str:
+    """Return a schedule's name as results have it: of a table, digits that tell it from others."""
+    return f"rows-{sha256(name.encode()).hexdigest()[:8]}" if is_written(name) else name
+
+
+def is_packaged(name: str) -> bool:
+    """Return True if no code of the user's makes the schedule: it is one of SCHEDULES, or a written table."""
+    return name in SCHEDULES or is_written(name)
+
+
 def is_trusted(name: str) -> bool:
-    """Return True if a schedule may be built: it is one of SCHEDULES, or `trust` was called with its name."""
-    return name in SCHEDULES or name in _trusted
+    """Return True if a schedule may be built: it is packaged, or `trust` was called with its name."""
+    return is_packaged(name) or name in _trusted
 
 
 MOST_PASSES = 2**20
@@ -106,13 +111,13 @@ MOST_PASSES = 2**20
 
 @lru_cache(maxsize=8)  # a large table takes long to check
 def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
-    """Build and check plan.schedule's table (one of SCHEDULES, or module:function); p is plan.pp, v is plan.chunks.
+    """Build and check the table of plan.schedule, as `generator` takes it; p is plan.pp, v is plan.chunks.
 
     Raises:
         InputError: there is no such schedule, its name is not trusted, it is impossible for these numbers, or its rows
             are no schedule.
     """
-    schedule = Schedule(name, _rows(name, p, m, v))
+    schedule = Schedule(short(name), _rows(name, p, m, v))
     check(schedule, p, m, v)
     return schedule
 
@@ -140,7 +145,7 @@ def _rows(name: str, p: int, m: int, v: int) -> tuple[tuple[Action, ...], ...]:
             raise InputError(f"{field} {value} is not a count; valid: 1 or more")
     if (passes := p * m * v) > MOST_PASSES:
         what = f"plan.pp {p} x plan.chunks {v} x {m} microbatches"
-        raise InputError(f"plan.schedule {name}: {what} are {passes} passes in a table; valid: up to {MOST_PASSES}")
+        raise InputError(f"plan.schedule {short(name)}: {what} are {passes} passes; valid: up to {MOST_PASSES}")
     chunked = _has_chunks(rows_of)
     if v > 1 and not chunked:
         with_chunks = ", ".join(other for other in SCHEDULES if _has_chunks(generator(other)))
@@ -162,7 +167,10 @@ def _has_chunks(rows_of: Callable[..., Rows]) -> bool:
 
 
 def generator(name: str) -> Callable[..., Rows]:
-    """Return the function of a schedule, imported where its name is module:function, or stands for one in SCHEDULES."""
+    """Return the function of a schedule: of a written table, or of SCHEDULES, or imported as module:function."""
+    if is_written(name):
+        written = importlib.import_module("impl.pipeline.written")
+        return lambda p, m, v: written.rows_in(name, p, v)
     found = SCHEDULES.get(name, name)
     if callable(found):
         return found
@@ -177,7 +185,8 @@ def generator(name: str) -> Callable[..., Rows]:
             return rows_of
     except Exception as error:  # no module, not in it, no function, or an error of the module's own
         raise InputError(f"plan.schedule {name!r} cannot be loaded: {error}") from error
-    raise InputError(f"plan.schedule {name!r} does not exist; valid: {', '.join(SCHEDULES)}, or module:function")
+    valid = f"{', '.join(SCHEDULES)}, module:function, or a table as rows:FFIWIW,FIWFIW"
+    raise InputError(f"plan.schedule {name!r} does not exist; valid: {valid}")
 
 
 def check(schedule: Schedule, p: int, m: int, v: int = 1) -> None:

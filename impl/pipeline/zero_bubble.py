@@ -1,8 +1,9 @@
-"""Schedules with less bubble than 1F1B, or less memory, than those that `impl.pipeline.schedules` starts with.
+"""Schedules with less bubble, memory or waiting for transfers than those that `impl.pipeline.schedules` starts with.
 
-All but ZB-H2 run the model down the ranks and back up, a V: of two chunks a rank, chunk a of rank r is stage r and
-chunk b is stage 2p - 1 - r, so that the loss is on rank 0, and the last rank hands a microbatch to itself. T_F, T_B and
-T_W are the seconds of a forward pass, of the gradient of its input and of that of its weights, of one chunk.
+All but ZB-H1, ZB-H2 and eager 1F1B run the model down the ranks and back up, a V: of two chunks a rank, chunk a of
+rank r is stage r and chunk b is stage 2p - 1 - r, so that the loss is on rank 0, and the last rank hands a microbatch
+to itself. T_F, T_B and T_W are the seconds of a forward pass, of the gradient of its input and of that of its weights,
+of one chunk.
 """
 
 from collections import Counter, deque
@@ -11,6 +12,31 @@ from collections.abc import Iterable
 from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op, Rows
 from impl.pipeline.schedules import row_of
+
+
+def zb_h1(p: int, m: int) -> Rows:
+    """Return 1F1B with deferred weight gradients: idle (p-1)(T_F + T_B - T_W), p microbatches in flight.
+
+    T_F, T_B and T_W are the paper's: forward pass, gradient of the input, gradient of the weights. Rank r defers up to
+    r weight gradients, so that every rank has as many microbatches in flight as 1F1B has on rank 0. The last rank has
+    min(p, m) - 1 deferred when it sends its last gradient, and rank 0 has one left when that arrives: with fewer
+    microbatches than ranks the idle time is (p-1)(T_F + T_B) - (min(p, m) - 1) T_W. Both hold for T_W up to T_F and
+    T_B; beyond, rank 0 still waits (p-1) T_B for its first gradient, and the last rank (p-1) T_F for its input.
+
+    Source: Zero Bubble Pipeline Parallelism, Qi et al. 2023 (2401.10241), sections 2.1 and 2.3, tables 1 and 2.
+    """
+    return [row_of(rank, p, m, 1, warmup=p - rank - 1, owed=rank) for rank in range(p)]
+
+
+def eager_one_f_one_b(p: int, m: int) -> Rows:
+    """Return 1F1B with twice its forward passes ahead: its bubble (p-1)/m, and transfers behind the computation.
+
+    2 (p - rank) - 1 microbatches in flight at most. Transfers of up to half of a forward and a backward pass each add
+    2 (p-1) transfers to a step, whatever m is; 1F1B waits for some at every microbatch.
+
+    Source: Zhuang et al. 2023 (2211.05322); passes ahead as in github.com/alpa-projects/alpa, `1f1b_overlap_friendly`.
+    """
+    return [row_of(rank, p, m, 1, warmup=2 * (p - rank - 1)) for rank in range(p)]
 
 
 def zb_h2(p: int, m: int) -> Rows:

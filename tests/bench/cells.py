@@ -38,6 +38,8 @@ LLAMA = replace(
 RECIPE = Recipe(steps=12, global_batch=32, microbatch=4, lr=1e-4)
 FEWER_SEQUENCES = 16
 """Of a step where both ranks are on the same ones."""
+LONGER, LONG_SEQUENCES = 1024, 4
+"""Tokens of a sequence that ranks share, and sequences of a step."""
 PIPELINE_STEPS = 22
 """Pipelines of two ranks are close together: more pairs tell them apart."""
 WARMUP = 2
@@ -57,15 +59,17 @@ PLANS = {
     "interleaved": Plan(pp=2, schedule="interleaved", chunks=2),
     "zb-v": Plan(pp=2, schedule="zbv", chunks=2),
     "dualpipe-v": Plan(pp=2, schedule="dualpipe_v", chunks=2),
+    "ring": Plan(cp=2),
     "hsdp": Plan(dp=4, zero_stage=3, zero_group=2),
 }
-PLANS |= {f"llama-{plan}": PLANS[plan] for plan in ("dp", "zero-3", "tp-sequence", "1f1b")}
+PLANS |= {f"llama-{plan}": PLANS[plan] for plan in ("dp", "zero-3", "tp-sequence", "1f1b", "ring")}
 NAMES: dict[EnginePart, str] = {
     "native": OURS,
     "plain": "PyTorch",
     "ddp": "DDP",
     "fsdp": "FSDP2",
     "dtensor": "DTensor",
+    "context": "torch context_parallel",
     "pipelining": "torch pipelining",
     "deepspeed": "DeepSpeed",
     "deepspeed_pipeline": "DeepSpeed pipeline",
@@ -78,6 +82,8 @@ def run_of(plan: str, precision: Precision) -> Run:
     recipe = RECIPE if PLANS[plan].tp == 1 else replace(RECIPE, global_batch=FEWER_SEQUENCES)
     recipe = recipe if PLANS[plan].pp == 1 else replace(RECIPE, steps=PIPELINE_STEPS)
     model = LLAMA if plan.startswith("llama-") else MODEL
+    if PLANS[plan].cp > 1:
+        model, recipe = replace(model, seq_len=LONGER), replace(RECIPE, global_batch=LONG_SEQUENCES, microbatch=1)
     return Run(model=model, plan=PLANS[plan], train=recipe, precision=precision)
 
 
@@ -165,6 +171,8 @@ def said_of(peers: set[str]) -> list[str]:
         "layer ahead and keeps vectors whole. Around PyTorch's fused AdamW, as ours is.",
         "DTensor": "DTensor: `ColwiseParallel`, `RowwiseParallel`, `SequenceParallel` and `loss_parallel` around fused "
         "AdamW, one matrix for queries, keys and values, activations as plain tensors between split blocks.",
+        "torch context_parallel": "torch context_parallel: its ring, keys and values all-gathered at once as is its "
+        "default, called with the CPU's fused attention, which its table of kernels lacks; DDP over the ranks.",
         "torch pipelining": "torch pipelining: `PipelineStage` with static shapes under torch's schedule of that name, "
         "the loss divided by the microbatches in place of `scale_grads`, fused AdamW, the layers of ours on each rank.",
         "DeepSpeed pipeline": "DeepSpeed pipeline: `PipelineModule`, which is 1F1B, with tied embeddings and the "

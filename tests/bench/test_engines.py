@@ -14,6 +14,8 @@ from harness.records.store import read_json
 from impl.run import Precision, Run, to_dict
 from tests.bench.cells import (
     FEWER_SEQUENCES,
+    LONG_SEQUENCES,
+    LONGER,
     LOSSES_AGREE,
     OURS,
     PIPELINE_STEPS,
@@ -37,8 +39,8 @@ NOTES = (
     "biases, an untied head) in place of GPT's.",
     f"With tensor parallelism a step is {FEWER_SEQUENCES} sequences: both ranks are on the same ones. Of pipelines "
     f"{PIPELINE_STEPS - WARMUP} steps are timed.",
-    "hsdp: ZeRO-3 within two ranks and two replicas of them, four ranks on two cores. Context parallelism has no peer "
-    "here: PyTorch's does not run on a CPU.",
+    "hsdp: ZeRO-3 within two ranks and two replicas of them, four ranks on two cores.",
+    f"ring: context parallelism; both ranks have half of each of {LONG_SEQUENCES} sequences of {LONGER} tokens.",
     "Ours: a step ends when all parameters are gathered, which in training goes on into the next forward pass.",
 )
 

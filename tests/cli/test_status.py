@@ -31,7 +31,7 @@ def runs(tokens: Path) -> list[Run]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.cli.sweeps.gpu_count", lambda: 0)
     monkeypatch.setattr("harness.launch.sweep.host_environment", lambda _: dict(CODE))
-    monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.02)
     monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
     monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
 

@@ -55,7 +55,7 @@ def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Pat
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("harness.launch.sweep.POLL_SECONDS", 0.02)
     monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
 
 

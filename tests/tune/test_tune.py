@@ -168,7 +168,10 @@ def test_the_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ((*SMALL, "--device-memory", "1GB"), "plans fits"),
         ((*SMALL, "--measure", "2"), "--measure needs --out"),
         ((*SMALL, "--trials", "-1"), "must be 0 or more"),
-        ((*SMALL, "--others", "gpipe"), "--others 'gpipe' is none of those; valid: zb_h2, zbv, v_half, v_min"),
+        (
+            (*SMALL, "--others", "gpipe"),
+            "--others 'gpipe' is none of those; valid: eager_one_f_one_b, zb_h2, zbv, v_half",
+        ),
         (("--model", "gpt-1.2b", "--gpus", "41", "--system", "selene"), "no plan puts 1536 sequences"),
         (("--model", "gpt-1.2b", "--gpus", "0", "--system", "selene"), "--gpus 0: must be more than 0"),
         (("--model", "gpt-1.2b", "--gpus", "4", "--system", "selenium"), "system 'selenium' does not exist"),

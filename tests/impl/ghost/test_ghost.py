@@ -55,6 +55,8 @@ def test_ghosts_are_as_real_ranks(data: Path) -> None:
             assert ghost.early == [], run
             assert ghost.memory.keys() == one.memory.keys()
             assert far(ghost.memory, one.memory) == [], (run, rank, ghost.memory, one.memory)
+        found_wrong = complaints(run, run.model.vocabulary(257), cast(run.plan), dict(enumerate(found[run])))
+        assert not any(found_wrong.values()), (run, found_wrong)
 
 
 def far(ghost: dict[str, int], real: dict[str, int]) -> list[str]:

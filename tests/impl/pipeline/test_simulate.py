@@ -79,6 +79,18 @@ def test_ptdp_step_time_at_any_costs(p: int, m: int, forward: Fraction, gradient
         assert {timeline.bubble, *map(timeline.bubble_of, range(p))} == {Fraction(p - 1, m)}
 
 
+@given(st.sampled_from(P), st.sampled_from(M), seconds, seconds, st.fractions(0, 1, max_denominator=8))
+def test_eager_1f1b_hides_transfers_of_up_to_half_of_both_passes(
+    p: int, m: int, forward: Fraction, gradient: Fraction, share: Fraction
+):
+    """A step is longer by the way of one microbatch down the ranks and back; 1F1B's is as long or longer."""
+    cost, transfer = uniform(forward, gradient, gradient), share * (forward + 2 * gradient) / 2
+    eager = simulate(cached("eager_one_f_one_b", p, m), cost, transfer)
+    assert eager.step_time == (m + p - 1) * (forward + 2 * gradient) + 2 * (p - 1) * transfer
+    assert in_flight(eager) == [min(m, 2 * (p - r) - 1) for r in range(p)]
+    assert eager.step_time <= simulate(cached("one_f_one_b", p, m), cost, transfer).step_time
+
+
 @given(st.sampled_from(CHUNKED), seconds, seconds)
 def test_interleaved_step_time_at_any_costs(numbers: tuple[int, int, int], forward: Fraction, gradient: Fraction):
     """PTD-P, section 2.2.2: the bubble's time is (p - 1)(t_f + t_b) / v, the bubble (p - 1) / (v m)."""
