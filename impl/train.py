@@ -120,10 +120,8 @@ class Trainer:
             offload=run.plan.offload_optimizer,
             publish=lambda i: self.parameters.publish(forward[i]),
         )
-        self.loss_scale = LossScale(run.train, run.precision)
-        self.batch = self._batches()
-        self.on_gradient: Callable[[], object] = lambda: None
-        """Called in each step when its gradient is complete, before it is clipped."""
+        self.loss_scale, self.batch = LossScale(run.train, run.precision), self._batches()
+        self.on_gradient: Callable[[], object] = lambda: None  # in each step, when its gradient is complete
 
     def _context(self, mesh: DeviceMesh) -> "ContextParallel | None":
         if self.run.plan.cp == 1:
