@@ -122,8 +122,8 @@ class Trainer:
             offload=self.there if run.plan.offload_optimizer else None,
             publish=lambda i: self.parameters.publish(forward[i]),
         )
-        self.loss_scale = LossScale(run.train, run.precision)
-        self.batch = self._batches()
+        self.loss_scale, self.batch = LossScale(run.train, run.precision), self._batches()
+        self.on_gradient: Callable[[], object] = lambda: None  # in each step, when its gradient is complete
 
     def _context(self, mesh: DeviceMesh) -> "ContextParallel | None":
         if self.run.plan.cp == 1:
@@ -212,6 +212,7 @@ class Trainer:
         """
         self.model.train()
         loss = self.backward(i, watch)
+        self.on_gradient()
         scale, limit, lr = self.loss_scale.scale, self.run.train.clip_norm, learning_rate(self.run.train, i)
         norm = self.gradients.norm() / scale
         overflowed = self.loss_scale.is_dynamic and not norm.isfinite().item()

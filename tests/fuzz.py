@@ -35,7 +35,7 @@ from impl.data.make_tokenizer import parse
 from impl.run import Run
 from tests.cli.test_fuzz import CODE_JUNK, changed, damaged, with_its_id
 from tests.crafted import old_checkpoint
-from tests.harness.made_up_records import document, record_of
+from tests.harness.made_up_records import certified, document, record_of
 from tests.harness.small_runs import write_tokens
 
 PROCESSOR_SECONDS, WALL_SECONDS, BYTES, FILE_BYTES = 10, 300, 8 * 2**30, 2**28
@@ -43,7 +43,7 @@ STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
 LONG_VERBS = {"accuracy": 9, "report": 3, "tune": 3}
 """Verbs whose work is long, and how many times as long they may take."""
-RECORDS = "results/quickstart/smoke/records"
+RECORDS, CERTIFIED = (f"{folder}/quickstart/smoke/records" for folder in ("results", "certified"))
 CALLS = [
     line.split()
     for line in f"""\
@@ -54,6 +54,14 @@ run quickstart --out results --data tokens
 status quickstart --out results
 watch quickstart --out results
 cancel quickstart --out results
+run quickstart --out results --dry-run --ghost
+run quickstart --out results --dry-run --certify
+run quickstart --out certified --certify
+train --out out --data.dataset tokens --train.steps 2 --certify
+certify results certified
+certify certified certified
+certify {CERTIFIED}/RECORD {CERTIFIED}/RECORD
+certify {CERTIFIED}/RECORD {RECORDS}/RECORD
 table quickstart --out results --format csv
 table quickstart --out results
 claims quickstart --out results
@@ -64,6 +72,8 @@ train --out out --data.dataset tokens --train.steps 2 --plan.schedule own:rows
 timeline --plan.pp 2 --plan.schedule own:rows
 timeline --record {RECORDS}/RECORD --out figure
 memory --model gpt-2m --plan.pp 2
+ghost --model gpt-0.5m --plan.pp 2 --plan.dp 2 --train.global-batch 4 --train.microbatch 1
+ghost --model gpt-0.5m --plan.tp 2 --device cpu --device-memory 1GB
 predict --system system.yaml --model gpt-2m
 predict --system system.yaml --rows rows.csv
 predict quickstart --system system.yaml
@@ -96,10 +106,11 @@ def template(folder: Path) -> None:
     old_checkpoint(folder)
     shutil.rmtree(folder / "tokens")
     write_tokens(folder / "tokens")
-    (folder / RECORDS).mkdir(parents=True)
-    for run in load("quickstart").runs["smoke"][:4]:
-        made = document(record_of(run)) | {"experiment": "quickstart"}
-        (folder / RECORDS / f"{run.id}.json").write_text(with_digest(json.dumps(made, indent=1)))
+    for name, made in ((RECORDS, document), (CERTIFIED, certified)):
+        (folder / name).mkdir(parents=True)
+        for run in load("quickstart").runs["smoke"][:4]:
+            found = made(record_of(run)) | {"experiment": "quickstart"}
+            (folder / name / f"{run.id}.json").write_text(with_digest(json.dumps(found, indent=1)))
     parse("bpe:300").build(["some words to read " * 9]).save(folder)
     content = json.loads((folder / "tokenizer.json").read_bytes())
     texts = {
@@ -119,10 +130,13 @@ def template(folder: Path) -> None:
     (folder / "zero").symlink_to("/dev/zero")
 
 
-def words_of(chance: random.Random, options: dict[str, list[str]], folder: Path) -> list[str]:
-    """Return a call with up to three of its words changed, and further options."""
+def words_of(chance: random.Random, options: dict[str, list[str]], folder: Path, only: tuple[str, ...]) -> list[str]:
+    """Return a call, of one of these verbs if any, with up to three of its words changed, and further options."""
     record = min(path.name for path in (folder / RECORDS).iterdir())
-    words = [word.replace("RECORD", record) for word in chance.choice(CALLS)]
+    words = [
+        word.replace("RECORD", record)
+        for word in chance.choice([call for call in CALLS if not only or call[0] in only])
+    ]
     for _ in range(chance.choice((0, 0, 1, 1, 2, 3))):
         at = chance.randrange(len(words) + 1)
         kind = chance.random()
@@ -140,7 +154,7 @@ def damage(chance: random.Random, folder: Path) -> None:
     """Do something to one file of the folder."""
     path = chance.choice([path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()])
     kind = chance.random()
-    if path.parent.name == "records" and kind < 0.8:
+    if path.parent.name == "records" and kind < 0.8 and path.stat().st_size:
         found = with_its_id(changed(json.loads(path.read_bytes().split(b",\n", 1)[1].join((b"{\n", b""))), chance))
         path.write_text(with_digest(json.dumps(found, indent=1)))
     elif kind < 0.6:
@@ -204,7 +218,8 @@ def problems(status: int, output: str, errors: str, before: set[str], after: set
     told = [line for line in errors.splitlines() if line.startswith("error: ")]
     both = re.sub(r"[\n\t]", "", output + errors)
     found = {
-        "no end": -status in (signal.SIGKILL, signal.SIGXCPU),
+        f"no end in {WALL_SECONDS} s": -status == signal.SIGKILL,
+        "too long for the processor": -status == signal.SIGXCPU,
         f"ended by {status}": -status not in (-2, -1, 0, signal.SIGKILL, signal.SIGXCPU),
         "traceback": "Traceback" in both,
         "internal error": TRACEBACK in both,
@@ -222,16 +237,17 @@ def files(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
-def main(calls: int = 2000, seed: int = 1, skip: int = 0) -> int:
+def main(calls: int = 2000, seed: int = 1, skip: int = 0, only: tuple[str, ...] = ()) -> int:
     """Return 0 if every call ended as it should.
 
     Args:
         calls: How many.
         seed: Of all choices.
         skip: Number of the first call.
+        only: Verbs to call; all where none is named.
     """
     os.environ |= {"PATH": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
-    options = {name: options_of(name) for name in VERBS}
+    options = {name: options_of(name) for name in only or VERBS}
     ends, faults = collections.Counter[int](), collections.Counter[str]()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         whole, folder, logs = (Path(scratch) / name for name in ("whole", "call", "logs"))
@@ -245,7 +261,7 @@ def main(calls: int = 2000, seed: int = 1, skip: int = 0) -> int:
             os.mkfifo(folder / "fifo")
             for _ in range(chance.choice((0, 1, 1, 2))):
                 damage(chance, folder)
-            words, before = words_of(chance, options, folder), files(folder)
+            words, before = words_of(chance, options, folder, only), files(folder)
             status, output, errors = call(words, folder, logs)
             found = problems(status, output, errors, before, files(folder))
             ends[status] += 1

@@ -46,7 +46,7 @@ DRY = ("run",)
 """With --dry-run: which points would be trained, and with which script on a cluster."""
 PARSED = (
     *("train", "evaluate", "import-hf", "export-hf", "watch", "cancel"),
-    *("calibrate", "tune", "accuracy", "bench", "doctor"),
+    *("calibrate", "tune", "accuracy", "bench", "doctor", "certify"),
 )
 """They train, need a checkpoint, jobs of a cluster or a quiet machine: only their options are looked at, but for one
 short training. The commands of EXPERIMENTS.md are parsed too; `make smoke` executes those of tier smoke."""

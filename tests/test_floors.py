@@ -75,6 +75,7 @@ FLOORS = {
     "impl.ghost.*": 4,
     "impl.peers.*": 4,
     "impl.train": 4,
+    "impl.certificate": 4,
     "impl.checkpoint": 4,
     "impl.checkpoint_reader": 4,
     "impl.chunks": 4,

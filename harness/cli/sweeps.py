@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Options
-from harness.launch.flags import DeviceChoice
+from harness.launch.flags import DeviceChoice, Saving
 from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
@@ -15,7 +15,7 @@ from harness.launch.slurm import Site, Where
 from harness.launch.sweep import Sweep
 from harness.predict.systems import load_system
 from harness.rank.devices import gpu_count
-from harness.records.store import Store
+from harness.records.store import FINISHED, Store
 from harness.records.writable import require_writable
 from impl.errors import InputError
 from impl.run import Run
@@ -65,6 +65,19 @@ def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Op
     require_writable(store)
     datasets.keep_in(synthetic_cache(store))
     sweep(chosen, store, datasets, options)
+
+
+def require_certified(chosen: Sequence[Point], store: Store, saving: Saving) -> None:
+    """Check that no point to be certified has a finished record without a certificate, which would be left as it is.
+
+    Raises:
+        InputError: one has.
+    """
+    for point in chosen if saving.certify else ():
+        record = store.read(point.id)
+        if record is not None and record.status in FINISHED and not record.certified:
+            has = f"{point.label} has a record without a certificate in {store.folder}"
+            raise InputError(f"--certify: {has}; valid: --out with another folder")
 
 
 def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:

@@ -27,6 +27,7 @@ VERBS = {
     "claims": Verb("harness.cli.claims:claims", "Check the claims of experiments against the records"),
     "export": Verb("harness.report.archive:export", "Write an experiment as one zip"),
     "report": Verb("harness.report.site:report", "Write a report of all records"),
+    "certify": Verb("harness.cli.certify:certify", "Compare two certificates of runs, bit for bit"),
     "train": Verb("harness.cli.verbs:train_from", "Train one run"),
     "timeline": Verb("harness.cli.timeline:draw_timeline", "Draw a pipeline schedule"),
     "memory": Verb("harness.predict.memory:memory_from", "Predict the memory that every pipeline rank of a run needs"),

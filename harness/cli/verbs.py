@@ -78,14 +78,14 @@ def run(
         forecast: System for which a step of each run is predicted before it begins, a packaged one or a YAML file;
             where finished runs have a scaling law, the final loss is, too. The record keeps the predictions, and
             `claims --calibration` scores them.
-        saving: Checkpoints, if any.
+        saving: Checkpoints and certificates, if any.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
         dry_run: Print what would be run, and scripts for Slurm; nothing is written. The status is 1 if no point can.
         ghost: With --dry-run: also execute every point's ranks as `ghost` does; the status is 1 if they do not fit.
         json: Print one JSON document on standard output.
     """
     from harness.cli.status import tell_submitted
-    from harness.cli.sweeps import carry_out, forecaster, nothing_written, site_of
+    from harness.cli.sweeps import carry_out, forecaster, nothing_written, require_certified, site_of
     from harness.launch.attempt import Options
     from harness.launch.dry_run import none_can_run, print_plan, print_refused
     from harness.launch.sweep import Sweep
@@ -94,11 +94,12 @@ def run(
 
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
-    saving.require(folders.sweep_folder(which.out))
+    saving.require(which.out, folders.OWN, profile=profile)
     _require_together(detach and place.on == "local", ghost and (json or not dry_run))
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
+    require_certified(points, store, saving)
     site = site_of(place.on, place.device, runs, place.cluster(), allow_oom=place.allow_oom, is_there=not dry_run)
     how = {"forecast": forecaster(forecast, site), "profile": profile or found.profiles, "jobs": jobs, "detach": detach}
     options = Options(**vars(trying), site=site, saving=saving, **how)
@@ -110,9 +111,7 @@ def run(
         if refused:
             return print_refused(found, store, refused, which.words(), json)
     carry_out(points, store, datasets, options)
-    if not detach:
-        return tell_results(found, store, points, json)
-    return tell_submitted(chosen, which.words(data=True), json)
+    return tell_submitted(chosen, which.words(data=True), json) if detach else tell_results(found, store, points, json)
 
 
 def _require_together(is_detached_here: bool, is_ghost_alone: bool) -> None:
@@ -149,7 +148,7 @@ def table(
         all_tables,
         as_json,
         described,
-        in_words_of_others,
+        in_words,
         other_points,
         print_tables,
         write_results,
@@ -176,7 +175,7 @@ def table(
         others = other_points(found, records)
         statuses = [record.status for record in records if record not in others]
         of_tier = f"\n{found.id}, tier {tier}: {counted(statuses)}"
-        notes = [of_tier, in_words_of_others(others), folders.read_from(out, [found.id])]
+        notes = [of_tier, *in_words(others, records), folders.read_from(out, [found.id])]
         print(*filter(None, notes), sep="\n")
         return 0
     write = {"md": render.markdown, "csv": render.csv, "tex": latex}[format]
@@ -202,14 +201,14 @@ def train_from(default: Run) -> Callable[..., int]:
             config: What is trained and how.
             place: Where it runs.
             trying: How long a try may take, and when there is another one.
-            saving: Checkpoints, if any.
+            saving: Checkpoints and certificates, if any.
             out: Keep the record, tables and figures in this folder; without it they are only printed.
             json: Print the record.
         """
-        from harness.cli.sweeps import carry_out, nothing_written, site_of
+        from harness.cli.sweeps import carry_out, nothing_written, require_certified, site_of
         from harness.experiment.experiment import Point
         from harness.launch.attempt import Options, why_refused
-        from harness.report.results import all_tables, print_tables, write_results
+        from harness.report.results import all_tables, in_words_of_certified, print_tables, write_results
 
         trying.require()
         saving.require(out)
@@ -225,7 +224,9 @@ def train_from(default: Run) -> Callable[..., int]:
             with nothing_written(store) as datasets:
                 if reason := why_refused(config, store, datasets, options):
                     raise InputError(reason)
-            carry_out([Point(config, f"train {config.id}")], store, datasets, options)
+            points = [Point(config, f"train {config.id}")]
+            require_certified(points, store, saving)
+            carry_out(points, store, datasets, options)
             record, document = store.read(config.id), store.document(config.id)
             assert record is not None
             if out:
@@ -234,6 +235,7 @@ def train_from(default: Run) -> Callable[..., int]:
             print_json(document)
         else:
             print_tables(all_tables([record]))
+            print(*filter(None, [in_words_of_certified([record])]))
             if config.keep_end:
                 print(f"\ncheckpoint: {Attempts(store).checkpoints(config.id)}")
         return 0 if record.status in FINISHED else 1

@@ -146,10 +146,11 @@ def orders(
         hang_seconds=options.hang_seconds,
         # a hang is noticed before that, and reported better
         collective_timeout_seconds=2 * max(options.hang_seconds, START_SECONDS),
-        profile=options.profile,
+        profile=options.profile and not saving.certify,
         checkpoint_every=saving.checkpoint_every,
         checkpoints=Attempts(store).checkpoints(entry.id),
         keep_checkpoints=saving.keep_checkpoints,
+        certify=saving.certify,
         start=None if run.start is None else start_folder(run.start, store),
         # ranks of this machine end with the harness that reads what they write, and with its claim
         driver_pid=os.getpid() if options.is_local else None,

@@ -19,15 +19,18 @@ Retry = Literal["again", "all"]
 
 @dataclass(frozen=True)
 class Saving:
-    """Checkpoints of the points of a sweep."""
+    """What the points of a sweep leave besides their measurements: checkpoints and certificates."""
 
     checkpoint_every: int = 0
     """Steps between checkpoints, from the last of which an interrupted or failed point resumes; 0 for none."""
     keep_checkpoints: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Keep the checkpoints of finished points, too."""
+    certify: Flag = False
+    """Record hashes of losses, gradients and weights of every step, which the verb `certify` compares. Such a run is
+    not timed, so --out names a folder of its own."""
 
-    def require(self, out: Path | None) -> None:
-        """Check that the options make sense with this folder for records.
+    def require(self, out: Path | None, default: Path | None = None, *, profile: bool = False) -> None:
+        """Check that the options make sense with this folder for records, or the one that is used without.
 
         Raises:
             InputError: they do not.
@@ -37,14 +40,19 @@ class Saving:
             raise InputError(f"--checkpoint-every {every}: must be a number of steps, or 0 for no checkpoints")
         if self.keep_checkpoints and not every:
             raise InputError("--keep-checkpoints: none are written; --checkpoint-every says after how many steps")
-        if every and out is None:
+        if every and (out or default) is None:
             raise InputError(f"--checkpoint-every {every}: needs --out, where the same command finds them again")
+        if self.certify and out is None:
+            raise InputError("--certify: needs --out, a folder of its own: certified runs are not timed")
+        if self.certify and profile:
+            raise InputError("--profile: a run with --certify is not timed; valid: one of them")
 
     def why_invalid(self, run: Run) -> str | None:
-        """Return why no checkpoints of this run can be saved, in one line; None if they can, or need not."""
-        if not self.checkpoint_every or run.engine == "native":
+        """Return why this run cannot leave what is asked for, in one line; None if it can."""
+        if run.engine == "native" or not (self.checkpoint_every or self.certify):
             return None
-        return f"--checkpoint-every {self.checkpoint_every}: the {run.engine} engine saves none here; valid with native"
+        asked = "--certify" if self.certify else f"--checkpoint-every {self.checkpoint_every}"
+        return f"{asked}: the {run.engine} engine cannot do that here; valid with native"
 
 
 @dataclass(frozen=True)

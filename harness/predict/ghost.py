@@ -25,6 +25,7 @@ MOST_RANKS, MOST_PASSES, MOST_LAYERS = 2**14, 2**18, 2**13
 """Ranks of a plan, passes of all pipeline ranks, and passes through a layer that are executed: these take minutes."""
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}
 WHAT = {
+    "uses": "no operation uses the memory of what is under way before it is awaited",
     "orders": "every group's collectives and every pair's transfers are the same on all their ranks, and nothing hangs",
     "equal ranks": "the last ranks of dp, cp and tp do what the first do",
     "traffic": "calls and bytes are those of the formulas",
@@ -149,6 +150,7 @@ def _executed(run: Run, tokens: int, device: str, ranks: Sequence[int]) -> "dict
     cores = min(len(os.sched_getaffinity(0)), len(ranks))
     one = partial(_one, run, tokens, device)
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["impl.ghost.rank"])  # PyTorch is imported once, not by each process of each run
     with ProcessPoolExecutor(cores, context, trust, (run.plan.schedule,)) as pool:
         answers = pool.map(one, ranks)
         return dict(zip(shown_progress(ranks, "executing ranks"), answers, strict=False))

@@ -68,6 +68,7 @@ def document_of(
         "evaluations": first.evaluations,
         "log": _log(attempt, outcome, missing, slurm_log),
     }
+    record |= _certified(record, [] if missing else [*results.values()]) if orders.certify else {}
     try:
         of_document(record)
     except ValueError as error:
@@ -118,6 +119,26 @@ def _steps(attempt: Path, ranks: range) -> list[Document]:
     """Return the steps that every rank finished; loss and norm are equal on all, seconds are each rank's."""
     logs = [steps_so_far(attempt, rank) for rank in ranks]
     return [{**lines[0], "seconds": [line["seconds"] for line in lines]} for lines in zip(*logs, strict=False)]
+
+
+def _certified(record: Document, results: Sequence[Result]) -> Document:
+    """Return what a record with a certificate has: the hashes of every step by rank, and no times, which hashing is in.
+
+    Of ranks with the same hashes the first has them, and the others its number. There is no certificate where a rank
+    lacks hashes of some steps: it failed, or did those before it was asked for them.
+    """
+    certificate: list[list[Document | int]] = []
+    for hashes in zip(*(result.certificate for result in results), strict=False):
+        firsts = enumerate(map(hashes.index, hashes))
+        certificate.append([hashes[rank] if first == rank else first for rank, first in firsts])
+    is_whole = all(len(result.certificate) == len(record["steps"]) for result in results)
+    return {
+        "certified": True,
+        "certificate": certificate if is_whole else [],
+        "steps": [step | {"seconds": None} for step in record["steps"]],
+        "ranks": [rank | {"timeline": None} for rank in record["ranks"]],
+        "times": record["times"] | {"training_seconds": None},
+    }
 
 
 def _log(attempt: Path, outcome: Outcome, missing: Sequence[int], slurm_log: Sequence[str]) -> list[str]:

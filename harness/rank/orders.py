@@ -141,5 +141,7 @@ class TrainingOrders(Orders):
     """Folder of the run's own checkpoints."""
     keep_checkpoints: bool = False
     """True if they are kept after the run's end."""
+    certify: bool = False
+    """True if losses, gradients and weights of every step are hashed; its seconds are no measurement then."""
     profile: bool = False
     """True if one more step is profiled after the timed ones."""

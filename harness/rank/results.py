@@ -12,6 +12,8 @@ from harness.records.store import Document, loads
 from impl.files import naming
 
 FLUSH_SECONDS = 0.5
+HASHES = "hashes"
+"""Key of a step's hashes in what is measured, and saved along with a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Result:
     resolved: Document = field(default_factory=dict)
     resumed: list[int] = field(default_factory=list)
     """Steps at which training was resumed from a checkpoint."""
+    certificate: list[Document] = field(default_factory=list)
+    """Hashes of each step; empty without certificate."""
 
 
 def result_of(attempt: Path, rank: int) -> Result | None:
@@ -58,9 +62,9 @@ class StepLog:
             self.add(line)
 
     def add(self, line: Document) -> None:
-        """Add a step."""
+        """Add a step, without its hashes."""
         with naming(self.path):
-            self.file.write(json.dumps(line) + "\n")
+            self.file.write(json.dumps({name: line[name] for name in line if name != HASHES}) + "\n")
             if time.perf_counter() - self.flushed > FLUSH_SECONDS:
                 self.file.flush()
                 self.flushed = time.perf_counter()

@@ -23,9 +23,9 @@ from harness.rank.json_files import write_as
 from harness.rank.orders import TrainingOrders
 from harness.rank.profile import profiled
 from harness.rank.rendezvous import RendezvousError, join
-from harness.rank.results import Result, StepLog
+from harness.rank.results import HASHES, Result, StepLog
 from harness.rank.roofline import gemm_rate, roofline
-from harness.records.environment import device_environment
+from harness.records.environment import device_environment, numerics
 from harness.records.store import RESUMED, Document, write_atomically
 from impl.collectives import observed
 from impl.cost.parameters import count_parameters
@@ -42,6 +42,7 @@ from impl.train import Trainer
 
 if TYPE_CHECKING:  # checkpoints take half a second to import, and most runs have none
     from harness.rank.resume import Continuation
+    from impl.certificate import StepHashes
 
 
 LEAST_SCALE = 1.0
@@ -81,6 +82,7 @@ class Worker:
         groups = {axis: self.mesh.get_group(axis) for axis in AXES}
         self.heart.name_groups({str(g.group_name): axis if g.size() > 1 else None for axis, g in groups.items()})
         self.measured = Measured(seconds={"startup": 0.0, "training": 0.0, "evaluation": 0.0})
+        self.hashes: StepHashes | None = None
         self.watch = Stopwatch(self.device, self.heart.begin, self.heart.end)
 
     def run_to_end(self) -> bool:
@@ -98,6 +100,7 @@ class Worker:
         self.heart.enter("start-up", action="loading a checkpoint")
         self._load_start(trainer)
         continuation = self._resume(trainer)
+        self._certify(trainer)
         self.heart.enter("start-up", action="waiting for all ranks")
         dist.barrier()
         self.measured.seconds["startup"] = time.time() - self.orders.submitted
@@ -114,7 +117,9 @@ class Worker:
             self.heart.enter("checkpoint", self.run.train.steps)
             continuation.checkpoints.wait()
         measured = self._memory() | gemm | (inspection.of_rank(self.measured) if inspection else {})
-        if status == "ok" and self.orders.profile:
+        if self.hashes is not None:
+            measured |= {"numerics": numerics(self.device), "pieces": self.hashes.pieces}
+        elif status == "ok" and self.orders.profile:
             measured |= self._profile(trainer)
         self._write(trainer, measured, status, reason)
         dist.destroy_process_group()
@@ -130,6 +135,7 @@ class Worker:
             evaluations=self.measured.evaluations,
             resumed=self.measured.resumed,
             rank={"rank": self.rank, **measured},
+            certificate=[line[HASHES] for line in self.measured.steps if HASHES in line],
             engine={"name": self.run.engine, **trainer.settings(), **kernel},
             device=device_environment(self.device),
             resolved={
@@ -171,6 +177,14 @@ class Worker:
             write_atomically(self.attempt / RESUMED, json.dumps(resumed))
         return continuation
 
+    def _certify(self, trainer: Engine) -> None:
+        """Hash every step if there is to be a certificate."""
+        if self.orders.certify:
+            assert isinstance(trainer, Trainer)  # other engines are refused certificates before they start
+            from impl.certificate import StepHashes
+
+            self.hashes = StepHashes(trainer)
+
     def _train(
         self, trainer: Engine, inspection: Inspection | None, continuation: "Continuation | None"
     ) -> tuple[str, str | None]:
@@ -188,6 +202,7 @@ class Worker:
                 self.measured.seconds["training"] += seconds
                 line = {"step": i, "loss": loss, "grad_norm": norm, "lr": step.lr, "seconds": seconds}
                 line |= {"skipped": True} if step.is_skipped else {}
+                line |= {HASHES: self.hashes.of(step)} if self.hashes else {}
                 self.measured.steps.append(line)
                 log.add(line)
                 if not math.isfinite(loss):

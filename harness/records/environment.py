@@ -31,7 +31,7 @@ def host_environment(command: list[str]) -> dict[str, Any]:
         "lock_sha256": _sha256(CODE / "requirements.lock"),
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in PACKAGES},
-        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:12],  # distinguishes machines without their names
+        "host": host(),
         "os": f"{platform.system()} {platform.release()}",
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
@@ -59,6 +59,31 @@ def device_environment(device: "torch.device") -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         **extra,
     }
+
+
+def numerics(device: "torch.device") -> dict[str, str | int | None]:
+    """Return what may decide the bits that a rank computes: its host, device, libraries, threads and variables."""
+    import torch
+
+    built = torch.__config__.show()
+    version = lambda pattern: found[1] if (found := re.search(pattern, built)) else None
+    variables = privacy.variables(os.environ)
+    return {
+        "host": host(),
+        "processor": processor(),
+        **device_environment(device),
+        "torch": torch.__version__,
+        "blas": version(r"BLAS_INFO=(\w+)"),
+        "mkl": version(r"Math Kernel Library Version (\S+)"),
+        "onednn": version(r"MKL-DNN (\S+)"),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        **{name: value for name, value in variables.items() if not name.startswith("SLURM_")},
+    }
+
+
+def host() -> str:
+    """Return a short hash of the machine's name, which distinguishes machines without naming them."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:12]
 
 
 def network() -> dict[str, str]:

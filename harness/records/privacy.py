@@ -14,6 +14,7 @@ from typing import Any
 
 CODE = Path(__file__).resolve().parents[2]
 VARIABLES = frozenset({
+    "ATEN_CPU_CAPABILITY",
     "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_AUTO_BOOST", "CUDA_CACHE_DISABLE",
     "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "CUDA_DISABLE_PTX_JIT", "CUDA_FORCE_PTX_JIT",
     "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_SCALE_LAUNCH_QUEUES", "CUDA_VISIBLE_DEVICES",
@@ -48,7 +49,7 @@ INSTALLED = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?(?=/python3\.\d+
 HOME = re.compile(r"/(?:home|Users)/[^/]+|/root")
 PUBLIC = ("/dev/", "/proc/", "/sys/")
 """Folders that are the same on every machine."""
-MEASURED = ("config", "steps", "ranks", "prediction")
+MEASURED = ("config", "steps", "ranks", "certificate", "prediction")
 """Fields of a record that are never rewritten: numbers, and the configuration, whose hash is the record's id."""
 
 

@@ -59,6 +59,7 @@ class Record(Head):
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    certified: bool = False  # every step was hashed, and not timed: `harness.records.certificate`
 
     @cached_property
     def point(self) -> Run:

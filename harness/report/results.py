@@ -49,6 +49,18 @@ def in_words_of_others(others: Sequence[Record]) -> str:
     return f"{what} that the experiment does not have (run with options, or before a change)" if others else ""
 
 
+def in_words_of_certified(records: Sequence[Record]) -> str:
+    """Return a line about records with a certificate, which have no times; empty if there are none."""
+    count = sum(record.certified for record in records)
+    what = "1 run is certified and not timed" if count == 1 else f"{count} runs are certified and not timed"
+    return f"{what}: hashing is in its steps; `lmscale certify` compares certificates" if count else ""
+
+
+def in_words(others: Sequence[Record], records: Sequence[Record]) -> list[str]:
+    """Return the lines about records of other points, and about certified ones."""
+    return [in_words_of_others(others), in_words_of_certified(records)]
+
+
 def write(tables: Sequence[Table], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
     """Write these tables as Markdown, CSV and LaTeX, in place of those of an earlier call.
 
@@ -87,7 +99,8 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
         print_json({**described(found), "tier": store.tier, "records": documents, **as_json(made), "files": files})
     else:
         print_tables(made)
-        print(f"\n{counted([measured[id].status if id in measured else 'missing' for id in ids])}")
+        statuses = counted([measured[id].status if id in measured else "missing" for id in ids])
+        print(*filter(None, [f"\n{statuses}", in_words_of_certified(records)]), sep="\n")
         print_written(store, len(measured), files)
     return 1 if any(r.status not in (*FINISHED, "invalid") for r in records) else 0
 

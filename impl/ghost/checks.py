@@ -54,6 +54,7 @@ def complaints(run: Run, vocab_size: int, chosen: Cast, done: Mapping[int, Execu
     ranks = list(done.values())
     blocks = blocks_of(run, ranks[0].head_positions)
     return {
+        "uses": [line for one in ranks for line in one.early],
         "orders": problems({rank: done[rank].log for rank in chosen.first}, chosen.standing),
         "equal ranks": [line for rank in chosen.last for line in _unlike(done[chosen.standing(rank)], done[rank], run)],
         "traffic": [line for one in ranks for line in _other_traffic(run, vocab_size, one)],

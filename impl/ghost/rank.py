@@ -60,6 +60,8 @@ class Executed:
     names: dict[str, str]
     """Axes of every group, by the group's name."""
     backend: str
+    early: list[str]
+    """The first use of what it had not waited for, if there is any, and how many more there are."""
 
 
 @dataclass
@@ -228,7 +230,7 @@ def _execute(run: Run, rank: int, tokens: int, device: str, backend: str, *, rep
         with recorded(backend, is_real=False) as recorder, without_memory(there):
             one = Trainer(run, Unread(tokens), mesh, there)  # type: ignore[arg-type]
             one.engine = engine = Repeating(one, recorder.log, repeats=repeats)
-            with counted() as counts, counting(one) as tracker:
+            with counted() as counts, counting(one, recorder.under_way.look) as tracker:
                 engine.start(tracker, counts)
                 one.step(0)
             settle(one)
@@ -238,8 +240,10 @@ def _execute(run: Run, rank: int, tokens: int, device: str, backend: str, *, rep
         for (group, op), count in counts.items():
             of_axes = by_axes.setdefault(names[group], {})
             of_axes[op] = of_axes.get(op, Count()) + count
+        uses = recorder.under_way.early
+        early = [f"rank {rank}: {uses[0]}{f', and {len(uses) - 1} more' if uses[1:] else ''}"] if uses else []
         found = recorder.log, engine.passes, by_axes, memory, tracker.flops, engine.repeated
-        return Executed(rank, *found, one.pp_group.rank(), one.head_positions, names, backend)
+        return Executed(rank, *found, one.pp_group.rank(), one.head_positions, names, backend, early)
     finally:
         dist.destroy_process_group()
 

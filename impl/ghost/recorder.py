@@ -11,6 +11,7 @@ from torch import Tensor
 import impl.collectives
 import impl.context_parallel
 from impl.ghost.events import Begin, Kind, Wait
+from impl.ghost.uses import UnderWay
 from impl.precision import name_of
 
 WHOLE: dict[str, tuple[Kind, int]] = {
@@ -25,12 +26,14 @@ WHOLE: dict[str, tuple[Kind, int]] = {
 class _Work:
     """What was begun; the first wait for it is recorded."""
 
-    def __init__(self, log: list[Begin | Wait], place: int, work: Any) -> None:
+    def __init__(self, log: list[Begin | Wait], place: int, work: Any, under_way: UnderWay) -> None:
         self.log, self.place, self.work, self.is_awaited = log, place, work, False
+        self.under_way = under_way
 
     def wait(self) -> None:
         if not self.is_awaited:
             self.log.append(Wait(self.place))
+            self.under_way.end(self.place)
             self.is_awaited = True
         if self.work is not None:
             self.work.wait()
@@ -60,6 +63,7 @@ class Recorder:
 
     def __init__(self, backend: str, *, is_real: bool) -> None:
         self.log: list[Begin | Wait] = []
+        self.under_way = UnderWay()
         self.backend, self.is_real = backend, is_real
         self._members: dict[str, tuple[int, ...]] = {}
 
@@ -76,7 +80,7 @@ class Recorder:
     ) -> _Work | None:
         kind, whole = WHOLE[name]
         begin = partial(getattr(dist, name), *tensors, group=group, async_op=True)
-        work = self._begin(kind, tensors[whole], group, begin)
+        work = self._begin(kind, tensors[whole], group, begin, tensors=tensors)
         return work if async_op else work.wait()
 
     def broadcast(self, tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
@@ -107,14 +111,17 @@ class Recorder:
         begin: Callable[[], Any],
         peer: int | None = None,
         batch: int | None = None,
+        tensors: Sequence[Tensor] = (),
     ) -> _Work:
         name = str(group.group_name)
         if name not in self._members:
             self._members[name] = tuple(dist.get_process_group_ranks(group))
         members = self._members[name]
         other = None if peer is None else members[peer]
-        self.log.append(Begin(kind, name, members, whole.numel(), name_of(whole.dtype), other, batch))
-        return _Work(self.log, len(self.log) - 1, begin() if self.is_real else None)
+        event = Begin(kind, name, members, whole.numel(), name_of(whole.dtype), other, batch)
+        self.under_way.begin(len(self.log), event, tensors or [whole])
+        self.log.append(event)
+        return _Work(self.log, len(self.log) - 1, begin() if self.is_real else None, self.under_way)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 They are PyTorch's meta tensors. Operations on them give shapes and types only; what would look at a value finds one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -23,6 +23,8 @@ from impl.instruments import Tracked, gradients_under_way
 from impl.train import Trainer
 
 META = torch.device("meta")
+Look = Callable[[Any, Sequence[Any], Mapping[str, Any]], None]
+"""Function of an operation and what it is called with."""
 TEXT = 2**40
 """Tokens of the text that is not read."""
 _device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
@@ -86,9 +88,12 @@ class Counting(Tracked):
     """`Tracked` that counts the FLOPs of matrix products and attention as well."""
 
     flops = 0
+    look: Look
+    """Called with every operation before it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # devices are to be the real ones
+            self.look(func, args, kwargs or {})
             result = super().__torch_dispatch__(func, types, args, kwargs)
             if counts := _FLOPS.get(func.overloadpacket):
                 self.flops += counts(*args, **(kwargs or {}), out_val=result)
@@ -112,11 +117,12 @@ class Counting(Tracked):
 
 
 @contextmanager
-def counting(one: Trainer) -> Iterator[Counting]:
+def counting(one: Trainer, look: Look) -> Iterator[Counting]:
     """Count memory and FLOPs of the trainer's operations inside, as `impl.instruments.tracked` does."""
     held = one.held()
     with torch._C.DisableTorchFunction():
         tracker = Counting(held, META, lambda: gradients_under_way(one))
+    tracker.look = look
     with torch.autograd.graph.saved_tensors_hooks(tracker.pack, lambda tensor: tensor), tracker:
         yield tracker
 

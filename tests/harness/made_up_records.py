@@ -163,6 +163,23 @@ def held(run: Run) -> dict[str, Any]:
     }
 
 
+def certified(of: Record, steps: int = 2) -> Document:
+    """The document of the run, had it been certified; each rank has two tensors, and hashes of its own."""
+    whole, ranks = document(of), of.run.plan.world_size
+    numbers = lambda *which: (f"{hash(which) % 2**64:016x}", 1.5, -0.5)
+    numerics = {"host": "ab12", "backend": "gloo", "processor": "AMD EPYC", "cpu_capability": "AVX2", "mkl": None}
+    pieces = [("trunk.tokens.weight", 0, 48), ("trunk.norm.weight", 0, 16)]
+    whole["ranks"] = [{"rank": rank, "numerics": numerics, "pieces": pieces} for rank in range(ranks)]
+    hashes = lambda step, rank: {
+        "loss": (5.0 - step).hex(),
+        "gradient": [numbers(step, rank, i) for i in range(2)],
+        "weight": [numbers(step, rank, -1 - i) for i in range(2)],
+    }
+    whole["certificate"] = [[hashes(step, rank) for rank in range(ranks)] for step in range(steps)]
+    whole["steps"] = [{"step": step, "loss": 5.0 - step, "seconds": None} for step in range(steps)]
+    return json.loads(json.dumps(whole | {"certified": True}))
+
+
 def without_numbers(of: Record, status: str, reason: str | None = None) -> Record:
     """The same run, had it ended like this."""
     return changed(of, status=status, reason=reason, steps=[], evaluations=[], ranks=[])

@@ -13,7 +13,7 @@ def test_some_ranks_stand_for_many_and_memory_is_as_predicted() -> None:
     assert (answer.status, answer.errors) == (0, "")
     found = document(answer.output)
     assert (found["ranks"], found["executed"]) == (24, [0, 12, 11, 23])
-    assert set(found["problems"]) == {"orders", "equal ranks", "traffic", "schedule", "passes"}
+    assert set(found["problems"]) == {"uses", "orders", "equal ranks", "traffic", "schedule", "passes"}
     assert not any(found["problems"].values())
     assert found["passes"] > found["repeated_passes"] > 0
     for memory, formula in zip(found["memory"], found["memory_by_formula"], strict=True):

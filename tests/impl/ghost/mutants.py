@@ -123,6 +123,51 @@ def other_buckets(at: Any) -> dict[str, Any]:
     return {"divide": on(1, smaller, divide)}
 
 
+def late_wait(at: Any) -> dict[str, Any]:
+    """Rank 0 waits for what it has received when it has computed with it."""
+    compute = at._compute
+
+    def take(self: Any, step: Any, action: Any) -> Any:
+        op, stage, microbatch = action
+        key = engine.Action(engine.Op.RECV_F, stage, microbatch)
+        if op is not engine.Op.F or key not in step.arrived:
+            return right(self, step, action)
+        self.pending = step.arrived.pop(key)
+        return self.pending.tensor
+
+    def late(self: Any, *args: Any) -> None:
+        compute(self, *args)
+        if pending := self.__dict__.pop("pending", None):
+            pending.wait()
+
+    right = at._take
+    return {"_take": take, "_compute": late}
+
+
+def late_gather(at: Any) -> dict[str, Any]:
+    """Rank 0 waits for gathered parameters when it has computed with them."""
+    settle, release = at.settle, at.release
+
+    def late(self: Any, buckets: Any) -> None:
+        for bucket in buckets:
+            settle(self, bucket)
+        release(self, buckets)
+
+    return {"settle": on(0, lambda self, bucket: None, settle), "release": on(0, late, release)}
+
+
+def overwritten(at: Any) -> dict[str, Any]:
+    """Rank 0 writes to what it is sending."""
+    start = at.send_start
+
+    def wrong(tensor: torch.Tensor, peer: int, group: dist.ProcessGroup) -> Any:
+        pending = start(tensor, peer, group)
+        tensor.mul_(1.0)
+        return pending
+
+    return {"send_start": on(0, wrong, start)}
+
+
 def not_awaited(at: Any) -> dict[str, Any]:
     def settle(self: Any, bucket: Bucket) -> None:
         bucket.gathering = None
@@ -136,6 +181,16 @@ MUTANTS = {
     "parameters are not awaited": Mutant(
         parameters.Parameters, not_awaited, Plan(dp=2, zero_stage=1), "rank 0 never waits for all_gather"
     ),
+    "a received tensor is used before the wait": Mutant(
+        engine.Engine,
+        late_wait,
+        Plan(pp=2),
+        "rank 1: native_layer_norm reads receive of 128 float32 from rank 0 before",
+    ),
+    "parameters are used before the wait": Mutant(
+        parameters.Parameters, late_gather, Plan(dp=2, zero_stage=3), "rank 0: embedding reads all_gather"
+    ),
+    "what is sent is written to": Mutant(engine, overwritten, Plan(pp=2), "rank 0: mul_ writes to send"),
     "a collective is missing": Mutant(gradients, missing_collective, Plan(dp=2), "none on rank 1"),
     "a collective over another group": Mutant(gradients, wrong_group, Plan(dp=2, tp=2), "over ranks 0, 1, 2, 3 is"),
     "another size": Mutant(gradients, wrong_size, Plan(dp=2), "all_reduce of 16143 float32"),

@@ -36,11 +36,19 @@ def mutants(names: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in names:
         run = run_of(name)
-        logs = lambda run=run: {rank: execute(run, rank, 257).log for rank in range(run.plan.world_size)}
-        assert problems(logs()) == [], name
+        assert wrong(run) == [], name
         with planted(name):
-            found[name] = problems(logs())
+            found[name] = wrong(run)
     return found
+
+
+def wrong(run: Run) -> list[str]:
+    """What the orders and uses of a run's ranks have that they must not."""
+    done = {rank: execute(run, rank, 257) for rank in range(run.plan.world_size)}
+    return [
+        *problems({rank: one.log for rank, one in done.items()}),
+        *(line for one in done.values() for line in one.early),
+    ]
 
 
 def test_every_planted_error_is_found_and_named() -> None:

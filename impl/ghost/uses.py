@@ -1,0 +1,78 @@
+"""Memory that a collective or transfer holds until it is awaited, and the operations that use it before."""
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from impl.ghost.events import Begin
+
+_ATEN = torch.ops.aten
+UNREAD = {_ATEN.empty_like, _ATEN.new_empty, _ATEN.zeros_like, _ATEN.new_zeros, _ATEN._unsafe_view}
+"""Operations that take a tensor's shape but no value of it; views do so, too."""
+
+
+class _Span(NamedTuple):
+    storage: weakref.ref[torch.UntypedStorage]
+    start: int
+    stop: int
+    is_result: bool
+    """It is written to: it must not even be read."""
+    event: Begin
+
+
+class UnderWay:
+    """What has begun and is not awaited yet, by storage and place in the log."""
+
+    def __init__(self) -> None:
+        self.early: list[str] = []
+        """Uses before the wait, one line for each that began."""
+        self._spans: dict[int, dict[int, _Span]] = {}
+        self._storages: dict[int, set[int]] = {}
+
+    def begin(self, place: int, event: Begin, tensors: Sequence[Tensor]) -> None:
+        """Note what begins; the first of the tensors is its result, but of a send."""
+        for i, tensor in enumerate(tensors):
+            name, start, stop = _extent(tensor)
+            span = _Span(weakref.ref(tensor.untyped_storage()), start, stop, i == 0 and event.kind != "send", event)
+            self._spans.setdefault(name, {})[place if i == 0 else ~place] = span
+            self._storages.setdefault(place, set()).add(name)
+
+    def end(self, place: int) -> None:
+        """Note that what began at this place of the log is awaited, or was used too early already."""
+        for name in self._storages.pop(place, ()):
+            self._spans[name].pop(place, None)
+            self._spans[name].pop(~place, None)
+
+    def look(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Look whether an operation reads or writes what is under way."""
+        if not self._storages or operation.is_view or operation.overloadpacket in UNREAD:
+            return
+        for tensor, is_written in _operands(operation, args, kwargs):
+            name, start, stop = _extent(tensor)
+            for place, span in list(self._spans.get(name, {}).items()):
+                overlaps = start < span.stop and span.start < stop and span.storage() is not None
+                if overlaps and (is_written or span.is_result):
+                    what = "writes to" if is_written else "reads"
+                    self.early.append(f"{operation.overloadpacket.__name__} {what} {span.event} before it is awaited")
+                    self.end(place if place >= 0 else ~place)
+
+
+def _operands(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, bool]]:
+    """Yield the tensors that an operation takes, and whether it writes to them."""
+    arguments = operation._schema.arguments
+    named = ((argument, kwargs[argument.name]) for argument in arguments[len(args) :] if argument.name in kwargs)
+    for argument, value in chain(zip(arguments, args, strict=False), named):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        yield from ((leaf, is_written) for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.numel())
+
+
+def _extent(tensor: Tensor) -> tuple[int, int, int]:
+    """Return a tensor's storage, and its first and last byte there."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start, stop = (int(at) * tensor.itemsize for at in (tensor.storage_offset(), tensor.storage_offset() + last + 1))
+    return tensor.untyped_storage()._cdata, start, stop
