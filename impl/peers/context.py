@@ -47,6 +47,7 @@ class ContextParallelTrainer(DDPTrainer):
 
     def microbatch(self, inputs: Tensor, targets: Tensor) -> Tensor:
         trunk, whole = self.trunk, (self.trunk.places, self.trunk.seq_len)
+        inputs, targets = inputs.clone(), targets.clone()  # which share memory, and are overwritten by their parts
         with self._parts(inputs, targets):
             trunk.places, trunk.seq_len = self.places.flatten(), self.places.shape[1]
             loss = super().microbatch(inputs, targets)

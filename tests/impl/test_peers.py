@@ -60,6 +60,7 @@ SPLIT["Llama, recomputed"] = replace(PLAIN, model=LLAMA, plan=replace(PLANS["spl
 SPLIT["recomputed"] = replace(PLAIN, plan=replace(PLANS["sequence split"], recompute="full"))
 RINGS = {"ring": replace(PLAIN, plan=RING), "ring, bf16": replace(PLAIN, plan=RING, precision="bf16")}
 RINGS["ring, recomputed"] = replace(PLAIN, plan=replace(RING, recompute="full"))
+RINGS["ring, a sequence a microbatch"] = replace(RINGS["ring"], train=replace(RECIPE, microbatch=1))
 RINGS["ring, Llama"] = replace(PLAIN, model=LLAMA, plan=RING)
 SPLIT |= RINGS
 SPLIT["bf16 gradients"] = replace(PLAIN, plan=PLANS["split"], precision="bf16", fp32_gradients=False)
