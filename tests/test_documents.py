@@ -322,7 +322,8 @@ def test_the_books_are_found_in_a_clone_in_the_order_of_the_list(
 
 
 def test_a_few_steps_are_trained(tmp_path: Path) -> None:
-    [command] = [c for c in commands("train") if "--train.steps" in c and "--plan.dp" in c]  # others train for longer
+    is_short = lambda c: "--train.steps" in c and "--plan.dp" in c and "--certify" not in c  # others train for longer
+    [command] = filter(is_short, commands("train"))
     assert int(option(command, "--train.steps") or 0) <= 20
     assert "Throughput" in run(command, tmp_path)
 

@@ -115,7 +115,7 @@ def test_rows_without_measure_are_refused(rows: str, told: str):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ("1,400000000,1,2048,16,24,1024,1,1,1", "passes in a table"),
+        ("1,400000000,1,2048,16,24,1024,1,1,1", "400000000 passes; valid: up to 1048576"),
         ("1,16,1,10000000001,3,24,1024,1,1,1", "hidden 10000000001"),
     ],
 )

@@ -28,7 +28,7 @@ EVERY = bool(os.environ.get("EVERY_SCHEDULE"))
 OWN = own_schedule.__name__
 SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other", own_schedule.SEARCHED, own_schedule.SEARCHED_V)
 CHUNKS = dict.fromkeys(("interleaved", "zbv", "v_half", "v_min", "dualpipe_v", SCHEDULES[-4], SCHEDULES[-1]), 2)
-DRAWS = {4: 2000, 8: 4000 if EVERY else 300}
+DRAWS = {4: 2600, 8: 4000 if EVERY else 300}
 """How many runs are looked at, by the most ranks that they may have."""
 SERIAL = 2
 """What serial training costs beside a rank."""

@@ -109,11 +109,9 @@ def test_a_plan_that_cannot_be_says_why(plan: dict[str, Any], changes: dict[str,
     assert Run(model=model, plan=Plan(**plan), train=Recipe(global_batch=4, microbatch=1)).problems() == [problem]
 
 
-@pytest.mark.parametrize("engine", ["deepspeed", "torch"])
-def test_other_engines_and_compiled_layers_have_none(engine: Any) -> None:
-    run = Run(model=MODEL, plan=Plan(cp=2), engine=engine)
-    [problem] = run.problems()
-    assert problem.startswith(f"the {engine} engine")
+def test_deepspeed_and_compiled_layers_have_none() -> None:
+    [problem] = Run(model=MODEL, plan=Plan(cp=2), engine="deepspeed").problems()
+    assert problem.startswith("the deepspeed engine")
     assert problem.endswith(" has no plan.cp 2")
     assert Run(model=MODEL, plan=Plan(cp=2), compile=True).problems() == [
         "compile with plan.cp 2 is not built; valid: compile False"

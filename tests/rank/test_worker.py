@@ -30,7 +30,7 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
     one: Any = object.__new__(worker.Worker)
     one.heart = SimpleNamespace(enter=lambda *_, **__: None)
     one.orders, one.measured = made_up(), Measured()
-    one.device, one.mesh = torch.device("cpu"), None
+    one.device, one.mesh, one.hashes = torch.device("cpu"), None, None
     one.run = SimpleNamespace(train=SimpleNamespace(steps=1))
     one._load_start, one._resume = doing("load"), doing("resume")
     one._train, one._evaluate = doing("train", ("ok", None)), doing("evaluate")
@@ -44,7 +44,8 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
 def training(folder: Path, steps: int) -> Any:
     """A worker that could train so many steps."""
     one: Any = object.__new__(worker.Worker)
-    one.attempt, one.rank, one.measured = folder, 0, Measured(seconds={"training": 0.0})
+    one.attempt, one.rank, one.hashes = folder, 0, None
+    one.measured = Measured(seconds={"training": 0.0})
     one.heart, one.watch = SimpleNamespace(enter=lambda *_: None), SimpleNamespace(reset=lambda: None)
     one.run = SimpleNamespace(evaluation=SimpleNamespace(every=0), train=SimpleNamespace(steps=steps))
     return one

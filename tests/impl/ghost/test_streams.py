@@ -93,12 +93,12 @@ def streams() -> Iterator[Streams]:
     found = Streams()
 
     class Watched(Recorder):
-        def _begin(self, kind: Kind, whole: Tensor, group: Any, begin: Any, *others: Any) -> _Work:
+        def _begin(self, kind: Kind, whole: Tensor, group: Any, begin: Any, *others: Any, **named: Any) -> _Work:
             with torch._C.DisableTorchFunction():
                 accesses = [Access(x.detach(), i == 0 and kind != "send", kind) for i, x in enumerate(begin.args)]
                 found.touch(accesses, group.group_name)
                 found.races += [f"{kind} of {x.stride()}" for x in begin.args if not x.is_contiguous() or not x.numel()]
-            work = super()._begin(kind, whole, group, begin, *others)
+            work = super()._begin(kind, whole, group, begin, *others, **named)
             found.under_way[work] = group.group_name, accesses
             wait = work.wait
             work.wait = lambda: (wait(), found.under_way.pop(work, None))[0]  # type: ignore[method-assign]
