@@ -138,7 +138,7 @@ def beside_peers(cells: Iterable[Mapping[str, Any]]) -> list[str]:
         row = [name]
         for cell in (found.get((plan, precision)) for precision in PRECISIONS):
             if cell is None:
-                row += ["no peer does this", ""]
+                row += ["not measured", ""]
                 continue
             it = cell["peers"][cell["best"]]
             row += [f"{it['value']:.3f} [{it['low']:.3f}, {it['high']:.3f}]", cell["best"]]
