@@ -41,7 +41,8 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SYSTEMS, MODELS = ("selene", "dgx_h100"), ("llama-2-13b", "llama-3.1-70b")
 """Habits of dropout and of gathering ahead; heads that tp 16 does not divide, and sequences that ranks may share."""
-PLANS = int(os.environ.get("PLANNER_PLANS", "10000"))
+PLANS = int(os.environ.get("PLANNER_PLANS", "1000"))
+"""All: `PLANNER_PLANS=10000 EVERY_SYSTEM=1 pytest tests/report/test_planner.py`."""
 SEED = int(os.environ.get("RANDOM_SEED", "0")) or random.randrange(10**6)
 ALONE = 20
 """Plans that Python estimates with a form for their own number of GPUs, as `tune` does."""
