@@ -77,7 +77,7 @@ def draw_timeline(
         if schedule:
             longer = float(one.step_time / bound) - 1
             print(f"no table in this memory is shorter than {float(bound):.4g} {unit}: this one is {longer:.1%} longer")
-            print(f"as a plan's: --plan.schedule {written(schedule)}\n" * bool(search), end="")
+            print(f"as a plan's: --plan.schedule {table}\n" if search and (table := written(schedule)) else "", end="")
     print("".join(f"{file}\n" for file in files), end="")
     return 0
 

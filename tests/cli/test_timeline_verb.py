@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +93,9 @@ def test_the_bound_and_the_shortest_table_in_the_same_memory() -> None:
     assert (found["step_time"], found["bound"]) == (15, 13.5)
     assert (searched["step_time"], searched["bound"], searched["schedule"]) == (13.5, 13.5, "shortest")
     assert max(searched["peak_in_flight"]) <= max(found["peak_in_flight"])
+    [table] = re.findall(r"--plan.schedule (v-rows:\S+)", call(*given, "--search", "60").output)
+    as_plan = [table if word == "zbv" else word for word in given]
+    assert document(call(*as_plan, "--json").output)["step_time"] == 13.5
     assert call(*given).output.endswith("shorter than 13.5 forward passes: this one is 11.1% longer\n")
     assert refused("timeline", "--search", "-1").endswith("--search -1.0: must not be negative; valid: 0 to 1e+09")
 
