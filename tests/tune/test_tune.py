@@ -143,6 +143,7 @@ def test_no_order_of_the_passes_is_shorter_than_the_bound() -> None:
     pipe = (*SMALL, "--fix", "pp=4", "microbatch=2", "schedule=one_f_one_b,gpipe", "recompute=none")
     order = told(*pipe, "--top", "2", "--search", "20")["order"]
     assert order["bound"] <= order["found"] < order["seconds"]
+    assert order["schedule"].startswith(("rows:", "v-rows:"))
     assert "no order of its passes in its memory takes less than" in call("tune", *pipe, "--top", "1").output
     assert told(*SMALL, "--fix", "pp=1", "--top", "1")["order"] is None
     large = ("--model", "gpt-1.2b", "--gpus", "4", "--global-batch", "2048", "--system", "selene", "--top", "1")
