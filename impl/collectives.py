@@ -5,7 +5,7 @@ Their traffic can be counted, and their start observed.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -140,20 +140,30 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     return all_gather_start(tensor, group).wait()
 
 
-def send_start(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Pending:
-    """Begin to send to another rank of the group; the tensor must not be written to before it is done."""
+def send_start(tensor: Tensor, peer: int, group: dist.ProcessGroup, over: dist.ProcessGroup | None = None) -> Pending:
+    """Begin to send to another rank of the group; the tensor must not be written to before it is done.
+
+    Args:
+        over: group of these two ranks only, which carries it instead, in its own order.
+    """
     count("send", tensor, group)
-    work = dist.isend(tensor, group=group, group_dst=peer)
+    work = dist.isend(tensor, **_end(group, over, "group_dst", peer))
     assert work is not None
     return Pending(tensor, work)
 
 
-def receive_start(buffer: Tensor, peer: int, group: dist.ProcessGroup) -> Pending:
-    """Begin to receive from another rank of the group, in the order in which it sends."""
+def receive_start(
+    buffer: Tensor, peer: int, group: dist.ProcessGroup, over: dist.ProcessGroup | None = None
+) -> Pending:
+    """Begin to receive from another rank of the group, in the order in which it sends; `over` as in `send_start`."""
     _tell("receive", group)
-    work = dist.irecv(buffer, group=group, group_src=peer)
+    work = dist.irecv(buffer, **_end(group, over, "group_src", peer))
     assert work is not None
     return Pending(buffer, work)
+
+
+def _end(group: dist.ProcessGroup, over: dist.ProcessGroup | None, name: str, peer: int) -> dict[str, Any]:
+    return {"group": group, name: peer} if over is None else {"group": over, name: 1 - over.rank()}
 
 
 def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:

@@ -239,14 +239,21 @@ def attention_grad(
     Shapes: as `attention`; grad as out.
     """
     if q.device.type == "cpu":
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return flash(grad, q, k, v, out, logs, 0.0, causal)
+        tensors = {"grad_out": grad, "query": q, "key": k, "value": v, "out": out, "logsumexp": logs}
+        return attention_grad_on_cpu(**tensors, dropout_p=0.0, is_causal=causal)
     if has_flash(q):
         none = torch.zeros(2, dtype=torch.int64, device=q.device)  # the kernel's random numbers, of no dropout
         flash = torch.ops.aten._scaled_dot_product_flash_attention_backward
         sizes = q.shape[2], k.shape[2], 0.0, causal
         return flash(grad, q, k, v, out, logs.contiguous(), None, None, *sizes, none, none)
     return attention_grad_by_products(grad, q, k, v, out, logs, causal=causal)
+
+
+def attention_grad_on_cpu(**named: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what PyTorch's kernel for a CPU does, in fp32 at least: in bf16 it takes several times as long."""
+    wide = torch.promote_types(named["query"].dtype, torch.float32)
+    tensors = {name: x.to(wide) for name, x in named.items() if isinstance(x, Tensor)}
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(**{**named, **tensors})
 
 
 def has_flash(q: Tensor) -> bool:
@@ -277,7 +284,7 @@ def attention_grad_by_products(
 
 def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """Shapes: [b, a, s, d], [b, g, k, d] -> [b, a, s, k], in fp32 at least."""
-    scores = (_grouped(q, k) @ k[:, :, None].transpose(-2, -1)).flatten(1, 2) * q.shape[-1] ** -0.5
+    scores = (_grouped(q * q.shape[-1] ** -0.5, k) @ k[:, :, None].transpose(-2, -1)).flatten(1, 2)
     scores = scores if scores.element_size() >= 4 else scores.float()
     return scores + torch.full_like(scores[0, 0], -torch.inf).triu(1) if causal else scores
 

@@ -22,6 +22,8 @@ class Device:
     backend = "gloo"
     activities = (ProfilerActivity.CPU,)
     memory_kind = "peak RSS"
+    queues_transfers = False
+    """Transfers of a group run one after another."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -87,6 +89,7 @@ class Cuda(Device):
     backend = "nccl"
     activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
     memory_kind = "CUDA allocator peak"
+    queues_transfers = True
 
     @classmethod
     def of_rank(cls, local_rank: int) -> "Device":

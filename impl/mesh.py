@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -50,8 +51,34 @@ def zero_groups(mesh: DeviceMesh, count: int) -> tuple[dist.ProcessGroup, dist.P
     return divided, every_token, replicas
 
 
+def transfer_groups(mesh: DeviceMesh, ways: Collection[tuple[int, int]]) -> dict[tuple[int, int], dist.ProcessGroup]:
+    """Return this rank's groups for each (sender, receiver) of pipeline ranks that share its other indices.
+
+    Transfers of one group run one after another on a GPU: between a pair of ranks in one direction they have to, others
+    would wait for what they do not need. Every rank of the mesh has to call it, with the same ways.
+    """
+    found: dict[tuple[int, int], dist.ProcessGroup] = {}
+    left = sorted(ways)
+    while left:
+        together: list[tuple[int, int]] = []  # which share no rank, and are made at once
+        for way in left:
+            if not set(way) & {rank for other in together for rank in other}:
+                together.append(way)
+        left = [way for way in left if way not in together]
+        group = _own_group(torch.cat([mesh.mesh[list(way)].flatten(1).t() for way in together]))
+        if group is not None:
+            rank = mesh.get_local_rank("pp")
+            found[next(way for way in together if rank in way)] = group
+    return found
+
+
 def _own_group(every: Tensor) -> dist.ProcessGroup | None:
-    """Return the group of this rank, of those that are the rows of a matrix; None if it is in no row."""
+    """Return the group of this rank, of those that are the rows of a matrix and share no rank; None: it is in no row.
+
+    As `init_device_mesh` does, all are made by one split of the communicator of all ranks, where there is one already.
+    """
+    if dist.group.WORLD is not None and dist.group.WORLD.bound_device_id is not None:
+        return dist.split_group(split_ranks=every.tolist())
     mine: dist.ProcessGroup | None = None
     for ranks in every.tolist():
         group = dist.new_group(ranks)

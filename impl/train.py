@@ -15,7 +15,7 @@ from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
 from impl.data.batches import Batch, causal_batch, head_positions, masked_batch
 from impl.data.config import OPTIONS
 from impl.data.tokens import TokenFolder
-from impl.mesh import ends_group, joint_group, neighbours, zero_groups
+from impl.mesh import ends_group, joint_group, neighbours, transfer_groups, zero_groups
 from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import padded_vocabulary
 from impl.model.dropout import DropoutKey
@@ -110,7 +110,7 @@ class Trainer:
         )
         weight_gradients.sums = self.gradients
         self.parameters = Parameters(self._buckets_of_blocks(), overlap=run.plan.overlap_param_gather)
-        links = self._links()
+        links = self._links(mesh)
         self.engine = Engine(self.schedule, links, weight_gradients.collecting)
         self.scorer = Engine(forward_only(self.schedule), links, weight_gradients.collecting)
         forward = self.buckets[::-1]  # order in which the forward pass needs them
@@ -196,13 +196,12 @@ class Trainer:
         are_one = len(self.stages) == 1 and self.tp.weight_gradients is None
         return {self.model.trunk.tokens.weight: 1 if are_one else ends}
 
-    def _links(self) -> Links:
-        group = self.tp.group
+    def _links(self, mesh: DeviceMesh) -> Links:
+        group, over = self.tp.group, transfer_groups(mesh, self.schedule.ways) if self.there.queues_transfers else {}
         if not self.run.scatters:
-            return Links(self.pp_group)
-        return Links(
-            self.pp_group, lambda tensor: own_start(tensor, group).wait(), lambda part: all_gather(part, group)
-        )
+            return Links(self.pp_group, over=over)
+        pack, unpack = lambda tensor: own_start(tensor, group).wait(), lambda part: all_gather(part, group)
+        return Links(self.pp_group, pack, unpack, over)
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
         """Run forward and backward over this rank's share of the i-th global batch, then update.

@@ -35,10 +35,15 @@ class UnderWay:
         self._storages: dict[int, set[int]] = {}
 
     def begin(self, place: int, event: Begin, tensors: Sequence[Tensor]) -> None:
-        """Note what begins; the first of the tensors is its result, but of a send."""
+        """Note what begins, and whether it uses what is under way in other groups: those of its own are in order.
+
+        The first of the tensors is its result, but of a send.
+        """
         for i, tensor in enumerate(tensors):
+            is_result = i == 0 and event.kind != "send"
+            self._meet(event.kind, tensor, is_written=is_result, of=event.group)
             name, start, stop = _extent(tensor)
-            span = _Span(weakref.ref(tensor.untyped_storage()), start, stop, i == 0 and event.kind != "send", event)
+            span = _Span(weakref.ref(tensor.untyped_storage()), start, stop, is_result, event)
             self._spans.setdefault(name, {})[place if i == 0 else ~place] = span
             self._storages.setdefault(place, set()).add(name)
 
@@ -53,13 +58,15 @@ class UnderWay:
         if not self._storages or operation.is_view or operation.overloadpacket in UNREAD:
             return
         for tensor, is_written in _operands(operation, args, kwargs):
-            name, start, stop = _extent(tensor)
-            for place, span in list(self._spans.get(name, {}).items()):
-                overlaps = start < span.stop and span.start < stop and span.storage() is not None
-                if overlaps and (is_written or span.is_result):
-                    what = "writes to" if is_written else "reads"
-                    self.early.append(f"{operation.overloadpacket.__name__} {what} {span.event} before it is awaited")
-                    self.end(place if place >= 0 else ~place)
+            self._meet(operation.overloadpacket.__name__, tensor, is_written=is_written)
+
+    def _meet(self, name: str, tensor: Tensor, *, is_written: bool, of: str | None = None) -> None:
+        storage, start, stop = _extent(tensor)
+        for place, span in list(self._spans.get(storage, {}).items()):
+            overlaps = start < span.stop and span.start < stop and span.storage() is not None
+            if overlaps and (is_written or span.is_result) and span.event.group != of:
+                self.early.append(f"{name} {'writes to' if is_written else 'reads'} {span.event} before it is awaited")
+                self.end(place if place >= 0 else ~place)
 
 
 def _operands(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, bool]]:

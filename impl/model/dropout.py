@@ -1,5 +1,6 @@
 """Dropout whose masks are those of serial training, whatever the plan."""
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,6 +24,12 @@ class DropoutKey(NamedTuple):
     """Index in the global batch, so that masks do not depend on the data-parallel degree."""
 
 
+@cache
+def _generator(device: torch.device) -> torch.Generator:
+    """Return the one generator of a device: to make one for every block takes longer than to seed it."""
+    return torch.Generator(device)
+
+
 class Dropout(nn.Module):
     """Zeroes activations with probability `rate`, as a pure function of a key and the place in the model.
 
@@ -40,7 +47,7 @@ class Dropout(nn.Module):
             raise TypeError(f"dropout at {self.place} needs a key while training")
         return x * self._kept(x, key) / (1.0 - self.rate)
 
-    @untraced  # a newly made generator is not traced
+    @untraced  # a generator is not traced
     def _kept(self, x: Tensor, key: DropoutKey) -> Tensor:
         size = -(-len(x) * self.part.of // MASK_BLOCKS)
         parts = [self._drawn(rows, size, x, key) for rows in self.part.rows(len(x))]
@@ -52,6 +59,6 @@ class Dropout(nn.Module):
         drawn = torch.empty((last - first) * size, *x.shape[1:], dtype=torch.bool, device=x.device)
         for block, kept in enumerate(drawn.split(size), first):
             seed = derive(key.seed, "dropout", key.step, key.microbatch, self.place, block)
-            kept.bernoulli_(1.0 - self.rate, generator=torch.Generator(x.device).manual_seed(seed))
+            kept.bernoulli_(1.0 - self.rate, generator=_generator(x.device).manual_seed(seed))
         own = drawn[rows.start - first * size :][: len(rows)]
         return drawn if len(own) == len(drawn) else own.clone()

@@ -90,7 +90,7 @@ class Attention(nn.Module):
         if heads != groups:
             k, v = (part.repeat_interleave(heads // groups, 1) for part in (k, v))
         # the fused kernel draws its own mask, which no key would reproduce
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)  # in fp16 the product of both may overflow
         if self.causal:  # added, not filled in: the backward pass then keeps no mask
             length = q.shape[2]
             scores += torch.full((length, length), -math.inf, dtype=q.dtype, device=q.device).triu(1)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
+from impl.context_parallel import attention_grad_on_cpu
 from impl.peers.ddp import DDPTrainer
 
 ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -74,5 +75,5 @@ def _attention_grad(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     (grad, q, k, v, out), tensors = map(DTensor.to_local, wholes), wholes[1:4]
     kwargs |= {"is_causal": causal, "dropout_p": dropout}
     group, backward = tensors[0].device_mesh.get_group(), ring._templated_ring_attention_backward
-    found = backward(group, 2, op, grad, "grad_out", q, k, v, out, logs, **kwargs)
+    found = backward(group, 2, attention_grad_on_cpu, grad, "grad_out", q, k, v, out, logs, **kwargs)
     return [DTensor._op_dispatcher.wrap(one, whole._spec) for one, whole in zip(found, tensors, strict=True)]

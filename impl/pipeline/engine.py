@@ -1,6 +1,6 @@
 """Executor of one rank's row of a pipeline schedule, independent of schedule, model and data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -33,6 +33,8 @@ class Links:
     """Function that returns what is sent of a tensor: all, or this tensor-parallel rank's part."""
     unpack: Callable[[Tensor], Tensor] = lambda part: part
     """Function that restores the whole tensor from what was received."""
+    over: Mapping[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
+    """Groups of two by (sender, receiver), for ways that have one of their own."""
 
 
 @dataclass
@@ -147,12 +149,14 @@ class Engine:
             while len(step.sent) >= SENDS_UNDER_WAY:
                 step.sent.pop(0).wait()
             tensor = self.links.pack(step.outbox.pop(action)).contiguous()
-            step.sent.append(send_start(tensor, peer, self.links.group))
+            way = self.links.over.get((self.rank, peer))
+            step.sent.append(send_start(tensor, peer, self.links.group, way))
         else:
             free = self._free.setdefault((tuple(packed.shape), packed.dtype), [])
             buffer = free.pop() if free else torch.empty_like(packed)
             step.buffers.setdefault((action.stage, action.microbatch), []).append(buffer)
-            step.arrived[action] = receive_start(buffer, peer, self.links.group)
+            way = self.links.over.get((peer, self.rank))
+            step.arrived[action] = receive_start(buffer, peer, self.links.group, way)
 
     def _pay(self, step: _Step, at: tuple[int, int]) -> None:
         """Compute the deferred weight gradients, and release the microbatch's buffers."""

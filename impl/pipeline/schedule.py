@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from impl.errors import InputError
@@ -146,6 +146,12 @@ class Schedule:
         awaited = {reader: place[source] for source, reader in pairs}
         link = {source: (self.rank_of[source.stage], self.rank_of[reader.stage]) for source, reader in pairs}
         return tuple((awaited.get(action), link.get(action)) for _, action in self.order)
+
+    @property
+    def ways(self) -> set[tuple[int, int]]:
+        """Pairs (sender, receiver) of ranks between which activations or their gradients are sent."""
+        ways = {way for way in pairwise(rank for _, rank in sorted(self.rank_of.items())) if way[0] != way[1]}
+        return ways | {way[::-1] for way in ways}
 
     @cached_property
     def lowered(self) -> list[list[Action]]:

@@ -4,7 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+import torch._dynamo.config
 from torch import Tensor, nn
 
 from impl.data.synthetic import SyntheticConfig, write_synthetic
@@ -48,6 +50,16 @@ def compiling_here() -> float:
     return compiling()
 
 
+@untraced
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+@untraced
+def scaled(x: Tensor, by: int) -> Tensor:
+    return by * x
+
+
 class Both(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x + compiling(), x + compiling_here()
@@ -59,3 +71,18 @@ def test_a_compiled_module_calls_an_untraced_function_as_it_is() -> None:
     traced, left = both(torch.zeros(2))
     assert traced.tolist() == [1, 1]
     assert left.tolist() == [0, 0]
+
+
+class OfAnyRank(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return same(x) + scaled(x, 2)
+
+
+def test_each_untraced_function_is_compiled_around_as_often_as_if_it_were_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = OfAnyRank()
+    compile_in_place(module)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    for dims in range(1, torch._dynamo.config.recompile_limit - 1):
+        assert module(torch.ones([1] * dims)).item() == 3

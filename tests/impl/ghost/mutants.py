@@ -84,16 +84,17 @@ def one_more(at: Any) -> dict[str, Any]:
 
 
 def send_without_receive(at: Any) -> dict[str, Any]:
-    def start(tensor: torch.Tensor, peer: int, group: dist.ProcessGroup) -> Any:
-        collectives.send_start(tensor, peer, group).wait()
-        return collectives.send_start(tensor, peer, group)
+    def start(tensor: torch.Tensor, *to: Any) -> Any:
+        collectives.send_start(tensor, *to).wait()
+        return collectives.send_start(tensor, *to)
 
     return {"send_start": on(0, start, at.send_start)}
 
 
 def wrong_peer(at: Any) -> dict[str, Any]:
     start = at.send_start
-    return {"send_start": on(0, lambda tensor, peer, group: start(tensor, (peer + 1) % group.size(), group), start)}
+    wrong = lambda tensor, peer, group, over: start(tensor, (peer + 1) % group.size(), group)
+    return {"send_start": on(0, wrong, start)}
 
 
 def other_kind(at: Any) -> dict[str, Any]:
@@ -160,8 +161,8 @@ def overwritten(at: Any) -> dict[str, Any]:
     """Rank 0 writes to what it is sending."""
     start = at.send_start
 
-    def wrong(tensor: torch.Tensor, peer: int, group: dist.ProcessGroup) -> Any:
-        pending = start(tensor, peer, group)
+    def wrong(tensor: torch.Tensor, *to: Any) -> Any:
+        pending = start(tensor, *to)
         tensor.mul_(1.0)
         return pending
 

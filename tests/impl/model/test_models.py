@@ -102,6 +102,24 @@ def test_explicit_attention_equals_the_fused_kernel(build: Build) -> None:
     assert torch.allclose(logits(model, tokens), logits(dropping, tokens, DropoutKey(0, 0, 0)), rtol=1e-9)
 
 
+def test_a_pass_makes_one_generator_at_most(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many masks there are: on a GPU the host makes one in the time of several kernels."""
+    model, made = build(replace(CONFIG, dropout=0.1)), []
+    right = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device: (made.append(device), right(device))[1])
+    logits(model, torch.arange(16)[None], DropoutKey(0, 0, 0))
+    assert len(made) <= 1
+
+
+def test_scores_of_fp16_overflow_no_earlier_than_they_have_to(serial: TensorParallel) -> None:
+    """With dropout too, whose scores are a product: of queries that are scaled before it."""
+    config = replace(CONFIG, hidden_size=512, num_heads=2, dropout=0.1)
+    attention = Attention(config, serial, "attention", causal=True)
+    qkv = torch.full((16, 3 * 512), 20.0, dtype=torch.float16)  # products of 102,400, scores of 6,400
+    core = attention._whole_core(qkv, 16, 2, 2, DropoutKey(0, 0, 0))
+    assert core.isfinite().all()
+
+
 def test_attention_is_torchs(serial: TensorParallel) -> None:
     """An outside oracle for the order of queries, keys, values and heads: nn.MultiheadAttention has it too."""
     config = ModelConfig(num_layers=1, hidden_size=12, num_heads=4, seq_len=6)
