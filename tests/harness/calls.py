@@ -50,6 +50,17 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     signal.signal(signal.SIGTERM, before)
 
 
+def plan_little(monkeypatch: pytest.MonkeyPatch, *, everywhere: bool = False) -> None:
+    """Makes the planner of a report one of few plans, and of one model on one system unless it is `everywhere`."""
+    from harness.report import planner
+
+    little = {"tp": (1, 2), "pp": (1, 2), "dp": (1, 2), "microbatch": (1,), "chunks": (1, 2)}
+    monkeypatch.setattr(planner, "GRID", planner.GRID | little)
+    if not everywhere:
+        monkeypatch.setattr(planner, "SYSTEMS", ("frontier",))
+        monkeypatch.setattr(planner, "MODELS", ("llama-2-13b",))
+
+
 @pytest.fixture
 def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_before_training(monkeypatch)

@@ -12,7 +12,7 @@ from harness.records.store import Store
 from harness.report import site
 from impl.pipeline import schedules
 from impl.run import from_dict
-from tests.harness.calls import call, refused
+from tests.harness.calls import call, plan_little, refused
 from tests.harness.made_up_records import document, record, record_of, with_pipeline
 
 NAME = "ptdp2021/pipeline_schedules"
@@ -29,6 +29,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, EVIL.partition(":")[0], raising=False)
     monkeypatch.setattr(schedules, "_trusted", set())
     monkeypatch.setattr(site, "experiment_ids", lambda: [NAME])
+    plan_little(monkeypatch)
     (tmp_path / "named_by_a_record.py").write_text(
         "open('imported', 'w')\nfrom impl.pipeline.schedules import gpipe as rows\n"
     )

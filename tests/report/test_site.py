@@ -15,10 +15,9 @@ from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.records.record import Record
 from harness.records.store import Store
 from harness.report import pages as report_pages
-from harness.report import planner
 from harness.report import site as report
 from harness.report.html import markdown
-from tests.harness.calls import call, document, refused
+from tests.harness.calls import call, document, plan_little, refused
 from tests.harness.made_up_records import changed, record, with_pipeline
 from tests.harness.made_up_records import document as document_of
 
@@ -90,8 +89,7 @@ def few() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "experiment_ids", lambda: list(NAMES))
         patch.setattr("harness.experiment.folders.ARCHIVE", Path("/nowhere/results"))
-        patch.setattr(planner, "SYSTEMS", ("frontier",))
-        patch.setattr(planner, "MODELS", ("llama-2-13b",))
+        plan_little(patch)
         yield
 
 
