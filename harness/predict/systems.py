@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ def path_of(name: str) -> Path:
     )
 
 
+@lru_cache(maxsize=64)  # a search or a table compares all of the packaged ones
+def _parsed(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
 def load_system(name: str) -> System:
     """Return the system with this name, or the one that a file describes.
 
@@ -78,7 +84,7 @@ def load_system(name: str) -> System:
     """
     path = path_of(name)
     try:
-        document = yaml.load(read_text(path, MOST_BYTES), _Loader)
+        document = _parsed(read_text(path, MOST_BYTES))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; valid: {', '.join(names())}, or a YAML file") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

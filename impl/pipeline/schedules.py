@@ -135,7 +135,12 @@ def require(name: str, p: int, m: int, v: int = 1) -> None:
     Raises:
         InputError: it does not; says what would be valid.
     """
-    (_rows if name in SCHEDULES else build)(name, p, m, v)
+    (_require_rows if name in SCHEDULES else build)(name, p, m, v)
+
+
+@lru_cache(maxsize=4096)  # predictions of a table or a search ask about the same few pipelines
+def _require_rows(name: str, p: int, m: int, v: int) -> None:
+    _rows(name, p, m, v)
 
 
 def _rows(name: str, p: int, m: int, v: int) -> tuple[tuple[Action, ...], ...]:

@@ -30,7 +30,7 @@ from impl.cost.flops import model_flops
 from impl.errors import InputError
 from impl.model.sizes import named
 from impl.pipeline.schedule import Op
-from impl.pipeline.schedules import build, require
+from impl.pipeline.schedules import build
 from impl.pipeline.simulate import simulate
 from impl.simulator.closed_form import ClosedForm, Details
 from impl.simulator.columns import Work
@@ -41,7 +41,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SYSTEMS, MODELS = ("selene", "dgx_h100"), ("llama-2-13b", "llama-3.1-70b")
 """Habits of dropout and of gathering ahead; heads that tp 16 does not divide, and sequences that ranks may share."""
-PLANS = int(os.environ.get("PLANNER_PLANS", "1000"))
+PLANS = int(os.environ.get("PLANNER_PLANS", "300"))
 """All: `PLANNER_PLANS=10000 EVERY_SYSTEM=1 pytest tests/report/test_planner.py`."""
 SEED = int(os.environ.get("RANDOM_SEED", "0")) or random.randrange(10**6)
 ALONE = 20
@@ -175,9 +175,8 @@ AS_PRINTED = """given.map((choice) => { const of = judged(choice), four = (one) 
     mfu: (100 * of.mfu).toFixed(1), warnings: of.warnings.sort(), kinds: of.kinds.sort(), fits: of.fits}; })"""
 
 
-def test_answers_to_random_plans_are_those_of_python(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_to_random_plans_are_those_of_python(page: Path) -> None:
     print(f"seed {SEED}: RANDOM_SEED={SEED} repeats it")
-    monkeypatch.setattr("impl.run.require", cache(require))  # tables of thousands of microbatches are made once
     generator, python = random.Random(SEED), Python()
     choices, reasons = list[Choice](), list[str]()
     while reasons.count("") < PLANS:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.predict.kinds import Errors, errors_by_kind
 from harness.tune import measured, search
 from harness.tune.search import Journal, best_by_value, front, importance, judged, ranked, searched
 from impl.errors import InputError
@@ -15,12 +16,28 @@ from impl.model.config import ModelConfig
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.simulator.plans import KNOBS, Plans, every
+from impl.simulator.system import System
 from tests.harness.calls import call, document, refused
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=8, vocab_size=100)
 BASE = Run(model=MODEL, train=Recipe(global_batch=4, microbatch=1))
 SMALL = ("--model", "gpt-1.2b", "--gpus", "4", "--global-batch", "8", "--system", "selene")
 FEW = (*SMALL, "--fix", "zero_stage=0,1", "schedule=one_f_one_b", "recompute=full", "--top", "4")
+
+
+ERRORS: dict[str, Errors] = {}
+
+
+@pytest.fixture(autouse=True)
+def errors_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each system, whose published steps every search predicts."""
+
+    def found(system: System) -> Errors:
+        if system.name not in ERRORS:
+            ERRORS[system.name] = errors_by_kind(system)
+        return ERRORS[system.name]
+
+    monkeypatch.setattr("harness.tune.tune.errors_by_kind", found)
 
 
 def told(*arguments: str | Path) -> Any:
@@ -76,7 +93,8 @@ def test_plans_beyond_the_calibration_are_marked_with_what_it_lacks() -> None:
     assert "extrapolates:" not in text
 
 
-def test_the_fastest_plan_of_a_kind_without_doubt_comes_after_one_in_doubt() -> None:
+def test_the_fastest_plan_of_a_kind_without_doubt_comes_after_one_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "SAMPLE", 400)
     shape = ("--model", "ptdp-7.5b", "--gpus", "64", "--global-batch", "256", "--system", "selene", "--top", "2")
     plain = ("recompute=full", "sequence_parallel=false", "offload_optimizer=false", "offload_activations=false")
     few = (*shape, "--fix", *plain, "microbatch=1,2", "zero_stage=0,3")
