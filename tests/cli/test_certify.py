@@ -27,15 +27,16 @@ def trained(data: Path, out: Path, *options: str) -> Answer:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `a` and `b` with the certified run of two commands, `c` with that of another instruction set."""
+    """Folders `a` and `b` with the certified run of two commands, `c` with the record of another instruction set."""
     folder = tmp_path_factory.mktemp("runs")
     data = write_tokens(folder / "tokens")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert "1 run is certified and not timed" in trained(data, folder / "a", "--certify").output
         trained(shutil.copytree(data, folder / "elsewhere"), folder / "b", "--certify")
-        patch.setenv("ATEN_CPU_CAPABILITY", "default")
-        trained(data, folder / "c", "--certify")
+    (folder / "c" / RECORDS).mkdir(parents=True)
+    default = lambda whole: [rank["numerics"].update(cpu_capability="DEFAULT") for rank in whole["ranks"]]
+    changed(of(folder / "a"), folder / "c" / RECORDS / of(folder / "a").name, default)
     return folder
 
 

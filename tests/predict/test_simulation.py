@@ -28,7 +28,7 @@ from impl.simulator.plans import every
 from impl.simulator.system import System
 from tests.harness.calls import call, document
 
-PLANS = 8
+PLANS = 4
 """Of each system."""
 MODEL = ModelConfig(num_layers=8, hidden_size=1024, num_heads=16, seq_len=1024, vocab_size=32000)
 COLUMNS = REQUIRED | OPTIONAL
