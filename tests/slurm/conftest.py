@@ -1,0 +1,32 @@
+"""Fixtures of tests on a real Slurm; each file has its own, so that they can be tested at the same time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.records.store import Store
+from tests.harness.small_runs import write_tokens
+from tests.slurm.two_nodes import TwoNodes, two_nodes
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[TwoNodes]:
+    with two_nodes() as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def asked_often(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 1.0)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, "made_up", "smoke")
