@@ -33,7 +33,7 @@ class Limited:
     """A point that takes longer than its job may: its rank is stopped until just before the end is announced."""
 
     def __init__(self, folder: Path, tokens: Path) -> None:
-        self.store, self.run = Store(folder, "made_up", "smoke"), small(tokens, steps=STEPS, seed=100)
+        self.store, self.run = Store(folder, "made_up", "smoke"), small(tokens, steps=STEPS // 2, seed=100)
         self.options: dict[str, Any] = {
             "site": on_slurm(partition="short", signal_seconds=TOLD_SECONDS, extra={"nodelist": "node1"}),
             "saving": Saving(checkpoint_every=10 * STEPS),
@@ -158,5 +158,5 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_as_if_nothing_ha
     sweep(limited.store, [limited.run], **limited.options)
     found = kept(limited.store, limited.run)
     assert losses(found) == undisturbed[limited.run.id]
-    assert 0 < found.times.resumed_at[0] < STEPS
+    assert 0 < found.times.resumed_at[0] < STEPS // 2
     assert not found.tries
