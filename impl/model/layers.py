@@ -90,10 +90,11 @@ class Attention(nn.Module):
         if heads != groups:
             k, v = (part.repeat_interleave(heads // groups, 1) for part in (k, v))
         # the fused kernel draws its own mask, which no key would reproduce
-        scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)  # in fp16 the product of both may overflow
-        if self.causal:  # added, not filled in: the backward pass then keeps no mask
-            length = q.shape[2]
-            scores += torch.full((length, length), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+        batch, _, length, size = q.shape
+        # a mask that is added, not filled in, is not kept for the backward pass
+        later = q.new_full((length, length), -math.inf).triu(1) if self.causal else q.new_zeros(1, 1)
+        q, k = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)
+        scores = torch.baddbmm(later, q, k, alpha=size**-0.5).unflatten(0, (batch, heads))
         context = self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
         return context.transpose(1, 2).reshape(len(qkv), -1)
 
