@@ -112,9 +112,9 @@ LAYOUTS = [
     *(
         run(replace(BLOCKS[name], **IN_SMALL | {"mlp_size": size}), **how)
         for name, size, some in (
-            ("llama", 176, OF_BLOCKS),
-            ("nemotron", 176, OF_BLOCKS[::2]),
-            ("neox", None, OF_BLOCKS[1::2]),
+            ("llama", 176, OF_BLOCKS[::3]),
+            ("nemotron", 176, OF_BLOCKS[1::3]),
+            ("neox", None, OF_BLOCKS[2::3]),
         )
         for how in some
     ),
