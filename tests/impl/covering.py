@@ -6,6 +6,7 @@ A factor is one choice, as the ZeRO stage; its levels are what may be chosen. A 
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, islice
 from typing import Any, get_args
@@ -15,7 +16,8 @@ from impl.fields import divisors
 from impl.model.config import MLPKind, ModelConfig, NormKind
 from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.schedules import SCHEDULES as PACKAGED
-from impl.pipeline.schedules import build
+from impl.pipeline.schedules import WRITTEN, build
+from impl.pipeline.written import written
 from impl.plan import AXES, Plan, Recompute
 from impl.recipe import Recipe
 from impl.run import Run
@@ -26,7 +28,9 @@ SEED = int(os.environ.get("RANDOM_SEED", 1))
 EVERY = bool(os.environ.get("EVERY_SCHEDULE"))
 """True if each schedule is to meet all other choices, on up to 8 ranks: twice the runs."""
 OWN = own_schedule.__name__
-SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other", own_schedule.SEARCHED, own_schedule.SEARCHED_V)
+SEARCHED = dict(zip(WRITTEN, (own_schedule.SEARCHED, own_schedule.SEARCHED_V), strict=True))
+"""What the written-out tables of runs are found by, before any rank starts."""
+SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other", *SEARCHED)
 CHUNKS = dict.fromkeys(("interleaved", "zbv", "v_half", "v_min", "dualpipe_v", SCHEDULES[-4], SCHEDULES[-1]), 2)
 DRAWS = {4: 2600, 8: 4000 if EVERY else 300}
 """How many runs are looked at, by the most ranks that they may have."""
@@ -81,9 +85,17 @@ def drawn(random_: random.Random, most: int) -> Run:
         **one_of({}, {"parametrization": "mup", "base_hidden_size": 8, "base_layers": one_of(None, 2)}),
     )  # fmt: skip
     run = Run(model=model, plan=plan, train=recipe, precision="fp64", evaluation=EvaluationConfig(sequences=3))
+    if schedule in SEARCHED:
+        run = replace(run, plan=replace(plan, schedule=table_of(schedule, plan.pp, run.microbatches, plan.chunks)))
     if problems := run.problems():
         raise ValueError(problems[0])
     return run
+
+
+@cache
+def table_of(way: str, pp: int, microbatches: int, chunks: int) -> str:
+    """The shortest table, written out."""
+    return written(build(SEARCHED[way], pp, microbatches, chunks)) or ""
 
 
 def draws(seed: int, most: int) -> Iterator[Run]:
@@ -120,7 +132,7 @@ def levels(run: Run) -> dict[str, Any]:
     if plan.recompute == "full":
         found |= {"inputs offloaded": plan.offload_activations, "inputs parted": plan.partition_activations}
     if plan.pp > 1:
-        found["schedule"] = plan.schedule
+        found["schedule"] = next((way for way in SEARCHED if plan.schedule.startswith(way)), plan.schedule)
         found["kind"] = kind(plan.schedule, plan.pp, run.microbatches, plan.chunks)
     if plan.cp > 1:
         found["attention"] = plan.cp_attention
@@ -140,9 +152,9 @@ def levels(run: Run) -> dict[str, Any]:
 
 DEGREES = {f"degree of {axis}" for axis in AXES}
 ONLY: dict[str, set[str]] = {
-    "schedule": {*AXES, "degree of pp"},
-    "together": {"kind", "zero", "sequence", "attention"},
-    "degree of pp": {"schedule", "kind", *DEGREES},
+    "schedule": {*AXES},
+    "together": {"sequence", "attention"},
+    "degree of pp": {"kind", *DEGREES},
     "degree of tp": {"sequence", "heads", "scatter", "input gradients", *DEGREES},
     "degree of dp": {"zero", "group", *DEGREES},
     "degree of cp": {"attention", "zero", *DEGREES},
@@ -151,6 +163,8 @@ ONLY: dict[str, set[str]] = {
 """What factors of many levels are crossed with; others with all. Of a schedule, its kind is crossed with the rest."""
 if EVERY:
     del ONLY["schedule"]
+    ONLY["together"] |= {"kind", "zero"}
+    ONLY["degree of pp"] |= {"schedule"}
 
 
 def pairs(run: Run) -> set[Pair]:
@@ -169,10 +183,10 @@ def covering(seed: int = SEED) -> list[Run]:
     """As few random runs as a greedy choice needs for all their pairs: next is what has most new ones for its ranks."""
     runs = dict.fromkeys(run for most, count in DRAWS.items() for run in islice(draws(seed, most), count))
     number: dict[Pair, int] = {}
-    bits = {run: sum(1 << number.setdefault(pair, len(number)) for pair in pairs(run)) for run in runs}
-    missing, chosen = (1 << len(number)) - 1, list[Run]()
+    bits = [sum(1 << number.setdefault(pair, len(number)) for pair in pairs(run)) for run in runs]
+    costs, missing, chosen = [run.plan.world_size + SERIAL for run in runs], (1 << len(number)) - 1, set[int]()
     while missing:
-        best = max(bits, key=lambda run: (bits[run] & missing).bit_count() / (run.plan.world_size + SERIAL))
-        chosen.append(best)
+        best = max(range(len(bits)), key=lambda i: (bits[i] & missing).bit_count() / costs[i])
+        chosen.add(best)
         missing &= ~bits[best]
-    return chosen
+    return [run for i, run in enumerate(runs) if i in chosen]
