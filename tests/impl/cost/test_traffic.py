@@ -62,7 +62,6 @@ WITHOUT_PIPELINE: list[tuple[Plan, Precision]] = [
     (Plan(tp=4, sequence_parallel=True), "bf16"),
     (Plan(dp=2, tp=2, sequence_parallel=True, bucket_bytes=10_000), "bf16"),
     (Plan(tp=2, recompute="selective"), "fp32"),
-    (Plan(tp=2, recompute="full"), "fp32"),
     (Plan(tp=2, sequence_parallel=True, recompute="full"), "bf16"),
     (Plan(tp=4, recompute="full", partition_activations=True), "fp32"),
 ]
@@ -71,7 +70,6 @@ PIPELINES: list[tuple[Plan, Precision]] = [
     (Plan(pp=4, schedule="zb_h1"), "bf16"),
     (Plan(pp=4, schedule="interleaved", chunks=2), "fp64"),
     (Plan(pp=2, dp=2, bucket_bytes=10_000), "bf16"),
-    (Plan(pp=2, tp=2), "fp32"),
     (Plan(pp=2, tp=2, scatter_gather=False, schedule="gpipe"), "fp32"),
     (Plan(pp=2, tp=2, schedule="interleaved", chunks=2), "bf16"),
     (Plan(pp=2, tp=2, schedule="zb_h1", sequence_parallel=True), "fp32"),
@@ -87,7 +85,6 @@ PIPELINES: list[tuple[Plan, Precision]] = [
 SMALL: dict[str, Any] = {"bucket_bytes": 10_000}
 ZERO: list[tuple[Plan, Precision]] = [
     (Plan(dp=2, zero_stage=1, **SMALL), "bf16"),
-    (Plan(dp=2, zero_stage=2, **SMALL), "fp32"),
     (Plan(dp=2, zero_stage=3, **SMALL), "bf16"),
     (Plan(dp=2, tp=2, zero_stage=1, sequence_parallel=True), "fp32"),
     (Plan(dp=2, tp=2, zero_stage=3), "bf16"),
@@ -96,7 +93,7 @@ ZERO: list[tuple[Plan, Precision]] = [
     (Plan(dp=2, pp=2, zero_stage=3, schedule="interleaved", chunks=2, **SMALL), "fp32"),
     (Plan(dp=2, tp=2, pp=2, zero_stage=3, sequence_parallel=True, **SMALL), "fp32"),
     (Plan(dp=2, pp=2, zero_stage=3, schedule="v_half", chunks=2, **SMALL), "fp32"),
-    (Plan(dp=4, tp=2, zero_stage=3, zero_group=2, sequence_parallel=True, **SMALL), "bf16"),
+    (Plan(dp=4, zero_stage=3, zero_group=2, **SMALL), "bf16"),
     (Plan(dp=4, zero_stage=1, zero_group=2), "fp32"),
     (Plan(dp=2, tp=2, zero_stage=2, zero_group=1, sequence_parallel=True), "bf16"),
 ]
@@ -109,7 +106,7 @@ CONTEXT: list[tuple[Plan, Precision]] = [
     (Plan(cp=4, zero_stage=1, **ULYSSES), "bf16"),
     (Plan(cp=4, recompute="full", zero_stage=2, zero_group=2), "fp64"),
     (Plan(cp=2, tp=2, dp=2, sequence_parallel=True, zero_stage=2, **ULYSSES), "fp32"),
-    (Plan(cp=2, tp=2, pp=2, schedule="zb_h1"), "bf16"),
+    (Plan(cp=2, pp=2, schedule="zb_h1"), "bf16"),
 ]
 
 
