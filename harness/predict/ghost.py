@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -151,9 +152,17 @@ def _executed(run: Run, tokens: int, device: str, ranks: Sequence[int]) -> "dict
     one = partial(_one, run, tokens, device)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["impl.ghost.rank"])  # PyTorch is imported once, not by each process of each run
-    with ProcessPoolExecutor(cores, context, trust, (run.plan.schedule,)) as pool:
+    with ProcessPoolExecutor(cores, context, _prepare, (run.plan.schedule,)) as pool:
         answers = pool.map(one, ranks)
         return dict(zip(shown_progress(ranks, "executing ranks"), answers, strict=False))
+
+
+def _prepare(schedule: str) -> None:
+    """Let this process execute runs with a schedule, and end with the command, even where that is killed."""
+    trust(schedule)
+    command = multiprocessing.parent_process()
+    assert command is not None
+    threading.Thread(target=lambda: (command.join(), os._exit(1)), daemon=True).start()
 
 
 def _one(run: Run, tokens: int, device: str, rank: int) -> "Executed | str":

@@ -86,7 +86,7 @@ def assert_equal_gradients(answers: Sequence[Found], tp: int, serial: Found, tol
         assert found.shards, "nothing is split"
     gradients, expected = whole_gradients(answers, tp), whole_gradients([serial], 1)
     assert gradients.keys() == expected.keys()
-    # its terms may be as large as the whole gradient, and are rounded: where it cancels out to less, that is what is left
+    # terms may be as large as the whole gradient, and are rounded: a sum that cancels out to less is known no better
     rounding = max(float(np.finfo(gradient.dtype).eps) for gradient in expected.values())
     whole = math.hypot(*(float(np.linalg.norm(gradient)) for gradient in expected.values()))
     for name, gradient in expected.items():

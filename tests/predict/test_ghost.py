@@ -1,5 +1,10 @@
 """The verb `ghost`: what it says, its exit status, and what it refuses."""
 
+import subprocess
+import sys
+import time
+
+import psutil
 import pytest
 
 from tests.harness.calls import call, document, refused
@@ -49,3 +54,17 @@ def test_points_are_looked_at_before_they_are_run() -> None:
     answer = call("run", "zero_memory", "--only", "stage=3", "--dry-run", "--ghost")
     assert (answer.status, answer.errors) == (0, "")
     assert "ranks fit together" in answer.output
+
+
+def test_a_command_that_is_killed_leaves_no_process() -> None:
+    command = [sys.executable, "-m", "harness", "ghost", *MANY, "--train.global-batch", "24000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        started: list[psutil.Process] = []
+        while len(started) < 4:  # a server, two ranks, and what follows the memory that they share
+            time.sleep(0.1)
+            started = psutil.Process(driver.pid).children(recursive=True)
+            assert driver.poll() is None
+        driver.kill()
+    gone, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
+    assert len(gone) >= 4
