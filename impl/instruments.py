@@ -125,11 +125,6 @@ class _Memory:
     is_buffer: bool = False
     """It was under way to another place."""
 
-    @property
-    def size_now(self) -> int:
-        storage = self.watch()
-        return storage.nbytes() if storage is not None else 0
-
 
 class Tracked(TorchDispatchMode):
     """The memory of every operation's results, for as long as they live."""
@@ -203,9 +198,10 @@ class Tracked(TorchDispatchMode):
         for tensor in self.passing():
             if (memory := self._see(tensor)) is not None:
                 memory.is_buffer = True
-        sizes = {memory: memory.size_now for memory in self._resizable}
-        total = self._total + sum(sizes.values())
+        resizable = [storage.nbytes() for memory in self._resizable if (storage := memory.watch()) is not None]
+        total = self._total + sum(resizable)
         if total > self.peak:
+            sizes = dict(zip(self._resizable, resizable, strict=True))
             self.peak, self._fullest, self._sizes = total, self._time, sizes
         self._time += 1
 

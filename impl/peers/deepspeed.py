@@ -4,6 +4,7 @@ DeepSpeed reads LOCAL_RANK, and DS_ACCELERATOR=cpu where there is no GPU, from t
 the ranks sets. LOCAL_SIZE, their number, saves stage 3 a look at the machine at every reduction.
 """
 
+import importlib
 import json
 import logging
 from contextlib import redirect_stdout
@@ -12,6 +13,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime import compiler
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import groups
@@ -73,6 +75,10 @@ def prepare() -> None:
     deepspeed.logger.setLevel(logging.WARNING)
     # without this it looks for compilers, and compiles collectives of its own for a minute
     deepspeed.ops.__dict__.setdefault("__compatible_ops__", {})
+    # it imports Muon, which we do not use and which imports PyTorch's compiler: seconds of every rank's start
+    compile, compiler.compile = compiler.compile, lambda: lambda function: function
+    importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    compiler.compile = compile
     groups.mpu = None  # a pipeline before this engine leaves its own here
     deepspeed.init_distributed(dist_init_required=False)
 

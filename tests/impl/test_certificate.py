@@ -99,8 +99,9 @@ def first(data: Path) -> dict[Run, list[Any]]:
 def test_hashing_changes_no_loss_and_other_processes_give_equal_certificates(
     first: dict[Run, list[Any]], data: Path
 ) -> None:
-    second, without = on_ranks(hashed, RUNS, data), on_ranks(losses, RUNS, data)
-    for one in RUNS:
+    some = RUNS[1::3]
+    second, without = on_ranks(hashed, some, data), on_ranks(losses, some, data)
+    for one in some:
         result = compared(certificate(one, first[one]), certificate(one, second[one]))
         assert (result.equal_steps, result.first, result.changes) == (STEPS, None, [])
         for (lines, pieces), expected in zip(first[one], without[one], strict=True):
@@ -123,7 +124,7 @@ def planted(one: Run, changed: Any, first: dict[Run, list[Any]], data: Path) -> 
     return compared(certificate(one, first[one]), certificate(one, on_ranks(changed, [one], data)[one]))
 
 
-@pytest.mark.parametrize("one", [RUNS[1], RUNS[4], RUNS[7], RUNS[9], RUNS[10]], ids=lambda one: str(one.plan)[5:60])
+@pytest.mark.parametrize("one", [RUNS[7], RUNS[9], RUNS[10]], ids=lambda one: str(one.plan)[5:60])
 def test_a_flipped_bit_is_found(one: Run, first: dict[Run, list[Any]], data: Path) -> None:
     last = one.plan.world_size - 1
     found = planted(one, with_another_gradient, first, data)

@@ -169,19 +169,17 @@ def draws(strategy: st.SearchStrategy[tuple[Run, Run]], count: int) -> list[tupl
 
 
 def test_training_goes_on_in_any_layout_of_up_to_4_ranks(data: Path, tmp_path: Path) -> None:
-    drawn = draws(pairs(4), 6)
+    drawn = draws(pairs(4), 4)
     plans = [run.plan for pair in drawn for run in pair]
     for field in ("pp", "dp", "cp", "tp", "zero_stage", "replicas", "schedule", "sequence_parallel"):
         assert len({getattr(plan, field) for plan in plans}) > 1
     same = [(before, before) for before in dict.fromkeys(before for before, _ in drawn)]
-    check(drawn + same[-2:], data, tmp_path)
+    check(drawn + same[-1:], data, tmp_path)
 
 
 def test_training_goes_on_from_8_ranks_and_on_8(data: Path, tmp_path: Path) -> None:
-    first, (large, small) = draws(
-        pairs(8).filter(lambda pair: pair[0].plan.world_size == 8 > pair[1].plan.world_size), 2
-    )
-    check([first, (small, large)], data, tmp_path)
+    are_large = lambda pair: pair[0] != pair[1] and all(run.plan.world_size == 8 for run in pair)
+    check(draws(pairs(8).filter(are_large), 1), data, tmp_path)
 
 
 # What a checkpoint is, on one rank -----------------------------------------------------------------------------------
@@ -333,25 +331,25 @@ def test_a_save_that_fails_is_told_at_the_next_call_and_the_one_after_may_succee
 
 
 def test_masters_are_the_same_in_every_precision_and_a_loss_scale_in_its_own(make: Make) -> None:
-    half = replace(RUN, precision="fp16", train=replace(RUN.train, initial_loss_scale=2.0**40, loss_scale_window=3))
+    half = replace(RUN, precision="fp16", train=replace(RUN.train, initial_loss_scale=2.0**24, loss_scale_window=3))
     one, checkpoints = make(half)
-    skipped = sum(one.step(i).is_skipped for i in range(30))
-    assert one.optimizer.updates == 30 - skipped
-    assert 0 < skipped < 30
+    skipped = sum(one.step(i).is_skipped for i in range(15))
+    assert one.optimizer.updates == 15 - skipped
+    assert 0 < skipped < 15
     saved, scale = state(one), (one.loss_scale.scale, one.loss_scale.good_steps, one.loss_scale.skipped)
-    checkpoints.save(30)
+    checkpoints.save(15)
     checkpoints.wait()
     for precision in ("fp16", "bf16", "fp32"):
         other, checkpoints = make(replace(half, precision=precision))
         fresh = other.loss_scale.scale
-        assert checkpoints.load() == Loaded(30, [])
+        assert checkpoints.load() == Loaded(15, [])
         assert state(other) == saved
-        assert other.optimizer.updates == 30 - skipped
+        assert other.optimizer.updates == 15 - skipped
         restored = (other.loss_scale.scale, other.loss_scale.good_steps, other.loss_scale.skipped)
         assert restored == (scale if precision == "fp16" else (fresh, 0, 0))
-        assert math.isfinite(other.step(30).loss.item())
-    one.step(30)
+        assert math.isfinite(other.step(15).loss.item())
+    one.step(15)
     again, checkpoints = make(half)
     checkpoints.load()
-    again.step(30)
+    again.step(15)
     assert state(again) == state(one)

@@ -133,12 +133,13 @@ CONTEXT = [
 
 
 def layouts() -> list[Run]:
-    """Every plan with other blocks and with every norm placement; families, kinds of norm and so on in turn."""
+    """Every plan with other blocks and with norm placements; families, kinds of norm and so on in turn."""
     rest = cycle(product((0.1, 0.0), ("fp32", "bf16", "fp16", "fp64", "bf16")))  # 10, which 11 is no multiple of
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
     blocks = [
         Run(model=replace(model, num_layers=3, seq_len=12), plan=plan, train=RECIPE, precision=precisions[i % 2])
-        for (i, plan), model in product(enumerate([*SHARED, *PIPELINES]), BLOCKS.values())
+        for (i, plan), (j, model) in product(enumerate([*SHARED, *PIPELINES]), enumerate(BLOCKS.values()))
+        if (i + j) % 3 == 0
     ]
     norms, families = cycle(("layernorm", "rmsnorm", "dyt")), cycle(("gpt", "bert", "bert", "gpt"))
     context = [
@@ -156,7 +157,8 @@ def layouts() -> list[Run]:
             plan=plan, train=RECIPE, precision=precision,
         )
         for (plan, placement), family, norm, (dropout, precision) in zip(
-            [*product(SHARED, PLACEMENTS), *product(PIPELINES, ("pre", "qk"))], families, norms, rest, strict=False
+            [*product(SHARED, PLACEMENTS)][::2] + [(plan, "qk") for plan in PIPELINES],
+            families, norms, rest, strict=False,
         )
     ]  # fmt: skip
 
@@ -165,9 +167,9 @@ def kept(one: Trainer) -> tuple[int, int, ActivationBytes]:
     return one.pp_group.rank(), one.head_positions, activation_bytes(one)
 
 
-def test_every_rank_of_276_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
+def test_every_rank_of_131_layouts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
     runs = layouts()
-    assert len(set(runs)) == 276
+    assert len(set(runs)) == 131
     for run, ranks in on_ranks(kept, runs, data).items():
         vocab_size = run.model.vocabulary(257)
         for pp_rank, positions, found in ranks:

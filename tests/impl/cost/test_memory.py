@@ -51,7 +51,10 @@ def test_states_of_every_pipeline_rank_are_the_formula_to_the_byte(family: str, 
     model = replace(MODEL, family=family, norm_placement="sandwich" if family == "bert" else "pre")
     recipe = lambda plan: Recipe(steps=1, global_batch=plan.pp * plan.dp, microbatch=1)
     in_stages = lambda plan: replace(model, num_layers=plan.pp * plan.chunks + 1)
-    runs = [Run(model=in_stages(plan), plan=plan, train=recipe(plan), precision=kind) for plan, kind in STATES]
+    runs = [
+        Run(model=in_stages(plan), plan=plan, train=recipe(plan), precision=kind)
+        for plan, kind in STATES[:: 2 if family == "bert" else 1]
+    ]
     for run, ranks in on_ranks(held_here, runs, data).items():
         vocab_size, of_rank = run.model.vocabulary(257), {}
         for pp_rank, states in ranks:

@@ -62,7 +62,6 @@ WITHOUT_PIPELINE: list[tuple[Plan, Precision]] = [
     (Plan(tp=4, sequence_parallel=True), "bf16"),
     (Plan(dp=2, tp=2, sequence_parallel=True, bucket_bytes=10_000), "bf16"),
     (Plan(tp=2, recompute="selective"), "fp32"),
-    (Plan(tp=2, recompute="full"), "fp32"),
     (Plan(tp=2, sequence_parallel=True, recompute="full"), "bf16"),
     (Plan(tp=4, recompute="full", partition_activations=True), "fp32"),
 ]
@@ -71,11 +70,9 @@ PIPELINES: list[tuple[Plan, Precision]] = [
     (Plan(pp=4, schedule="zb_h1"), "bf16"),
     (Plan(pp=4, schedule="interleaved", chunks=2), "fp64"),
     (Plan(pp=2, dp=2, bucket_bytes=10_000), "bf16"),
-    (Plan(pp=2, tp=2), "fp32"),
     (Plan(pp=2, tp=2, scatter_gather=False, schedule="gpipe"), "fp32"),
     (Plan(pp=2, tp=2, schedule="interleaved", chunks=2), "bf16"),
     (Plan(pp=2, tp=2, schedule="zb_h1", sequence_parallel=True), "fp32"),
-    (Plan(pp=4, dp=2, schedule="zb_h1", bucket_bytes=10_000), "fp32"),
     (Plan(pp=2, dp=2, tp=2, schedule="interleaved", chunks=4, sequence_parallel=True), "fp64"),
     (Plan(pp=2, tp=2, schedule="zb_h1", recompute="full", partition_activations=True), "bf16"),
     (Plan(pp=2, tp=2, schedule="zb_h1", recompute="full", sequence_parallel=True), "fp32"),
@@ -88,7 +85,6 @@ PIPELINES: list[tuple[Plan, Precision]] = [
 SMALL: dict[str, Any] = {"bucket_bytes": 10_000}
 ZERO: list[tuple[Plan, Precision]] = [
     (Plan(dp=2, zero_stage=1, **SMALL), "bf16"),
-    (Plan(dp=2, zero_stage=2, **SMALL), "fp32"),
     (Plan(dp=2, zero_stage=3, **SMALL), "bf16"),
     (Plan(dp=2, tp=2, zero_stage=1, sequence_parallel=True), "fp32"),
     (Plan(dp=2, tp=2, zero_stage=3), "bf16"),
@@ -97,9 +93,8 @@ ZERO: list[tuple[Plan, Precision]] = [
     (Plan(dp=2, pp=2, zero_stage=3, schedule="interleaved", chunks=2, **SMALL), "fp32"),
     (Plan(dp=2, tp=2, pp=2, zero_stage=3, sequence_parallel=True, **SMALL), "fp32"),
     (Plan(dp=2, pp=2, zero_stage=3, schedule="v_half", chunks=2, **SMALL), "fp32"),
-    (Plan(dp=4, tp=2, zero_stage=3, zero_group=2, sequence_parallel=True, **SMALL), "bf16"),
+    (Plan(dp=4, zero_stage=3, zero_group=2, **SMALL), "bf16"),
     (Plan(dp=4, zero_stage=1, zero_group=2), "fp32"),
-    (Plan(dp=4, pp=2, zero_stage=2, zero_group=2, schedule="zb_h1", **SMALL), "fp32"),
     (Plan(dp=2, tp=2, zero_stage=2, zero_group=1, sequence_parallel=True), "bf16"),
 ]
 
@@ -111,7 +106,7 @@ CONTEXT: list[tuple[Plan, Precision]] = [
     (Plan(cp=4, zero_stage=1, **ULYSSES), "bf16"),
     (Plan(cp=4, recompute="full", zero_stage=2, zero_group=2), "fp64"),
     (Plan(cp=2, tp=2, dp=2, sequence_parallel=True, zero_stage=2, **ULYSSES), "fp32"),
-    (Plan(cp=2, tp=2, pp=2, schedule="zb_h1"), "bf16"),
+    (Plan(cp=2, pp=2, schedule="zb_h1"), "bf16"),
 ]
 
 
@@ -121,13 +116,16 @@ CASES = [*(("gpt", of) for of in PLANS), ("bert", "pp = 1"), ("bert", "pp > 1"),
 """Llama's head is not tied. Random runs of ghosts, which do what real ranks do, have all families and blocks."""
 
 
-@pytest.mark.parametrize(("family", "of"), CASES)
-def test_a_step_of_every_rank_sends_what_the_formulas_say(family: str, of: str, data: Path) -> None:
+def runs_of(family: Any, of: str) -> list[Run]:
     models = LLAMAS if family == "llama" else [replace(model, family=family) for model in MODELS]
-    runs = [
+    return [
         Run(model=fitting(model, plan), plan=plan, train=RECIPE, precision=precision)
-        for (plan, precision), model in zip(PLANS[of][:: 1 if family == "gpt" else 2], cycle(models), strict=False)
+        for (plan, precision), model in zip(PLANS[of][:: 1 if family == "gpt" else 4], cycle(models), strict=False)
     ]
+
+
+def test_a_step_of_every_rank_sends_what_the_formulas_say(data: Path) -> None:
+    runs = [run for case in CASES for run in runs_of(*case)]
     for run, ranks in on_ranks(step, runs, data).items():
         assert {found.pp_rank for found in ranks} == set(range(run.plan.pp))
         for found in ranks:
@@ -136,8 +134,8 @@ def test_a_step_of_every_rank_sends_what_the_formulas_say(family: str, of: str, 
 
 
 def test_tokens_that_do_not_divide_are_sent_whole(data: Path) -> None:
-    plans = [Plan(pp=2, tp=4, schedule="gpipe", scatter_gather=scatters) for scatters in (True, False)]
-    runs = [Run(model=fitting(replace(MODEL, seq_len=18), plan), plan=plan, train=RECIPE) for plan in plans]
+    plans = [Plan(pp=2, tp=2, schedule="gpipe", scatter_gather=scatters) for scatters in (True, False)]
+    runs = [Run(model=fitting(replace(MODEL, seq_len=17), plan), plan=plan, train=RECIPE) for plan in plans]
     one, other = on_ranks(step, runs, data).values()
     assert one == other
 
