@@ -249,11 +249,14 @@ def attention_grad(
     return attention_grad_by_products(grad, q, k, v, out, logs, causal=causal)
 
 
-def attention_grad_on_cpu(**named: Any) -> tuple[Tensor, Tensor, Tensor]:
+def attention_grad_on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return what PyTorch's kernel for a CPU does, in fp32 at least: in bf16 it takes several times as long."""
-    wide = torch.promote_types(named["query"].dtype, torch.float32)
-    tensors = {name: x.to(wide) for name, x in named.items() if isinstance(x, Tensor)}
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(**{**named, **tensors})
+    wide, named = (
+        torch.promote_types(query.dtype, torch.float32),
+        {"query": query, "key": key, "value": value, **others},
+    )
+    named = {name: x.to(wide) if isinstance(x, Tensor) else x for name, x in named.items()}
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(**named)
 
 
 def has_flash(q: Tensor) -> bool:

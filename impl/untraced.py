@@ -25,14 +25,13 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
         nonlocal chosen
         chosen = torch.compiler.disable(function)
 
-    @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return chosen(*args, **kwargs)
 
     # the compiler counts by code how often it compiles something again, and all of these would have one
     call.__code__ = call.__code__.replace(co_name=function.__name__)
     _hides.append(hide)
-    return call
+    return wraps(function)(call)
 
 
 def compile_in_place(module: nn.Module) -> None:

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from impl.cost.parameters import Parameter, named_parameters
-from impl.cost.place import Sizes
+from impl.cost.place import HEAD, Sizes
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.zero.partition import OUTPUT, TIED
 
 Pass = Literal["forward", "input gradient", "weight gradient"]
-HEAD = "head"
-"""Name of the token embedding's matrix where it is the output head."""
 
 
 class Product(NamedTuple):

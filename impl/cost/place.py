@@ -12,6 +12,9 @@ from impl.pipeline.stage import Stage, split
 from impl.run import Run
 from impl.zero.partition import BucketLayout, divisions, lay_out, owners
 
+HEAD = "head"
+"""Name of the token embedding's matrix where it is the output head."""
+
 
 class ParameterBytes(NamedTuple):
     """Bytes that one parameter takes where nothing is divided."""

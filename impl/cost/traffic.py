@@ -3,16 +3,18 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from impl.cost.gemms import HEAD, Product
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
-from impl.cost.place import Place, Sizes, parameter_bytes
+from impl.cost.place import HEAD, Place, Sizes, parameter_bytes
 from impl.pipeline.schedule import DIRECTION
 from impl.pipeline.schedule import Op as PipelineOp
 from impl.plan import AXES, Plan
 from impl.run import Run
 from impl.zero.partition import owners
+
+if TYPE_CHECKING:
+    from impl.cost.gemms import Product
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "broadcast", "all_to_all"]
 When = Literal["forward", "backward"]
@@ -44,9 +46,9 @@ class Collective(NamedTuple):
     op: Op
     bytes: int
     when: When
-    behind: Product | None = None
+    behind: "Product | None" = None
     """Product computed meanwhile; None: nothing is."""
-    split: Product | None = None
+    split: "Product | None" = None
     """Product that makes what is sent, or takes what is received; software that splits both does both at once."""
     over: Literal["tp", "heads", "cp"] = "tp"
     """All of these ranks, or those that share a head of keys and values; or context-parallel ranks."""
@@ -75,7 +77,7 @@ def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp")
     return counts
 
 
-def collectives(run: Run, name: BlockName, head_positions: int, once: Sequence[Product] = ()) -> Iterator[Collective]:
+def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[Product]" = ()) -> Iterator[Collective]:
     """Yield the collectives of one block and microbatch of tensor- and context-parallel ranks, without recomputation.
 
     The heads of BERT work on whole activations; the input gradient of the masked positions is reduced.

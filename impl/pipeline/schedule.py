@@ -150,8 +150,8 @@ class Schedule:
     @property
     def ways(self) -> set[tuple[int, int]]:
         """Pairs (sender, receiver) of ranks between which activations or their gradients are sent."""
-        ways = {way for way in pairwise(rank for _, rank in sorted(self.rank_of.items())) if way[0] != way[1]}
-        return ways | {way[::-1] for way in ways}
+        borders = pairwise(rank for _, rank in sorted(self.rank_of.items()))
+        return {way for a, b in borders if a != b for way in ((a, b), (b, a))}
 
     @cached_property
     def lowered(self) -> list[list[Action]]:

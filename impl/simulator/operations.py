@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from impl.cost.gemms import HEAD, Core, Product, core, products
+from impl.cost.gemms import Core, Product, core, products
 from impl.cost.parameters import ELEMENT_BYTES, named_parameters
-from impl.cost.place import Place, Sizes, parameter_bytes
+from impl.cost.place import HEAD, Place, Sizes, parameter_bytes
 from impl.cost.traffic import BlockName, Collective, collectives
 from impl.pipeline.stage import Stage
 from impl.run import Run

@@ -28,7 +28,7 @@ SEED = int(os.environ.get("RANDOM_SEED", 1))
 EVERY = bool(os.environ.get("EVERY_SCHEDULE"))
 """True if each schedule is to meet all other choices, on up to 8 ranks: twice the runs."""
 OWN = own_schedule.__name__
-SEARCHED = dict(zip(WRITTEN, (own_schedule.SEARCHED, own_schedule.SEARCHED_V), strict=True))
+SEARCHED: dict[str, str] = dict(zip(WRITTEN, (own_schedule.SEARCHED, own_schedule.SEARCHED_V), strict=True))
 """What the written-out tables of runs are found by, before any rank starts."""
 SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other", *SEARCHED)
 CHUNKS = dict.fromkeys(("interleaved", "zbv", "v_half", "v_min", "dualpipe_v", SCHEDULES[-4], SCHEDULES[-1]), 2)

@@ -134,7 +134,8 @@ def step_time(
                         break
                     begin = max(ready, theirs[0][1], over.get((rank, name), 0), over.get(there, 0))
                     over[rank, name] = over[there] = ended[key] = begin + transfer
-                    queue.popleft(), theirs.popleft()
+                    queue.popleft()
+                    theirs.popleft()
                     has_moved = True
 
     def is_ended(rank: int, key: Any) -> bool:
