@@ -250,7 +250,7 @@ def attention_grad(
 
 
 def attention_grad_on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what PyTorch's kernel for a CPU does, in fp32 at least: in bf16 it takes several times as long."""
+    """Return what PyTorch's kernel for a CPU does, in fp32 at least: without units for bf16 it is six times as fast."""
     wide, named = (
         torch.promote_types(query.dtype, torch.float32),
         {"query": query, "key": key, "value": value, **others},
