@@ -12,9 +12,9 @@ import pandas as pd
 
 from harness.records.frames import none_if_missing, once_for_all, rows_of
 from harness.records.labels import SHAPE, labels_by, varying
-from harness.records.parts import Step
 from harness.records.record import CONVENTION, STATES, Record
 from harness.records.statistics import estimate
+from harness.records.steps import Step, Steps
 from impl.errors import InputError
 from impl.model.norm_placement import PLACEMENTS
 from impl.run import Run
@@ -217,7 +217,7 @@ def with_seconds(record: Record, seconds: float, bubble: float | None = None) ->
     other = copy.copy(record)
     for name in [name for name in other.__dict__ if isinstance(getattr(Record, name, None), cached_property)]:
         del other.__dict__[name]
-    other.steps = [Step(seconds=[seconds])]
+    other.steps = Steps([Step(seconds=[seconds])])
     if bubble is not None:
         other.prediction = dataclasses.replace(record.prediction, bubble=bubble)
     return other

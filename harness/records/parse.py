@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from harness.records.parts import CATEGORIES, SECONDS, Head, Span
+from harness.records.parts import CATEGORIES, Head, Span
 from harness.records.record import Record
 from harness.records.store import NO_JSON, Document
 from impl.pipeline.schedule import Action
@@ -87,10 +87,8 @@ def _why_inconsistent(record: Record) -> str | None:
     run, ranks, world_size = record.run, record.ranks, record.run.plan.world_size
     if len(ranks) > world_size:
         return f"ranks: {len(ranks)} of {world_size}"
-    timed = [seconds or [] for seconds in map(SECONDS, record.steps)]
-    if max(map(len, timed), default=0) > world_size:
-        i = next(i for i, seconds in enumerate(timed) if len(seconds) > world_size)
-        return f"steps.{i}.seconds: of {len(timed[i])} ranks, there are {world_size}"
+    if (count := max(timed := record.steps.timed_ranks(), default=0)) > world_size:
+        return f"steps.{timed.index(count)}.seconds: of {count} ranks, there are {world_size}"
     if any(one.total and one.correct is None for one in record.evaluations):
         return "evaluations: answers were counted, but not the right ones"
     if any(rank.memory for rank in ranks) and (why := _why_no_prediction(record)):

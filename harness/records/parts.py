@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from dataclasses import field
-from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -96,25 +95,6 @@ class Rank:
     def total_bytes(self) -> int:
         """Device bytes at the fullest moment of a step; 0 where not counted."""
         return sum(size for name, size in (self.memory or {}).items() if name != "host")
-
-
-@dataclass(config=READ, slots=True)
-class Step:
-    """One optimizer step."""
-
-    step: Count = 0
-    loss: Finite | None = None
-    """Training loss; None if it is not finite, or if nothing was trained."""
-    grad_norm: Finite | None = None
-    lr: Finite | None = None
-    seconds: Annotated[list[Positive], Field(min_length=1)] | None = None
-    """Seconds of every rank."""
-    skipped: bool = False
-    """True if fp16 gradients overflowed, so that only the loss scale was changed."""
-
-
-LOSS, SECONDS = attrgetter("loss"), attrgetter("seconds")
-"""Functions of a step; with `map` they are twice as fast as a comprehension, for a million steps."""
 
 
 @dataclass(config=READ)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Annotated
@@ -12,9 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from harness.records.parts import (
-    LOSS,
     READ,
-    SECONDS,
     Collective,
     Environment,
     Evaluation,
@@ -24,9 +22,9 @@ from harness.records.parts import (
     Prediction,
     Rank,
     Resolved,
-    Step,
 )
 from harness.records.statistics import quartiles, warmup_steps
+from harness.records.steps import Steps
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.memory import memory
 from impl.cost.peaks import peak_flops
@@ -56,7 +54,7 @@ class Record(Head):
     forecast: Forecast | None = None
     loss_forecast: LossForecast | None = None
     ranks: list[Rank] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: Steps = field(default_factory=Steps)
     evaluations: list[Evaluation] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     certified: bool = False  # every step was hashed, and not timed: `harness.records.certificate`
@@ -71,17 +69,16 @@ class Record(Head):
         """Parameters of the model."""
         return float_or_nan(self.resolved.parameters or None)
 
-    @cached_property
+    @property
     def timed_seconds(self) -> list[float]:
         """Seconds of each timed step, slowest rank, without the warm-up steps."""
-        seconds = list(map(max, filter(None, map(SECONDS, self.steps))))
+        seconds = self.steps.slowest()
         return seconds[warmup_steps(len(seconds)) :]
 
-    @cached_property
-    def losses(self) -> tuple[float, ...]:
+    @property
+    def losses(self) -> Sequence[float]:
         """Training loss of every step, NaN included; empty where nothing was trained."""
-        losses = [] if self.is_simulated else list(map(LOSS, self.steps))
-        return tuple(losses) if None not in losses else tuple(map(float_or_nan, losses))
+        return () if self.is_simulated else self.steps.losses
 
     @cached_property
     def courses(self) -> dict[tuple[str, str], list[Evaluation]]:
@@ -162,7 +159,7 @@ class Record(Head):
     def skipped_steps(self) -> float:
         """Steps of an fp16 run whose gradients overflowed, so that only the loss scale was changed."""
         counts = self.run.precision == "fp16" and self.losses
-        return float(sum(step.skipped for step in self.steps)) if counts else math.nan
+        return float(self.steps.skipped) if counts else math.nan
 
     @property
     def alone_seconds(self) -> float:

@@ -70,7 +70,7 @@ def test_the_claim_on_divergence_compares_both_placements(diverging: tuple[str, 
     records = trained({("bert", norm, layers, 1e-3): 3.0 for norm in ("pre", "post") for layers in (2, 12)})
     for one in records:
         if one.run.model.norm_placement in diverging:
-            one.steps[-1].loss = 1e9
+            one.steps.losses[-1] = 1e9
     assert verdicts("layernorm_placement", records)[1] == expected
     alone = [one for one in records if one.run.model.norm_placement == "pre"]
     assert verdicts("layernorm_placement", alone)[1] == "not run here"

@@ -54,7 +54,7 @@ def test_losses_are_compared_step_by_step_in_every_repeat() -> None:
     assert math.isnan(cell.loss_difference("native", "deepspeed"))
     for loss, difference in ((1.1, 0.1), (math.nan, math.inf)):
         ours, theirs = record(repeat=1), record(repeat=1, engine="torch")
-        ours.steps[3].loss, theirs.steps[3].loss = 1.0, loss
+        ours.steps.losses[3], theirs.steps.losses[3] = 1.0, loss
         (cell,) = found(record(), record(engine="torch"), ours, theirs)
         assert cell.loss_difference("native", "torch") == pytest.approx(difference)
 

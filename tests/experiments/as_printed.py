@@ -7,8 +7,9 @@ from typing import Any
 
 from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Experiment
-from harness.records.parts import Collective, Environment, Prediction, Rank, Status, Step
+from harness.records.parts import Collective, Environment, Prediction, Rank, Status
 from harness.records.record import Record
+from harness.records.steps import Step
 from impl.cost.traffic import Count
 from impl.plan import Plan
 from impl.run import Run

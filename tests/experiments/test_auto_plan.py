@@ -9,8 +9,9 @@ from experiments.ours import auto_plan as experiment
 from harness.predict.simulation import given_by, predicted
 from harness.predict.simulation import simulated as simulated_run
 from harness.predict.systems import load_system
-from harness.records.parts import Environment, Step
+from harness.records.parts import Environment
 from harness.records.record import Record, point
+from harness.records.steps import Step
 from impl.run import Run
 from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, bare, verdicts
 from tests.harness.made_up_records import record_of

@@ -105,7 +105,7 @@ def test_engines_verdicts_on_speed(seconds: Seconds, expected: list[str]) -> Non
 
 def off_by(share: float) -> Change:
     def change(full: Record) -> None:
-        full.steps[7].loss = (full.steps[7].loss or 0) * (1 + share)
+        full.steps.losses[7] *= 1 + share
 
     return change
 
@@ -213,7 +213,7 @@ def test_overlaps_are_judged_one_by_one(slower: str) -> None:
 def test_overlaps_that_change_a_loss_by_a_bit_are_found() -> None:
     different = small("overlap", all_pay)
     assert verdicts("overlap", different) == [YES] * 4
-    different[0].steps[5].loss = (different[0].steps[5].loss or 0) + 1e-12
+    different[0].steps.losses[5] += 1e-12
     assert verdicts("overlap", different) == [YES, YES, YES, PARTLY]
 
 

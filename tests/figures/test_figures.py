@@ -102,7 +102,7 @@ def test_models_of_one_kind_share_a_range_of_losses_from_the_first_down() -> Non
         for h, n in ((128, 481_152), (256, 2_000_000))
         for norm in ("pre", "post")
     ]
-    runs[0].steps[30].loss = 1e6
+    runs[0].steps.losses[30] = 1e6
     figure = figures.curves(runs)
     assert figure is not None
     ranges = {ax.get_title().split()[0]: ax.get_ylim() for ax in figure.axes}

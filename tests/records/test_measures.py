@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from harness.analysis.tables import throughput_table
 from harness.records.labels import labels_by, varying
 from harness.records.measures import frame, only_tier, size_name
 from harness.records.parts import Collective
+from harness.records.steps import Steps
 from impl.errors import InputError
 from impl.run import Run, from_dict
 from tests.harness.made_up_records import config, document, made_of, record, with_pipeline, without_numbers
@@ -46,8 +48,8 @@ def test_throughput_is_one_over_the_wall_time_of_a_token(
 
 def test_slowest_rank_and_largest_memory_count_and_warmup_does_not() -> None:
     run = record(plan__dp=2, train__steps=8)
-    for step in run.steps:
-        step.seconds = [9.0, 9.0] if step.step < 3 else [0.1, 0.2]
+    seconds = lambda step: [9.0, 9.0] if step.step < 3 else [0.1, 0.2]
+    run.steps = Steps(replace(step, seconds=seconds(step)) for step in run.steps)
     run.ranks[0].peak_memory_bytes = 7_000_000_000
     row = frame([run]).iloc[0]
     assert run.timed_seconds == [0.2] * 5
@@ -68,7 +70,7 @@ def test_mfu_only_where_the_peak_is_known_and_never_on_a_cpu() -> None:
 
 def test_skipped_steps_are_counted_where_there_is_a_loss_scale() -> None:
     run = record(precision="fp16")
-    run.steps[1].skipped = True
+    run.steps = Steps(replace(step, skipped=step.step == 1) for step in run.steps)
     assert frame([run]).iloc[0]["skipped_steps"] == 1
     assert math.isnan(frame([record()]).iloc[0]["skipped_steps"])
     assert "skipped steps" in {column.header for column in throughput_table([run]).columns}

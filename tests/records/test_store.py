@@ -58,7 +58,7 @@ def test_a_record_reads_as_it_was_written(tmp_path_factory: pytest.TempPathFacto
     assert store.document(ID) == record(**fields)
     (read,) = store.records()
     assert SAID(read) == SAID(store.head(ID)) == SAID(head_of(record()))
-    assert (read.run, read.losses) == (Run(), (2.5, 2.25))
+    assert (read.run, list(read.losses)) == (Run(), [2.5, 2.25])
     assert not store.ignored
 
 
