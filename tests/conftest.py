@@ -66,9 +66,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def turns_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Test processes, and commands that they start, do not wait for those of other test processes."""
-    os.environ["LMSCALE_TURNS"] = str(tmp_path_factory.mktemp("turns"))
+def folders_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Test processes, and commands that they start, do not wait for those of others, nor find what others kept."""
+    for name in ("turns", "cache"):
+        os.environ[f"LMSCALE_{name.upper()}"] = str(tmp_path_factory.mktemp(name))
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ from harness.experiment.experiment import load
 from harness.predict.systems import FOLDER
 from harness.records.printable import CONTROL
 from harness.records.store import with_digest
+from harness.report import planner
 from impl.data.make_tokenizer import parse
 from impl.run import Run
 from tests.cli.test_fuzz import CODE_JUNK, changed, damaged, with_its_id
@@ -41,7 +42,7 @@ from tests.harness.small_runs import write_tokens
 PROCESSOR_SECONDS, WALL_SECONDS, BYTES, FILE_BYTES = 10, 300, 8 * 2**30, 2**28
 STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
-LONG_VERBS = {"accuracy": 9, "report": 3, "tune": 3}
+LONG_VERBS = {"accuracy": 9, "tune": 3}
 """Verbs whose work is long, and how many times as long they may take."""
 RECORDS, CERTIFIED = (f"{folder}/quickstart/smoke/records" for folder in ("results", "certified"))
 CALLS = [
@@ -254,6 +255,9 @@ def main(calls: int = 2000, seed: int = 1, skip: int = 0, only: tuple[str, ...] 
         whole.mkdir()
         logs.mkdir()
         template(whole)
+        os.environ["LMSCALE_CACHE"] = str(Path(scratch) / "cache")
+        if "report" in options:  # else each would take half a minute for tables that are always the same
+            planner.embedded(whole / "results")
         for number in range(skip, skip + calls):
             chance = random.Random(f"{seed}:{number}")
             shutil.rmtree(folder, ignore_errors=True)

@@ -4,8 +4,11 @@ Tables hold what the laws of operations, collectives and states give for the pla
 form's own arithmetic on them, as `harness.report.traced` recorded it. There are no experts, as no model here has them.
 """
 
+import contextlib
+import hashlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +22,13 @@ from harness.predict.interval import BASELINE, EXTRAPOLATES, OCTAVE, features, i
 from harness.predict.kinds import Errors, Published, errors_by_kind, kind_doubts, published
 from harness.predict.systems import load_system
 from harness.records.statistics import NINE_TENTHS
+from harness.records.store import write_atomically
 from harness.report.traced import rows_of, traced
+from harness.terminal import shown_progress
 from harness.tune.tune import TOKENS, Task, base_of
 from impl.cost.flops import model_flops
 from impl.errors import InputError
+from impl.files import read_text
 from impl.model.sizes import named
 from impl.recipe import Recipe
 from impl.run import Run
@@ -41,6 +47,9 @@ GRID: dict[str, tuple[Any, ...]] = {
 """Values of the knobs that the planner has; others keep their defaults."""
 GPUS = tuple(2**n for n in range(13))
 BATCHES = (64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+ACCURACY = "accuracy.md"
+FOLDER = "LMSCALE_CACHE"
+"""Environment variable with the folder of what is kept between commands; without it `~/.cache/lmscale`."""
 Row = dict[str, Any]
 """Values of some knobs."""
 
@@ -52,7 +61,7 @@ def document(results: Path) -> dict[str, Any]:
         results: folder with accuracy.md, as the verb `accuracy` writes it.
     """
     programs, plans, described = dict[str, int](), {}, {}
-    for system in map(load_system, SYSTEMS):
+    for system in map(load_system, shown_progress(SYSTEMS, "tables of the planner")):
         rows = list(published(system))
         errors = errors_by_kind(system, rows)
         described[system.name] = _system(system, rows)
@@ -73,13 +82,33 @@ def document(results: Path) -> dict[str, Any]:
         "names": NAMES,
         "defaults": {knob: _number(knob, value) for knob, value in DEFAULTS.items()},
         "features": {"names": list(BASELINE), "octave": OCTAVE, "nine_tenths": NINE_TENTHS},
-        "shifts": _shifts(results / "accuracy.md"),
+        "shifts": _shifts(results / ACCURACY),
     }
 
 
 def embedded(results: Path) -> Markup:
-    """Return `document` as JSON inside an HTML page."""
-    return Markup(json.dumps(document(results), separators=(",", ":"), allow_nan=False).replace("<", r"\u003c"))
+    """Return `document` as JSON inside an HTML page, kept in the user's cache for as long as it stays the same."""
+    path, of = Path(os.environ.get(FOLDER) or "~/.cache/lmscale").expanduser() / "planner", _fingerprint(results)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        known, _, text = read_text(path).partition("\n")
+        if known == f"{of} {_digest(text)}":
+            return Markup(text)
+    text = json.dumps(document(results), separators=(",", ":"), allow_nan=False).replace("<", r"\u003c")
+    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+        write_atomically(path, f"{of} {_digest(text)}\n{text}")
+    return Markup(text)
+
+
+def _fingerprint(results: Path) -> str:
+    """Return a digest of all that decides the document: the program with its data, accuracy.md and the grid."""
+    source = Path(__file__).parents[2]
+    files = [path for room in ("impl", "harness") for path in sorted((source / room).rglob("*")) if path.is_file()]
+    read = [path for path in (*files, results / ACCURACY) if path.suffix != ".pyc" and path.exists()]
+    return _digest(*(str(path.read_bytes()) for path in read), repr((GRID, SYSTEMS, MODELS)), np.__version__)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def task_of(model: str, system: System) -> Task:

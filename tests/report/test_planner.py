@@ -64,6 +64,7 @@ def page(made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("planner")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "document", lambda _: made)
+        patch.setenv("LMSCALE_CACHE", str(folder))
         text = templates().get_template("planner.html").render(heading="Planner", data=planner.embedded(RESULTS))
     (folder / "planner.html").write_text(text)
     for name in ("planner.js", "style.css"):
@@ -234,6 +235,26 @@ def test_a_program_has_the_results_of_the_closed_form(made: dict[str, Any]) -> N
         assert results[places["seconds"]] == details.seconds[0]
         for place, parts in zip(places["memory"], details.memory, strict=True):
             assert [float(results[place[name]]) for name in parts._fields] == [float(part[0]) for part in parts]
+
+
+def test_tables_are_made_again_where_anything_of_them_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Path]()
+    monkeypatch.setenv("LMSCALE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(planner, "document", lambda results: made.append(results) or {"text": f"</{len(made)}>"})
+    assert [planner.embedded(tmp_path) for _ in range(2)] == [r'{"text":"\u003c/1>"}'] * 2
+    monkeypatch.setattr(planner, "MODELS", ("llama-2-13b",))
+    assert "2" in planner.embedded(tmp_path)
+    (tmp_path / "accuracy.md").write_text("other errors")
+    assert "3" in planner.embedded(tmp_path)
+    assert "3" in planner.embedded(tmp_path)
+    kept = tmp_path / "cache" / "planner"
+    kept.write_text(kept.read_text()[:-1])
+    assert "4" in planner.embedded(tmp_path)
+    kept.unlink()
+    kept.mkdir()
+    assert "5" in planner.embedded(tmp_path)
+    assert "6" in planner.embedded(tmp_path)
+    assert [path.name for path in kept.parent.iterdir()] == ["planner"]
 
 
 def test_an_operation_that_the_page_lacks_is_refused() -> None:
