@@ -199,7 +199,9 @@ def _document(asked: Simulated, system: System, found: Prediction, stack: str | 
         "memory": [{"pipeline_rank": i, "bytes": memory.as_dict()} for i, memory in enumerate(found.memory)],
         "device_memory_bytes": system.device.memory_bytes.value,
         "room_bytes": system.device.room,
+        "besides_bytes": asdict(system.device.taken),
         "fits": found.fits,
+        "fit": found.fit,
         "calibration": None if known is None else _calibration(known),
         "assumed": asked.assumed,
     }
@@ -233,9 +235,9 @@ def _print(document: Mapping[str, Any], found: Prediction, system: System) -> No
     print("\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()))
     table = memory_table(found.memory)
     console(table).print(table)
-    most, there, room = max(m.total for m in found.memory), system.device.memory_bytes.value, system.device.room
-    beside = f", of which {shown(there - room)} are the framework's" if room < there else ""
-    print(f"{'fits' if found.fits else 'does not fit'}: {shown(most)} of {shown(there)}{beside} ({most / room:.0%})")
+    most, there = max(m.total for m in found.memory), system.device.memory_bytes.value
+    doubt = system.device.taken.doubt(found.fit)
+    print(f"{found.fit}: {shown(most)} of {shown(there)} ({most / there:.0%}){doubt}")
     if document["assumed"]:
         told = ", ".join(f"{name} {value}" for name, value in document["assumed"].items())
         print(f"not given, and assumed for {system.name}: {told}")
