@@ -6,7 +6,16 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from impl.cost.gemms import Pass
@@ -130,6 +139,23 @@ class Curve:
     rows: list[Two] = Field(min_length=1)
 
 
+@dataclass(config=CONFIG)
+class StepLog:
+    """Seconds that a tenth, half and nine tenths of the steps of logged runs took at most."""
+
+    gpus: PositiveInt
+    p10: PositiveFloat
+    p50: PositiveFloat
+    p90: PositiveFloat
+    source: str
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "StepLog":
+        if not self.p10 <= self.p50 <= self.p90:
+            raise ValueError(f"p10 {self.p10:g}, p50 {self.p50:g}, p90 {self.p90:g} must not fall")
+        return self
+
+
 @dataclass(frozen=True, config=CHECKED)
 class Habits:
     """Fields of a run as a software has them where a run does not give them; None: as the run has them."""
@@ -242,6 +268,7 @@ class System:
     gemm: list[GemmTable] = Field(default_factory=list)
     attention: list[AttentionTable] = Field(default_factory=list)
     collectives: list[Curve] = Field(default_factory=list)
+    step_logs: list[StepLog] = Field(default_factory=list)
     constants: dict[str, Constant] = Field(default_factory=dict)
     """Constants that differ from CONSTANTS."""
     calibration: Calibration | None = None
