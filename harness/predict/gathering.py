@@ -39,7 +39,7 @@ def gathered(cell: Cell) -> float:
         return math.nan
     run, system = cell.run, system_of(cell.system)
     size = run.train.microbatch * run.model.seq_len * run.model.hidden_size * ELEMENT_BYTES[run.precision]
-    one = float(collective(system, "all_gather", size, group(("tp",), run.plan, system.node.size.value)))
+    one = float(collective(system, "all_gather", size, group(("tp",), run.plan, system)))
     return cell.of(True).mean(step_seconds) + GATHERS * run.model.num_layers * run.microbatches * one
 
 

@@ -129,7 +129,7 @@ class ClosedForm:
         pp, near = plans["pp"], plans
         if not self.system.habits.owns_tensors:  # else states depend on pp beyond what is near
             inner = plans["tp"] * plans["cp"] * plans["dp"]
-            most = np.maximum(2, 2 * self.system.node.size.value // inner)
+            most = np.maximum(2, 2 * self.system.widest // inner)
             near = Plans({**plans.columns, "pp": np.minimum(pp, most)})
         return plans, ranks, self._gather(near, self._states, *knobs)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from impl.cost.gemms import Pass
@@ -42,7 +43,7 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     run = run if is_layer else around
     sharing = run.model.sharing(plan.tp)
     of_head = replace(plan, tp=sharing, dp=plan.dp * plan.tp // sharing)  # adjacent too
-    ranks = {over: group(("tp",), one, system.node.size.value) for over, one in (("tp", plan), ("heads", of_head))}
+    ranks = {over: group(("tp",), one, system) for over, one in (("tp", plan), ("heads", of_head))}
     shared = {op: _context(system, run, block, op) for op in ("forward", "backward")}
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
     inputs = _products(system, run, block, "input gradient") + _moved(system, run, block.moved, "backward")
@@ -137,11 +138,13 @@ def _context(system: System, run: Run, block: Block, when: str) -> float:
     Of a ring's sends all but the way home of the keys' and values' gradients are beside the meetings with others' keys;
     all-to-alls are beside nothing.
     """
-    ranks = group(("cp",), run.plan, system.node.size.value)
+    ranks = group(("cp",), run.plan, system)
     shared = [one for one in block.collectives if one.over == "cp" and one.when == when]
     total = sum(float(collective(system, one.op, one.bytes, ranks)) for one in shared if one.op != "send")
     is_inter = ranks.per_node < ranks.ranks
-    sends = [send(system, one.bytes, is_inter=is_inter, senders=ranks.sharing) for one in shared if one.op == "send"]
+    most = min((way.rate for way in ranks.ways), default=math.inf)
+    sent = partial(send, system, is_inter=is_inter, senders=ranks.sharing, most=most)
+    sends = [sent(one.bytes) for one in shared if one.op == "send"]
     if sends and (core := block.core):
         home = sends.pop() if when == "backward" else 0.0
         shape = core.batch, core.heads, core.seq_len, core.head_size

@@ -11,7 +11,7 @@ from impl.cost.place import Place, parameter_bytes
 from impl.cost.traffic import Count, Counts, state_traffic
 from impl.run import Run
 from impl.simulator.periodic import Last
-from impl.simulator.seconds import STATE_BYTES, Group, Size, beside, collective, group, optimizer
+from impl.simulator.seconds import STATE_BYTES, Size, beside, collective, group, optimizer, placed
 from impl.simulator.system import System
 
 REDUCING = ("all_reduce", "reduce_scatter")
@@ -57,7 +57,7 @@ def seconds_of(system: System, run: Run, state: States, *, reducing: bool = True
     for axes, counts in _moved(system, run, state).items():
         if axes == "ends" or "pp" in axes.split("_") or (axes == "replicas") != of_replicas:
             continue
-        ranks = group(tuple(axes.split("_")), run.plan, system.node.size.value)
+        ranks = group(tuple(axes.split("_")), run.plan, system)
         for op, count in counts.items():
             if (op in REDUCING) == reducing:
                 total += count.calls * float(collective(system, op, count.bytes / count.calls, ranks))
@@ -138,9 +138,8 @@ def ends_seconds(system: System, run: Run, state: States) -> float:
     found = state.traffic.get("ends", {}).get("all_reduce")
     if found is None:
         return 0.0
-    node = system.node.size.value
-    per_node = 2 if run.plan.world_size <= node else 1
-    ranks = Group(2, per_node, max(1, min(run.plan.world_size // run.plan.pp, node // per_node)))
+    world, pp = run.plan.world_size, run.plan.pp
+    ranks = placed(2, world // pp, system, lambda size: 2 if world <= size else 1)
     return found.calls * float(collective(system, "all_reduce", found.bytes / found.calls, ranks))
 
 

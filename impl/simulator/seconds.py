@@ -4,6 +4,7 @@ Sizes may be numbers or NumPy arrays. Every law is continuous in every size but 
 FLOP/s or bandwidth.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import product
@@ -41,6 +42,15 @@ ROW_BYTES = 16
 """Bytes of which an operand's row must be a multiple for a GPU's units of matrix products."""
 
 
+class Way(NamedTuple):
+    """Way out of a unit of a network's level that a group's ranks leave."""
+
+    per_unit: Size
+    """Ranks of the group in one unit."""
+    rate: Size
+    """Bytes/s that each group of this kind has of it."""
+
+
 class Group(NamedTuple):
     """Ranks that communicate, their placement on nodes, and the groups that share their links."""
 
@@ -49,22 +59,38 @@ class Group(NamedTuple):
     """Ranks of the group on one node."""
     sharing: Size
     """Groups of this kind with ranks on one node."""
+    ways: tuple[Way, ...] = ()
+    """Ways out of the units of further levels of the network."""
 
 
-def group(axes: tuple[str, ...], plan: Plan, node_size: int) -> Group:
+def group(axes: tuple[str, ...], plan: Plan, system: System) -> Group:
     """Return the ranks that differ in these axes, with ranks placed on nodes tp first, then cp, then dp, then pp.
 
     Where ZeRO divides over some of the ranks of dp and cp, these are placed first (zero), then its replicas.
     """
-    ranks, per_node, stride = 1, 1, 1
+    ranks = _within(axes, plan, plan.world_size)
+    return placed(ranks, plan.world_size // ranks, system, lambda size: _within(axes, plan, size))
+
+
+def placed(ranks: int, groups: int, system: System, within: Callable[[int], int]) -> Group:
+    """Return one of so many groups of so many ranks, of which `within(size)` are among as many adjacent devices."""
+    sharing = lambda size: max(1, min(groups, size // within(size)))
+    node = system.node.size.value
+    levels = [(level.size.value, system.rate_out(level)) for level in system.levels]
+    ways = [Way(within(size), rate / sharing(size)) for size, rate in levels if within(size) < ranks]
+    return Group(ranks, within(node), sharing(node), tuple(ways))
+
+
+def _within(axes: tuple[str, ...], plan: Plan, size: int) -> int:
+    """Return how many of the ranks that differ in these axes are among so many adjacent devices."""
+    ranks, within, stride = 1, 1, 1
     for axis in AXES[::-1] if "cp" in axes else PLACED:
         degree = getattr(plan, axis)
         if axis in axes or ("dp" in axes and axis in ("zero", "replicas")):
             ranks *= degree
-            per_node *= min(degree, max(1, node_size // stride))
+            within *= min(degree, max(1, size // stride))
         stride *= degree
-    here = min(node_size, plan.world_size)
-    return Group(ranks, min(per_node, ranks), max(1, here // min(per_node, ranks)))
+    return min(within, ranks)
 
 
 def larger(a: Size, b: Size) -> Size:
@@ -115,8 +141,9 @@ def optimizer(system: System, parameters: Size, master_bytes: int, tensors: Size
 def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
     """Return the seconds of one collective on a tensor of this size, with all groups of its kind at once.
 
-    By law: hops, and the bytes over the slower of the link within a node and the group's share of the links out of it.
-    These a ring's bytes pass once; of an all-to-all each rank sends its own to all ranks of other nodes.
+    By law: hops, and the bytes over the slowest of the link within a node and the group's share of the links out of it,
+    and out of the units of further levels. A ring's bytes pass each once; of an all-to-all each rank sends its own to
+    all ranks elsewhere.
     """
     measured = _measured(system, op, bytes_, group)
     if measured is not None:
@@ -127,8 +154,10 @@ def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
     inside = wire / (system.node.link_bandwidth.value * system.constant("link_efficiency"))
     way_out = system.node.nics.value * system.node.nic_bandwidth.value * system.constant("nic_efficiency")
     way_out = way_out * (1 - (1 - system.constant("nic_shared")) * (group.sharing > 1))
-    passing = group.per_node * (1 - group.per_node / n) * bytes_ if op == "all_to_all" else wire
-    outside = passing * group.sharing / way_out * (nodes > 1)
+    passing = lambda within: within * (1 - within / n) * bytes_ if op == "all_to_all" else wire
+    outside = passing(group.per_node) * group.sharing / way_out * (nodes > 1)
+    for way in group.ways:
+        outside = larger(outside, passing(way.per_unit) / way.rate)
     inside = inside * (group.per_node > 1)
     return larger(inside, outside) + _hops(system, op, nodes, group)
 
@@ -145,8 +174,12 @@ def _hops(system: System, op: Op, nodes: Size, group: Group) -> Size:
     return (group.ranks - nodes) * link + (nodes - 1) * nic
 
 
-def send(system: System, bytes_: Size, *, is_inter: bool, senders: int) -> float:
-    """Return the seconds to send from one pipeline stage to the next, while `senders` ranks of the node do so."""
+def send(system: System, bytes_: Size, *, is_inter: bool, senders: int, most: float = math.inf) -> float:
+    """Return the seconds to send from one pipeline stage to the next, while `senders` ranks of the node do so.
+
+    Args:
+        most: bytes/s that further levels of the network leave to each sender.
+    """
     measured = _measured(system, "send", bytes_, Group(2, 1 if is_inter else 2, senders))
     if measured is not None:
         return measured
@@ -155,7 +188,7 @@ def send(system: System, bytes_: Size, *, is_inter: bool, senders: int) -> float
         rate = min(node.nic_bandwidth.value, node.nics.value * node.nic_bandwidth.value / senders)
     else:
         rate = node.link_bandwidth.value
-    return system.constant("send_latency") + bytes_ / (rate * system.constant("send_efficiency"))
+    return system.constant("send_latency") + bytes_ / min(rate * system.constant("send_efficiency"), most)
 
 
 def launched(system: System, device_seconds: Size, host_seconds: Size) -> Size:

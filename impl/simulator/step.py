@@ -1,8 +1,9 @@
 """Time and memory of one training step of a run on a system: its schedule table, executed with predicted seconds."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Literal, NamedTuple
 
 from impl.cost.flops import hardware_flops, model_flops
@@ -275,9 +276,15 @@ def transfer_seconds(run: Run, system: System) -> Transfer:
     sizes, ranks = Sizes(run), plan.world_size // plan.pp
     gathered = 0.0
     if run.scatters and plan.tp > 1:
-        gathered = float(collective(system, "all_gather", sizes.activations, group(("tp",), plan, node)))
-    sent = {
-        is_inter: send(system, sizes.transferred, is_inter=is_inter, senders=min(ranks, node))
-        for is_inter in (False, True)
-    }
-    return lambda sender, receiver: gathered + sent[sender * ranks // node != receiver * ranks // node]
+        gathered = float(collective(system, "all_gather", sizes.activations, group(("tp",), plan, system)))
+    shares = {level.size.value: system.rate_out(level) / min(ranks, level.size.value) for level in system.levels}
+
+    @cache
+    def sent(is_inter: bool, most: float) -> float:
+        return gathered + send(system, sizes.transferred, is_inter=is_inter, senders=min(ranks, node), most=most)
+
+    def transfer(sender: int, receiver: int) -> float:
+        apart = lambda size: sender * ranks // size != receiver * ranks // size
+        return sent(apart(node), min((share for size, share in shares.items() if apart(size)), default=math.inf))
+
+    return transfer

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -106,6 +107,20 @@ class Node:
     """Bandwidth of one network card between nodes."""
     link_bandwidth: Number
     """Bandwidth of a device to the others of its node."""
+
+
+@dataclass(config=CONFIG)
+class Level:
+    """Level of a network besides its nodes: adjacent devices that share the links out of them.
+
+    Fewer devices than a node has are an island in it; more are nodes on one switch, whose spine may be oversubscribed.
+    """
+
+    name: str
+    size: Count
+    """Devices of one unit of the level."""
+    way_out: Number
+    """Bandwidth out of a unit, of all of its links together, in bytes/s and each direction."""
 
 
 @dataclass(config=CONFIG)
@@ -265,6 +280,8 @@ class System:
     """Name as `torch.cuda.get_device_name` reports it; a CPU's model name."""
     device: Device
     node: Node
+    levels: list[Level] = Field(default_factory=list)
+    """Levels of the network besides devices and nodes, in any order."""
     gemm: list[GemmTable] = Field(default_factory=list)
     attention: list[AttentionTable] = Field(default_factory=list)
     collectives: list[Curve] = Field(default_factory=list)
@@ -284,6 +301,14 @@ class System:
     holds.
     """
     note: str = ""
+
+    @field_validator("levels")
+    @classmethod
+    def _are_nested(cls, levels: list[Level]) -> list[Level]:
+        sizes = sorted(level.size.value for level in levels)
+        if any(larger % smaller for smaller, larger in pairwise(sizes)) or len(set(sizes)) < len(sizes) or 1 in sizes:
+            raise ValueError(f"sizes {sizes} must be above 1, and each a multiple of those below it")
+        return levels
 
     @field_validator("defaults")
     @classmethod
@@ -323,6 +348,16 @@ class System:
     @cached_property
     def all_constants(self) -> dict[str, Constant]:
         return CONSTANTS | self.constants
+
+    @cached_property
+    def widest(self) -> int:
+        """Devices of the largest unit that has a way out: a node, or a unit of a level."""
+        return max([self.node.size.value, *(level.size.value for level in self.levels)])
+
+    def rate_out(self, level: Level) -> float:
+        """Return the bytes/s out of one unit of a level that large transfers reach."""
+        of_nodes = level.size.value > self.node.size.value
+        return level.way_out.value * self.constant("nic_efficiency" if of_nodes else "link_efficiency")
 
     def constant(self, name: str) -> float:
         """Return a constant's value."""

@@ -97,17 +97,17 @@ def test_a_small_all_reduce_goes_through_a_tree_and_others_round_a_ring():
 
 def test_groups_lie_where_the_mesh_puts_them():
     plan = Plan(tp=4, dp=4, pp=2)
-    assert group(("tp",), plan, 8) == Group(4, 4, 2)
-    assert group(("dp",), plan, 8) == Group(4, 2, 4)
-    assert group(("dp", "tp"), plan, 8) == Group(16, 8, 1)
-    assert group(("tp",), Plan(tp=16), 8) == Group(16, 8, 1)
-    assert group(("dp",), Plan(tp=8, dp=32), 8) == Group(32, 1, 8)
-    assert group(("dp",), Plan(dp=2), 8) == Group(2, 2, 1)
+    assert group(("tp",), plan, SYSTEM) == Group(4, 4, 2)
+    assert group(("dp",), plan, SYSTEM) == Group(4, 2, 4)
+    assert group(("dp", "tp"), plan, SYSTEM) == Group(16, 8, 1)
+    assert group(("tp",), Plan(tp=16), SYSTEM) == Group(16, 8, 1)
+    assert group(("dp",), Plan(tp=8, dp=32), SYSTEM) == Group(32, 1, 8)
+    assert group(("dp",), Plan(dp=2), SYSTEM) == Group(2, 2, 1)
     parts = Plan(tp=2, dp=16, zero_stage=1, zero_group=4)
-    assert group(("zero",), parts, 8) == Group(4, 4, 2)
-    assert group(("zero", "tp"), parts, 8) == Group(8, 8, 1)
-    assert group(("replicas",), parts, 8) == Group(4, 1, 8)
-    assert group(("dp",), parts, 8) == Group(16, 4, 2)
+    assert group(("zero",), parts, SYSTEM) == Group(4, 4, 2)
+    assert group(("zero", "tp"), parts, SYSTEM) == Group(8, 8, 1)
+    assert group(("replicas",), parts, SYSTEM) == Group(4, 1, 8)
+    assert group(("dp",), parts, SYSTEM) == Group(16, 4, 2)
 
 
 def test_a_measured_collective_takes_what_was_measured():
