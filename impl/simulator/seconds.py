@@ -16,7 +16,8 @@ from impl.cost.parameters import ELEMENT_BYTES, OPERAND_BYTES
 from impl.cost.traffic import TRAVELS, Op
 from impl.errors import InputError
 from impl.plan import AXES, Plan
-from impl.simulator.system import Surface, System
+from impl.simulator.surface import Surface
+from impl.simulator.system import System
 
 Size = Any
 """Number, or an array of numbers."""

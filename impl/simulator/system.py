@@ -1,7 +1,7 @@
 """System to predict for: published numbers, measured tables, and a few constants of its software."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -20,12 +20,12 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from impl.cost.gemms import Pass
-from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
 from impl.cost.traffic import Op
 from impl.errors import InputError
-from impl.fields import CHECKED, AtLeastTwo, Fraction
+from impl.fields import CHECKED, AtLeastTwo
 from impl.run import Precision, Run, with_fields
 from impl.simulator.constants import CONSTANTS, Constant
+from impl.simulator.habits import Habits
 from impl.simulator.residuals import Residuals
 from impl.simulator.room import Fit, Taken, fit, taken_of
 from impl.simulator.surface import Surface
@@ -169,74 +169,6 @@ class StepLog:
         if not self.p10 <= self.p50 <= self.p90:
             raise ValueError(f"p10 {self.p10:g}, p50 {self.p50:g}, p90 {self.p90:g} must not fall")
         return self
-
-
-@dataclass(frozen=True, config=CHECKED)
-class Habits:
-    """Fields of a run as a software has them where a run does not give them; None: as the run has them."""
-
-    source: str = ""
-    stages: Literal["even"] | None = None
-    """even: as many layers in every pipeline stage; None: the head's weight is counted, as our own engine does."""
-    dropout: Fraction | None = None
-    fp32_gradients: bool | None = None
-    overlap_input_grad_reduce: bool | None = None
-    overlap_grad_reduce: bool | None = None
-    gathers_ahead: bool = False
-    """Whether ZeRO's stages 1 and 2 gather parameters beside the next step's first forward passes, if asked to."""
-    bucket_per_rank: PositiveInt | None = None
-    """Bytes of a bucket of gradients for each data-parallel rank, at least, so that a ring's parts stay large."""
-    owns_tensors: bool = False
-    """Whether ZeRO's stage 1 gives each tensor one owner: gradients are all-reduced, and every owner broadcasts."""
-    fetches_at_ends: bool = False
-    """Whether stages between the model's ends fetch no microbatch: none of its seconds there, whatever its size."""
-    splits_products: bool = False
-    """Whether sequence-parallel products are split to go on beside their collective (doi 10.1145/3567955.3567959)."""
-
-    @property
-    def fields(self) -> dict[str, bool | float]:
-        """Fields of a run, by dotted name, that the software has a habit of, with its values."""
-        values = {
-            "model.dropout": self.dropout,
-            "fp32_gradients": self.fp32_gradients,
-            "plan.overlap_input_grad_reduce": self.overlap_input_grad_reduce,
-            "plan.overlap_grad_reduce": self.overlap_grad_reduce,
-        }
-        return {name: value for name, value in values.items() if value is not None}
-
-    def of(self, run: Run, given: Collection[str] = ()) -> Run:
-        """Return the run as this software executes it.
-
-        Args:
-            given: dotted names of fields that keep the run's values.
-        """
-        own = {name: value for name, value in self.fields.items() if name not in given}
-        if ELEMENT_BYTES[run.precision] == MASTER_BYTES[run.precision]:
-            own.pop("fp32_gradients", None)
-        return self.with_buckets(with_fields(run, own) if own else run, given)
-
-    def with_buckets(self, run: Run, given: Collection[str] = ()) -> Run:
-        """Return the run with buckets as large as the software makes them for its ranks, unless their size is given."""
-        least = (self.bucket_per_rank or 0) * run.plan.dp
-        is_set = "plan.bucket_bytes" in given or least <= run.plan.bucket_bytes
-        return run if is_set else with_fields(run, {"plan.bucket_bytes": least})
-
-    def stages_of(self, run: Run) -> Literal["even"] | None:
-        """Return how layers are shared; what does not come out even is shared as our own engine does."""
-        return self.stages if run.model.num_layers % (run.plan.pp * run.plan.chunks) == 0 else None
-
-    @staticmethod
-    def changes(run: Run, done: Run) -> list[str]:
-        """Return in words which settings of a run that was asked for differ in the executed one."""
-        plan = run.plan
-        dropout = [f"dropout {done.model.dropout:g}"] if done.model.dropout != run.model.dropout else []
-        flags = [("fp32 gradients", done.fp32_gradients, run.fp32_gradients)]
-        if plan.tp > 1:
-            asked = plan.overlap_input_grad_reduce
-            flags.append(("overlapped input gradients", done.plan.overlap_input_grad_reduce, asked))
-        if plan.dp > 1:
-            flags.append(("overlapped gradients", done.plan.overlap_grad_reduce, plan.overlap_grad_reduce))
-        return dropout + [f"{'' if own else 'no '}{name}" for name, own, asked in flags if own != asked]
 
 
 @dataclass(config=CONFIG)
