@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from harness.predict.interval import EXTRAPOLATES, interval
 from harness.predict.memory import memory_table
 from harness.predict.simulated_record import document_of, why_no_room
 from harness.predict.simulation import Simulated, given_by, predicted, simulated, vocabulary_of
+from harness.predict.steps_of_a_run import as_logged, with_unlike_devices
 from harness.predict.systems import load_system, names
 from harness.records.labels import differing
 from harness.records.measures import size_name
@@ -42,6 +43,19 @@ AXES = {
 """Waits of a rank, by the axis that it communicates over."""
 
 
+@dataclass(frozen=True)
+class Circumstances:
+    """Circumstances of one run that are no fields of it."""
+
+    slowdown: tuple[float, ...] = ()
+    """How many times as long a rank's computing takes, pipeline rank by pipeline rank."""
+    stack: str | None = None
+    """Software that will run, if it is not the system's: the interval is wider then."""
+    spread: float = 0.0
+    """By how much devices differ, as the standard deviation of the logarithm of their computing seconds: also predict
+    quantiles of a step that waits for the slowest of them."""
+
+
 def predict_from(default: Run) -> Callable[..., int]:
     """Return the verb `predict`, with options that start from `default`."""
 
@@ -54,8 +68,7 @@ def predict_from(default: Run) -> Callable[..., int]:
         rows: Path | None = None,
         tier: Tier = "paper",
         only: str | None = None,
-        slowdown: tuple[float, ...] = (),
-        stack: str | None = None,
+        under: Annotated[Circumstances, tyro.conf.arg(name="")] = Circumstances(),
         failures: Annotated[Failures, tyro.conf.arg(name="")] = Failures(),  # noqa: B008 - frozen
         out: Path = OWN,
         given: Given = frozenset(),
@@ -77,15 +90,14 @@ def predict_from(default: Run) -> Callable[..., int]:
                 is `calibrate` have `iteration_time_s`, and the constants are fitted to them first.
             tier: smoke, small or paper.
             only: Predict the points of an experiment whose label contains or matches this, or whose id begins with it.
-            slowdown: How many times as long a rank's computing takes, pipeline rank by pipeline rank.
-            stack: Software that will run, if it is not the system's: the interval is wider then.
+            under: What one run is predicted under.
             failures: What goodput is predicted for.
             out: Folder of records.
             given: Fields of a run that are given, by dotted name.
             json: Print one JSON document on standard output.
         """
         found = None if system is None else load_system(system)
-        _require_one_run(rows is not None or experiment is not None, slowdown, stack, failures.mtbf)
+        _require_one_run(rows is not None or experiment is not None, *asdict(under).values(), failures.mtbf)
         of_plan = plan_fields(given)
         is_run = bool(given) if rows is not None else len(given) > len(of_plan)
         _require_one({"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run})
@@ -99,14 +111,16 @@ def predict_from(default: Run) -> Callable[..., int]:
             named = load(experiment)
             runs = changed(named.runs[tier], None, None, config.plan, of_plan)
             return predict_experiment(named, runs, only, given, Store(out, named.id, tier, found.name), found, json)
-        return predict_run(simulated(config, given, found), found, slowdown, stack, failures, json)
+        return predict_run(simulated(config, given, found), found, under, failures, json)
 
     return predict
 
 
 def _require_one_run(are_many: bool, *of_one: object) -> None:
     if are_many and any(of_one):
-        raise InputError("--slowdown, --stack and --mtbf are for one run; valid: without --rows and an experiment")
+        raise InputError(
+            "--slowdown, --stack, --spread and --mtbf are for one run; valid: without --rows and an experiment"
+        )
 
 
 def _require_one(inputs: Mapping[str, bool]) -> None:
@@ -159,20 +173,17 @@ def _warnings(records: Sequence[Record], system: System) -> Iterable[str]:
     yield from dict.fromkeys(text for texts in found for text in texts if not text.startswith(EXTRAPOLATES))
 
 
-def predict_run(
-    asked: Simulated,
-    system: System,
-    slowdown: Sequence[float],
-    stack: str | None,
-    failures: Failures,
-    json: bool,
-) -> int:
+def predict_run(asked: Simulated, system: System, under: Circumstances, failures: Failures, json: bool) -> int:
     """Print the time of a run's step, where it goes, the memory of every pipeline rank, and goodput under failures."""
-    pp = asked.done.plan.pp
+    pp, slowdown = asked.done.plan.pp, under.slowdown
     if slowdown and (len(slowdown) != pp or not all(0 < factor < math.inf for factor in slowdown)):
         raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {pp} pipeline ranks")
     found = predicted(asked.done, system, dict(enumerate(slowdown)))
-    document = _document(asked, system, found, stack)
+    document = _document(asked, system, found, under.stack)
+    if logged := as_logged(system, document["devices"], found.seconds):
+        document["steps_as_logged"] = logged._asdict()
+    if under.spread:
+        document["steps_of_unlike_devices"] = with_unlike_devices(asked.done, system, under.spread)._asdict()
     if failures.mtbf is not None:
         document["goodput"] = {**asdict(failures), **goodput(document["devices"], failures)._asdict()}
     if json:
@@ -199,7 +210,9 @@ def _document(asked: Simulated, system: System, found: Prediction, stack: str | 
         "memory": [{"pipeline_rank": i, "bytes": memory.as_dict()} for i, memory in enumerate(found.memory)],
         "device_memory_bytes": system.device.memory_bytes.value,
         "room_bytes": system.device.room,
+        "besides_bytes": asdict(system.device.taken),
         "fits": found.fits,
+        "fit": found.fit,
         "calibration": None if known is None else _calibration(known),
         "assumed": asked.assumed,
     }
@@ -229,13 +242,16 @@ def _print(document: Mapping[str, Any], found: Prediction, system: System) -> No
         checkpoints = f"a checkpoint of {_seconds(of['checkpoint_seconds'])} every {of['interval'] / 60:.3g} min"
         lines["goodput"] = f"{100 * of['share']:.1f}% of the time, {of['share'] * found.tokens_per_s:,.0f} tokens/s"
         lines["goodput"] += f": a failure every {of['mean_seconds'] / HOUR:.3g} h, {checkpoints}"
+    for name in ("steps_as_logged", "steps_of_unlike_devices"):
+        if of := document.get(name):
+            lines[name.replace("_", " ")] = ", ".join(f"{of[share]:.4g} s ({share})" for share in ("p10", "p50", "p90"))
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()))
     table = memory_table(found.memory)
     console(table).print(table)
-    most, there, room = max(m.total for m in found.memory), system.device.memory_bytes.value, system.device.room
-    beside = f", of which {shown(there - room)} are the framework's" if room < there else ""
-    print(f"{'fits' if found.fits else 'does not fit'}: {shown(most)} of {shown(there)}{beside} ({most / room:.0%})")
+    most, there = max(m.total for m in found.memory), system.device.memory_bytes.value
+    doubt = system.device.taken.doubt(found.fit)
+    print(f"{found.fit}: {shown(most)} of {shown(there)} ({most / there:.0%}){doubt}")
     if document["assumed"]:
         told = ", ".join(f"{name} {value}" for name, value in document["assumed"].items())
         print(f"not given, and assumed for {system.name}: {told}")

@@ -267,13 +267,13 @@ def _first_problem(error: ValidationError) -> str:
 
 def answer(row: Row, system: System | None) -> dict[str, Any]:
     """Return the row with its prediction."""
-    names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "doubts")
+    names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "fit", "doubts")
     if row.asked is None or system is None:
         return {**row.cells, **dict.fromkeys(names), "problem": row.problem}
     found = predicted(row.asked.done, system)
     low, high, warnings = interval(system, row.asked, found.seconds)
     rate, needed = found.hardware_flops_per_gpu_s / 1e12, max(one.total for one in found.memory)
-    values = (found.seconds, low, high, rate, needed, found.fits, "; ".join(warnings))
+    values = (found.seconds, low, high, rate, needed, found.fits, found.fit, "; ".join(warnings))
     return {**row.cells, **dict(zip(names, values, strict=True)), "problem": None}
 
 

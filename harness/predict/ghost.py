@@ -17,6 +17,7 @@ from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.pipeline.schedules import trust
 from impl.run import Run
+from impl.simulator.room import fit, taken_of
 
 if TYPE_CHECKING:
     from impl.ghost.checks import Cast
@@ -60,7 +61,8 @@ def ghost_from(default: Run) -> Callable[..., int]:
         require_possible(config, device)
         found = examined(config, device)
         most = max(map(_on_device, found["memory"]), default=0)
-        found |= {"fullest_bytes": most, "fits": None if limit is None else most <= limit}
+        verdict = None if limit is None else fit(most, limit, taken_of(device))
+        found |= {"fullest_bytes": most, "fits": verdict and verdict != "does not fit", "fit": verdict}
         if json:
             print_json(found)
         else:
@@ -193,7 +195,7 @@ def _print(run: Run, found: Mapping[str, Any], device_memory: str | None) -> Non
         if not lines:
             print(f"{name}: {WHAT[name]}")
     if device_memory is not None:
-        print(f"{'fits' if found['fits'] else 'does not fit'} {device_memory}: {shown(found['fullest_bytes'])}")
+        print(f"{found['fit']} {device_memory}: {shown(found['fullest_bytes'])}")
 
 
 def _rows(found: Mapping[str, Any]) -> Iterator[list[str]]:

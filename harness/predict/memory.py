@@ -20,6 +20,7 @@ from impl.data.tokenizer import ByteTokenizer
 from impl.data.tokens import TokenFolder
 from impl.errors import InputError
 from impl.run import Run
+from impl.simulator.room import fit, taken_of
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "rest", "total", "host")
 
@@ -51,17 +52,23 @@ def memory_from(default: Run) -> Callable[..., int]:
         ranks = predicted(config, tokens, device)
         fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
         most = ranks[fullest].total
-        fits = lambda size: None if limit is None else size <= limit
+        verdict = lambda size: None if limit is None else fit(size, limit, taken_of(device))
+        fits = lambda size: None if limit is None else verdict(size) != "does not fit"
         if json:
-            rows = [{"pipeline_rank": i, "bytes": m.as_dict(), "fits": fits(m.total)} for i, m in enumerate(ranks)]
+            rows = [
+                {"pipeline_rank": i, "bytes": m.as_dict(), "fits": fits(m.total), "fit": verdict(m.total)}
+                for i, m in enumerate(ranks)
+            ]
             parameters = count_parameters(config.model, config.model.vocabulary(tokens)).total
             document = {"parameters": parameters, "ranks": rows, "fullest": fullest}
-            return print_json({**document, "device_memory_bytes": limit, "fits": fits(most)})
+            known = {"device_memory_bytes": limit, "fits": fits(most), "fit": verdict(most)}
+            return print_json(document | known)
         table = memory_table(ranks)
         console(table).print(table)
         print(f"predicted; fullest: pipeline rank {fullest}, {shown(most)}")
         if limit is not None:
-            print(f"{'fits' if fits(most) else 'does not fit'} {device_memory} ({most / limit:.0%} of it)")
+            doubt = taken_of(device).doubt(verdict(most))
+            print(f"{verdict(most)} {device_memory} ({most / limit:.0%} of it){doubt}")
         return 0
 
     return memory

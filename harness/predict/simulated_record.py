@@ -79,7 +79,7 @@ def why_no_room(found: Prediction, system: System) -> str | None:
     if found.fits is not False:
         return None
     rank, memory = max(enumerate(found.memory), key=lambda numbered: numbered[1].total)
-    there = shown(system.device.room)
+    there = shown(system.device.memory_bytes.value)
     return f"pipeline rank {rank} ({in_one_line(memory)}) needs {shown(memory.total)}, a device has {there}"
 
 

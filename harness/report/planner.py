@@ -159,7 +159,8 @@ def _system(system: System, rows: Sequence[Published]) -> dict[str, Any]:
         "stack": system.stack,
         "hardware": system.hardware,
         "node": system.node.size.value,
-        "room": system.device.room,
+        "memory": system.device.memory_bytes.value,
+        "taken": [system.device.taken.least, system.device.taken.most],
         "ranges": known.ranges if known else {},
         "published": [
             {

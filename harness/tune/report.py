@@ -45,6 +45,8 @@ def print_search(document: Mapping[str, Any], system: System) -> int:
         if doubts := _beyond(rows):
             known = system.calibration is not None
             print(f"warning: * {f'{system.name} was not calibrated on ' * known}{doubts}")
+        if unsure := _numbered([["may not fit"] * (row["fit"] == "may fit") for row in rows]):
+            print(f"warning: {unsure}{system.device.taken.doubt('may fit')}")
         if missed := _missed(rows):
             print(f"warning: * {missed}")
     if order := document["order"]:

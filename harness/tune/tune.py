@@ -157,6 +157,7 @@ class Task:
         return row | {
             "warnings": self.interval(row).warnings,
             "doubts": kind_doubts(done, self.system, self.errors),
+            "fit": self.system.device.fit(row["bytes"]) if "bytes" in row else None,
         }
 
     def interval(self, row: Judged) -> Interval:

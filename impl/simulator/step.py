@@ -18,6 +18,7 @@ from impl.simulator.operations import STAGE, Block, BlockName, block
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.periodic import Seconds, execute
 from impl.simulator.reduction import States, finish, seconds_of, sharded, states
+from impl.simulator.room import Fit
 from impl.simulator.seconds import collective, group, send
 from impl.simulator.system import System
 
@@ -60,8 +61,13 @@ class Prediction:
     timeline: Timeline | None = field(repr=False, default=None)
     memory: list[Memory] = field(repr=False, default_factory=list)
     """Memory of each pipeline rank."""
-    fits: bool | None = None
-    """True if memory suffices on every rank; None: memory was not predicted."""
+    fit: Fit | None = None
+    """Whether memory suffices on every rank; None: memory was not predicted."""
+
+    @property
+    def fits(self) -> bool | None:
+        """False if memory does not suffice, as far as is known."""
+        return None if self.fit is None else self.fit != "does not fit"
 
 
 class _Prepared(NamedTuple):
@@ -139,7 +145,7 @@ def predict(
         parts=[{name: factor * one for name, one in parts.items()} for parts in carried.ranks],
         timeline=carried.timeline,
         memory=kept,
-        fits=max(one.total for one in kept) <= system.device.room if kept else None,
+        fit=system.device.fit(max(one.total for one in kept)) if kept else None,
     )
 
 

@@ -3,11 +3,19 @@
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from itertools import product
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from impl.cost.gemms import Pass
@@ -18,55 +26,13 @@ from impl.fields import CHECKED, AtLeastTwo, Fraction
 from impl.run import Precision, Run, with_fields
 from impl.simulator.constants import CONSTANTS, Constant
 from impl.simulator.residuals import Residuals
+from impl.simulator.room import Fit, Taken, fit, taken_of
+from impl.simulator.surface import Surface
 
 Two = tuple[PositiveFloat, PositiveFloat]
 Four = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
 Six = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
 CONFIG = CHECKED | {"frozen": True}
-
-
-class Surface:
-    """Points where a positive quantity is known: a grid, or scattered.
-
-    On a grid interpolation is linear in every direction, and constant beyond its borders. Elsewhere it is weighted by
-    distance to the power -4. Both are continuous, and exact where the quantity is known.
-    """
-
-    def __init__(self, places: np.ndarray) -> None:
-        """Store the points. Shapes: [points, dimensions]."""
-        self.logs = np.log(places)
-        self.axes = [np.unique(column) for column in self.logs.T]
-        shape = [len(axis) for axis in self.axes]
-        at = [np.searchsorted(axis, column) for axis, column in zip(self.axes, self.logs.T, strict=True)]
-        place = np.ravel_multi_index(at, shape)
-        is_grid = len(np.unique(place)) == len(places) == np.prod(shape)
-        self.order = np.argsort(place).reshape(shape) if is_grid else None
-        """Index of the point at each place of the grid."""
-
-    def at(self, logs: np.ndarray, sizes: tuple[Any, ...]) -> Any:
-        """Return the quantity at some sizes, numbers or arrays, from its logarithms at the points."""
-        where = np.log(np.stack(np.broadcast_arrays(*sizes), axis=-1).astype(float))
-        if self.order is not None:
-            return np.exp(self._on_grid(logs[self.order], where))
-        offsets = where[..., None, :] - self.logs
-        weights = 1 / ((offsets**2).sum(-1) + 1e-9) ** 2
-        return np.exp((weights * logs).sum(-1) / weights.sum(-1))
-
-    def _on_grid(self, values: np.ndarray, where: np.ndarray) -> Any:
-        below, shares = [], []
-        for axis, x in zip(self.axes, np.moveaxis(where, -1, 0), strict=True):
-            i = np.clip(np.searchsorted(axis, x) - 1, 0, max(len(axis) - 2, 0))
-            width = axis[np.minimum(i + 1, len(axis) - 1)] - axis[i]
-            below.append(i)
-            shares.append(np.clip((x - axis[i]) / np.where(width > 0, width, 1.0), 0.0, 1.0))
-        total = 0.0
-        for corner in product((0, 1), repeat=len(self.axes)):
-            at = tuple(np.minimum(i + up, len(axis) - 1) for i, up, axis in zip(below, corner, self.axes, strict=True))
-            weight = 1.0
-            for share, up in zip(shares, corner, strict=True):
-                weight = weight * (share if up else 1 - share)
-            total = total + weight * values[at]
-        return total
 
 
 @dataclass(config=CONFIG)
@@ -112,13 +78,22 @@ class Device:
     """Processors of a GPU, each of which computes a tile of a product at a time; None: products split continuously."""
     fused_attention: bool = True
     """True if attention's core writes no scores; else it is products and a softmax, through memory."""
-    framework_bytes: Number | None = None
-    """Memory that the framework, its libraries and collectives take, or lose to gaps; None: not known."""
+    framework_bytes: Taken | None = None
+    """What the software was seen to take; None: not known."""
 
     @property
     def room(self) -> float:
         """Bytes that tensors may take, as far as is known."""
         return self.memory_bytes.value - (self.framework_bytes.value if self.framework_bytes is not None else 0.0)
+
+    @property
+    def taken(self) -> Taken:
+        """Bounds of what its memory has besides tensors."""
+        return self.framework_bytes or taken_of(self.kind)
+
+    def fit(self, size: float) -> Fit:
+        """Return whether tensors of so many bytes fit."""
+        return fit(size, self.memory_bytes.value, self.taken)
 
 
 @dataclass(config=CONFIG)
@@ -162,6 +137,23 @@ class Curve:
     ranks: AtLeastTwo
     source: str
     rows: list[Two] = Field(min_length=1)
+
+
+@dataclass(config=CONFIG)
+class StepLog:
+    """Seconds that a tenth, half and nine tenths of the steps of logged runs took at most."""
+
+    gpus: PositiveInt
+    p10: PositiveFloat
+    p50: PositiveFloat
+    p90: PositiveFloat
+    source: str
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "StepLog":
+        if not self.p10 <= self.p50 <= self.p90:
+            raise ValueError(f"p10 {self.p10:g}, p50 {self.p50:g}, p90 {self.p90:g} must not fall")
+        return self
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -276,6 +268,7 @@ class System:
     gemm: list[GemmTable] = Field(default_factory=list)
     attention: list[AttentionTable] = Field(default_factory=list)
     collectives: list[Curve] = Field(default_factory=list)
+    step_logs: list[StepLog] = Field(default_factory=list)
     constants: dict[str, Constant] = Field(default_factory=dict)
     """Constants that differ from CONSTANTS."""
     calibration: Calibration | None = None

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from harness.experiment.experiment import load
+from harness.experiment.published import published
 from harness.predict.accuracy import _printed_memory, accuracy, errors_table, figure
 from harness.predict.benchmark import choices, kinds_table, plans_table, read_predictions, worst_table
 from harness.predict.csv_rows import OPTIONAL, REQUIRED, read_rows
@@ -27,11 +28,14 @@ from harness.predict.held_out import (
     splits,
     with_priors,
 )  # fmt: skip
+from harness.predict.published_memory import torchtitan
 from harness.predict.simulation import Done, predicted, simulated
 from harness.predict.systems import load_system
 from impl.errors import InputError
+from impl.simulator.llama import RESERVED
+from impl.simulator.room import OF_GPUS
 from impl.simulator.system import System
-from tests.impl.simulator.made_up import DOCUMENT, SYSTEM, number, run_of
+from tests.impl.simulator.made_up import DOCUMENT, number, run_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id} {case.what}")
@@ -148,15 +152,35 @@ def test_memory_with_the_framework_is_what_trials_printed_and_without_it_is_less
         assert predicted(row.asked.done, system).fits, "it ran"
 
 
-def test_a_framework_takes_its_part_of_a_device():
-    run, least = run_of(tp=2), predicted(Done(run_of(tp=2)), SYSTEM).memory[0].total
+def test_bounds_of_what_else_memory_has_are_those_of_published_runs():
+    system, here = load_system("jean_zay"), published("torchtitan2024").query("unit == 'GiB per GPU'")
+    rows = [row for row in rows_of("bloom2022", "jean_zay") if row.cells["memory_gb"]]
+    tensors = [max(one.total for one in predicted(row.asked.done, system).memory) for row in rows if row.asked]
+    trials = [row.cells["memory_gb"] * 1e9 - size for row, size in zip(rows, tensors, strict=True)]
+    printed = here["value"].to_numpy() * 2**30
+    others = (printed - printed * (1 + np.array(torchtitan())) / RESERVED).tolist()
+    for taken, found in ((system.device.taken, trials), (OF_GPUS, trials + others)):
+        known = [max(0.0, min(found)), float(np.median(found)), max(found)]
+        assert [taken.least, taken.value, taken.most] == pytest.approx(known, abs=0.06e9)
 
-    def fits(room: float, framework: float) -> bool | None:
-        part = number(framework) if framework else None
-        device = DOCUMENT["device"] | {"memory_bytes": number(room), "framework_bytes": part}
-        return predicted(Done(run), System.from_dict({**DOCUMENT, "device": device})).fits
 
-    assert [fits(least, 0.0), fits(least, 1.0), fits(least + 1.0, 1.0)] == [True, False, True]
+def test_what_fits_what_may_fit_and_what_does_not():
+    done = Done(run_of(tp=2))
+
+    def fit(more: float, taken: dict[str, float] | None, kind: str = "cuda") -> str | None:
+        """On a device with so many more bytes than the tensors have."""
+        of = DOCUMENT["device"] | {"framework_bytes": taken and {**taken, "source": "made up"}, "kind": kind}
+        size = predicted(done, System.from_dict({**DOCUMENT, "device": of})).memory[0].total
+        of["memory_bytes"] = number(size + more)
+        return predicted(done, System.from_dict({**DOCUMENT, "device": of})).fit
+
+    between = {"least": 1.0, "value": 2.0, "most": 3.0}
+    found = [fit(more, between) for more in (0, 1, 2, 3)]
+    assert found == ["does not fit", "may fit", "may fit", "fits"]
+    assert [fit(-1, None, "cpu"), fit(0, None, "cpu")] == ["does not fit", "fits"]
+    assert [fit(more, None) for more in (-1, 0, 17e9)] == ["does not fit", "may fit", "fits"]
+    with pytest.raises(InputError, match=r"framework_bytes.*least 3, value 2, most 1 must not fall"):
+        fit(0, {"least": 3.0, "value": 2.0, "most": 1.0})
 
 
 def measured(*seconds: float) -> list[Measured]:

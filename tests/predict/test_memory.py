@@ -59,6 +59,8 @@ def test_the_table_says_which_rank_is_fullest_and_what_fits() -> None:
     offloaded = call("memory", *WITH_PIPELINE, "--plan.offload-optimizer", "--plan.recompute", "full")
     assert "host (GiB)" in offloaded.output
     assert "fits" not in offloaded.output
+    perhaps = call("memory", *WITH_PIPELINE, "--plan.recompute", "full", "--device-memory", "60GiB")
+    assert "of it); runs had 0 to 15.8 GiB besides their tensors" in perhaps.output
 
 
 def test_every_kind_of_named_size() -> None:

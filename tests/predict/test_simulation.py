@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.predict import predict_run
+from harness.cli.predict import Circumstances, predict_run
 from harness.predict.csv_rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
 from harness.predict.goodput import Failures
 from harness.predict.held_out import CASES, rows_of
@@ -219,7 +219,7 @@ def test_a_point_of_an_experiment_gives_what_it_sets_and_what_its_experiment_var
 
 def predicted(run: Run, capsys: pytest.CaptureFixture[str]) -> Any:
     system = load_system("h100")
-    predict_run(simulated(run, FIELDS, system), system, (), None, Failures(), json=True)
+    predict_run(simulated(run, FIELDS, system), system, Circumstances(), Failures(), json=True)
     return document(capsys.readouterr().out)
 
 

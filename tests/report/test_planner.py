@@ -167,13 +167,13 @@ class Python:
         numbers = printed(c, seconds, most, bounds, flops, task.system.peak(asked.asked.precision) or math.nan)
         doubts = kind_doubts(asked.done, task.system, self.errors(c["system"]))
         texts = {"warnings": sorted(bounds.warnings), "kinds": sorted(doubts)}
-        return numbers | texts | {"fits": sum(most) <= task.system.device.room}
+        return numbers | texts | {"fit": task.system.device.fit(sum(most))}
 
 
 AS_PRINTED = """given.map((choice) => { const of = judged(choice), four = (one) => Number(one.toPrecision(4));
   return of.reason ? {reason: of.reason} : {seconds: four(of.seconds), low: four(of.low), high: four(of.high),
     memory: Object.fromEntries(Object.entries(of.memory).map(([name, size]) => [name, gib(size)])),
-    mfu: (100 * of.mfu).toFixed(1), warnings: of.warnings.sort(), kinds: of.kinds.sort(), fits: of.fits}; })"""
+    mfu: (100 * of.mfu).toFixed(1), warnings: of.warnings.sort(), kinds: of.kinds.sort(), fit: of.fit}; })"""
 
 
 def test_answers_to_random_plans_are_those_of_python(page: Path) -> None:

@@ -100,7 +100,9 @@ function judged(asked) {
   const total = (parts) => Object.values(parts).reduce((sum, one) => sum + one, 0);
   const memory = found.memory.reduce((most, one) => (total(one) > total(most) ? one : most));
   const mfu = model.flops * c.batch / found.seconds / c.gpus / model.peak;
-  return {choice: c, ...found, memory, total: total(memory), fits: total(memory) <= system.room, mfu,
+  const left = system.memory - total(memory), [least, most] = system.taken;
+  const fit = left < least ? "does not fit" : left >= most ? "fits" : "may fit";
+  return {choice: c, ...found, memory, total: total(memory), fit, mfu,
     ...doubts(c, plan, system, found.seconds)};
 }
 
@@ -198,7 +200,7 @@ function show(verdict, place, asked) {
   const found = judged(asked), {choice: c} = found, list = (of) => of.map((text) => `<li>${text}</li>`).join("");
   for (const knob of ["schedule", "chunks", "sequence_parallel", "zero_stage"])
     document.getElementById(knob).closest(".knob").classList.toggle("idle", c[knob] !== asked[knob]);
-  verdict.className = `verdict ${found.fits ? "good" : "bad"}`;
+  verdict.className = `verdict ${{fits: "good", "may fit": ""}[found.fit] ?? "bad"}`;
   verdict.innerHTML = `<strong>Impossible.</strong> ${found.reason}`;
   place.innerHTML = "";
   if (found.reason) return;
@@ -208,9 +210,9 @@ function show(verdict, place, asked) {
   const parts = Object.entries(found.memory);
   verdict.innerHTML = `<strong>${seconds(found.seconds)}</strong> a step
 (${seconds(found.low)} to ${seconds(found.high)}: nine of ten) · <strong>MFU ${percent(found.mfu)}</strong> ·
-<strong>${found.fits ? "fits" : "does not fit"}</strong>: ${gib(found.total)} of ${gib(system.room)} GiB`;
+<strong>${found.fit}</strong>: ${gib(found.total)} of ${gib(system.memory)} GiB, and ${gib(system.taken[0])} to ${gib(system.taken[1])} besides`;
   place.innerHTML = `<p class="legend">dp ${c.dp}, ${c.microbatches} microbatches; ${system.hardware}, ${system.stack}, ${DATA.plans[`${c.system} ${c.model}`].model.precision}.</p>
-<div class="bar" aria-hidden="true">${parts.map(([, size], i) => `<span class="part p${i}" style="width:${100 * size / Math.max(found.total, system.room)}%"></span>`).join("")}</div>
+<div class="bar" aria-hidden="true">${parts.map(([, size], i) => `<span class="part p${i}" style="width:${100 * size / Math.max(found.total, system.memory)}%"></span>`).join("")}</div>
 <dl class="parts">${parts.map(([name, size], i) => `<div><dt><i class="part p${i}"></i> ${name}</dt><dd>${gib(size)}</dd></div>`).join("")}</dl>
 <p class="legend">GiB of the fullest device, as the closed form counts them.</p><h2>Timeline</h2>${drawn(found)}
 <h2>How far off it may be</h2><p>Against the steps that ${c.system}'s constants were fitted to, this plan is <strong>${found.shift}</strong>.
