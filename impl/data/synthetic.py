@@ -77,8 +77,10 @@ class Source:
         draw = _uniforms(seed, 2 * words)
         first, moves, choices = draw[:1], draw[1:words], draw[words:]
         start = int(_inverse_cdf(self.stationary, first)[0])
-        successors = np.stack([_inverse_cdf(row, moves) for row in self.transitions], axis=1)  # of each class, in turn
-        classes = np.array([*accumulate(successors.tolist(), lambda state, row: row[state], initial=start)])
+        # of each class, in turn; bytes, since numbers as Python's own take longer to make than to be used
+        successors = np.stack([_inverse_cdf(row, moves).astype(np.uint8) for row in self.transitions], axis=1).tobytes()
+        rows = range(0, len(successors), len(self.transitions))
+        classes = np.array([*accumulate(rows, lambda state, row: successors[row + state], initial=start)])
         numbers = np.empty(words, np.int64)
         for index, row in enumerate(self.emissions):
             here = classes == index

@@ -1,12 +1,15 @@
 """Many runs in few starts: runs of one number of ranks share their processes, those of one layout their groups."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
+from impl import mesh
 from impl.checkpoint import start_from
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
@@ -51,7 +54,27 @@ def _one_after_another(measure: Measure, runs: list[Run], data: Path) -> list[An
     tokens = TokenFolder.open(data)
     for run in runs:
         trust(run.plan.schedule)
-    return [measure(Trainer(run, tokens, meshes[layout(run)], torch.device("cpu"))) for run in runs]
+    made: dict[tuple[int, ...], Any] = {}
+    answers: list[Any] = []
+    for run in runs:
+        with mock.patch.object(mesh.dist, "new_group", _Groups(made)):
+            one = Trainer(run, tokens, meshes[layout(run)], torch.device("cpu"))
+        answers.append(measure(one))
+    return answers
+
+
+class _Groups:
+    """Groups for one trainer, those of others before it where the ranks are the same: three threads serve each."""
+
+    def __init__(self, made: dict[tuple[int, ...], Any]) -> None:
+        self.made, self.asked, self.new = made, Counter[tuple[int, ...]](), dist.new_group
+
+    def __call__(self, ranks: list[int]) -> Any:
+        self.asked[tuple(ranks)] += 1
+        key = (self.asked[tuple(ranks)], *ranks)
+        if key not in self.made:
+            self.made[key] = self.new(ranks)
+        return self.made[key]
 
 
 def loaded(one: Trainer) -> float:

@@ -3,6 +3,7 @@
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,25 @@ def executed(source: Path) -> str:
         nbclient.exceptions.CellExecutionError: a cell does.
     """
     import nbformat
-    from nbclient import NotebookClient
 
     notebook = read(source)
     with tempfile.TemporaryDirectory() as folder:
-        place = {"metadata": {"path": folder}}
-        NotebookClient(notebook, timeout=SECONDS, resources=place, record_timing=False).execute(env=environment(folder))
+        execute([notebook], folder)
     return nbformat.writes(without_what_varies(notebook)) + "\n"
+
+
+def execute(notebooks: Iterable[Any], folder: Path | str) -> None:
+    """Execute cells in one kernel; no notebook sees the names of one before it.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell does.
+    """
+    from nbclient import NotebookClient
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    together = new_notebook(cells=[c for one in notebooks for c in (*one.cells, new_code_cell("%reset -f"))])
+    place = {"metadata": {"path": str(folder)}}
+    NotebookClient(together, timeout=SECONDS, resources=place, record_timing=False).execute(env=environment(folder))
 
 
 def environment(folder: Path | str) -> dict[str, str]:

@@ -31,14 +31,14 @@ def run_of(name: str) -> Run:
 
 
 def mutants(names: Sequence[str]) -> dict[str, list[str]]:
-    """What is found of every mutant; of the run without it, nothing."""
+    """What is found of every mutant; of its run without it, nothing."""
     dist.destroy_process_group()
     found: dict[str, list[str]] = {}
+    for run in dict.fromkeys(map(run_of, names)):
+        assert wrong(run) == [], run.plan
     for name in names:
-        run = run_of(name)
-        assert wrong(run) == [], name
         with planted(name):
-            found[name] = wrong(run)
+            found[name] = wrong(run_of(name))
     return found
 
 
