@@ -8,7 +8,8 @@ import pytest
 
 from impl.errors import InputError
 from impl.simulator.constants import CONSTANTS
-from impl.simulator.system import Calibration, Surface, System
+from impl.simulator.surface import Surface
+from impl.simulator.system import Calibration, System
 from tests.impl.simulator.made_up import DOCUMENT, SYSTEM, number, with_constants
 
 
