@@ -42,7 +42,7 @@ from tests.harness.small_runs import write_tokens
 PROCESSOR_SECONDS, WALL_SECONDS, BYTES, FILE_BYTES = 10, 300, 8 * 2**30, 2**28
 STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
-LONG_VERBS = {"accuracy": 9, "tune": 3}
+LONG_VERBS = {"accuracy": 9, "list": 3, "tune": 3}
 """Verbs whose work is long, and how many times as long they may take."""
 RECORDS, CERTIFIED = (f"{folder}/quickstart/smoke/records" for folder in ("results", "certified"))
 CALLS = [
@@ -178,7 +178,8 @@ def in_fork(words: list[str], folder: Path, logs: Path) -> None:
     try:
         seconds = PROCESSOR_SECONDS * LONG_VERBS.get(words[0] if words else "", 1)
         for kind, most in (("CPU", seconds), ("AS", BYTES), ("FSIZE", FILE_BYTES)):
-            resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
+            above = most + (kind == "CPU")  # at that limit it would be killed as for taking too long
+            resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, above))
         sys.stdout, sys.stderr = (open(logs / name, "w", encoding="utf-8") for name in ("out", "err"))  # noqa: SIM115
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             os.dup2(stream.fileno(), number)

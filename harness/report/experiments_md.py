@@ -37,7 +37,7 @@ from harness.predict.memory import tokenizer_size
 from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import Store
-from harness.terminal import shown
+from harness.terminal import shown, shown_progress
 from impl.cost.memory import memory_of_ranks
 from impl.data.batches import head_positions
 from impl.data.config import SYNTHETIC
@@ -134,7 +134,7 @@ def read(out: Path, names: Sequence[str] = ()) -> list[Found]:
     """
     tracked = tracked_files(out)
     found = []
-    for experiment in map(load, names or experiment_ids()):
+    for experiment in shown_progress([load(name) for name in names or experiment_ids()], "reading records"):
         records = records_of(experiment, out, tracked=tracked)
         found.append(Found(experiment, records, judged(experiment, records)))
     return found

@@ -63,10 +63,11 @@ def test_ghosts_are_as_real_ranks(data: Path) -> None:
 def far(run: Run, ghost: dict[str, int], real: dict[str, int]) -> list[str]:
     """Categories in which a ghost needs other memory than a real rank, or more than 5% other where that is chance.
 
-    Which transfers have ended at a real rank's fullest moment, and so what lives then, is chance: of activations and
-    the rest a hundredth of all memory, and of a pipeline one tensor that came and one that goes, are not compared.
+    Which transfers have ended at a real rank's fullest moment, and which of two moments that is, is chance: of what
+    changes during a step a hundredth of all memory, and of a pipeline one tensor that came and one that goes, are not
+    compared.
     """
-    chance, total = ("activations", "rest"), sum(real.values())
+    chance, total = ("activations", "buffers", "rest"), sum(real.values())
     under_way = 2 * Sizes(run).transferred * (run.plan.pp > 1)
     apart = {name: abs(ghost[name] - size) for name, size in real.items()}
     near = {name: max(0.05 * real[name], 0.01 * total, under_way) if name in chance else 0 for name in real}
