@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from tests.slurm.two_nodes import TwoNodes, two_nodes
 COMMANDS = 8
 """At most until every point is finished, once nothing is killed any more."""
 PER_SWEEP = 4
+AWAY = (5, 60)
+"""Seconds for which a controller is away."""
 ENDING = 90
 """Seconds in which Slurm has to end what it has signalled, and a job that was accepted without an answer gives up.
 
@@ -154,14 +157,15 @@ def on_slurm(folder: Path, cluster: TwoNodes, chance: random.Random) -> list[tup
         time.sleep(5)
         ask("scontrol", "update", "nodename=node1", "state=resume")
 
-    def controller_away() -> None:
+    def away(seconds: int) -> None:
         cluster.kill("slurmctld")
-        time.sleep(5)
+        time.sleep(seconds)
         cluster.start("slurmctld")
 
     of_jobs = [(f"job {verb}", lambda verb=verb: ask(*verb.split(), chance.choice(jobs))) for verb in
                ("scancel", "scontrol requeue")] if jobs else []  # fmt: skip
-    return [("node drained", drained), ("controller killed", controller_away), *of_jobs]
+    absences = [(f"controller away {seconds} s", partial(away, seconds)) for seconds in AWAY]
+    return [("node drained", drained), *absences, *of_jobs]
 
 
 def finished(folder: Path, tokens: Path, on: Where, expected: dict[str, dict[str, Any]]) -> str:
