@@ -58,7 +58,8 @@ def _entries(path: Path) -> Iterator[Document]:
         return
     for entry in (b"\n" + content).split(BEGIN)[1:]:
         try:
-            if not DIGEST.match(text := BEGIN[1:] + entry.removesuffix(b"\n")):
+            whole = entry.removesuffix(b"\n{").removesuffix(b"\n")  # of the next entry a byte may be left
+            if not DIGEST.match(text := BEGIN[1:] + whole):
                 return
             yield loads(without_digest(text).decode())
         except (ValueError, RecursionError):

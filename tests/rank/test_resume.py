@@ -203,6 +203,19 @@ def test_a_journal_cut_anywhere_has_each_step_once_up_to_its_last_whole_entry(at
         assert [line["step"] for line in found.evaluations] == list(range(2, whole + 1, 2))
 
 
+def test_no_byte_at_which_a_journal_is_cut_costs_an_entry_before_it(tmp_path: Path) -> None:
+    journal, measured, ends = Journal(tmp_path / "rank-0.json"), Measured(), list[int]()
+    for step in range(3):
+        measured.steps.append({"step": step, "loss": 0.5})
+        journal.add(measured)
+        ends.append(journal.path.stat().st_size)
+    for left in range(ends[-1], ends[0], -1):
+        os.truncate(journal.path, left)
+        found = journal.read()
+        assert found is not None
+        assert len(found.steps) == sum(left >= end - 1 for end in ends), left
+
+
 def test_what_is_written_grows_as_the_steps_do(tmp_path: Path) -> None:
     sizes, journal, measured = list[int](), Journal(tmp_path / "rank-0.json"), Measured()
     for step in range(10, 50):
