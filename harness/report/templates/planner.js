@@ -210,7 +210,7 @@ function show(verdict, place, asked) {
   const parts = Object.entries(found.memory);
   verdict.innerHTML = `<strong>${seconds(found.seconds)}</strong> a step
 (${seconds(found.low)} to ${seconds(found.high)}: nine of ten) · <strong>MFU ${percent(found.mfu)}</strong> ·
-<strong>${found.fit}</strong>: ${gib(found.total)} of ${gib(system.memory)} GiB, and ${gib(system.taken[0])} to ${gib(system.taken[1])} besides`;
+<strong>${found.fit}</strong>: ${gib(found.total)} of ${gib(system.memory)} GiB; runs had ${gib(system.taken[0])} to ${gib(system.taken[1])} GiB besides their tensors`;
   place.innerHTML = `<p class="legend">dp ${c.dp}, ${c.microbatches} microbatches; ${system.hardware}, ${system.stack}, ${DATA.plans[`${c.system} ${c.model}`].model.precision}.</p>
 <div class="bar" aria-hidden="true">${parts.map(([, size], i) => `<span class="part p${i}" style="width:${100 * size / Math.max(found.total, system.memory)}%"></span>`).join("")}</div>
 <dl class="parts">${parts.map(([name, size], i) => `<div><dt><i class="part p${i}"></i> ${name}</dt><dd>${gib(size)}</dd></div>`).join("")}</dl>
