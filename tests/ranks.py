@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "impl.train", "impl.checkpoint", "pytest", "pandas", "hypothesis"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "impl.train", "impl.checkpoint", "scipy.optimize", "pytest", "pandas", "hypothesis"])
 """What the modules of tests import: else every rank does so."""
 TIMEOUT_SECONDS = 300
 """Ten times what the slowest takes, since layers may be compiled while other tests have both cores."""
