@@ -42,7 +42,7 @@ from tests.harness.small_runs import write_tokens
 PROCESSOR_SECONDS, WALL_SECONDS, BYTES, FILE_BYTES = 10, 300, 8 * 2**30, 2**28
 STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
-LONG_VERBS = {"accuracy": 9, "list": 3, "tune": 3}
+LONG_VERBS = {"accuracy": 9, "tune": 3}
 """Verbs whose work is long, and how many times as long they may take."""
 RECORDS, CERTIFIED = (f"{folder}/quickstart/smoke/records" for folder in ("results", "certified"))
 CALLS = [

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from harness.experiment.kit import (
@@ -10,6 +11,7 @@ from harness.experiment.kit import (
     noted, of_run, published, repeated, untested,
 )  # fmt: skip
 from harness.experiment.kit import printed as in_print
+from impl.cost.memory import memory_of_ranks
 
 V100 = 32e9
 """Bytes of a device."""
@@ -60,6 +62,27 @@ def on_v100s(printed: Printed, **plan: Any) -> Run:
         precision="fp16",
         fp32_gradients=False,
     )
+
+
+@cache
+def needed(run: Run) -> int:
+    """Return the predicted bytes of a GPU, of the pipeline's first rank."""
+    return memory_of_ranks(run, run.model.vocab_size or 0, run.model.seq_len)[0].total
+
+
+@cache
+def deepest(run: Run) -> ModelConfig:
+    """Return the model with as many layers, one to a thousand, as are predicted to fit a V100.
+
+    Bytes rise with every layer, nearly by as much: from what is known a line proposes the next number to try.
+    """
+    of = lambda layers: needed(replace(run, model=replace(run.model, num_layers=layers)))
+    fits, too_many, a_layer = 1, 1001, of(2) - of(1)
+    while too_many - fits > 1:
+        proposed = fits + int((V100 - of(fits)) / a_layer)
+        tried = min(max(proposed, fits + 1), too_many - 1)
+        fits, too_many = (tried, too_many) if of(tried) <= V100 else (fits, tried)
+    return replace(run.model, num_layers=fits)
 
 
 def bars(run_of: Callable[[Printed], Run], *figures: str) -> dict[Run, Point]:

@@ -7,18 +7,16 @@ is trained, and one with two layers more, and the memory of all their tensors is
 that were trained (table 2's measured columns) are held against what is predicted to fit 32 GB.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
-from experiments.zero2019 import COUNTED, PREDICTED, STAGES, V100, N, T, for_memory
+from experiments.zero2019 import COUNTED, PREDICTED, STAGES, V100, N, T, deepest, for_memory
 from harness.experiment.kit import (
     GB, ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
     each, gigabytes, near, points, published, table_of, tally,
 )  # fmt: skip
-from impl.cost.memory import memory_of_ranks, model_state_bytes
+from impl.cost.memory import model_state_bytes
 from impl.cost.parameters import count_parameters
 
 LIMIT = 20e6
@@ -58,14 +56,6 @@ def on_v100s(billions: float, hidden: int, tp: int, zero_stage: ZeroStage) -> Ru
     return for_memory(model, plan, batch=1)
 
 
-@cache
-def largest(run: Run) -> float:
-    """Return the parameters of the deepest model of a run's width and plan that is predicted to fit a V100."""
-    deeper = lambda layers: replace(run, model=replace(run.model, num_layers=layers))
-    needed = lambda layers: memory_of_ranks(deeper(layers), run.model.vocab_size or 0, run.model.seq_len)[0].total
-    return float(count_parameters(deeper(bisect_right(range(1, 1024), V100, key=needed)).model).total)
-
-
 def in_paper() -> list[Point]:
     """Return table 2: parameters whose states fill a device's memory, and the largest that were trained."""
     rows = published("zero2019").query("where == 'table 2' and not quantity.str.contains('measured')")
@@ -76,7 +66,8 @@ def in_paper() -> list[Point]:
         numbers = {"formula": tp * V100 / model_state_bytes(run, 1), "published": row["value"] * 1e9}
         if stage in MEASURED:
             size = MEASURED[stage][tp]
-            numbers |= {"predicted": largest(on_v100s(*size, tp, stage)), "trained": size[0] * 1e9}
+            fits = count_parameters(deepest(on_v100s(*size, tp, stage))).total
+            numbers |= {"predicted": fits, "trained": size[0] * 1e9}
         found.append(Point(run, printed=numbers))
     return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage))
 

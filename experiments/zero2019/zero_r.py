@@ -7,14 +7,13 @@ C3 divides gradients too (P_os+g), C4 adds P_a to that and C5 P_a+cpu. They trai
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 from experiments.zero2019 import (
-    ALL_AS_PREDICTED, CLOSE, CONFIGURATIONS, N, OPTIONS, PRINTED_RATE, T, V100, bars, compared,
-    configuration, five_ways, for_speed, of_bar, on_v100s,
+    ALL_AS_PREDICTED, CLOSE, CONFIGURATIONS, N, OPTIONS, PRINTED_RATE, T, bars, compared, configuration,
+    deepest, five_ways, for_speed, needed, of_bar, on_v100s,
 )  # fmt: skip
 from harness.analysis.scaling import LEAST_TIMED_STEPS
 from harness.experiment.kit import (
@@ -23,7 +22,6 @@ from harness.experiment.kit import (
     tally, with_printed, within_points,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
-from impl.cost.memory import memory_of_ranks
 
 NEAR = Tolerance(0.1, "the paper prints its sizes to ten billions", "2026-11-23")
 SAVES = (("C1", "C2"), ("C1", "C3"), ("C2", "C4"), ("C3", "C4"))
@@ -48,19 +46,11 @@ def in_print() -> dict[Run, Point]:
     return bars(lambda bar: on_v100s(bar, **CONFIGURATIONS[of_bar(bar)]), "figure 7", "figure 8")
 
 
-@cache
-def predicted(run: Run) -> float:
-    """Return predicted bytes of a GPU."""
-    return memory_of_ranks(run, run.model.vocab_size or 0, run.model.seq_len)[0].total
-
-
-@cache
 def largest(name: str) -> float:
     """Return parameters (12 L h^2) of the deepest model of figure 6's width, batch and ranks that fits a V100."""
     bar = published("zero2019", f"max_model_size_{name.lower()}").to_dict("records")[0]
     run = on_v100s(bar | {"note": "1 layers, hidden size 8192, 64 heads"}, **CONFIGURATIONS[name])
-    size = lambda layers: predicted(replace(run, model=replace(run.model, num_layers=layers)))
-    return 12.0 * bisect_right(range(1, 1024), V100, key=size) * run.model.hidden_size**2
+    return 12.0 * deepest(run).num_layers * run.model.hidden_size**2
 
 
 def memory(one: Point) -> float:
@@ -92,7 +82,7 @@ def by_configuration(records: Sequence[Record]) -> list[dict[str, Point]]:
 def table(records: Sequence[Record]) -> Table:
     """Tabulate our points, then the bars of figures 7 and 8; a bar that was run here shares one row."""
     of_ours = lambda one: one.mean(lambda record: record.predicted_memory_bytes)
-    in_theory = lambda one: of_ours(one) if one.records else predicted(one.run)
+    in_theory = lambda one: of_ours(one) if one.records else needed(one.run)
     a_layer = gigabytes("layer_activation_bytes", "a layer keeps, counted", digits=3)
     a_layer = replace(a_layer, unit="MB", scale=1e6)
     columns = (

@@ -10,8 +10,8 @@ from harness.experiment.kit import (
     GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, UNTESTED, Estimate, Measure, ModelConfig, Plan, Point, Printed,
     Record, Run, apart_from, exact, flop_rate, known, noted, points, published, with_printed,
 )  # fmt: skip
-from impl.pipeline.schedules import build
-from impl.pipeline.simulate import simulate, uniform
+from impl.pipeline.schedule import Op
+from impl.simulator.periodic import execute
 
 AS = {"one_f_one_b": "one_f_one_b", "zb_h1": "zb_1p", "zb_h2": "zb_2p"}
 """Schedule of the paper's table 4 that each of our schedules is compared with.
@@ -119,9 +119,12 @@ def bubble_by_paper(one: Point) -> float:
 
 @cache
 def _longest_idle(run: Run, forward: float, input_gradient: float, weight_gradient: float, transfer: float) -> float:
-    cost = uniform(forward, input_gradient, weight_gradient)
-    ran = simulate(build(run.plan.schedule, run.plan.pp, run.microbatches), cost, transfer)
-    return 1 - float(ran.busy(0) / max(row[-1].end - row[0].start for row in ran.rows.values()))
+    whole, p = input_gradient + weight_gradient, run.plan.pp
+    times = {Op.F: forward, Op.B: whole, Op.I: input_gradient, Op.W: weight_gradient}
+    seconds = {op: [time] * p for op, time in times.items()}
+    ran = execute(run.plan.schedule, p, run.microbatches, 1, seconds, transfer)
+    begins = (rank * (forward + transfer) for rank in range(p))  # with the first microbatch's forward pass
+    return 1 - ran.busy[0] / max(end - begin for begin, end in zip(begins, ran.ends, strict=True))
 
 
 def of(one: Point, schedule: str) -> bool:

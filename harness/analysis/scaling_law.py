@@ -111,7 +111,7 @@ def fitted(points: Sequence[Point], resamples: int = RESAMPLES, seed: int = 0) -
     if len({point.run for point in points}) > len({point.parameters for point in points}):
         drawn = _drawn(points, resamples, np.random.default_rng(seed))
         again, _ = _solved(n, d, logs, drawn, np.repeat(best, resamples, axis=0))
-    off = _residuals(best, n, d, logs)[0]
+    off = _residuals(_terms(best, n, d), logs)[0]
     law = Law(*(float(one[0]) for one in _law(best, centre)))
     return Fitted(law, _law(again, centre), tuple(points), math.sqrt(float(np.mean(off**2))))
 
@@ -164,14 +164,9 @@ def _drawn(points: Sequence[Point], resamples: int, generator: np.random.Generat
 
 
 def _terms(at: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """Return the logarithms of the law's three terms. Shapes: [r, 5], [points] -> [r, points, 3]."""
-    a, b, e, alpha, beta = at[:, :, None].swapaxes(0, 1)
-    return np.stack([a - np.exp(alpha) * n, b - np.exp(beta) * d, e + 0 * n], axis=-1)
-
-
-def _residuals(at: np.ndarray, n: np.ndarray, d: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the law's loss over the measured one. Shapes: [r, points]."""
-    return np.logaddexp.reduce(_terms(at, n, d), axis=-1) - logs
+    """Return the law's three terms, whose sum is the loss. Shapes: [r, 5], [points] -> [3, r, points]."""
+    a, b, e, alpha, beta = at.T[:, :, None]
+    return np.exp(np.stack([a - np.exp(alpha) * n, b - np.exp(beta) * d, e + 0 * n]))
 
 
 def _solved(
@@ -183,45 +178,43 @@ def _solved(
         counts: how often each point counts. Shapes: [1 or r, points].
         at: starts. Shapes: [r, 5].
     """
+    terms = _terms(at, n, d)
     cost = np.zeros(len(at))
     for delta in DELTAS:
-        damping, cost = np.full(len(at), 1e-2), _cost(at, n, d, logs, counts, delta)
+        damping, cost = np.full(len(at), 1e-2), _cost(terms, logs, counts, delta)
         for _ in range(STEPS):
-            other = at - _step(at, n, d, logs, counts, delta, damping)
+            off = _residuals(terms, logs)
+            weights = counts * np.minimum(1, delta / np.maximum(abs(off), 1e-300))  # squares get Huber's slope
+            other = at - _step(at, terms, np.stack([n, d]), off, weights, damping)
             other[:, 3:] = np.clip(other[:, 3:], *np.log(POSSIBLE))
-            tried = _cost(other, n, d, logs, counts, delta)
+            others = _terms(other, n, d)
+            tried = _cost(others, logs, counts, delta)
             better = tried < cost
-            at, cost = np.where(better[:, None], other, at), np.where(better, tried, cost)
+            at, terms = np.where(better[:, None], other, at), np.where(better[:, None], others, terms)
+            cost = np.where(better, tried, cost)
             damping = np.clip(np.where(better, damping / 4, damping * 4), 1e-9, 1e9)
     return at, cost
 
 
-def _cost(
-    at: np.ndarray, n: np.ndarray, d: np.ndarray, logs: np.ndarray, counts: np.ndarray, delta: float
-) -> np.ndarray:
-    size = abs(_residuals(at, n, d, logs))
+def _cost(terms: np.ndarray, logs: np.ndarray, counts: np.ndarray, delta: float) -> np.ndarray:
+    size = abs(_residuals(terms, logs))
     return (counts * np.where(size <= delta, size**2 / 2, delta * (size - delta / 2))).sum(axis=1)
 
 
+def _residuals(terms: np.ndarray, logs: np.ndarray) -> np.ndarray:
+    """Return the logarithm of the law's loss over the measured one. Shapes: [3, r, points] -> [r, points]."""
+    return np.log(terms.sum(axis=0)) - logs
+
+
 def _step(
-    at: np.ndarray,
-    n: np.ndarray,
-    d: np.ndarray,
-    logs: np.ndarray,
-    counts: np.ndarray,
-    delta: float,
-    damping: np.ndarray,
+    at: np.ndarray, terms: np.ndarray, places: np.ndarray, off: np.ndarray, weights: np.ndarray, damping: np.ndarray
 ) -> np.ndarray:
-    """Return a damped Gauss-Newton step, with weights that give squares the Huber loss's gradient. Shapes: [r, 5]."""
-    terms = _terms(at, n, d)
-    log_loss = np.logaddexp.reduce(terms, axis=-1)
-    shares = np.exp(terms - log_loss[..., None])
-    powers = -shares[..., :2] * np.exp(at[:, None, 3:]) * np.stack([n, d], axis=-1)
-    slopes = np.concatenate([shares, powers], axis=-1)
-    residuals = log_loss - logs
-    weights = counts * np.minimum(1, delta / np.maximum(abs(residuals), 1e-300))
-    left = (slopes * weights[..., None]).swapaxes(1, 2)
-    curvature, gradient = left @ slopes, (left @ residuals[..., None])[..., 0]
+    """Return a damped Gauss-Newton step for weighted squares of the residuals `off`. Shapes: [r, 5]."""
+    shares = terms / terms.sum(axis=0)
+    powers = -shares[:2] * np.exp(at.T[3:, :, None]) * places[:, None]
+    slopes = np.concatenate([shares, powers]).swapaxes(0, 1)
+    left = slopes * weights[:, None]
+    curvature, gradient = left @ slopes.swapaxes(1, 2), (left @ off[..., None])[..., 0]
     scale = np.einsum("rii->ri", curvature) + 1e-9
     damped = curvature + damping[:, None, None] * scale[:, :, None] * np.eye(5)
     return np.clip(np.linalg.solve(damped, gradient[..., None])[..., 0], -1, 1)

@@ -68,8 +68,8 @@ def records_of(
     """
     found: list[Record] = []
     for store in (store for tier in tiers for store in stores(out, experiment.id, tier)):
-        records = store.records()
-        found += [one for one in records if tracked is None or store.path(one.id).resolve() in tracked]
+        folder, records = store.recorded.resolve(), store.records()
+        found += [one for one in records if tracked is None or folder / f"{one.id}.json" in tracked]
         tell_ignored(store)
     return found
 
@@ -132,12 +132,7 @@ def _basis(claim: Claim, records: Sequence[Record], systems: str) -> str:
     if not kept:
         return "formulas"
     fitted = sorted({one.calibrated_on or 0 for one in kept})
-    beyond = {
-        doubt.removeprefix("extrapolates: ").split()[0]
-        for one in kept
-        for doubt in one.warnings
-        if doubt.startswith("extrapolates: ")
-    }
+    beyond = {doubt.split()[1] for one in kept for doubt in one.warnings if doubt.startswith("extrapolates: ")}
     low = min(float(one.low or 0) / float(one.seconds or 1) for one in kept)
     high = max(float(one.high or 0) / float(one.seconds or 1) for one in kept)
     return "; ".join([

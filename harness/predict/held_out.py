@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from harness.predict.systems import load_system
 from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.constants import Constant
+from impl.simulator.residuals import place
 from impl.simulator.system import System
 
 STEPS = FOLDER / "steps"
@@ -69,6 +70,10 @@ class Case(NamedTuple):
     """Mean error in percent of Calculon as published, measured for this project on the same kind of rows."""
     by: Callable[[Run], Hashable] | None = None
     """Key of a group of rows, each of which is predicted with constants fitted to the others."""
+    is_new: Callable[[Run], Hashable] | None = None
+    """Key by which only rows are asked for that are like none of the fitted."""
+    has_surface: bool = True
+    """Whether what the constants leave over is kept as a surface."""
 
 
 TABLE_1 = Rows("ptdp2021_table1", CALIBRATE)
@@ -121,6 +126,14 @@ CASES = (
     Case("H100", "three stacks on H100s, bf16, GPT, Llama and Nemotron, nothing fitted", "h100",
          (H100, NVIDIA._replace(precision="bf16"))),
 )  # fmt: skip
+
+HARDER = (
+    Case("H5", "A100, one node, fitted to 64 rows, shapes that none of them has", "a100_cluster", (ONE_NODE,),
+         FITTED_ONE, (5, None, None), is_new=lambda run: tuple(place(run))),
+    Case("H5", "A100, one node, fitted to 64 rows, laws alone", "a100_cluster", (ONE_NODE,), FITTED_ONE,
+         (5.5, None, None), has_surface=False),
+)  # fmt: skip
+"""Cases whose rows are among those of others, asked for without what makes them easy."""
 
 
 class Part(NamedTuple):
@@ -181,21 +194,25 @@ class Result(NamedTuple):
 
 def result_of(case: Case) -> Result:
     """Fit the case's constants, and predict its rows."""
-    return Result(case, [_part(case.system, fitted, asked) for fitted, asked in parts_of(case)])
+    return Result(case, [_part(case, fitted, asked) for fitted, asked in parts_of(case)])
 
 
 def parts_of(case: Case) -> list[tuple[list[Measured], list[Measured]]]:
     """Return the rows to fit to and the rows that are then asked for: of a case, or of each of its groups."""
     asked = [row for rows in case.asked for row in rows.read(case.system)]
     if case.by is None:
-        return [(case.fitted.read(case.system) if case.fitted else [], asked)]
+        fitted = case.fitted.read(case.system) if case.fitted else []
+        if key := case.is_new:
+            known = {key(row.run) for row in fitted}
+            asked = [row for row in asked if key(row.run) not in known]
+        return [(fitted, asked)]
     keys = [case.by(row.run) for row in asked]
     of = lambda key, ours: [row for row, own in zip(asked, keys, strict=True) if (own == key) is ours]
     return [(of(key, False), of(key, True)) for key in dict.fromkeys(keys)]
 
 
-def _part(system: str, fitted: list[Measured], asked: list[Measured]) -> Part:
-    known = _fitted(system, tuple(fitted))
+def _part(case: Case, fitted: list[Measured], asked: list[Measured]) -> Part:
+    known = _fitted(case.system, tuple(fitted), case.has_surface)
     predicted = seconds_of(asked, known)
     bounds = predicted[:, None] * np.array([factors(known.calibration, row.run) for row in asked])
     baseline = constant_mfu(fitted or asked, asked)
@@ -225,9 +242,13 @@ def rows_of(file: str, system: str) -> list[Row]:
 
 
 @lru_cache(maxsize=32)
-def _fitted(system: str, rows: tuple[Measured, ...]) -> System:
-    known = load_system(system)
-    return fit(rows, known) if rows else with_priors(known)
+def _fitted(system: str, rows: tuple[Measured, ...], has_surface: bool) -> System:
+    return fitted_to(rows, load_system(system), has_surface=has_surface)
+
+
+def fitted_to(rows: Sequence[Measured], system: System, *, has_surface: bool = True) -> System:
+    """Return the system with constants fitted to the rows; its priors without rows."""
+    return fit(rows, system, with_surface=has_surface) if rows else with_priors(system)
 
 
 def splits() -> np.ndarray:
@@ -243,14 +264,6 @@ def splits() -> np.ndarray:
         expected = slopes @ slopes[picked].T @ np.linalg.solve(covariance, logs[picked])
         errors.append(np.delete(abs(100 * np.expm1(expected - logs)), picked).mean())
     return np.array(errors)
-
-
-def plain_nvidia() -> float:
-    """Return the mean error in percent of NVIDIA's steps by priors, had its software none of its overlaps."""
-    system, rows = load_system("dgx_h100"), NVIDIA.read("dgx_h100")
-    habits = replace(system.habits, splits_products=False, gathers_ahead=False)
-    predicted = seconds_of(rows, with_priors(replace(system, habits=habits)))
-    return float(abs(percent_off(predicted, np.array([row.seconds for row in rows]))).mean())
 
 
 def on_data_sheet(system: System) -> System:

@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
-from pathlib import PurePath
 from typing import Any
 
 from impl.model.config import ModelConfig
 from impl.pipeline.schedules import short
-from impl.run import Run, to_dict, with_fields
+from impl.run import Run, to_dict
 
 FIELDS = tuple(
     f"{name}.{inner}" if inner else name
@@ -28,10 +28,7 @@ TELLING = (
 )  # fmt: skip
 """Fields preferred in labels where several distinguish the same points."""
 ALWAYS_NAMED = ("plan.cp", "plan.tp", *PIPELINE, "engine")
-"""Fields named wherever they vary, even if others imply them.
-
-With these a point's numbers are one rank's share, or those of another engine.
-"""
+"""Fields named wherever they vary: with them a point's numbers are one rank's share, or those of another engine."""
 UNSAID = {"plan.sequence_parallel": False, "plan.overlap_input_grad_reduce": True, "plan.scatter_gather": True}
 """Usual values of tensor-parallel and pipeline options, which labels leave out."""
 SHORT = {
@@ -60,7 +57,11 @@ def differing(runs: Iterable[Run]) -> list[str]:
 
 def apart_from(run: Run, *names: str) -> Run:
     """Return the run with these fields, by dotted name, at their defaults: what runs that differ in them share."""
-    return with_fields(run, {name: DEFAULTS[name] for name in names}) if names else run
+    for name in names:
+        group, _, field = name.rpartition(".")
+        fields = {field: DEFAULTS[name]}
+        run = replace(run, **{group: replace(getattr(run, group), **fields)} if group else fields)
+    return run
 
 
 def varying(runs: Iterable[Run], shown: Iterable[str] = ()) -> list[str]:
@@ -110,4 +111,4 @@ def _value(value: Any) -> str:
         return "+".join(map(_value, value)) or "none"
     if isinstance(value, float):
         return f"{value:g}"
-    return PurePath(text).name if "/" in (text := short(str(value))) else text
+    return short(str(value)).rpartition("/")[2]

@@ -361,7 +361,8 @@ def tracked_files(folder: Path) -> set[Path] | None:
         names = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return {(folder / name).resolve() for name in names.split("\0") if name}
+    resolved = folder.resolve()
+    return {resolved / name for name in names.split("\0") if name}
 
 
 def _cannot_tell(found: Sequence[Found], links: Links) -> Iterator[str]:
