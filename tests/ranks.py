@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "impl.train", "impl.checkpoint", "scipy.optimize", "pytest", "pandas", "hypothesis"])
+CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "impl.train", "impl.checkpoint", "scipy.optimize", "pytest", "pandas", "hypothesis"]
+)
 """What the modules of tests import: else every rank does so."""
 TIMEOUT_SECONDS = 300
 """Ten times what the slowest takes, since layers may be compiled while other tests have both cores."""
@@ -54,14 +56,15 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
 
 
 def _share_one_loop() -> None:
-    """Let all groups of this process share a thread for what arrives: it wakes 100 times a second, one of each would."""
+    """Let all groups of this process share one thread that receives: a group's own would wake 100 times a second."""
     from torch.distributed import ProcessGroupGloo, distributed_c10d
 
-    device = ProcessGroupGloo.create_default_device()
+    gloo: Any = ProcessGroupGloo
+    device = gloo.create_default_device()
 
     class Sharing(ProcessGroupGloo):
         def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-            options = ProcessGroupGloo._Options()
+            options = gloo._Options()
             options._devices, options._threads, options._timeout = [device], 2, timeout
             super().__init__(store, rank, size, options)
 
