@@ -81,7 +81,7 @@ def test_ends_of_a_pipeline_share_the_way_out_among_themselves_only():
 def test_the_closed_form_has_levels_too():
     base, gpus = replace(run_of(global_batch=64, microbatch=1), plan=Plan()), 64
     system, all_plans = with_levels(ISLAND, SPINE), every(base.model, gpus, 64, node=8)
-    some = all_plans.take(np.random.default_rng(0).choice(len(all_plans), 6, replace=False))
+    some = all_plans.take(np.random.default_rng(0).choice(len(all_plans), 12, replace=False))
     runs = [some.run(i, base) for i in range(len(some))]
     events = np.array([predict(run, VOCAB, system, with_timeline=False, with_memory=False).seconds for run in runs])
     found = ClosedForm(base, VOCAB, system, gpus).estimate(some).seconds
