@@ -36,7 +36,7 @@ from harness.predict.held_out import (
     rows_of,
     splits,
 )  # fmt: skip
-from harness.predict.laws import laws_table, worths
+from harness.predict.laws import constants_table, laws_table, worths
 from harness.predict.published_memory import torchtitan
 from harness.predict.published_scaling import FITTED, frontier
 from harness.predict.simulation import predicted
@@ -114,12 +114,13 @@ def accuracy(
 
 
 def _laws(out: Path | None, *, json: bool) -> int:
-    table = laws_table(list(worths()))
+    tables = [laws_table(list(worths())), constants_table()]
     if out is not None:
-        write_atomically(out / "laws.md", f"# The laws of the simulator\n\n{render.markdown(table)}")
+        write_atomically(out / "laws.md", "# The laws of the simulator\n\n" + "\n".join(map(render.markdown, tables)))
     if json:
-        return print_json(render.as_json(table))
-    console(render.console(table)).print(render.console(table))
+        return print_json({"tables": [render.as_json(table) for table in tables]})
+    for table in tables:
+        console(render.console(table)).print(render.console(table))
     return 0
 
 

@@ -11,7 +11,7 @@ from harness.analysis.render import Column, Table
 from harness.predict.benchmark import PERCENT
 from harness.predict.fit import SURFACE_ROWS, Measured, percent_off, seconds_of
 from harness.predict.held_out import CASES, Case, fitted_to, parts_of, result_of, with_priors
-from harness.predict.systems import load_system
+from harness.predict.systems import load_system, names
 from harness.terminal import shown_progress
 from impl.simulator.constants import Constant
 from impl.simulator.system import System
@@ -138,3 +138,21 @@ def laws_table(found: Iterable[Worth]) -> Table:
 
 def _set(one: Worth) -> str:
     return f"{one.case.id}: {one.case.what} ({one.n})"
+
+
+def constants_table() -> Table:
+    """Tabulate the constants of every packaged system that a fit may move, and the rows that they were fitted to."""
+    rows = []
+    for system in map(load_system, names()):
+        free = [name for name, one in system.all_constants.items() if one.log_sd > 0]
+        fitted = system.calibration.rows if system.calibration else []
+        rows.append({"system": system.name, "rows": len(fitted), "count": len(free), "names": ", ".join(free)})
+    columns = (
+        Column(key="system", header="system", text=True), Column(key="rows", header="rows fitted to"),
+        Column(key="count", header="constants"), Column(key="names", header="which", text=True),
+    )  # fmt: skip
+    notes = (
+        "A constant has a prior of a width that is set in `impl/simulator/constants.py`, or in the system's file: few "
+        "rows move it little. Without rows it is its prior.",
+    )
+    return Table("constants", "Constants that a fit may move", columns, pd.DataFrame(rows), notes)

@@ -1,6 +1,7 @@
 """What `make accuracy` compares: rows that are there, none of them fitted and asked for at once."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -167,7 +168,19 @@ def test_the_table_of_laws_names_the_sets_that_gain_most_and_least():
     assert row["better"] == f"H1: {one.what} (10)"
     assert row["worse"] == f"H2: {other.what} (30)"
     assert set(frame.index) == set(LAWS)
-    assert (frame.drop(SURFACE)["sets"] == 0).all()
+    assert set(frame.drop(SURFACE)["sets"]) == {0}
+
+
+def test_laws_are_printed_and_written_with_the_constants_of_each_system(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("harness.predict.accuracy.worths", lambda: [Worth(SURFACE, CASES[0], 7, 1.0, 2.0)])
+    assert accuracy(laws=True, out=tmp_path, json=True) == 0
+    text = (tmp_path / "laws.md").read_text()
+    assert SURFACE in text
+    _, constants = json.loads(capsys.readouterr().out)["tables"]
+    of = {row["system"]: row["rows"] for row in constants["rows"]}
+    assert (of["selene"], of["a100_cluster"], of["h100"]) == (3, 96, 0)
 
 
 def test_the_law_of_heads_holds_where_it_was_not_written_for():
