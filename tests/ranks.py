@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "impl.train", "impl.checkpoint", "pytest", "pandas", "hypothesis"])
+CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "impl.train", "impl.checkpoint", "scipy.optimize", "pytest", "pandas", "hypothesis"]
+)
 """What the modules of tests import: else every rank does so."""
 TIMEOUT_SECONDS = 300
 """Ten times what the slowest takes, since layers may be compiled while other tests have both cores."""
@@ -41,6 +43,7 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    _share_one_loop()
     store = f"file://{Path(folder) / 'rendezvous'}"
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=COLLECTIVE)
@@ -50,3 +53,19 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
         queue.put((rank, (traceback.format_exc(), None)))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _share_one_loop() -> None:
+    """Let all groups of this process share one thread that receives: a group's own would wake 100 times a second."""
+    from torch.distributed import ProcessGroupGloo, distributed_c10d
+
+    gloo: Any = ProcessGroupGloo
+    device = gloo.create_default_device()
+
+    class Sharing(ProcessGroupGloo):
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = gloo._Options()
+            options._devices, options._threads, options._timeout = [device], 2, timeout
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = Sharing

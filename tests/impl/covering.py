@@ -11,6 +11,8 @@ from functools import cache
 from itertools import combinations, islice
 from typing import Any, get_args
 
+import numpy as np
+
 from impl.evaluation_config import EvaluationConfig
 from impl.fields import divisors
 from impl.model.config import MLPKind, ModelConfig, NormKind
@@ -34,7 +36,7 @@ SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other", *SEARCHED)
 CHUNKS = dict.fromkeys(("interleaved", "zbv", "v_half", "v_min", "dualpipe_v", SCHEDULES[-4], SCHEDULES[-1]), 2)
 DRAWS = {4: 2600, 8: 4000 if EVERY else 300}
 """How many runs are looked at, by the most ranks that they may have."""
-SERIAL = 2
+SERIAL = 1
 """What serial training costs beside a rank."""
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
@@ -173,6 +175,7 @@ def pairs(run: Run) -> set[Pair]:
     return {((a, x), (b, y)) for (a, x), (b, y) in kinds if is_crossed(a, b, run.plan.world_size)}
 
 
+@cache
 def is_crossed(a: str, b: str, ranks: int) -> bool:
     few = ranks <= 4 or {a, b} <= DEGREES or "together" in (a, b) or (EVERY and "schedule" in (a, b))
     is_one = {a, b} == {"kind", "schedule"}
@@ -180,13 +183,19 @@ def is_crossed(a: str, b: str, ranks: int) -> bool:
 
 
 def covering(seed: int = SEED) -> list[Run]:
-    """As few random runs as a greedy choice needs for all their pairs: next is what has most new ones for its ranks."""
-    runs = dict.fromkeys(run for most, count in DRAWS.items() for run in islice(draws(seed, most), count))
+    """As few random runs as a greedy choice needs for all their pairs: next is what has most new ones for its ranks.
+
+    A pair counts by how few runs have it: rare ones come first, and the others come along with them.
+    """
+    runs = list(dict.fromkeys(run for most, count in DRAWS.items() for run in islice(draws(seed, most), count)))
     number: dict[Pair, int] = {}
-    bits = [sum(1 << number.setdefault(pair, len(number)) for pair in pairs(run)) for run in runs]
-    costs, missing, chosen = [run.plan.world_size + SERIAL for run in runs], (1 << len(number)) - 1, set[int]()
-    while missing:
-        best = max(range(len(bits)), key=lambda i: (bits[i] & missing).bit_count() / costs[i])
+    numbers = [[number.setdefault(pair, len(number)) for pair in pairs(run)] for run in runs]
+    has = np.zeros((len(runs), len(number)), np.float32)
+    for row, some in zip(has, numbers, strict=True):
+        row[some] = 1
+    costs, weights, chosen = [run.plan.world_size + SERIAL for run in runs], 1 / has.sum(0), set[int]()
+    while weights.any():
+        best = int(np.argmax(has @ weights / costs))
         chosen.add(best)
-        missing &= ~bits[best]
+        weights[numbers[best]] = 0
     return [run for i, run in enumerate(runs) if i in chosen]

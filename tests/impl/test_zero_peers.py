@@ -20,7 +20,7 @@ from tests.impl.peer_runs import Trained, assert_same_work, train_all, write_dat
 from tests.ranks import run_ranks
 
 RUN = Run(
-    model=ModelConfig(num_layers=3, hidden_size=64, num_heads=4, seq_len=16, vocab_size=301),  # FSDP splits rows: oddly
+    model=ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_len=16, vocab_size=301),  # FSDP splits rows: oddly
     plan=Plan(dp=2, bucket_bytes=40_000),
     train=Recipe(steps=3, global_batch=8, microbatch=2, lr=1e-3, warmup_steps=2, clip_norm=0.5, eps=1e-4),
 )
@@ -46,7 +46,8 @@ RUNS |= {
     for stage in stages
 }
 LLAMA = {"model": replace(BLOCKS["llama"], hidden_size=64, num_heads=4, kv_heads=2, vocab_size=301)}
-RUNS |= {(engine, stage, "Llama"): of(engine, stage, LLAMA) for engine in ENGINES for stage in (0, 3)}
+RUNS |= {(engine, stage, "Llama"): of(engine, stage, LLAMA) for engine in ENGINES[:2] for stage in (0, 3)}
+RUNS["deepspeed", 3, "Llama"] = of("deepspeed", 3, LLAMA)
 RUNS |= {(engine, 0, case): of(engine, 0, changes) for case, changes in MORE.items() for engine in ("native", "torch")}
 RUNS |= {(engine, 3, "recomputed"): of(engine, 3, {"recompute": "full"}) for engine in ("torch", "deepspeed")}
 GROUPS = {"dp": 4, "zero_group": 2, "train": replace(RUN.train, microbatch=1)}

@@ -17,7 +17,10 @@ NAMES = {
 }  # fmt: skip
 TEACHES = "add_your_own_ablation"
 """It shows how runs and a check are written."""
-LESS = {"steps=200": "steps=60", "sequences=128": "sequences=8"}
+LESS = {
+    "steps=200": "steps=20", "warmup_steps=40": "warmup_steps=4", "every=50": "every=10",
+    "sequences=128": "sequences=4",
+}  # fmt: skip
 """How much it trains and evaluates, and how much is done of it here: what comes out is not compared."""
 STALE = "python -m tests.documents"
 KIBI = 2**10

@@ -74,6 +74,8 @@ class Seen:
     """Most outputs of stages whose memory was not free while their graphs lived."""
     buffers: int = 0
     """Receive buffers, in two steps."""
+    flops: int = 0
+    """Of matrix products, in one step."""
 
 
 class Memory:
@@ -134,8 +136,9 @@ def seen(one: Trainer) -> Seen:
     one.engine.run = lambda forward, like, watch=None: run(memory.of(forward), like, watch)
     with mock.patch.object(engine, "receive_start", receive_start):
         one.step(0, watch)
-        one.step(1)
-    found.buffers = len(held)
+        with FlopCounterMode(display=False) as counter:
+            one.step(1)
+    found.buffers, found.flops = len(held), counter.get_total_flops()
     return found
 
 
@@ -154,14 +157,8 @@ def evaluated(one: Trainer) -> tuple[int, set[str], set[int]]:
     return one.pp_group.rank(), row, live
 
 
-def flops(one: Trainer) -> int:
-    with FlopCounterMode(display=False) as counter:
-        one.backward(0)
-    return counter.get_total_flops()
-
-
-def looked_at(one: Trainer) -> tuple[int, tuple[int, set[str], set[int]], Seen]:
-    return flops(one), evaluated(one), seen(one)
+def looked_at(one: Trainer) -> tuple[tuple[int, set[str], set[int]], Seen]:
+    return evaluated(one), seen(one)
 
 
 @cache
@@ -178,7 +175,7 @@ def test_a_rank_does_its_row_in_order_and_holds_what_is_simulated(plan: Plan, da
     run = run_of(plan)
     schedule = table(run)
     assert len(found(data)[run]) == plan.world_size
-    for _, _, one in found(data)[run]:
+    for _, one in found(data)[run]:
         assert one.row == [str(action) for action in schedule.rows[one.pp_rank]]
         assert one.live == simulate(schedule, uniform()).peak_in_flight(one.pp_rank)
         assert one.outputs <= SENDS_UNDER_WAY + 1, "outputs are released once they are sent"
@@ -187,7 +184,7 @@ def test_a_rank_does_its_row_in_order_and_holds_what_is_simulated(plan: Plan, da
 
 def test_evaluation_passes_forward_through_every_stage_only(data: Path) -> None:
     for run, ranks in found(data).items():
-        for _, (rank, row, live), _ in ranks:
+        for (rank, row, live), _ in ranks:
             assert row == {f"{stage}F0" for stage in table(run).stages_of(rank)}
             assert live == {0}
 
@@ -209,7 +206,7 @@ def buffers_needed(schedule: Schedule, rank: int) -> int:
 
 def test_no_rank_works_twice(data: Path) -> None:
     """What all ranks compute is what serial does; with a split backward pass each computes what it does in 1F1B."""
-    of = lambda plan, pp=0: [flops for flops, _, _ in found(data)[run_of(plan, pp)]]
+    of = lambda plan, pp=0: [one.flops for _, one in found(data)[run_of(plan, pp)]]
     for plan in PLANS:
         if plan.tp == 1:
             assert sum(of(plan)) == sum(of(Plan(), plan.pp)) > 0
