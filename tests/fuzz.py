@@ -28,6 +28,7 @@ from harness.cli.main import LONGEST_MESSAGE, TRACEBACK
 from harness.cli.main import main as lmscale
 from harness.cli.verb_table import SIZED, VERBS, function_of
 from harness.experiment.experiment import load
+from harness.launch import turn
 from harness.predict.systems import FOLDER
 from harness.records.printable import CONTROL
 from harness.records.store import with_digest
@@ -256,7 +257,7 @@ def main(calls: int = 2000, seed: int = 1, skip: int = 0, only: tuple[str, ...] 
         whole.mkdir()
         logs.mkdir()
         template(whole)
-        os.environ["LMSCALE_CACHE"] = str(Path(scratch) / "cache")
+        os.environ |= {"LMSCALE_CACHE": str(Path(scratch) / "cache"), turn.FOLDER: scratch}  # waits for no other run
         for number in range(skip, skip + calls):
             chance = random.Random(f"{seed}:{number}")
             shutil.rmtree(folder, ignore_errors=True)
