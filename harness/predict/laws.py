@@ -57,13 +57,13 @@ LAWS: dict[str, Without] = {
     "a microbatch takes time whatever its size": _fixed(0, "microbatch_seconds"),
     "a step takes time whatever its size": _fixed(0, "step_seconds"),
     "ZeRO's stage 1 broadcasts whole tensors (InternEvo)": _lacking(owns_tensors=False),
-    "buckets grow with the data-parallel ranks (Megatron-Core)": _lacking(bucket_per_rank=None),
     "split products go on beside their collectives (Megatron-Core)": _lacking(splits_products=False),
     "parameters are gathered ahead (Megatron-Core)": _lacking(gathers_ahead=False),
     "stages between the ends fetch no microbatch (Megatron-Core)": _lacking(fetches_at_ends=False),
     SURFACE: lambda one: one,
 }
-"""Laws that a system can be without, each with how; laws without a switch, such as bytes of a collective, are left."""
+"""Laws that a system can be without, each with how. Laws without a switch, such as bytes of a collective, are not here,
+nor are habits that change the run itself, such as the size of its buckets."""
 
 
 class Worth(NamedTuple):
