@@ -111,4 +111,4 @@ def _value(value: Any) -> str:
         return "+".join(map(_value, value)) or "none"
     if isinstance(value, float):
         return f"{value:g}"
-    return short(str(value)).rpartition("/")[2]
+    return short(str(value)).rstrip("/").rpartition("/")[2]
