@@ -85,7 +85,7 @@ def accuracy(
             asks for it (role asked), or whose constants may be fitted to it (role fit).
         predictions: CSV files of other predictors, with columns file, name and predicted_s: the first two as in `rows`.
             Each gets a column, or rows, in the tables.
-        laws: Instead predict them without each law of the simulator, constants fitted again, which takes half an hour,
+        laws: Instead predict them without each law of the simulator, constants fitted again, which takes about an hour,
             and print what each law is worth; with `out`, write laws.md there.
         json: Print one JSON document.
     """
