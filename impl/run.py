@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import NonNegativeInt, TypeAdapter
@@ -53,7 +54,7 @@ class Run:
     keep_end: bool = False
     """Keep a checkpoint of the last step, for other runs to start from."""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """12 hex digits of the SHA-256 of the fields that differ from their defaults: a new field orphans no record."""
         return hashlib.sha256(json.dumps(non_defaults(self), sort_keys=True).encode()).hexdigest()[:12]
@@ -245,6 +246,8 @@ def non_defaults(config: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, field in config.__dataclass_fields__.items():  # `dataclasses.fields` triples the time of a run's id
         value = getattr(config, name)
+        if value is field.default:
+            continue
         if hasattr(value, "__dataclass_fields__"):
             if nested := non_defaults(value):
                 found[name] = nested

@@ -45,6 +45,8 @@ STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
 LONG_VERBS = {"accuracy": 9, "tune": 3}
 """Verbs whose work is long, and how many times as long they may take."""
+UNDRAWN = ("--laws",)
+"""Options that are for an hour of work, and say so."""
 RECORDS, CERTIFIED = (f"{folder}/quickstart/smoke/records" for folder in ("results", "certified"))
 CALLS = [
     line.split()
@@ -289,7 +291,8 @@ def options_of(verb: str) -> list[str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         lmscale([verb, "--help"])
-    return sorted({*re.findall(r"--[a-z][\w.-]*", shown.getvalue()), *["--model"] * (verb in SIZED)})
+    found = {*re.findall(r"--[a-z][\w.-]*", shown.getvalue()), *["--model"] * (verb in SIZED)}
+    return sorted(found.difference(UNDRAWN))
 
 
 if __name__ == "__main__":

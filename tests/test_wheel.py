@@ -5,9 +5,12 @@ import site
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from harness.experiment.published import papers
 from tests.documents import ROOT
@@ -88,3 +91,12 @@ def test_every_paper_has_its_numbers_in_the_package(program: Path) -> None:
     assert {path.name for path in (ROOT / "harness/experiment/published/steps").iterdir()} == {
         path.name for path in (folder / "steps").iterdir()
     }
+
+
+def test_every_locked_version_may_be_installed_with_the_oldest_python() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    locked = {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}
+    there = [one.metadata for one in distributions() if canonicalize_name(one.name) in locked]
+    assert len(there) > 150
+    wanted = {one["Name"]: one["Requires-Python"] for one in there if "Requires-Python" in one}
+    assert not [name for name, pythons in wanted.items() if "3.11.0" not in SpecifierSet(pythons)]

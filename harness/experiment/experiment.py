@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -90,9 +89,9 @@ class Point:
     run: Run
     label: str
 
-    @cached_property
+    @property
     def id(self) -> str:
-        """Id of the run, cached as its computation is slow."""
+        """Id of the run."""
         return self.run.id
 
 

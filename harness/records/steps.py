@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Annotated, Any, overload
 
+import numpy as np
 from pydantic import Field, GetCoreSchemaHandler
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema, core_schema
@@ -68,7 +69,8 @@ class Steps(Sequence[Step]):
 
     def slowest(self) -> list[float]:
         """Return the slowest rank's seconds of every step that was measured."""
-        return [max(self._seconds[a:b]) for a, b in pairwise(self._ends) if a < b]
+        starts = [a for a, b in pairwise(self._ends) if a < b]
+        return np.maximum.reduceat(self._seconds, starts).tolist() if starts else []
 
     def timed_ranks(self) -> list[int]:
         """Return how many ranks measured each step."""
