@@ -40,10 +40,10 @@ from tests.crafted import old_checkpoint
 from tests.harness.made_up_records import certified, document, record_of
 from tests.harness.small_runs import write_tokens
 
-PROCESSOR_SECONDS, WALL_SECONDS, BYTES, FILE_BYTES = 10, 300, 8 * 2**30, 2**28
+PROCESSOR_SECONDS, WALL_SECONDS, BYTES, FILE_BYTES = 10, 600, 8 * 2**30, 2**28
 STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
-LONG_VERBS = {"accuracy": 9, "tune": 3}
+LONG_VERBS = {"accuracy": 25, "tune": 3}
 """Verbs whose work is long, and how many times as long they may take."""
 UNDRAWN = ("--laws",)
 """Options that are for an hour of work, and say so."""
