@@ -34,6 +34,8 @@ from tests.slurm.two_nodes import TwoNodes, two_nodes
 COMMANDS = 8
 """At most until every point is finished, once nothing is killed any more."""
 PER_SWEEP = 4
+LONGEST = 600
+"""Seconds in which a sweep that nothing strikes any more has to end."""
 AWAY = (5, 60)
 """Seconds for which a controller is away."""
 ENDING = 90
@@ -121,7 +123,13 @@ def disturbed(
                     done[struck] += 1
             if all(map(store_of(folder).has_finished, (run.id for run in runs(tokens)))):
                 break
-        driver.wait(timeout=600)
+        try:
+            driver.wait(timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            driver.kill()
+            print(f"no end after {dict(done)}:", (folder / "log").read_text()[-2000:])
+            print(*(ask(name, "--long") for name in ("squeue", "sinfo") if cluster), flush=True)
+            raise
     return done or Counter({"nothing: it had ended": 1})
 
 
