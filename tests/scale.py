@@ -128,7 +128,9 @@ def table(records: int, steps: int, only: str) -> list[str]:
 
 
 def main(
-    stores: tuple[tuple[int, int], ...] = ((10_000, 40), (1, 1_000_000)), only: str = "", keep: Path | None = None
+    stores: tuple[tuple[int, int], ...] = ((10_000, 40), (100_000, 40), (1, 1_000_000)),
+    only: str = "",
+    keep: Path | None = None,
 ) -> None:
     """Measure, and print a table for each store.
 
