@@ -245,8 +245,7 @@ def non_defaults(config: Any) -> dict[str, Any]:
     """Return the fields of a configuration that differ from their defaults, nested ones too."""
     found: dict[str, Any] = {}
     for name, field in config.__dataclass_fields__.items():  # `dataclasses.fields` triples the time of a run's id
-        value = getattr(config, name)
-        if value is field.default:
+        if (value := getattr(config, name)) is field.default:
             continue
         if hasattr(value, "__dataclass_fields__"):
             if nested := non_defaults(value):

@@ -127,8 +127,7 @@ class Record(Head):
     @cached_property
     def step_quartiles(self) -> tuple[float, float, float]:
         """Quartiles of the seconds of the timed steps."""
-        seconds = self.timed_seconds
-        return quartiles(seconds) if seconds else (math.nan, math.nan, math.nan)
+        return quartiles(seconds) if (seconds := self.timed_seconds) else (math.nan, math.nan, math.nan)
 
     @property
     def step_seconds(self) -> float:
@@ -321,8 +320,6 @@ class Record(Head):
 
     def flop_rate_by(self, convention: str, *, recomputed: bool = False) -> float:
         """Return the FLOP/s of one device, counted as in `flops_per_step`."""
-        if math.isnan(self.tokens_per_second):
-            return math.nan
         steps_of_a_rank = self.tokens_per_second / self.run.tokens_per_step / self.run.plan.world_size  # per second
         return self.flops_per_step(convention, recomputed=recomputed) * steps_of_a_rank
 
