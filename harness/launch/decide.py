@@ -8,7 +8,7 @@ from harness.launch.flags import Trying
 from harness.rank.collect import document_of
 from harness.rank.failure import AGAIN, RETRIED
 from harness.rank.heartbeat import has_news, is_alive
-from harness.rank.job import ABSENT, JOB, STOP, JobState, is_unreadable, job_of
+from harness.rank.job import ABSENT, BEHIND, JOB, STOP, JobState, is_unreadable, job_of
 from harness.rank.orders import UnreadableError
 from harness.rank.results import has_results
 from harness.rank.slurm_queue import log_lines
@@ -68,7 +68,8 @@ def is_same_code(record: Record, environment: Document) -> bool:
 def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptState:
     """Return whether an attempt goes on, as far as is known; results of all its ranks end it, a silent Slurm does not.
 
-    A job whose end a killed controller of Slurm has forgotten runs or waits for ever in its queue (`is_forgotten`).
+    A job whose end a killed controller of Slurm has forgotten runs or waits for ever in its queue (`is_forgotten`), or
+    is missing there and runs in the accounting: it is over once ranks that have started give no sign of life.
     An attempt whose ranks are another machine's processes is over, as it is only looked at under a claim. One without
     a scheduler that answers for it (none here, its job unreadable, or it was to be stopped) is over once it gives no
     sign of life.
@@ -79,6 +80,8 @@ def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptStat
     if state.name != "unknown":
         return "ended" if state.name == "ended" or is_forgotten(attempt, state) else "live"
     if is_local(attempt) or has_results(attempt):
+        return "ended"
+    if state == BEHIND and any(attempt.glob("rank-*.json")) and not has_news(attempt, LIFE_SECONDS):
         return "ended"
     is_given_up = state == ABSENT or (attempt / STOP).exists()  # ranks that start later find that file
     return "ended" if is_given_up and not is_alive(attempt, LIFE_SECONDS) else "live"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.launch.decide import LIFE_SECONDS, attempt_state
 from harness.rank.collect import document_of
 from harness.rank.heartbeat import Alive, write_alive
-from harness.rank.job import JOB, STOP, JobState, keep
+from harness.rank.job import BEHIND, JOB, STOP, JobState, keep
 from harness.rank.orders import UnreadableError
 from harness.rank.results import steps_so_far
 from harness.records.store import Store
@@ -118,6 +118,18 @@ def test_a_job_whose_end_its_scheduler_has_forgotten_ends_with_its_results(attem
     (attempt / JOB).unlink()
     keep(attempt, "local", "12")
     assert attempt_state(attempt, running) == "live", "processes of this machine are seen themselves"
+
+
+def test_a_job_in_no_queue_whose_end_the_accounting_missed_ends_once_its_ranks_are_quiet(attempt: Path):
+    keep(attempt, "slurm", "12")
+    behind, long_ago = {attempt: BEHIND}, time.time() - LIFE_SECONDS - 1
+    assert attempt_state(attempt, behind) == "live", "no rank has started"
+    for ended in ("", "failed"):
+        write_alive(attempt, 0, Alive(ended=ended))
+        assert attempt_state(attempt, behind) == "live", "the accounting may be about to say how it ended"
+        os.utime(attempt / "rank-0.alive.json", (long_ago, long_ago))
+        assert attempt_state(attempt, behind) == "ended"
+    assert attempt_state(attempt, {attempt: JobState("unknown")}) == "live"
 
 
 def test_a_run_that_ended_well_has_the_values_of_every_rank(attempt: Path):
