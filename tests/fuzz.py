@@ -59,6 +59,8 @@ status quickstart --out results
 watch quickstart --out results
 cancel quickstart --out results
 run quickstart --out results --dry-run --ghost
+run quickstart --out results --dry-run --sweep plan.tp=1,2 train.lr=1e-3,2e-3 seed=0,1
+status quickstart --out results --sweep model.norm_placement=pre,post
 run quickstart --out results --dry-run --certify
 run quickstart --out certified --certify
 train --out out --data.dataset tokens --train.steps 2 --certify

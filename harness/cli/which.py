@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
+from harness.cli.sweep_fields import swept
 from harness.experiment.folders import sweep_folder, sweep_tier
 from harness.experiment.tiers import Tier
 from harness.records.store import Store
@@ -54,6 +55,9 @@ class Which:
     """Engine that trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own."""
     plan: Plan = Plan()  # noqa: RUF009 - frozen
     """Fields of the parallel plan that are given replace those of every point."""
+    sweep: tuple[str, ...] = ()
+    """Every point with every combination of these values of fields in place of its own: `plan.tp=1,2 seed=0,1,2`
+    makes six of one."""
     given: Given = frozenset()
 
     def chosen(self, default: Tier | None = None) -> Chosen:
@@ -63,13 +67,14 @@ class Which:
             default: tier if none is given; None for that of a sweep that has been started before.
 
         Raises:
-            InputError: there is no such experiment, or `only` matches no point.
+            InputError: there is no such experiment, `only` matches no point, or `sweep` gives no values of fields.
         """
         from harness.experiment.experiment import changed, load, points
 
         found, folder = load(self.experiment), sweep_folder(self.out)
         tier = self.tier or default or sweep_tier(folder, found.id)
         runs = changed(found.runs[tier], self.data, self.engine, self.plan, plan_fields(self.given))
+        runs = swept(runs, self.sweep) if self.sweep else runs
         return Chosen(found, tier, Store(folder, found.id, tier), points(runs, self.only))
 
     def words(self, *, data: bool = False) -> list[str]:
@@ -85,7 +90,7 @@ class Which:
             name, value = field.replace("_", "-"), getattr(self.plan, field)
             is_flag = isinstance(value, bool)
             words += [f"--plan.{'no-' * (value is False)}{name}"] if is_flag else [f"--plan.{name}", str(value)]
-        return words
+        return words + ["--sweep", *map(shlex.quote, self.sweep)] * bool(self.sweep)
 
 
 OfWhich = Annotated[Which, tyro.conf.arg(name="")]

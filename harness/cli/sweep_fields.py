@@ -1,0 +1,64 @@
+"""Option --sweep: values of a run's fields, each with every other."""
+
+import contextlib
+import dataclasses
+import difflib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from impl.errors import InputError
+from impl.run import Run, with_fields
+
+MOST_POINTS = 100_000
+"""As many records as a store is measured with (results/scale.md)."""
+
+
+def swept(runs: Sequence[Run], sweep: Sequence[str]) -> list[Run]:
+    """Return every run with every combination of values in place of its own; runs that become equal are returned once.
+
+    Args:
+        sweep: fields with values, such as `plan.tp=1,2` and `model.norm_placement=pre,post`.
+
+    Raises:
+        InputError: a word is not a field of a run with values that the field can have.
+        pydantic.ValidationError: values do not go together.
+    """
+    values: dict[str, list[Any]] = {}
+    for word in sweep:
+        name, _, texts = word.partition("=")
+        if name in values:
+            raise InputError(f"--sweep {name} is given twice; valid: all its values in one word, {name}=A,B")
+        values[name] = [_value(name, text) for text in texts.split(",")]
+    if (points := len(runs) * math.prod(map(len, values.values()))) > MOST_POINTS:
+        raise InputError(f"--sweep makes {points:,} points; valid: at most {MOST_POINTS:,}")
+    combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+    every = (with_fields(run, fields) for run in runs for fields in combinations)
+    return list({run.id: run for run in every}.values())
+
+
+def _value(name: str, text: str) -> Any:
+    """Return the value that a text has as a field of a run."""
+    types = dict(_types(Run))
+    if name not in types:
+        near = difflib.get_close_matches(name, types, n=3) or ["plan.tp", "model.norm_placement", "train.lr", "seed"]
+        raise InputError(f"--sweep {name!r:.60}: a run has no such field; valid: FIELD=A,B, such as {', '.join(near)}")
+    kind = TypeAdapter(types[name])
+    with contextlib.suppress(ValidationError):
+        return kind.validate_json("null" if text == "none" else text)  # before words, for choices of numbers
+    try:
+        return kind.validate_strings(text)
+    except ValidationError as error:
+        raise InputError(f"--sweep {name}={text:.40}: {error.errors()[0]['msg']}") from None
+
+
+def _types(of: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a configuration by dotted name, with their types, nested ones in place of their groups."""
+    for name, kind in get_type_hints(of, include_extras=True).items():
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from _types(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, kind
