@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import gc
+import importlib
 import io
 import os
 import re
@@ -83,6 +84,24 @@ def _find_modules_here() -> None:
     here = os.getcwd()
     if not {"", here} & set(sys.path):
         sys.path.append(here)
+    _add_experiments(Path(here, "experiments"))
+
+
+def _add_experiments(own: Path) -> None:
+    """Let files of this folder be experiments, besides those of the package.
+
+    Raises:
+        InputError: one has the name of another.
+    """
+    folders = importlib.import_module("experiments").__path__
+    known = [Path(folder) for folder in folders if Path(folder).is_dir()]
+    if not own.is_dir() or any(map(own.samefile, known)):
+        return
+    for path in sorted(own.rglob("*.py")):
+        name = path.relative_to(own)
+        if path.name != "__init__.py" and any((folder / name).exists() for folder in known):
+            raise InputError(f"experiments/{name} is a packaged experiment, too; valid: a name of its own")
+    folders.append(str(own))
 
 
 def _parse(argv: list[str], default: Run, given: frozenset[str]) -> Callable[[], int]:

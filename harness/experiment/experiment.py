@@ -5,7 +5,7 @@ import difflib
 import importlib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
@@ -34,11 +34,11 @@ class Experiment:
         InputError: a field has a value of the wrong type.
     """
 
-    source: str
-    expectation: str
-    cost: dict[Tier, str]
-    """Expected time, and the machine that it is for, per tier."""
     runs: dict[Tier, list[Run]]
+    source: str = "our own"
+    expectation: str = ""
+    cost: dict[Tier, str] = field(default_factory=lambda: dict.fromkeys(TIERS, ""))
+    """Expected time, and the machine that it is for, per tier."""
     claims: tuple[Claim, ...] = ()
     """Claims, judged by runs of the experiment's own engines, or by another engine's if there are no others."""
     table: Callable[[Sequence[Record]], Table] | None = None

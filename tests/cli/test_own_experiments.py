@@ -1,0 +1,50 @@
+"""Experiments of one's own: files in the folder `experiments` of the working directory."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from harness.experiment.experiment import experiment_ids, load
+from tests.harness.calls import call, refused
+
+FILE = '''"""Does a wider model learn faster?"""
+from harness.experiment.kit import Experiment, Run, named
+
+RUNS = [Run(model=named(size)) for size in ("gpt-0.5m", "gpt-2m")]
+EXPERIMENT = Experiment(runs=dict.fromkeys(("smoke", "small", "paper"), RUNS))
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, of a working directory that is not the checkout."""
+    package = importlib.import_module("experiments")
+    monkeypatch.setattr(package, "__path__", list(package.__path__))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "experiments"
+    (folder / "mine").mkdir(parents=True)
+    (folder / "mine" / "__init__.py").touch()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["wider_in_a_test", "mine/wider_in_a_test"])
+def test_they_are_found_beside_the_packaged_ones(own: Path, name: str) -> None:
+    before = experiment_ids()
+    (own / f"{name}.py").write_text(FILE)
+    answer = call("run", "wider_in_a_test", "--dry-run")
+    assert (answer.status, "2 of 2 points would be run" in answer.output) == (0, True), answer
+    assert sorted(experiment_ids()) == sorted([*before, name])
+    found = load(name)
+    assert (found.question, found.source, found.cost["small"]) == ("Does a wider model learn faster?", "our own", "")
+
+
+def test_one_that_has_the_name_of_a_packaged_one_is_refused(own: Path) -> None:
+    (own / "quickstart.py").write_text(FILE)
+    assert "experiments/quickstart.py is a packaged experiment, too; valid: a name of its own" in refused("list")
+
+
+def test_a_broken_one_is_named_with_its_line_and_does_not_keep_others_from_running(own: Path) -> None:
+    (own / "broken_in_a_test.py").write_text('"""Why?"""\nx = [')
+    assert "experiments/broken_in_a_test.py, line 2: SyntaxError" in refused("run", "broken_in_a_test", "--dry-run")
+    assert call("run", "quickstart", "--dry-run").status == 0
