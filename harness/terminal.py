@@ -1,8 +1,11 @@
 """Input and output of all verbs: tables at full width, progress, one JSON document, sizes in bytes."""
 
+import contextlib
 import json as json_format
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -20,6 +23,8 @@ WIDEST = 1000
 """Columns of a terminal that any table fits."""
 TABLE_ROWS = 200
 """Most rows of a fitted table; larger ones are printed as bare columns, which is much faster."""
+LINE_SECONDS = 5
+"""Seconds between lines of progress where there is no terminal."""
 
 
 def tell_ignored(store: Store) -> None:
@@ -45,13 +50,32 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def shown_progress(items: Sequence[_T], what: str) -> Iterator[_T]:
-    """Yield the items, with a progress bar if standard error is a terminal."""
+    """Yield the items, with a progress bar on standard error, or a line every 5 s where that is no terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        yield from progress.track(items, description=what)
+    if screen.is_terminal:
+        with Progress(console=screen, transient=True) as progress:
+            yield from progress.track(items, description=what)
+        return
+    done, began, is_over = 0, time.monotonic(), threading.Event()
+
+    def lines() -> None:
+        while not is_over.wait(LINE_SECONDS):
+            after = f"after {time.monotonic() - began:.0f} s"
+            with contextlib.suppress(OSError, ValueError):  # as where the reader of a pipe has left
+                print(f"{what}: {done} of {len(items)} done {after}", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=lines, daemon=True)
+    teller.start()
+    try:
+        for item in items:
+            yield item
+            done += 1
+    finally:
+        is_over.set()
+        teller.join()
 
 
 def print_json(document: Any) -> int:

@@ -1,8 +1,8 @@
 """Calls every verb with malformed options, files and records: `python -m tests.fuzz --calls 2000 --seed 1`.
 
-Each call is a fork with its own folder and bounds on time and memory, that ends where it would start ranks. It must end
-by itself, with a status that is documented, at most one line of error, and no file half-written. `--skip I --calls 1`
-with the same seed is call I again.
+Each call is a fork with its own folder and bounds on time and memory, that ends where it would start ranks. It must
+end by itself, never be silent for 10 s, computing or waiting, with a status that is documented, at most one line of
+error, and no file half-written. `--skip I --calls 1` with the same seed is call I again.
 """
 
 import collections
@@ -40,11 +40,13 @@ from tests.crafted import old_checkpoint
 from tests.harness.made_up_records import certified, document, record_of
 from tests.harness.small_runs import write_tokens
 
-PROCESSOR_SECONDS, WALL_SECONDS, BYTES, FILE_BYTES = 10, 600, 8 * 2**30, 2**28
+PROCESSOR_SECONDS, BYTES, FILE_BYTES = 10, 8 * 2**30, 2**28
+SILENT_SECONDS, SECONDS = 10, 60
+"""Longest time without a word, and until the end, less what a call has waited for a processor that others used."""
 STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
 LONG_VERBS = {"accuracy": 25, "tune": 3}
-"""Verbs whose work is long, and how many times as long they may take."""
+"""Verbs whose work is long, and how many times as long they may compute and take: they show their progress."""
 UNDRAWN = ("--laws",)
 """Options that are for an hour of work, and say so."""
 RECORDS, CERTIFIED = (f"{folder}/quickstart/smoke/records" for folder in ("results", "certified"))
@@ -206,16 +208,29 @@ def in_fork(words: list[str], folder: Path, logs: Path) -> None:
 
 
 def call(words: list[str], folder: Path, logs: Path) -> tuple[int, str, str]:
-    """Carry out a call in a fork; returns its exit status, output and errors."""
-    began, child = time.monotonic(), os.fork()
+    """Carry out a call in a fork, which is killed if it hangs; returns its exit status, output and errors."""
+    began, heard, size = time.monotonic(), 0.0, 0
+    for name in ("out", "err"):
+        (logs / name).write_bytes(b"")
+    child = os.fork()
     if child == 0:
         in_fork(words, folder, logs)
+    longest = SECONDS * LONG_VERBS.get(words[0] if words else "", 1)
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() - began > WALL_SECONDS:
+        seconds = time.monotonic() - began - seconds_in_queue(child)
+        written = sum((logs / name).stat().st_size for name in ("out", "err"))
+        if written != size:
+            heard, size = seconds, written
+        if seconds - heard > SILENT_SECONDS or seconds > longest:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
     output, errors = ((logs / name).read_text("utf-8", "backslashreplace") for name in ("out", "err"))
     return os.waitstatus_to_exitcode(ended[1]), output, errors
+
+
+def seconds_in_queue(process: int) -> float:
+    """Return for how long a process has been ready to run, and others have run."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
 
 
 def problems(status: int, output: str, errors: str, before: set[str], after: set[str]) -> list[str]:
@@ -225,7 +240,7 @@ def problems(status: int, output: str, errors: str, before: set[str], after: set
     told = [line for line in errors.splitlines() if line.startswith("error: ")]
     both = re.sub(r"[\n\t]", "", output + errors)
     found = {
-        f"no end in {WALL_SECONDS} s": -status == signal.SIGKILL,
+        f"silent for {SILENT_SECONDS} s, or no end": -status == signal.SIGKILL,
         "too long for the processor": -status == signal.SIGXCPU,
         f"ended by {status}": -status not in (-2, -1, 0, signal.SIGKILL, signal.SIGXCPU),
         "traceback": "Traceback" in both,

@@ -24,6 +24,7 @@ from tests.harness.made_up_records import document, record
 EXPERIMENTS, RECORDS = 700, 460
 TOGETHER = 12
 """Records in one table."""
+ROOT = Path(__file__).parents[2]
 
 
 def one_line(error: InputError) -> None:
@@ -66,8 +67,37 @@ def once(text: str, chance: random.Random, junk: list[str]) -> str:
 
 def test_a_few_calls_of_the_fuzz_that_is_a_command_end_well() -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--calls", "12"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+HUNG = """
+import pathlib, sys, time
+from tests import fuzz
+
+CALLS = {
+    "waits": lambda: time.sleep(60),
+    "computes": lambda: sum(iter(int, 1)),
+    "talks without end": lambda: [print(time.sleep(0.05), flush=True) for _ in range(1000)],
+    "is slow and talks": lambda: [print(time.sleep(0.2), flush=True) for _ in range(4)],
+}
+fuzz.SILENT_SECONDS, fuzz.SECONDS = 0.6, 2
+fuzz.lmscale = lambda words: (CALLS[words[0]](), 0)[1]
+for name in CALLS:
+    print(f"{name}:", *fuzz.problems(*fuzz.call([name], pathlib.Path(), pathlib.Path(sys.argv[1])), set(), set()))
+"""
+
+
+def test_the_fuzz_finds_calls_that_hang(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HUNG, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    hangs = "silent for 0.6 s, or no end"
+    assert done.stdout.splitlines() == [
+        f"waits: {hangs}",
+        f"computes: {hangs}",
+        f"talks without end: {hangs}",
+        "is slow and talks:",
+    ]
 
 
 # Experiments --------------------------------------------------------------------------------------------------------
