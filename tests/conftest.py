@@ -78,6 +78,12 @@ def no_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.experiment.folders.ARCHIVE", Path("/nowhere/results"))
 
 
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands of the test process write on standard error does not depend on how long they take."""
+    monkeypatch.setattr("harness.terminal.LINE_SECONDS", 3600)
+
+
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
     """A gloo group of this process alone, which computes by one thread, as ranks do."""
