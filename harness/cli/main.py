@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _find_modules_here()
         size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
         default = Run(model=named(size)) if size is not None else Run()
-        return _parse(argv, default, _given(argv, default if size is not None else None))()
+        return parse(argv, default, _given(argv, default if size is not None else None))()
     except InputError as error:
         return _complain(_in_own_words(error))
     except ValidationError as error:
@@ -104,7 +104,7 @@ def _add_experiments(own: Path) -> None:
     folders.append(str(own))
 
 
-def _parse(argv: list[str], default: Run, given: frozenset[str]) -> Callable[[], int]:
+def parse(argv: list[str], default: Run, given: frozenset[str]) -> Callable[[], int]:
     """Return the verb with its typed arguments, ready to be called; only named verbs are imported.
 
     Raises:

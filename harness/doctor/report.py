@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn
 from harness.rank.failure import fail
 from harness.rank.json_files import write_as
 from harness.rank.orders import Orders
-from harness.rank.rendezvous import join
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +91,8 @@ class Rank:
 
     def join(self, orders: Orders) -> "torch.device":
         """Join the other ranks; return the rank's device."""
+        from harness.rank.rendezvous import join
+
         return join(orders, self.rank, self.local_rank, self.world_size, self.rendezvous).device
 
 

@@ -29,6 +29,7 @@ KINDS = ("published", "simulated")
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("table_open", lambda *_: '<div class="scroll markdown" tabindex="0"><table>\n')
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")
+MARKDOWN.add_render_rule("fence", lambda *shown: RendererHTML.fence(*shown).replace("<pre>", '<pre tabindex="0">', 1))
 MARKDOWN.add_render_rule("image", lambda *shown: f'<span class="scroll">{RendererHTML.image(*shown)}</span>')
 LINE = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink"])
 """Renderer of texts that quote records: nothing is loaded or linked."""

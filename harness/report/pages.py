@@ -22,7 +22,7 @@ from harness.figures import figures, style
 from harness.records.parts import Environment
 from harness.records.printable import printable
 from harness.records.record import Record
-from harness.report import planner, results
+from harness.report import manual, planner, results
 from harness.report.experiments_md import Found, content, index_sections
 from harness.report.html import (
     TEMPLATES,
@@ -39,6 +39,8 @@ from harness.report.html import (
 
 KIND, MANIFEST = "lmscale_report", "report.json"
 """Field that identifies a folder as a report, and the file that has it."""
+FILES = ("style.css", "search.js", "tables.js", "planner.js")
+"""Files of the templates that the pages load."""
 
 
 def _texts(**headers: str) -> tuple[Column, ...]:
@@ -88,10 +90,13 @@ class Report:
     Args:
         folder: folder that they are written to.
         results: folder of records; documents in it become pages, too.
+        options: options of all verbs, for a page of their own.
     """
 
-    def __init__(self, folder: Path, results: Path) -> None:
-        self.folder, self.results = folder, results
+    def __init__(self, folder: Path, results: Path, options: Sequence[manual.Options] = ()) -> None:
+        self.folder, self.results, self.options = folder, results, options
+        self.entries: list[tuple[str, str]] = []
+        """What can be searched: texts, and where they lead."""
         self.templates = templates()
         self.found: list[Found] = []
         self.pages: list[str] = []
@@ -100,6 +105,8 @@ class Report:
         """Write an experiment's page: that of the repository, then all tables and figures of every tier."""
         found = Found(e, list(records), verdicts_of(e, records))
         self.found.append(found)
+        self.entries.append((f"{e.id}: {e.question}", page_of(e.id)))
+        self.entries += [(f"claim: {claim.text} ({e.id})", f"{page_of(e.id)}#claims") for claim in e.claims]
         by_tier: dict[Tier, list[Record]] = {
             tier: [record for record in records if record.tier == tier] for tier in reversed(TIERS)
         }
@@ -129,6 +136,7 @@ class Report:
             drawn = figures.drawn(records, table=e.table, figure=e.figure)
             shown_figures = [self._figure(figure, there, name) for name, figure in drawn.items()]
         shown_tables = [self._table(table, there, table.name) for table in (*made, environments(records))]
+        self.entries += [(f"{t.table.title}: {e.id}, {tier}", f"{page_of(e.id)}#{t.id}") for t in shown_tables]
         return Part(tier, f"{_where(records)}. {tables.denominators(records)}.", shown_figures, shown_tables)
 
     def _table(self, table: Table, place: str, name: str) -> ShownTable:
@@ -160,7 +168,7 @@ class Report:
         ran = (every.title, self._table(every, "all", "environments"), "")
         self._page("environments.html", "tables.html", heading="Environments", text=_where(records), tables=[ran])
         self._page("planner.html", "planner.html", heading="Planner", data=planner.embedded(self.results))
-        shutil.copyfile(TEMPLATES / "planner.js", self.folder / "planner.js")
+        self._page("verbs.html", "verbs.html", heading="Verbs", verbs=self.options)
         self._page(
             "index.html",
             "index.html",
@@ -170,8 +178,11 @@ class Report:
             where=_where(records),
             headlines=ShownTable(self._headlines()),
             documents=self._documents(),
+            manual=self._manual(),
         )
-        shutil.copyfile(TEMPLATES / "style.css", self.folder / "style.css")
+        for name in FILES:
+            shutil.copyfile(TEMPLATES / name, self.folder / name)
+        self._write(Path("entries.js"), f"const ENTRIES = {json.dumps(self.entries, separators=(',', ':'))};\n")
         files = sorted(path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
         manifest = {
             KIND: 1,
@@ -209,10 +220,22 @@ class Report:
                 claims.append((e, ShownTable(verdicts_table(e.id, of_place))))
             printed = _printed_table(str(place), rows.get(place, []))
             sections.append((place, ShownTable(printed, slug(f"{place} printed"), csv), claims))
+            self.entries.append((f"{place} of {references.title(paper)}", f"{page_of_paper(paper)}#{slug(place)}"))
         others = [row for where, of_place in rows.items() if isinstance(where, str) for row in of_place]
         text = ShownTable(_printed_table("In the text", others, with_place=True), "in-the-text", csv)
         heading = references.title(paper)
         self._page(page_of_paper(paper), "paper.html", heading=heading, sections=sections, text=text)
+
+    def _manual(self) -> list[tuple[str, str]]:
+        """Write a page for each document of the checkout; return their titles and files."""
+        self.entries += [(f"lmscale {each.verb}: {each.summary}", f"verbs.html#{each.verb}") for each in self.options]
+        found = []
+        for each in manual.documents({"index.html", *self.pages}):
+            self._page(each.file, "base.html", heading=each.title, body=each.body)
+            self.entries += [(f"{head} ({each.title})", f"{each.file}#{slug(head)}") for head in each.headings]
+            found.append((each.title, each.file))
+        self.entries += found
+        return found
 
     def _documents(self) -> list[tuple[str, str]]:
         """Write a page for each document in the folder of records; return their titles and files."""

@@ -1,4 +1,4 @@
-"""The verb `report`: results of all records as a folder of pages that a browser shows without a network."""
+"""The folder of the report, which is replaced as a whole or not at all."""
 
 import contextlib
 import os
@@ -8,48 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.experiment import folders
-from harness.experiment.experiment import experiment_ids, load
-from harness.experiment.verdicts import in_words, records_of
-from harness.records.record import Record
 from harness.records.store import read_json
-from harness.report.pages import KIND, MANIFEST, Report
-from harness.terminal import Flag, print_json, shown_progress
+from harness.report.pages import KIND, MANIFEST
 from impl.errors import InputError
 
 
-def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag = False) -> int:
-    """Write a report of all records: tables, figures, timelines, verdicts and environments, as pages for a browser.
-
-    Args:
-        out: The folder to write; an earlier report there is replaced.
-        results: Folder of records; without it your own in `runs` where there are some, else the committed ones.
-        json: Print one JSON document: what was written, and how many verdicts of each kind there are.
-    """
-    out = out.resolve()
-    _require_replaceable(out)
-    experiments = [load(name) for name in experiment_ids()]
-    records: dict[str, list[Record]] = {}
-    for e in shown_progress(experiments, "reading records"):
-        records[e.id] = records_of(e, results)
-    if not any(records.values()):
-        raise InputError(f"--results {results or folders.OWN}: has no records; `lmscale run quickstart` makes some")
-    with _replaced(out) as folder:
-        made = Report(folder, results or folders.ARCHIVE)
-        for e in shown_progress(experiments, "writing pages"):
-            made.add(e, records[e.id])
-        manifest = made.finish()
-    if json:
-        return print_json({"out": str(out), **manifest})
-    counted = ", ".join(f"{count} {kind}" for kind, count in manifest["records"].items())
-    print(f"{manifest['experiments']} experiments, records: {counted}", in_words(manifest["claims"]), sep="\n")
-    if note := folders.read_from(results, list(records)):
-        print(note)
-    print(f"\nwritten: {len(manifest['files'])} files; open {out / 'index.html'}")
-    return 0
-
-
-def _require_replaceable(out: Path) -> None:
+def require_replaceable(out: Path) -> None:
     """Check that the path is free, an empty folder, or an earlier report.
 
     Raises:
@@ -63,7 +27,7 @@ def _require_replaceable(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(out: Path) -> Iterator[Path]:
+def replaced(out: Path) -> Iterator[Path]:
     """Yield an empty folder that replaces `out` once it is written completely; until then `out` does not change.
 
     Raises:

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from harness.cli import main
+from harness.cli import main, report
 from harness.experiment import published
 from harness.experiment.experiment import TIERS, load
 from harness.predict.systems import names
 from harness.records.store import Store, write_atomically
-from harness.report import site
 from impl.data.make_tokenizer import parse
 from impl.errors import InputError
 from impl.fields import divisors
@@ -226,7 +225,7 @@ def odd_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[P
 def test_records_of_another_kind_are_named_and_the_rest_shown(
     odd_records: tuple[list[Path], Path], verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(site, "experiment_ids", lambda: ["quickstart"])
+    monkeypatch.setattr(report, "experiment_ids", lambda: ["quickstart"])
     plan_little(monkeypatch)
     odd, whole = odd_records
     where = ["--results", tmp_path, "--out", "site"] if verb == "report" else ["quickstart", "--out", tmp_path]

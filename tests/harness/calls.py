@@ -91,7 +91,7 @@ def made_up(runs: list[Run]) -> Experiment:
 
 def answer_every_name(monkeypatch: pytest.MonkeyPatch, found: Experiment) -> None:
     """Makes `run`, `table`, `status` and their like find this experiment, whatever it is called."""
-    for name in ("harness.cli.claims", "harness.cli.predict", "harness.report.archive", "harness.report.site"):
+    for name in ("harness.cli.claims", "harness.cli.predict", "harness.report.archive", "harness.cli.report"):
         importlib.import_module(name)  # they import `load` by name: not this one, for ever
     monkeypatch.setattr(experiment, "load", lambda _: found)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.cli import report
 from harness.experiment.experiment import load
 from harness.records.store import Store
-from harness.report import site
 from impl.pipeline import schedules
 from impl.run import from_dict
 from tests.harness.calls import call, plan_little, refused
@@ -28,7 +28,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, EVIL.partition(":")[0], raising=False)
     monkeypatch.setattr(schedules, "_trusted", set())
-    monkeypatch.setattr(site, "experiment_ids", lambda: [NAME])
+    monkeypatch.setattr(report, "experiment_ids", lambda: [NAME])
     plan_little(monkeypatch)
     (tmp_path / "named_by_a_record.py").write_text(
         "open('imported', 'w')\nfrom impl.pipeline.schedules import gpipe as rows\n"

@@ -11,11 +11,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from harness.cli import report
 from harness.experiment.experiment import Experiment, experiment_ids, load
 from harness.records.record import Record
 from harness.records.store import Store
 from harness.report import pages as report_pages
-from harness.report import site as report
 from harness.report.html import markdown
 from tests.harness.calls import call, document, plan_little, refused
 from tests.harness.made_up_records import changed, record, with_pipeline
@@ -23,6 +23,7 @@ from tests.harness.made_up_records import document as document_of
 
 PHONE: Any = {"width": 390, "height": 844}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+RATES = ("10", "–", "1,200", "-3", "9", "2e4", "none", "0.5 ± 0.1")
 NAMES = ("megatron2019/tensor_parallel_scaling", "ours/data_parallel_scaling", "quickstart")
 
 
@@ -47,7 +48,8 @@ class Page(HTMLParser):
         self.loads += [found["href"]] if tag == "link" else []
         self.images += [found] if tag == "img" else []
         assert tag not in ("iframe", "object", "form"), tag
-        assert tag != "script" or self.name == "planner.html", self.name
+        own = {"entries.js", "search.js", "tables.js"}
+        assert tag != "script" or self.name == "planner.html" or found["src"] in own, self.name
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -266,6 +268,60 @@ def test_pages_fit_a_phone_and_ask_nobody(browser: Any, site: Path, scheme: str)
     assert failed == []
     assert [url for url in asked if not url.startswith((site.as_uri(), "data:"))] == []
     context.close()
+
+
+def test_a_figure_of_a_paper_takes_one_search(browser: Any, site: Path) -> None:
+    page = browser.new_page()
+    page.goto((site / "claims.html").as_uri())
+    page.keyboard.press("/")
+    page.keyboard.type("ptd-p figure 12")
+    links = page.eval_on_selector_all("#found a", "links => links.map(link => link.getAttribute('href'))")
+    assert links == ["paper-ptdp2021.html#figure-12"]
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/paper-ptdp2021.html#figure-12")
+    page.fill("#search", "norm placement")
+    found = page.eval_on_selector_all("#found a", "links => links.map(link => link.getAttribute('href'))")
+    assert "docs-extending.html#norm-placements-and-blocks" in found
+    page.fill("#search", "no such words")
+    assert page.inner_text("#found") == "nothing has all of these words"
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#found")
+
+
+def test_tables_are_sorted_by_numbers_and_filtered(browser: Any, site: Path) -> None:
+    page = browser.new_page()
+    page.goto((site / "index.html").as_uri())
+    page.set_content(
+        """<div class="scroll"><table><thead><tr><th>name</th><th>rate</th></tr></thead><tbody>"""
+        + "".join(f"<tr><td>{name}</td><td>{rate}</td></tr>" for name, rate in zip("abcdefgh", RATES, strict=True))
+        + "</tbody></table></div>"
+    )
+    page.add_script_tag(path=site / "tables.js")
+    column = lambda n: page.eval_on_selector_all(f"td:nth-child({n})", "cells => cells.map(cell => cell.textContent)")
+    page.click("th:nth-child(2) button")
+    assert column(2) == ["-3", "0.5 ± 0.1", "9", "10", "1,200", "2e4", "none", "–"]
+    assert page.get_attribute("th:nth-child(2)", "aria-sort") == "ascending"
+    page.click("th:nth-child(2) button")
+    assert column(2) == ["none", "2e4", "1,200", "10", "9", "0.5 ± 0.1", "-3", "–"]
+    page.click("th:nth-child(1) button")
+    assert column(1) == list("abcdefgh")
+    page.fill(".filter", "1,2")
+    assert [row.inner_text() for row in page.query_selector_all("tbody tr") if row.is_visible()] == ["c\t1,200"]
+
+
+def test_verdicts_are_filtered_together(browser: Any, site: Path) -> None:
+    page = browser.new_page()
+    page.goto((site / "claims.html").as_uri())
+    sections = "[data-together] > section"
+    assert page.locator(sections).count() > 1
+    rows = lambda: [row.inner_text() for row in page.query_selector_all("tbody tr") if row.is_visible()]
+    every = rows()
+    page.fill(".filter", "FIGURE 5")
+    assert rows() == [row for row in every if "figure 5" in row]
+    assert 0 < len(rows()) < len(every)
+    page.fill(".filter", "no such verdict")
+    assert not [each for each in page.query_selector_all(sections) if each.is_visible()]
 
 
 def test_figures_are_not_smaller_than_can_be_read(browser: Any, site: Path) -> None:

@@ -173,7 +173,7 @@ function controls(place, changed) {
     const read = () => {
       chosen[knob] = values[isList ? input.selectedIndex : Number(input.value)];
       shown.textContent = isList ? "" : String(chosen[knob]);
-      input.setAttribute("aria-valuetext", String(chosen[knob]));
+      if (input.type === "range") input.setAttribute("aria-valuetext", String(chosen[knob]));
     };
     input.addEventListener("input", () => (read(), changed(chosen)));
     read();
