@@ -45,7 +45,7 @@ SILENT_SECONDS, SECONDS = 10, 60
 """Longest time without a word, and until the end, less what a call has waited for a processor that others used."""
 STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
-LONG_VERBS = {"accuracy": 25, "tune": 3}
+LONG_VERBS = {"accuracy": 25, "report": 2, "tune": 3}
 """Verbs whose work is long, and how many times as long they may compute and take: they show their progress."""
 UNDRAWN = ("--laws",)
 """Options that are for an hour of work, and say so."""
