@@ -54,6 +54,9 @@ CALLS = [
     line.split()
     for line in f"""\
 list --markdown --out results
+list megatron
+show PTD-P figure 12 --out results
+show megatron table 3 --json
 run quickstart --out results --dry-run
 run quickstart --out results --on slurm --site site.toml --dry-run
 run quickstart --out results --data tokens

@@ -19,6 +19,7 @@ SIZED = ("train", "memory", "ghost", "predict", "tune")
 """Verbs with `--model SIZE`: their functions return the verb, with options that start from a default run."""
 VERBS = {
     "list": Verb("harness.cli.verbs:list_experiments", "List the experiments"),
+    "show": Verb("harness.cli.show:show", "Show a table or figure of a paper"),
     "run": Verb("harness.cli.verbs:run", "Run the points of an experiment that have no finished record yet"),
     "status": Verb("harness.cli.status:status", "Show the state of an experiment's points"),
     "watch": Verb("harness.cli.status:watch", "Show the progress of an experiment's points that run elsewhere"),

@@ -3,6 +3,7 @@
 import dataclasses
 import json as json_format
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,17 +16,29 @@ from harness.experiment.tiers import TIERS, Tier
 from harness.launch.flags import Place, Saving, Trying, require_positive
 from harness.records.attempts import Attempts
 from harness.records.store import FINISHED, Store
-from harness.terminal import Flag, console, counted, print_json, tell_ignored
+from harness.terminal import Flag, columns, console, counted, print_json, tell_ignored
 from impl.errors import InputError
 from impl.run import Run
 
 Format = Literal["md", "csv", "tex", "json"]
 
 
-def list_experiments(*, markdown: Flag = False, out: Path | None = None, json: Flag = False) -> int:
-    """List the experiments: id, question, source, and points and expected time of each tier.
+FEW = 8
+"""Experiments of which `list` shows source, points and times of each tier."""
+
+
+def list_experiments(
+    text: tyro.conf.Positional[str | None] = None,
+    /,
+    *,
+    markdown: Flag = False,
+    out: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """List the experiments: id, question, and points of each tier; of a few also source and expected times.
 
     Args:
+        text: Only experiments with this in their id, question or source.
         markdown: Print EXPERIMENTS.md: the experiments of each table of a paper, and the verdicts of each experiment.
         out: Folder of the records that --markdown shows; without it the committed ones.
         json: Print one JSON document instead of a table.
@@ -40,14 +53,30 @@ def list_experiments(*, markdown: Flag = False, out: Path | None = None, json: F
 
         print(experiments_md.index(experiments_md.read(out or folders.ARCHIVE)), end="")
         return 0
-    found = [load(name) for name in experiment_ids()]
+    every = [load(name) for name in experiment_ids()]
+    found = [e for e in every if (text or "").lower() in f"{e.id} {e.question} {e.source}".lower()]
+    if not found:
+        raise InputError(f"{text!r} is in no id, question or source of an experiment; `lmscale list` shows all")
     if json:
         return print_json([described(e) for e in found])
+    if len(found) > FEW:
+        heads = [(e.id, "/".join(str(len(e.runs[tier])) for tier in TIERS)) for e in found]
+        room = console().width - sum(max(map(len, column)) + 2 for column in zip(*heads, strict=True))
+        print(
+            columns(
+                [
+                    (*head, textwrap.shorten(e.question, room, placeholder="..."))
+                    for head, e in zip(heads, found, strict=True)
+                ]
+            )
+        )
+        print(f"\n{len(found)} experiments, with their points at {', '.join(TIERS)}; `list WORD` says more of a few")
+        return 0
     table = Table("experiment", "question", "source", "tier", "points", "expected")
     table.columns[0].no_wrap = table.columns[3].no_wrap = True
     for e in found:
-        for i, tier in enumerate(TIERS):
-            head = (e.id, e.question, e.source) if i == 0 else ("", "", "")
+        for tier in TIERS:
+            head = (e.id, e.question, e.source) if tier == TIERS[0] else ("", "", "")
             table.add_row(*head, tier, str(len(e.runs[tier])), e.cost[tier], end_section=tier == TIERS[-1])
     console().print(table)
     return 0

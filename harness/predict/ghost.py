@@ -154,9 +154,13 @@ def _executed(run: Run, tokens: int, device: str, ranks: Sequence[int]) -> "dict
     one = partial(_one, run, tokens, device)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["impl.ghost.rank"])  # PyTorch is imported once, not by each process of each run
-    with ProcessPoolExecutor(cores, context, _prepare, (run.plan.schedule,)) as pool:
-        answers = pool.map(one, ranks)
-        return dict(zip(shown_progress(ranks, "executing ranks"), answers, strict=False))
+
+    def answers() -> "Iterator[Executed | str]":
+        with ProcessPoolExecutor(cores, context, _prepare, (run.plan.schedule,)) as pool:
+            yield from pool.map(one, ranks)
+
+    # the progress first: what starts the processes waits until PyTorch is imported
+    return dict(zip(shown_progress(ranks, "executing ranks"), answers(), strict=False))
 
 
 def _prepare(schedule: str) -> None:

@@ -218,11 +218,11 @@ class Report:
                 own = e.id.partition("/")[0]
                 of_place = [one for one in verdicts if place in references.places(one.claim.source, own)]
                 claims.append((e, ShownTable(verdicts_table(e.id, of_place))))
-            printed = _printed_table(str(place), rows.get(place, []))
+            printed = printed_table(str(place), rows.get(place, []))
             sections.append((place, ShownTable(printed, slug(f"{place} printed"), csv), claims))
             self.entries.append((f"{place} of {references.title(paper)}", f"{page_of_paper(paper)}#{slug(place)}"))
         others = [row for where, of_place in rows.items() if isinstance(where, str) for row in of_place]
-        text = ShownTable(_printed_table("In the text", others, with_place=True), "in-the-text", csv)
+        text = ShownTable(printed_table("In the text", others, with_place=True), "in-the-text", csv)
         heading = references.title(paper)
         self._page(page_of_paper(paper), "paper.html", heading=heading, sections=sections, text=text)
 
@@ -320,7 +320,8 @@ def _environment(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _printed_table(title: str, rows: Sequence[Mapping[Any, Any]], *, with_place: bool = False) -> Table:
+def printed_table(title: str, rows: Sequence[Mapping[Any, Any]], *, with_place: bool = False) -> Table:
+    """Return the table of published numbers; without columns if there are none."""
     frame = pd.DataFrame([{**row, "value": f"{row['value']:.10g}"} for row in rows])
     place = _texts(where="place") if with_place else ()
     words = {row["verified"] for row in rows}

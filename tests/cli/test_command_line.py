@@ -17,7 +17,7 @@ from tests.harness.calls import Started, call, put_record, refused, the_error
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = (
-    *("list", "run", "status", "watch", "cancel", "table", "report"),
+    *("list", "show", "run", "status", "watch", "cancel", "table", "report"),
     *("train", "timeline", "memory", "prepare", "doctor"),
 )
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
