@@ -40,7 +40,7 @@ TEXTS = {name: (ROOT / name).read_text() for name in DOCUMENTS}
 HARNESS = re.compile(r"^(?:\$ )?lmscale (.*)$", re.MULTILINE)
 INLINE = re.compile(r"`lmscale ([^`>]*)")
 EXECUTED = (
-    *("list", "status", "table", "prepare", "timeline", "memory", "ghost"),
+    *("list", "show", "status", "table", "prepare", "timeline", "memory", "ghost"),
     *("predict", "claims", "report", "export"),
 )
 DRY = ("run",)
