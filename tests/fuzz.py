@@ -45,8 +45,10 @@ SILENT_SECONDS, SECONDS = 10, 60
 """Longest time without a word, and until the end, less what a call has waited for a processor that others used."""
 STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
-LONG_VERBS = {"accuracy": 25, "report": 2, "tune": 3}
-"""Verbs whose work is long, and how many times as long they may compute and take: they show their progress."""
+LONG_VERBS = {"accuracy": 25, "claims": 3, "list": 3, "report": 15, "tune": 3}
+"""Verbs whose work is long, and how many times as long they may compute and take: they show their progress.
+
+Where no folder of records is named, some read and judge all committed ones."""
 UNDRAWN = ("--laws",)
 """Options that are for an hour of work, and say so."""
 RECORDS, CERTIFIED = (f"{folder}/quickstart/smoke/records" for folder in ("results", "certified"))
