@@ -23,7 +23,7 @@ def open_regular(path: Path) -> io.BufferedReader:
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a file", str(path))

@@ -182,7 +182,7 @@ class Store:
         try:
             record = read_record(path)
             why = self._why_foreign(record, run_id) or self._why_of_another_system(record)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             record, why = None, str(error)
         if why is None:
             self.ignored.pop(path, None)
