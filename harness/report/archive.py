@@ -2,13 +2,11 @@
 
 import hashlib
 import importlib
-import io
 import json as json_format
 import re
 import sys
 import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,13 @@ from harness.records.record import Record
 from harness.records.store import Document, Store, write_atomically
 from harness.report.experiments_md import WORDS, Found, as_markdown, content
 from harness.report.results import described, write_results
+from harness.report.zipped import SUMS, pack
 from harness.terminal import Flag, print_json, shown, shown_progress
 from impl.errors import InputError
 from impl.run import to_dict
 
-BEGINNING = (1980, 1, 1, 0, 0, 0)
-"""Earliest time that a zip can hold, given to all files so that equal archives have equal bytes."""
 WHOLE = ("LICENSE", "CITATION.cff", "requirements.lock")
 """Files of the code that every archive has."""
-SUMS = "SHA256SUMS"
 LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
 """Link of an experiment's page, to files that the archive has in other places or not at all."""
 
@@ -74,18 +70,6 @@ def export(
         return print_json({**head, "files": sorted([*inside, SUMS])})
     print(f"written: {file} ({len(inside) + 1} files, {shown(len(packed))}, sha256 {digest})")
     return 0
-
-
-def pack(name: str, inside: Mapping[str, bytes]) -> bytes:
-    """Return a zip of the files below one folder, with their checksums in the format of `sha256sum --check`."""
-    sums = "".join(f"{hashlib.sha256(inside[path]).hexdigest()}  {path}\n" for path in sorted(inside))
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for path, data in sorted({**inside, SUMS: sums.encode()}.items()):
-            info = zipfile.ZipInfo(f"{name}/{path}", BEGINNING)
-            info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
-            archive.writestr(info, data)
-    return content.getvalue()
 
 
 def contents(found: Experiment, results: Path | None, tiers: Sequence[Tier]) -> dict[str, bytes]:

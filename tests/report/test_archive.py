@@ -11,6 +11,7 @@ import pytest
 from harness.experiment.experiment import load
 from harness.records.store import SIMULATED, Store
 from harness.report import archive as exporting
+from harness.report.zipped import BEGINNING
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import document as document_of
 from tests.harness.made_up_records import record
@@ -122,5 +123,5 @@ def test_a_zip_is_readable_by_others_and_without_the_time_of_day() -> None:
     with zipfile.ZipFile(io.BytesIO(exporting.pack("top", {"b": b"2", "a": b"1"}))) as archive:
         infos = archive.infolist()
     assert [info.filename for info in infos] == ["top/SHA256SUMS", "top/a", "top/b"]
-    assert {info.date_time for info in infos} == {exporting.BEGINNING}
+    assert {info.date_time for info in infos} == {BEGINNING}
     assert {info.external_attr >> 16 for info in infos} == {0o644}
