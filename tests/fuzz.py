@@ -33,7 +33,9 @@ from harness.predict.systems import FOLDER
 from harness.records.printable import CONTROL
 from harness.records.store import with_digest
 from harness.report import planner
+from harness.report.zipped import pack, unpack
 from impl.data.make_tokenizer import parse
+from impl.errors import InputError
 from impl.run import Run
 from tests.cli.test_fuzz import CODE_JUNK, changed, damaged, with_its_id
 from tests.crafted import old_checkpoint
@@ -80,6 +82,8 @@ table quickstart --out results
 claims quickstart --out results
 claims --out results --calibration
 export quickstart --results results
+import archive.zip
+import archive.zip --out results --json
 report --results results --out site
 train --out out --data.dataset tokens --train.steps 2 --plan.schedule own:rows
 timeline --plan.pp 2 --plan.schedule own:rows
@@ -124,6 +128,8 @@ def template(folder: Path) -> None:
         for run in load("quickstart").runs["smoke"][:4]:
             found = made(record_of(run)) | {"experiment": "quickstart"}
             (folder / name / f"{run.id}.json").write_text(with_digest(json.dumps(found, indent=1)))
+    records = {path.relative_to(folder).as_posix(): path.read_bytes() for path in (folder / RECORDS).iterdir()}
+    (folder / "archive.zip").write_bytes(pack("quickstart", records))
     parse("bpe:300").build(["some words to read " * 9]).save(folder)
     content = json.loads((folder / "tokenizer.json").read_bytes())
     texts = {
@@ -170,12 +176,27 @@ def damage(chance: random.Random, folder: Path) -> None:
     if path.parent.name == "records" and kind < 0.8 and path.stat().st_size:
         found = with_its_id(changed(json.loads(path.read_bytes().split(b",\n", 1)[1].join((b"{\n", b""))), chance))
         path.write_text(with_digest(json.dumps(found, indent=1)))
+    elif path.suffix == ".zip" and kind < 0.5:
+        with contextlib.suppress(InputError):  # it was damaged before
+            path.write_bytes(repacked(path.read_bytes(), chance))
     elif kind < 0.6:
         text = path.read_bytes().decode("latin-1")
         path.write_bytes(damaged(text, chance, JUNK).decode(errors="surrogateescape").encode("latin-1", "replace"))
     else:
         path.unlink()
         chance.choice([Path.mkdir, os.mkfifo, lambda at: at.symlink_to("/dev/zero"), Path.touch])(path)
+
+
+def repacked(archive: bytes, chance: random.Random) -> bytes:
+    """Return an archive with something done to one of its files, and checksums that agree."""
+    name, inside = unpack(archive)
+    with tempfile.TemporaryDirectory() as scratch:
+        for path, data in inside.items():
+            (Path(scratch) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(scratch) / path).write_bytes(data)
+        damage(chance, Path(scratch))
+        left = [path for path in Path(scratch).rglob("*") if path.is_file() and not path.is_symlink()]
+        return pack(name, {path.relative_to(scratch).as_posix(): path.read_bytes() for path in left})
 
 
 def refuse_python(event: str, args: tuple[Any, ...]) -> None:

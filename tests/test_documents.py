@@ -41,7 +41,7 @@ HARNESS = re.compile(r"^(?:\$ )?lmscale (.*)$", re.MULTILINE)
 INLINE = re.compile(r"`lmscale ([^`>]*)")
 EXECUTED = (
     *("list", "show", "status", "table", "prepare", "timeline", "memory", "ghost"),
-    *("predict", "claims", "report", "export"),
+    *("predict", "claims", "report", "export", "import"),
 )
 DRY = ("run",)
 """With --dry-run: which points would be trained, and with which script on a cluster."""
@@ -235,6 +235,8 @@ def test_tables_and_archives_are_made_of_records(command: list[str], here: Calla
     name, tier = load(command[1]).id, option(command, "--tier") or "smoke"
     Store(tmp_path / "runs", name, tier).write(document(changed(record(tier=tier), experiment=name)))
     assert (option(command, "--out") or name) in here(command)
+    for again in commands("import") if command[0] == "export" else ():
+        assert "imported: inbox/" in here(again)
 
 
 def test_a_report_is_written(here: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ TRACEBACK = "LMSCALE_TRACEBACK"
 """Environment variable: if not empty, internal errors are raised with their traceback."""
 OBJECTS = 1_000_000
 """Objects made between two searches for dead cycles: a record is a thousand small objects without cycles."""
-READERS = ("table", "claims", "report", "export")
+READERS = ("table", "claims", "report", "export", "import")
 """Verbs that read all records and end: they search for cycles a tenth as often."""
 RUN_FIELDS = frozenset(FIELDS)
 LONGEST_NAME, LONGEST_MESSAGE = 100, 2000

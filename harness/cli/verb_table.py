@@ -27,6 +27,7 @@ VERBS = {
     "table": Verb("harness.cli.verbs:table", "Print the tables of an experiment's records"),
     "claims": Verb("harness.cli.claims:claims", "Check the claims of experiments against the records"),
     "export": Verb("harness.report.archive:export", "Write an experiment as one zip"),
+    "import": Verb("harness.report.inbox:import_archive", "Read an archive that `export` wrote"),
     "report": Verb("harness.cli.report:report", "Write a report of all records"),
     "certify": Verb("harness.cli.certify:certify", "Compare two certificates of runs, bit for bit"),
     "train": Verb("harness.cli.verbs:train_from", "Train one run"),
