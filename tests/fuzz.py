@@ -86,6 +86,8 @@ import archive.zip
 import archive.zip --out results --json
 report --results results --out site
 train --out out --data.dataset tokens --train.steps 2 --plan.schedule own:rows
+train --config run.toml --out out --train.steps 2
+memory --config {RECORDS}/RECORD --plan.tp 2
 timeline --plan.pp 2 --plan.schedule own:rows
 timeline --record {RECORDS}/RECORD --out figure
 memory --model gpt-2m --plan.pp 2
@@ -136,6 +138,7 @@ def template(folder: Path) -> None:
         "system.yaml": (FOLDER / "h100.yaml").read_text(),
         "rows.csv": "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp\n4,16,1,512,8,4,128,2,1,2\n",
         "site.toml": 'partition = "gpu"\nranks_per_node = 8\nsetup = ["true"]\n',
+        "run.toml": 'seed = 3\n[model]\nnum_layers = 2\n[plan]\ndp = 2\n[data]\ndataset = "tokens"\n',
         "own.py": "from impl.pipeline.schedules import gpipe as rows\nnone = lambda p, m: None\n",
         "text.txt": "some words to read\n = a title = \n" * 200,
         "text.jsonl": '{"text": "some words to read"}\n' * 50,
@@ -334,7 +337,7 @@ def options_of(verb: str) -> list[str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         lmscale([verb, "--help"])
-    found = {*re.findall(r"--[a-z][\w.-]*", shown.getvalue()), *["--model"] * (verb in SIZED)}
+    found = {*re.findall(r"--[a-z][\w.-]*", shown.getvalue()), *["--model", "--config"] * (verb in SIZED)}
     return sorted(found.difference(UNDRAWN))
 
 

@@ -20,6 +20,7 @@ import tyro
 from pydantic import ValidationError
 
 from harness.cli import verb_table
+from harness.cli.run_file import run_in
 from harness.cli.verb_table import SIZED, VERBS
 from harness.cli.which import Which
 from harness.records.labels import FIELDS, sized
@@ -55,9 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if odd := [word for word in argv if CONTROL.search("".join(word.split()))]:
             raise InputError(f"{odd[0]!r}: control characters, which would reach the terminal; valid: text without")
         _find_modules_here()
-        size = _take(argv, "--model") if argv[:1] and argv[0] in SIZED else None
-        default = Run(model=named(size)) if size is not None else Run()
-        return parse(argv, default, _given(argv, default if size is not None else None))()
+        default, given = _default(argv) if argv[:1] and argv[0] in SIZED else (Run(), frozenset[str]())
+        return parse(argv, default, _given(argv) | given)()
     except InputError as error:
         return _complain(_in_own_words(error))
     except ValidationError as error:
@@ -162,27 +162,40 @@ def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., C
     return hold
 
 
-def _take(argv: list[str], flag: str) -> str | None:
+def _default(argv: list[str]) -> tuple[Run, frozenset[str]]:
+    """Remove `--config FILE` and `--model NAME` from the command line; return their run, and the fields that they set.
+
+    A named size takes the place of the file's model.
+    """
+    file, size = _take(argv, "--config", "a file with a run"), _take(argv, "--model", "the name of a model size")
+    run, given = run_in(Path(file), argv) if file is not None else (Run(), frozenset[str]())
+    if size is not None:
+        run = dataclasses.replace(run, model=named(size))
+        given |= sized(run.model)
+    return run, given
+
+
+def _take(argv: list[str], flag: str, what: str) -> str | None:
     """Remove a flag and its value, `--flag VALUE` or `--flag=VALUE`, from the command line; return None if absent."""
     for at, word in enumerate(argv):
         if word.startswith(f"{flag}="):
             return argv.pop(at).removeprefix(f"{flag}=")
         if word == flag:
             if at + 1 >= len(argv) or argv[at + 1].startswith("--"):
-                raise InputError(f"{flag} needs a value: the name of a model size")
+                raise InputError(f"{flag} needs a value: {what}")
             del argv[at]
             return argv.pop(at)
     return None
 
 
-def _given(argv: list[str], named_size: Run | None) -> frozenset[str]:
-    """Return fields of a run, by dotted name, that the command line sets, defaults too; a named size sets its own."""
+def _given(argv: list[str]) -> frozenset[str]:
+    """Return fields of a run, by dotted name, that options of the command line set, to their defaults too."""
     names = set[str]()
     for word in argv:
         group, dot, name = word.removeprefix("--").partition("=")[0].rpartition(".")
         if word.startswith("--"):
             names.add(group + dot + name.replace("_", "-").removeprefix("no-").replace("-", "_"))
-    return frozenset(names | (sized(named_size.model) if named_size else set())) & RUN_FIELDS
+    return frozenset(names) & RUN_FIELDS
 
 
 def _one_line(panel: str) -> str:

@@ -16,7 +16,7 @@ class Verb(NamedTuple):
 
 
 SIZED = ("train", "memory", "ghost", "predict", "tune")
-"""Verbs with `--model SIZE`: their functions return the verb, with options that start from a default run."""
+"""Verbs with `--model SIZE` and `--config FILE`: their functions return the verb, whose options start from a run."""
 VERBS = {
     "list": Verb("harness.cli.verbs:list_experiments", "List the experiments"),
     "show": Verb("harness.cli.show:show", "Show a table or figure of a paper"),

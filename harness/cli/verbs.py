@@ -226,6 +226,8 @@ def train_from(default: Run) -> Callable[..., int]:
     ) -> int:
         """Train one run; every field is an option, and `--model NAME` starts from a named size.
 
+        `--config FILE` starts from a run in a TOML or JSON file, or from that of a record; options change it.
+
         Args:
             config: What is trained and how.
             place: Where it runs.
