@@ -1,9 +1,9 @@
 """Default folders of records: the user's own, or the committed ones of the checkout.
 
 A sweep (`run`, `status`, `watch`, `cancel`, `predict EXPERIMENT`) uses the user's own folder, so that it never changes
-the committed archive. Verbs that read records (`table`, `claims`, `report`, `export`) use, for each tier, the user's
-own measured records if there are any, else the committed ones, and likewise for each simulated system. A folder given
-by `--out` or `--results` is used as it is.
+the committed archive. Verbs that read records (`table`, `claims`, `report`, `export`, `import`) use, for each tier, the
+user's own measured records if there are any, else the committed ones, and likewise for each simulated system. A folder
+given by `--out` or `--results` is used as it is.
 """
 
 from pathlib import Path

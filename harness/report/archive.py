@@ -191,4 +191,4 @@ HERE = f"""\
   was simulated.
 - `published/`: the papers' numbers; column `verified` has how each was checked. {WORDS}.
 - `CITATION.cff` says how to cite this, and the papers; `LICENSE` is the code's.
-- `SHA256SUMS`: `sha256sum --check SHA256SUMS`."""
+- `SHA256SUMS`: `sha256sum --check SHA256SUMS`; `lmscale import` checks the zip, and compares it."""
