@@ -23,8 +23,8 @@ from IPython.display import display
 
 from harness.analysis.perplexity import perplexity_tables
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
 from harness.experiment.findings import findings
+from harness.experiment.loading import load
 from harness.figures import figures, style
 from harness.records.environment import CODE
 from harness.records.store import Store

@@ -21,7 +21,7 @@ import matplotlib
 from IPython.display import display
 
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.figures import figures, style, timeline
 from harness.records.environment import CODE
 from harness.records.store import Store

@@ -21,7 +21,7 @@ import matplotlib
 from IPython.display import Image
 
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.figures import style
 from harness.predict import accuracy, held_out
 from harness.records.environment import CODE

@@ -22,7 +22,7 @@ import matplotlib
 
 from harness.analysis import tables
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.figures import figures, style
 from harness.records.environment import CODE
 from harness.records.measures import frame

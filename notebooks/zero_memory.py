@@ -21,7 +21,7 @@ import matplotlib
 from matplotlib.ticker import EngFormatter
 
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.figures import style
 from harness.records.environment import CODE
 from harness.records.measures import frame

@@ -15,7 +15,8 @@ from typing import Any
 import tyro
 
 from harness.analysis.render import markdown
-from harness.experiment.experiment import TIERS, experiment_ids, load
+from harness.experiment.experiment import TIERS
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.null_models import Idealised, null_models_table, on_ideal_machines
 from harness.experiment.verdicts import records_of
 from harness.records.store import Store, read_json, write_atomically

@@ -27,7 +27,7 @@ import tyro
 from harness.cli.main import LONGEST_MESSAGE, TRACEBACK
 from harness.cli.main import main as lmscale
 from harness.cli.verb_table import SIZED, VERBS, function_of
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.launch import turn
 from harness.predict.systems import FOLDER
 from harness.records.printable import CONTROL
@@ -59,6 +59,10 @@ CALLS = [
     for line in f"""\
 list --markdown --out results
 list megatron
+new experiment mine
+new schedule mine
+new system mine
+run own_experiment.py --dry-run
 show PTD-P figure 12 --out results
 show megatron table 3 --json
 run quickstart --out results --dry-run
@@ -140,6 +144,7 @@ def template(folder: Path) -> None:
         "site.toml": 'partition = "gpu"\nranks_per_node = 8\nsetup = ["true"]\n',
         "run.toml": 'seed = 3\n[model]\nnum_layers = 2\n[plan]\ndp = 2\n[data]\ndataset = "tokens"\n',
         "own.py": "from impl.pipeline.schedules import gpipe as rows\nnone = lambda p, m: None\n",
+        "own_experiment.py": "from harness.experiment.kit import *\nEXPERIMENT = Experiment(runs=[Run()])\n",
         "text.txt": "some words to read\n = a title = \n" * 200,
         "text.jsonl": '{"text": "some words to read"}\n' * 50,
         "encoder.json": json.dumps(content["vocab"]),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from harness.experiment.experiment import experiment_ids
+from harness.experiment.loading import experiment_ids
 from harness.records.environment import host_environment
 from harness.records.store import FINISHED, Store, write_atomically
 

@@ -21,7 +21,8 @@ from tokenizers import pre_tokenizers
 
 from harness.cli import main, verb_table
 from harness.experiment.claims import in_full
-from harness.experiment.experiment import TIERS, Experiment, experiment_ids, load, points
+from harness.experiment.experiment import TIERS, Experiment, points
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.published import FOLDER
 from harness.launch.texts import KNOWN
 from harness.records.store import Store
@@ -41,7 +42,7 @@ HARNESS = re.compile(r"^(?:\$ )?lmscale (.*)$", re.MULTILINE)
 INLINE = re.compile(r"`lmscale ([^`>]*)")
 EXECUTED = (
     *("list", "show", "status", "table", "prepare", "timeline", "memory", "ghost"),
-    *("predict", "claims", "report", "export", "import"),
+    *("predict", "claims", "report", "export", "import", "new"),
 )
 DRY = ("run",)
 """With --dry-run: which points would be trained, and with which script on a cluster."""

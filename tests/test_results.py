@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.figures import figures
 from harness.figures.style import content, save, style
 from harness.records.store import Store, read_record

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.experiment.experiment import experiment_ids
+from harness.experiment.loading import experiment_ids
 from tests import smoke
 from tests.smoke import Done
 

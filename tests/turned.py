@@ -54,7 +54,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def untried() -> list[str]:
     """A line for each claim whose verdict never turned."""
-    from harness.experiment.experiment import experiment_ids, load
+    from harness.experiment.loading import experiment_ids, load
 
     return [
         f"{name}: {claim.text}: only {', '.join(sorted(verdicts)) or 'never judged'}"

@@ -10,9 +10,10 @@ from harness.analysis.render import as_json
 from harness.analysis.render import console as on_console
 from harness.experiment.claims import Part
 from harness.experiment.claims import idealised as without
-from harness.experiment.experiment import Experiment, experiment_ids, load
+from harness.experiment.experiment import Experiment
 from harness.experiment.folders import read_from
 from harness.experiment.forecasts import forecasts_table, scored
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import Judged, counts, in_words, records_of, verdicts_of, verdicts_table
 from harness.report.results import in_words_of_others, other_points

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import tyro
 
 from harness.cli.which import Given, plan_fields
-from harness.experiment.experiment import Experiment, changed, load, points
+from harness.experiment.experiment import Experiment, changed, points
 from harness.experiment.folders import OWN
+from harness.experiment.loading import load
 from harness.experiment.tiers import Tier
 from harness.predict.goodput import HOUR, Failures, goodput
 from harness.predict.interval import EXTRAPOLATES, interval

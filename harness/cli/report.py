@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.cli.main import parse
 from harness.cli.verb_table import VERBS
 from harness.experiment import folders
-from harness.experiment.experiment import experiment_ids, load
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.verdicts import in_words, records_of
 from harness.records.record import Record
 from harness.report.manual import Options

@@ -10,8 +10,9 @@ from harness.analysis import render
 from harness.analysis.render import Table
 from harness.analysis.tables import throughput_table
 from harness.experiment import references
-from harness.experiment.experiment import Experiment, experiment_ids, load
+from harness.experiment.experiment import Experiment
 from harness.experiment.folders import read_from
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.references import Place
 from harness.experiment.tiers import TIERS
 from harness.experiment.verdicts import records_of, verdicts_of, verdicts_table

@@ -19,6 +19,7 @@ SIZED = ("train", "memory", "ghost", "predict", "tune")
 """Verbs with `--model SIZE` and `--config FILE`: their functions return the verb, whose options start from a run."""
 VERBS = {
     "list": Verb("harness.cli.verbs:list_experiments", "List the experiments"),
+    "new": Verb("harness.cli.new:new", "Write a file of your own that runs as it is"),
     "show": Verb("harness.cli.show:show", "Show a table or figure of a paper"),
     "run": Verb("harness.cli.verbs:run", "Run the points of an experiment that have no finished record yet"),
     "status": Verb("harness.cli.status:status", "Show the state of an experiment's points"),

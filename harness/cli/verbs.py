@@ -45,7 +45,7 @@ def list_experiments(
     """
     from rich.table import Table
 
-    from harness.experiment.experiment import experiment_ids, load
+    from harness.experiment.loading import experiment_ids, load
     from harness.report.results import described
 
     if markdown:
@@ -172,7 +172,7 @@ def table(
     """
     from harness.analysis import render
     from harness.analysis.latex import latex
-    from harness.experiment.experiment import load
+    from harness.experiment.loading import load
     from harness.report.results import (
         all_tables,
         as_json,

@@ -69,7 +69,8 @@ class Which:
         Raises:
             InputError: there is no such experiment, `only` matches no point, or `sweep` gives no values of fields.
         """
-        from harness.experiment.experiment import changed, load, points
+        from harness.experiment.experiment import changed, points
+        from harness.experiment.loading import load
 
         found, folder = load(self.experiment), sweep_folder(self.out)
         tier = self.tier or default or sweep_tier(folder, found.id)

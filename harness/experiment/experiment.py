@@ -1,22 +1,16 @@
 """Definition of experiments, and their loading by name."""
 
 import dataclasses
-import difflib
-import importlib
-import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from harness.analysis.render import Table
-from harness.experiment.claims import Claim, Evidence
+from harness.experiment.claims import Claim
 from harness.experiment.tiers import TIERS, Tier
 from harness.records.labels import labels_by, varying
 from harness.records.record import Record
-from harness.records.store import require_name
 from impl.data.config import DataConfig
 from impl.errors import InputError
 from impl.pipeline.schedules import trust
@@ -24,6 +18,18 @@ from impl.plan import Plan
 from impl.run import EngineName, Run
 
 _T = TypeVar("_T")
+
+
+class RunsOfTiers:
+    """Field of an experiment that is given its runs by tier, or one list for all tiers, and has them by tier."""
+
+    def __get__(self, of: object | None, owner: type) -> dict[Tier, list[Run]]:
+        if of is None:  # a dataclass asks for the field's default
+            raise AttributeError
+        return vars(of)["_runs"]
+
+    def __set__(self, of: object, value: dict[Tier, list[Run]] | list[Run]) -> None:
+        vars(of)["_runs"] = dict.fromkeys(TIERS, value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +40,7 @@ class Experiment:
         InputError: a field has a value of the wrong type.
     """
 
-    runs: dict[Tier, list[Run]]
+    runs: RunsOfTiers = RunsOfTiers()
     source: str = "our own"
     expectation: str = ""
     cost: dict[Tier, str] = field(default_factory=lambda: dict.fromkeys(TIERS, ""))
@@ -95,129 +101,12 @@ class Point:
         return self.run.id
 
 
-def experiment_ids() -> list[str]:
-    """Return the ids of all experiments, `quickstart` or `paper/question`: files in packages of `experiments`."""
-    found = []
-    for root in map(Path, importlib.import_module("experiments").__path__):
-        for path in root.rglob("*.py"):
-            name = path.relative_to(root).with_suffix("")
-            folders = (root.joinpath(*name.parts[:n]) for n in range(1, len(name.parts)))
-            is_named = all(part.isidentifier() for part in name.parts) and path.name != "__init__.py"
-            if is_named and all((folder / "__init__.py").exists() for folder in folders):
-                found.append(name.as_posix())
-    return sorted(found)
-
-
-def load(name: str) -> Experiment:
-    """Return the experiment with this id, or with this last word if it is unique.
-
-    Raises:
-        InputError: there is none, or several.
-    """
-    ids = experiment_ids()
-    matches = [i for i in ids if i == name] or [i for i in ids if i.rsplit("/", 1)[-1] == name]
-    if len(matches) != 1:
-        what = "names several experiments" if matches else "is not an experiment"
-        near = difflib.get_close_matches(name, ids, n=1)
-        hint = f"did you mean {near[0]}? " if near and not matches else ""
-        raise InputError(f"{name!r} {what}; {hint}valid: {', '.join(matches or ids)}")
-    return _from_module(matches[0], _imported(matches[0]))
-
-
-def _imported(name: str) -> ModuleType:
-    """Import the module of an experiment.
-
-    Raises:
-        InputError: the import raises any exception; the message gives it in one line.
-    """
-    try:
-        return importlib.import_module("experiments." + name.replace("/", "."))
-    except (Exception, SystemExit) as error:
-        raise InputError(_told(name, error)) from None
-
-
-def _told(name: str, error: BaseException) -> str:
-    """Return in one line what is wrong with an experiment's file, and in which line of it."""
-    end = f"experiments/{name}.py"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(end)]
-    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    where = f"{end}, line {line}" if line else end
-    text = " ".join(_text(error).split())[:300]
-    return f"{where}: {text}" if isinstance(error, InputError) else f"{where}: {type(error).__name__}: {text}"
-
-
-def _text(value: object) -> str:
-    try:
-        return str(value)
-    except Exception:
-        return "(it cannot be told)"
-
-
 def _shown(value: object) -> str:
     """Return a short text for any value."""
     try:
         return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else type(value).__name__
     except Exception:
         return type(value).__name__
-
-
-def _from_module(name: str, module: ModuleType) -> Experiment:
-    experiment = getattr(module, "EXPERIMENT", None)
-    if not isinstance(experiment, Experiment) or not (module.__doc__ or "").strip():
-        raise InputError(f"experiments/{name}.py: an experiment needs a docstring and an EXPERIMENT = Experiment(...)")
-    question, _, about = (module.__doc__ or "").strip().partition("\n")
-    named = replace(experiment, id=name, question=question, about=about.strip())
-    return replace(
-        named,
-        claims=tuple(replace(claim, check=_guarded(named, claim.check, _plain)) for claim in named.claims),
-        table=named.table and _guarded(named, named.table, _with_name),
-        figure=named.figure and _guarded(named, named.figure, lambda drawn: drawn),
-    )
-
-
-def _plain(found: Evidence | None) -> Evidence | None:
-    """Return evidence with plain numbers, whatever types the check gave."""
-    counts = found and (int(found.holds), int(found.fails), int(found.open))
-    return found and counts and Evidence(*counts, str(found.numbers), found.repeats and int(found.repeats))
-
-
-def _with_name(table: Table) -> Table:
-    """Return a table whose name can be that of its files.
-
-    Raises:
-        InputError: it cannot.
-    """
-    require_name(table.name)
-    return table
-
-
-def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
-    """Return the records that the experiment compares: of its own engines, or of one other if there are none.
-
-    Records whose schedule cannot be trusted are left out.
-    """
-    known = [record for record in records if record.has_trusted_schedule]
-    own = {run.engine for runs in experiment.runs.values() for run in runs}
-    there = sorted({record.run.engine for record in known})
-    chosen = own.intersection(there) or there[:1]
-    return [record for record in known if record.run.engine in chosen]
-
-
-def _guarded(
-    experiment: Experiment, function: Callable[[Sequence[Record]], _T], checked: Callable[[_T], _T]
-) -> Callable[[Sequence[Record]], _T]:
-    """Wrap a function of records in an experiment's file: it gets those of its own engines, and its result is checked.
-
-    Any exception becomes an InputError of one line.
-    """
-
-    def guarded(records: Sequence[Record]) -> _T:
-        try:
-            return checked(function(_own(experiment, records)))
-        except (Exception, SystemExit) as error:
-            raise InputError(_told(experiment.id, error)) from None
-
-    return guarded
 
 
 def points(runs: list[Run], only: str | None = None) -> list[Point]:

@@ -12,7 +12,7 @@ import pandas as pd
 from harness.analysis import render
 from harness.analysis.render import Column, Table
 from harness.experiment import folders
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.figures.style import mark, save, style
 from harness.predict.benchmark import (
     PERCENT,

@@ -14,7 +14,8 @@ import tyro
 
 from harness.analysis import render
 from harness.experiment import folders, published, references
-from harness.experiment.experiment import Experiment, load, points
+from harness.experiment.experiment import Experiment, points
+from harness.experiment.loading import load
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import verdicts_of, verdicts_table
 from harness.predict.systems import FOLDER as SYSTEMS

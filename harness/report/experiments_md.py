@@ -14,8 +14,9 @@ from harness.analysis.perplexity import comparable, perplexity_table, placement_
 from harness.analysis.render import Table
 from harness.analysis.tables import denominators, scaling_table
 from harness.experiment.claims import KINDS
-from harness.experiment.experiment import Experiment, experiment_ids, load
+from harness.experiment.experiment import Experiment
 from harness.experiment.folders import findings_of
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.published import VERIFIED, papers
 from harness.experiment.references import Place, answered, printed, title
 from harness.experiment.tiers import TIERS, Tier

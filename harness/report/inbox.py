@@ -24,7 +24,8 @@ from harness.analysis.render import Column, Table
 from harness.analysis.tables import DEVICE, OVERSUBSCRIBED, RATE, RULES, RUNS, VARIES
 from harness.analysis.tabulate import tabulate
 from harness.experiment import folders
-from harness.experiment.experiment import Experiment, experiment_ids, load
+from harness.experiment.experiment import Experiment
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.tiers import TIERS, Tier
 from harness.records.frames import is_missing, rows_of
 from harness.records.labels import SHAPE, labels

@@ -10,7 +10,7 @@ import pytest
 from harness.analysis import render
 from harness.analysis.breakdown import PARTS, breakdown_table, limit_table
 from harness.cli import sweeps
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.parts import Limit, Parts, Profile
 from harness.records.record import Record
 from harness.report.results import all_tables

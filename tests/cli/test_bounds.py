@@ -16,7 +16,8 @@ import pytest
 
 from harness.cli import main, report
 from harness.experiment import published
-from harness.experiment.experiment import TIERS, load
+from harness.experiment.experiment import TIERS
+from harness.experiment.loading import load
 from harness.predict.systems import names
 from harness.records.store import Store, write_atomically
 from impl.data.make_tokenizer import parse

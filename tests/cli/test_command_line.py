@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from harness.cli import verb_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from impl.run import Run
 from tests.harness.calls import Started, call, put_record, refused, the_error
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = (
-    *("list", "show", "run", "status", "watch", "cancel", "table", "report"),
+    *("list", "new", "show", "run", "status", "watch", "cancel", "table", "report"),
     *("train", "timeline", "memory", "prepare", "doctor"),
 )
 SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import experiments
-from harness.experiment.experiment import TIERS, load, points
+from harness.experiment.experiment import TIERS, points
+from harness.experiment.loading import load
 from harness.records.parse import of_document
 from harness.records.record import Record
 from harness.records.store import Document

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.cli import sweeps
-from harness.experiment.experiment import TIERS, experiment_ids, load
+from harness.experiment.experiment import TIERS
+from harness.experiment.loading import experiment_ids, load
 from impl.cost.place import Place
 from impl.cost.traffic import step_traffic
 from impl.pipeline.schedule import Action, Schedule

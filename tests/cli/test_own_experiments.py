@@ -1,18 +1,18 @@
-"""Experiments of one's own: files in the folder `experiments` of the working directory."""
+"""Experiments of one's own: any file, or files in the folder `experiments` of the working directory."""
 
 import importlib
 from pathlib import Path
 
 import pytest
 
-from harness.experiment.experiment import experiment_ids, load
+from harness.experiment.loading import experiment_ids, load
 from tests.harness.calls import call, refused
 
 FILE = '''"""Does a wider model learn faster?"""
 from harness.experiment.kit import Experiment, Run, named
 
 RUNS = [Run(model=named(size)) for size in ("gpt-0.5m", "gpt-2m")]
-EXPERIMENT = Experiment(runs=dict.fromkeys(("smoke", "small", "paper"), RUNS))
+EXPERIMENT = Experiment(runs=RUNS)
 '''
 
 
@@ -48,3 +48,37 @@ def test_a_broken_one_is_named_with_its_line_and_does_not_keep_others_from_runni
     (own / "broken_in_a_test.py").write_text('"""Why?"""\nx = [')
     assert "experiments/broken_in_a_test.py, line 2: SyntaxError" in refused("run", "broken_in_a_test", "--dry-run")
     assert call("run", "quickstart", "--dry-run").status == 0
+
+
+def test_a_file_needs_nothing_but_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bare_in_a_test.py").write_text(FILE.partition("\n")[2])
+    found = load("bare_in_a_test.py")
+    assert (found.id, found.question, found.about) == ("bare_in_a_test", "bare_in_a_test", "")
+    assert found.runs["smoke"] == found.runs["paper"]
+    assert len(found.runs["smoke"]) == 2
+    assert "0 of 2 points finished" in call("status", "bare_in_a_test").output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("nowhere", None, "nowhere.py is no file; valid: a file of Python with EXPERIMENT = Experiment(runs=[...])"),
+        ("a-b", FILE, "a-b.py: 'a-b' cannot be an id"),
+        ("quickstart", FILE, "quickstart.py: 'quickstart' is the id of another experiment"),
+        ("empty_in_a_test", "", "empty_in_a_test.py: has no experiment"),
+        ("wrong_in_a_test", "x = 1\n1 / 0", "wrong_in_a_test.py, line 2: ZeroDivisionError"),
+        (
+            "none_in_a_test",
+            "from harness.experiment.kit import *\nEXPERIMENT = Experiment(runs=[])",
+            "must be a list of",
+        ),
+    ],
+)
+def test_a_file_that_is_no_experiment_is_refused_in_a_line(
+    name: str, text: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path(f"{name}.py").write_text(text)
+    assert told in refused("run", f"{name}.py", "--dry-run")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.show import located
-from harness.experiment.experiment import experiment_ids
+from harness.experiment.loading import experiment_ids
 from harness.records.store import Store
 from tests.harness.calls import call, document, refused
 from tests.harness.made_up_records import document as document_of

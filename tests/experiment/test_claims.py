@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import Tier, experiment_ids, load
+from harness.experiment.experiment import Tier
+from harness.experiment.loading import experiment_ids, load
 from harness.records.parts import Data, Entropy, Evaluation, Sample
 from harness.records.record import Record
 from tests.experiments.as_printed import thrice

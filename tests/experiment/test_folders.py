@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from harness.experiment import folders
-from harness.experiment.experiment import Tier, load
+from harness.experiment.experiment import Tier
+from harness.experiment.loading import load
 from harness.records.attempts import Attempts
 from harness.records.store import SIMULATED, Store
 from impl.run import Run, with_fields

@@ -8,7 +8,7 @@ import pytest
 
 from harness.experiment import published as module
 from harness.experiment.claims import Claim
-from harness.experiment.experiment import experiment_ids, load
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.published import FOLDER, papers, published
 from harness.experiment.references import places
 from impl.cost.parameters import count_parameters

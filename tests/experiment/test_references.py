@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.experiment.experiment import experiment_ids, load
+from harness.experiment.loading import experiment_ids, load
 from harness.experiment.published import papers, published
 from harness.experiment.references import PAPERS, Place, answered, of_experiment, places, title
 

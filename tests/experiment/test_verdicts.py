@@ -23,7 +23,8 @@ from harness.experiment.claims import (
     tally,
     verdict,
 )  # fmt: skip
-from harness.experiment.experiment import Experiment, Tier, load
+from harness.experiment.experiment import Experiment, Tier
+from harness.experiment.loading import load
 from harness.experiment.verdicts import by_kind, counts, headline_table, in_words, judged, records_of, verdicts_table
 from harness.records.parts import Prediction
 from harness.records.record import Record

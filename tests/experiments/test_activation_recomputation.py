@@ -23,7 +23,8 @@ from experiments.korthikanti2022 import (
 )  # fmt: skip
 from experiments.korthikanti2022.activation_recomputation import of_the_paper
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import TIERS, load
+from harness.experiment.experiment import TIERS
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.parts import Rank
 from harness.records.record import Record

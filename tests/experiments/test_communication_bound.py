@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.parts import Rank
 from harness.records.record import Record
 from impl.cost.place import Place

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from experiments.ours.distance_to_optimum import own_bound
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.record import Record
 from impl.pipeline.schedule import Op
 from impl.pipeline.schedules import build

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from experiments.ptdp2021 import bubble, end_to_end, microbatch_throughput
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.record import Record
 from impl.run import Run
 from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts

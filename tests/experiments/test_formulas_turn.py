@@ -13,7 +13,7 @@ import pytest
 
 from harness.experiment import published
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.experiment.verdicts import records_of
 from harness.records.record import Record
 from impl.run import with_fields

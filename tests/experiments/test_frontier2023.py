@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.frontier2023 import models, recipes, scaling, search, sweeps
-from harness.experiment.experiment import Experiment, load
+from harness.experiment.experiment import Experiment
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.predict.published_scaling import FITTED, MICROBATCH, STUDIES
 from harness.records.record import Record

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.experiment.experiment import experiment_ids
+from harness.experiment.loading import experiment_ids
 from harness.experiment.null_models import Idealised
 from tests.documents import NULL_MODELS, alike, idealised, null_models
 

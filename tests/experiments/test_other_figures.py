@@ -7,7 +7,7 @@ import pytest
 
 from experiments.megatron2019 import strong_scaling
 from experiments.zero2019 import data_parallel_only
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.parts import Collective
 from harness.records.record import Record

@@ -12,7 +12,7 @@ from harness.analysis import render
 from harness.analysis.failures import failures_table
 from harness.analysis.tables import scaling_table
 from harness.experiment.claims import evidence, verdict
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.figures import figures
 from harness.records.parts import Limit
 from harness.records.record import Record

@@ -9,7 +9,7 @@ import pytest
 from experiments.ours import layernorm_outliers as experiment
 from harness.analysis.outliers import measured
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.parts import Dimensions
 from harness.records.record import Record
 from impl.run import Run

@@ -8,7 +8,7 @@ import pytest
 from experiments.ours.predicted import compared, name, off
 from harness.calibrate.runs import runs_to_train
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.record import Record
 from impl.run import Run
 from tests.harness.made_up_records import record_of

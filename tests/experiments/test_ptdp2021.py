@@ -21,7 +21,8 @@ from experiments.ptdp2021 import (
 )
 from harness.experiment.claims_table import claims_table
 from harness.experiment.comparison import Comparison
-from harness.experiment.experiment import Experiment, load
+from harness.experiment.experiment import Experiment
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.record import Record
 from impl.cost.memory import memory_of_ranks

@@ -7,7 +7,8 @@ import pytest
 from experiments.megatron2019 import race
 from harness.analysis import render
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import TIERS, load
+from harness.experiment.experiment import TIERS
+from harness.experiment.loading import load
 from harness.records.parts import Evaluation
 from harness.records.record import Record
 from harness.report.results import all_tables

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.ours import redundant_compute as experiment
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.experiment.pairs import step_seconds
 from harness.predict.systems import load_system
 from harness.records.parts import Environment

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.experiment.claims import evidence
-from harness.experiment.experiment import TIERS, experiment_ids, load
+from harness.experiment.experiment import TIERS
+from harness.experiment.loading import experiment_ids, load
 
 FILE = Path(__file__).with_name("run_ids.json")
 

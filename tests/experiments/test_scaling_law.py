@@ -10,7 +10,7 @@ from experiments.ours import layernorm_scaling_law as experiment
 from harness.analysis import placement_laws, scaling_law
 from harness.analysis.scaling_law import Law
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.record import Record
 from impl.run import Run
 from tests.experiments.as_printed import ABSENT, NO, OPEN, PARTLY, YES

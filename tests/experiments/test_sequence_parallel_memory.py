@@ -13,7 +13,7 @@ from experiments.korthikanti2022 import (
     quarter,
 )
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.model.config import ModelConfig

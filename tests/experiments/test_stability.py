@@ -9,7 +9,7 @@ from functools import cache
 from experiments.ours import stability_map as experiment
 from harness.analysis.stability import MARGIN, UNIGRAM, arms, loss_or_inf, table
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.figures.placements import of_stability
 from harness.records.record import Record
 from impl.run import Run

@@ -7,7 +7,8 @@ import pytest
 
 from experiments.megatron2019 import MODELS, attention_heads, tensor_parallel_scaling
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.experiment import TIERS, Experiment
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.record import Record
 from impl.cost.parameters import count_parameters

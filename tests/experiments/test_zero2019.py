@@ -9,7 +9,8 @@ import pytest
 from experiments.zero2019 import zero_r, zero_throughput
 from harness.experiment.claims_table import claims_table
 from harness.experiment.comparison import Printed
-from harness.experiment.experiment import Experiment, load
+from harness.experiment.experiment import Experiment
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.record import Record
 from impl.cost.activations import layer_bytes

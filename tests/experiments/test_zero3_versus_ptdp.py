@@ -8,7 +8,7 @@ import pytest
 
 from experiments.ptdp2021.zero3_versus_ptdp import FIGURE, sent_beyond_layers
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.parts import Collective
 from harness.records.record import Record

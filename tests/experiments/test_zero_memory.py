@@ -5,7 +5,8 @@ import pytest
 from experiments.zero2019 import STAGES, zero_max_model_size
 from experiments.zero2019.zero_max_model_size import DEEPEST, LIMIT, MEASURED, MORE, deep, on_v100s
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import Experiment, load
+from harness.experiment.experiment import Experiment
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.predict.memory import predicted
 from harness.records.record import Record

@@ -7,7 +7,8 @@ import pytest
 
 from experiments import zerobubble2024
 from experiments.zerobubble2024 import PAPER, SCHEDULES
-from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.experiment import TIERS, Experiment
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.predict.memory import predicted
 from harness.records.record import Record

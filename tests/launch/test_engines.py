@@ -14,7 +14,8 @@ from harness.analysis import tables
 from harness.analysis.points import points as points_of
 from harness.analysis.points import relative_to
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import TIERS, Experiment, load
+from harness.experiment.experiment import TIERS, Experiment
+from harness.experiment.loading import load
 from harness.launch import preflight
 from harness.launch.flags import Saving
 from harness.records.measures import frame

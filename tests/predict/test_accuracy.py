@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.predict.accuracy import _printed_memory, accuracy, errors_table, figure
 from harness.predict.benchmark import choices, kinds_table, plans_table, read_predictions, worst_table

@@ -15,7 +15,7 @@ from harness.analysis.simulated_columns import twin
 from harness.analysis.tables import denominators
 from harness.experiment.claims import Claim, Evidence, tally
 from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.predict.simulated_record import document_of
 from harness.predict.systems import FOLDER, load_system, names
 from harness.records.labels import DEFAULTS, fields

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.cli import report
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.store import Store
 from impl.pipeline import schedules
 from impl.run import from_dict

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.records.store import SIMULATED, Store
 from harness.report import archive as exporting
 from harness.report.zipped import BEGINNING

@@ -16,7 +16,7 @@ from experiments.torchtitan2024 import llama
 from harness.analysis.points import Point, points
 from harness.analysis.render import Column
 from harness.experiment import folders
-from harness.experiment.experiment import load
+from harness.experiment.loading import load
 from harness.experiment.paper import table_of
 from harness.records.store import SIMULATED, Store, with_digest
 from harness.report import inbox, zipped

@@ -12,7 +12,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from harness.cli import report
-from harness.experiment.experiment import Experiment, experiment_ids, load
+from harness.experiment.experiment import Experiment
+from harness.experiment.loading import experiment_ids, load
 from harness.records.record import Record
 from harness.records.store import Store
 from harness.report import pages as report_pages
