@@ -1,9 +1,5 @@
 """The installed package without its checkout: published numbers and systems are in it, and verbs work anywhere."""
 
-import shutil
-import site
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
@@ -14,39 +10,13 @@ from packaging.utils import canonicalize_name
 
 from harness.experiment.published import papers
 from tests.documents import ROOT
-
-BUILT_FROM = ("impl", "harness", "experiments", "pyproject.toml", "README.md", "LICENSE")
-
-
-def done(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder.parent)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+from tests.installed import done, install
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`lmscale` in an environment of its own, which has the dependencies of this one and nothing of the checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    (folder / "source").mkdir()
-    for name in BUILT_FROM:  # a copy, since a build leaves files behind
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, folder / "source")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = done([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "source"], folder)
-    assert build.returncode == 0, build.stderr
-    shutil.rmtree(folder / "source")
-    [wheel] = folder.glob("*.whl")
-    new = folder / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", new], check=True)
-    [packages] = (new / "lib").glob("python*/site-packages")
-    # a path alone: the .pth files there, such as the one of the editable checkout, are not read
-    (packages / "dependencies.pth").write_text("".join(f"{path}\n" for path in site.getsitepackages()))
-    into = [*pip, "--python", new / "bin" / "python", "install", "--no-deps", "--no-index", "--ignore-installed", wheel]
-    installed = done(into, folder)
-    assert installed.returncode == 0, installed.stderr
-    return new / "bin" / "lmscale"
+    """`lmscale` in an environment of its own."""
+    return install(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
