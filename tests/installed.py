@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.documents import ROOT
 
-BUILT_FROM = ("impl", "harness", "experiments", "pyproject.toml", "README.md", "LICENSE")
+BUILT_FROM = ("impl", "harness", "experiments", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
 def done(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:

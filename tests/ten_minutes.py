@@ -5,7 +5,6 @@ The transcript has every command with its time, and what it printed, long output
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile

@@ -32,8 +32,18 @@ def lmscale(program: Path, tmp_path: Path) -> Callable[..., str]:
 
 
 def test_the_code_is_the_installed_one(program: Path, tmp_path: Path) -> None:
-    found = done([program.with_name("python"), "-c", "import harness, impl; print(harness.__file__)"], tmp_path)
+    command = "import lmscale, harness, impl, experiments; print(harness.__file__)"
+    found = done([program.with_name("python"), "-c", command], tmp_path)
     assert found.stdout.startswith(str(program.parents[1])), found
+
+
+def test_only_one_name_is_global(program: Path, tmp_path: Path) -> None:
+    [packages] = (program.parents[1] / "lib").glob("python*/site-packages")
+    assert sorted(path.suffix or path.name for path in packages.iterdir()) == [".dist-info", ".pth", "lmscale"]
+    found = done([program.with_name("python"), "-m", "lmscale", "list", "nanotron"], tmp_path)
+    assert (found.returncode, "nanotron2025/llama" in found.stdout) == (0, True), found
+    lost = done([program.with_name("python"), "-c", "import harness"], tmp_path)
+    assert "No module named 'harness'" in lost.stderr
 
 
 def test_experiments_and_claims_are_shown(lmscale: Callable[..., str]) -> None:
@@ -56,7 +66,7 @@ def test_a_sweep_is_planned(lmscale: Callable[..., str], tmp_path: Path) -> None
 
 
 def test_every_paper_has_its_numbers_in_the_package(program: Path) -> None:
-    [folder] = program.parents[1].glob("lib/python*/site-packages/harness/experiment/published")
+    [folder] = program.parents[1].glob("lib/python*/site-packages/lmscale/harness/experiment/published")
     assert sorted(path.stem for path in folder.glob("*.csv")) == papers()
     assert {path.name for path in (ROOT / "harness/experiment/published/steps").iterdir()} == {
         path.name for path in (folder / "steps").iterdir()
