@@ -49,6 +49,11 @@ class Point:
         """True if ranks shared CPU cores, so that times are useless for scaling."""
         return bool(self.records) and self.records[0].is_oversubscribed
 
+    @property
+    def is_disturbed(self) -> bool:
+        """True if others took much of the processors' time during one of the runs."""
+        return any(record.is_disturbed for record in self.records)
+
     def estimate(self, measure: Measure) -> Estimate:
         """Return the mean of a measure over the records with its interval; NaN if none has it.
 

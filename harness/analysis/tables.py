@@ -18,6 +18,7 @@ MakesTable = Callable[[Sequence[Record]], Table]
 """Function that makes an experiment's own table; without records the table has its name, and no rows."""
 
 GIB, TERA, PERCENT, MILLI = 2**30, 1e12, 0.01, 1e-3
+DISTURBED = "‡ other programs or machines took over a tenth of the processors' time during training: run it again."
 OVERSUBSCRIBED = "† more ranks × threads than cores: the ranks wait for each other's turn; no scaling efficiency."
 RULES = (
     f"Throughput is global tokens over wall time, the slowest rank's at every step; the first {WARMUP_STEPS} steps or "
@@ -141,7 +142,9 @@ def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFram
 
     Simulated numbers are next to measured ones.
     """
-    rows["mark"] = ["†" if over else "" for over in rows["oversubscribed"]]
+    rows["mark"] = [
+        "†" * bool(over) + "‡" * bool(by) for over, by in zip(rows["oversubscribed"], rows["disturbed"], strict=True)
+    ]
     ran = rows
     if "source" in rows and any(rows["source"] == SIMULATED):
         from harness.analysis.simulated_columns import SYSTEM, beside  # for tables of simulated records
@@ -158,6 +161,8 @@ def measured(name: str, title: str, columns: Sequence[Column], rows: pd.DataFram
         notes = [*notes, f"Device: {first['device_name']} ({where})."]
     if any(rows["oversubscribed"]):
         notes = [*notes, OVERSUBSCRIBED]
+    if any(rows["disturbed"]):
+        notes = [*notes, DISTURBED]
     return Table(name, title, shown(columns, rows), rows.reset_index(drop=True), tuple(notes))
 
 

@@ -47,7 +47,8 @@ def tabulate(
         return Table(name, title, (), pd.DataFrame())
     frame = pd.DataFrame(rows)
     frame["device_name"] = frame["device_name"].fillna(frame["device_name"].dropna().iloc[0])
-    frame["oversubscribed"] = frame["oversubscribed"].eq(True)
+    for mark in ("oversubscribed", "disturbed"):
+        frame[mark] = frame[mark].eq(True)
     if apart:
         frame = frame.drop(columns=["source", "system"])
     with_intervals = [c if c.key not in intervals else c.with_interval(intervals[c.key]) for c in columns]
@@ -64,6 +65,7 @@ def _place(point: Point) -> dict[str, Any]:
         "source": point.records[0].source if point.records else None,
         "device_name": point.device,
         "oversubscribed": point.is_oversubscribed,
+        "disturbed": point.is_disturbed,
         "system": where and where.system,
         "device": where and where.device,
         "backend": where and where.backend,

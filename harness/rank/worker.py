@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from harness.rank.failure import cause_of, fail
 from harness.rank.heartbeat import EXIT_SAVED, Heartbeat, places
+from harness.rank.host_use import HostUse
 from harness.rank.instruments import DamagedError, Inspection, Measured, Stopwatch
 from harness.rank.json_files import write_as
 from harness.rank.orders import TrainingOrders
@@ -72,7 +73,7 @@ class Worker:
     def __init__(self, attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous: str) -> None:
         self.heart = Heartbeat.of_this_rank()
         self.heart.enter("start-up", action="rendezvous")
-        self.attempt, self.rank = attempt, rank
+        self.attempt, self.rank, self.local_rank = attempt, rank, local_rank
         self.orders = TrainingOrders.read(attempt)
         self.run = self.orders.run
         trust(self.run.plan.schedule)  # the command that started this rank checked it
@@ -105,7 +106,9 @@ class Worker:
         dist.barrier()
         self.measured.seconds["startup"] = time.time() - self.orders.submitted
         Device.of(self.device).reset_peak()  # the recorded peak leaves start-up out
+        use = HostUse(self.local_rank)
         status, reason = self._train(trainer, inspection, continuation)
+        host = {"host": use.so_far()}
         if status == "saved":
             dist.destroy_process_group()
             return False
@@ -116,7 +119,7 @@ class Worker:
         if continuation is not None:
             self.heart.enter("checkpoint", self.run.train.steps)
             continuation.checkpoints.wait()
-        measured = self._memory() | gemm | (inspection.of_rank(self.measured) if inspection else {})
+        measured = self._memory() | gemm | host | (inspection.of_rank(self.measured) if inspection else {})
         if self.hashes is not None:
             measured |= {"numerics": numerics(self.device), "pieces": self.hashes.pieces}
         elif status == "ok" and self.orders.profile:

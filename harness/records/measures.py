@@ -12,6 +12,7 @@ import pandas as pd
 
 from harness.records.frames import none_if_missing, once_for_all, rows_of
 from harness.records.labels import SHAPE, labels_by, varying
+from harness.records.parts import others_share
 from harness.records.record import CONVENTION, STATES, Record
 from harness.records.statistics import estimate
 from harness.records.steps import Step, Steps
@@ -161,7 +162,9 @@ def in_order(records: Sequence[Record], differing: Sequence[str] | None = None) 
 
 def _where(record: Record) -> dict[str, Any]:
     names = ("device", "device_name", "backend", "cores", "system")
-    return {name: getattr(record.environment, name) for name in names} | {"oversubscribed": record.is_oversubscribed}
+    marks: dict[str, Any] = {"oversubscribed": record.is_oversubscribed, "disturbed": record.is_disturbed}
+    marks["others_share"] = others_share([rank.host for rank in record.ranks])
+    return {name: getattr(record.environment, name) for name in names} | marks
 
 
 def _rates(record: Record, convention: str) -> dict[str, Any]:

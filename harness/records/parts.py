@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,8 @@ Nats = Annotated[float, Field(ge=0, le=100)]
 Span = tuple[str, Number, Number]
 """Action of a pipeline rank, its start and its end in seconds."""
 Status = Literal["ok", "nan", "invalid", "oom", "failed", "timeout"]
+MOST_OTHERS = 0.1
+"""Share of the processors' time that others may take while a run trains, without its times being marked."""
 CATEGORIES = frozenset({"parameters", "gradients", "optimizer", "activations", "buffers", "rest"})
 """Categories of a step's device memory."""
 
@@ -68,6 +71,53 @@ class Profile:
     parts: Parts
 
 
+@dataclass(config=READ, slots=True, kw_only=True)
+class HostUse:
+    """Processor time of a rank's cores while it trained, in seconds of one core."""
+
+    local_rank: Count
+    core: Count
+    """First of the cores that the rank may use."""
+    cores: Some
+    seconds: Size
+    """Time that training took."""
+    own: Size
+    """Processor time of the rank itself."""
+    busy: Size
+    """Processor time of all programs on these cores."""
+    stolen: Size
+    """Time that the host of a virtual machine gave to others."""
+
+
+def is_disturbed(uses: Sequence[HostUse | None]) -> bool:
+    """Return True if others took more than MOST_OTHERS of the processors' time, on some host."""
+    return others_share(uses) > MOST_OTHERS
+
+
+def others_share(uses: Sequence[HostUse | None]) -> float:
+    """Return the share of the processors' time that other programs and machines took, on the busiest host.
+
+    Supervisors of the run count as others. NaN where a rank did not measure it.
+
+    Args:
+        uses: of every rank; those of one host stand together, in order.
+    """
+    hosts: dict[tuple[int, int, int], list[HostUse]] = {}
+    host = -1
+    for use in uses:
+        if use is None:
+            return math.nan
+        host += use.local_rank == 0
+        hosts.setdefault((host, use.core, use.cores), []).append(use)
+    shares = list[float]()
+    for found in hosts.values():
+        others = max(0.0, max(use.busy for use in found) - math.fsum(use.own for use in found))
+        time = max(use.seconds for use in found) * found[0].cores
+        if time:
+            shares.append((others + max(use.stolen for use in found)) / time)
+    return max(shares, default=math.nan)
+
+
 @dataclass(config=READ, slots=True)
 class Rank:
     """Measurements of one rank."""
@@ -90,6 +140,7 @@ class Rank:
     """Actions of the last step of a pipeline."""
     limit: Limit | None = None
     profile: Profile | None = None
+    host: HostUse | None = None
 
     @property
     def total_bytes(self) -> int:

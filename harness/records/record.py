@@ -22,7 +22,8 @@ from harness.records.parts import (
     Prediction,
     Rank,
     Resolved,
-)
+    is_disturbed,
+)  # fmt: skip
 from harness.records.statistics import quartiles, warmup_steps
 from harness.records.steps import Steps
 from impl.cost.flops import hardware_flops, model_flops
@@ -96,9 +97,8 @@ class Record(Head):
     @property
     def has_diverged(self) -> bool:
         """True if a loss became NaN, or the last loss is above the first."""
-        if self.status == "nan":
-            return True
-        return self.status == "ok" and bool(self.losses) and not self.losses[-1] <= self.losses[0]
+        rose = bool(self.losses) and not self.losses[-1] <= self.losses[0]
+        return self.status == "nan" or (self.status == "ok" and rose)
 
     @property
     def is_oversubscribed(self) -> bool:
@@ -107,6 +107,11 @@ class Record(Head):
         if where.device != "cpu" or not where.cores:
             return False
         return self.run.plan.world_size * self.run.threads > where.cores
+
+    @cached_property
+    def is_disturbed(self) -> bool:
+        """True if others took more than a tenth of the processors' time during training, on some host."""
+        return is_disturbed([rank.host for rank in self.ranks])
 
     @property
     def has_trusted_schedule(self) -> bool:

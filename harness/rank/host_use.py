@@ -1,0 +1,38 @@
+"""Processor time on the cores of a rank while it trains: its own, of all programs, and what other machines took."""
+
+import os
+import sys
+import time
+from typing import Any
+
+import psutil
+
+from harness.records.store import Document
+
+
+class HostUse:
+    """Clock of processor time that starts when it is made."""
+
+    def __init__(self, local_rank: int) -> None:
+        every = range(os.cpu_count() or 1)
+        self.local_rank = local_rank
+        self.cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(every)
+        self.begun = self._now()
+
+    def so_far(self) -> Document:
+        """Return `harness.records.parts.HostUse` since the start, as a JSON object."""
+        now = self._now()
+        spent = {name: now[name] - self.begun[name] for name in now}
+        return {"local_rank": self.local_rank, "core": self.cores[0], "cores": len(self.cores), **spent}
+
+    def _now(self) -> dict[str, float]:
+        times = [one for core, one in enumerate(psutil.cpu_times(percpu=True)) if core in set(self.cores)]
+        stolen = sum(getattr(one, "steal", 0.0) for one in times)
+        busy = sum(map(_busy, times))
+        return {"seconds": time.perf_counter(), "own": time.process_time(), "busy": busy, "stolen": stolen}
+
+
+def _busy(times: Any) -> float:
+    """Return the seconds in which a core was not idle; those of virtual machines on it are among the user's."""
+    idle = ("idle", "iowait", "steal", "guest", "guest_nice")
+    return sum(seconds for name, seconds in times._asdict().items() if name not in idle)
