@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness.calibrate.runs import MEASURED, CalibrationOrders
 from harness.calibrate.system import Measurements, system_of
+from harness.doctor.checks import BUSY_PERCENT, LOOK_SECONDS
 from harness.doctor.measuring import failure_of, follow, orders, started
 from harness.doctor.report import Report, report_of
 from harness.launch.slurm import DeviceKind, Site
@@ -27,8 +28,6 @@ from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.simulator.system import System
 
-LOOK_SECONDS, BUSY_PERCENT = 0.5, 15.0
-"""Seconds for which the load is sampled before measuring, and percent of the processors that others may use."""
 HEAD = """# Measured by `{command}`.
 # SI units; seconds of products by m, n, k of [m, k] times [k, n], of attention by batch, heads, sequence and head size
 # forward and backward, of collectives by bytes of the whole tensor. Every number says where it comes from.

@@ -32,6 +32,8 @@ LITTLE_SHARED = 2**28
 """Free bytes of /dev/shm below which NCCL may fail for lack of them; docker's default is 64 MiB."""
 LITTLE_DISK, NO_DISK = 10 * 2**30, 2**30
 CHECKPOINTS = "checkpoints take 12 bytes per parameter; two are kept of each running point"
+LOOK_SECONDS, BUSY_PERCENT = 0.5, 15.0
+"""Seconds for which the load is sampled before measuring, and percent of the processors that others may use."""
 SKEW_SECONDS = 2.0
 """Difference of clocks above which times of records and files mislead."""
 POINT_MINUTES = 24 * 60 + 5
@@ -106,6 +108,9 @@ def machine(ranks: int, device: str) -> Iterator[Check]:
     yield check("devices", found, (cuda and gpus < ranks, "failed", f"--ranks {gpus or 1}, or --device cpu"))
     mend = f"at most {cores} ranks here: times of ranks that share cores show no scaling"
     yield check("cores", f"{cores} for {ranks} ranks", (not cuda and ranks > cores, "warning", mend))
+    busy = psutil.cpu_percent(LOOK_SECONDS)
+    mend = "end them, or measure later: they make steps slower"
+    yield check("load", f"other programs use {busy:.0f}% of the processors", (busy > BUSY_PERCENT, "warning", mend))
     free, needed = psutil.virtual_memory().available, ranks * RANK_BYTES
     yield check(
         "memory",
