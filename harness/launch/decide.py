@@ -7,7 +7,7 @@ from typing import Literal
 from harness.launch.flags import Trying
 from harness.rank.collect import document_of
 from harness.rank.failure import AGAIN, RETRIED
-from harness.rank.heartbeat import has_news, is_alive
+from harness.rank.heartbeat import has_news, is_alive, last_start
 from harness.rank.job import ABSENT, BEHIND, JOB, STOP, JobState, is_unreadable, job_of
 from harness.rank.orders import UnreadableError
 from harness.rank.results import has_results
@@ -18,6 +18,8 @@ from harness.records.store import FINISHED, Document
 
 LIFE_SECONDS = 60.0
 """Longest time without a sign of life from live ranks, which write one every few seconds."""
+QUIET_SECONDS = 300.0
+"""Time without a sign of life after which ranks are dead though Slurm says they run: a file system returns sooner."""
 Todo = Literal["leave", "wait", "harvest", "tidy", "start"]
 """Nothing; wait for its job; write the record of a job that has ended; remove what a finished run left; run it."""
 AttemptState = Literal["live", "ended"]
@@ -68,8 +70,9 @@ def is_same_code(record: Record, environment: Document) -> bool:
 def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptState:
     """Return whether an attempt goes on, as far as is known; results of all its ranks end it, a silent Slurm does not.
 
-    A job whose end a killed controller of Slurm has forgotten runs or waits for ever in its queue (`is_forgotten`), or
-    is missing there and runs in the accounting: it is over once ranks that have started give no sign of life.
+    A job whose end a killed controller of Slurm has forgotten runs or waits in its queue until the job's time is over
+    (`is_forgotten`), or is missing there and runs in the accounting: it is over once ranks that have started give no
+    sign of life.
     An attempt whose ranks are another machine's processes is over, as it is only looked at under a claim. One without
     a scheduler that answers for it (none here, its job unreadable, or it was to be stopped) is over once it gives no
     sign of life.
@@ -88,9 +91,16 @@ def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptStat
 
 
 def is_forgotten(attempt: Path, state: JobState | None) -> bool:
-    """Return True if a job in Slurm's queue is over, as all results are there and no rank gives a sign of life."""
-    in_queue = state is not None and state.name in ("pending", "running") and not is_local(attempt)
-    return in_queue and has_results(attempt) and not has_news(attempt, LIFE_SECONDS)
+    """Return True if a job in Slurm's queue is over: no rank gives a sign of life, and all results are there.
+
+    Without all results it is over once the ranks of the job's last start have been silent for QUIET_SECONDS.
+    """
+    if state is None or state.name not in ("pending", "running") or is_local(attempt):
+        return False
+    if has_results(attempt):
+        return not has_news(attempt, LIFE_SECONDS)
+    is_last = state.restarts is not None and state.restarts == last_start(attempt)
+    return state.name == "running" and is_last and not has_news(attempt, QUIET_SECONDS)
 
 
 def document_of_attempt(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Document | None:

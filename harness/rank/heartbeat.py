@@ -195,6 +195,12 @@ def has_news(attempt: Path, seconds: float) -> bool:
     return False
 
 
+def last_start(attempt: Path) -> int | None:
+    """Return the number of the last start of the attempt's job of which a rank has left its state; None without any."""
+    found = (read_as(Alive, path) for path in attempt.glob("rank-*.alive.json"))
+    return max((one.restart for one in found if one is not None), default=None)
+
+
 def places(attempt: Path, ranks: int) -> str:
     """Return the last places of all ranks in one line: `rank 0 in step 12 at all_reduce(dp), rank 1 in step 11`."""
     ranks_at: dict[str, list[int]] = {}

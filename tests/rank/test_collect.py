@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.launch.decide import LIFE_SECONDS, attempt_state
+from harness.launch.decide import LIFE_SECONDS, QUIET_SECONDS, attempt_state
 from harness.rank.collect import document_of
 from harness.rank.heartbeat import Alive, write_alive
 from harness.rank.job import BEHIND, JOB, STOP, JobState, keep
@@ -118,6 +118,20 @@ def test_a_job_whose_end_its_scheduler_has_forgotten_ends_with_its_results(attem
     (attempt / JOB).unlink()
     keep(attempt, "local", "12")
     assert attempt_state(attempt, running) == "live", "processes of this machine are seen themselves"
+
+
+def test_a_job_that_failed_and_whose_end_its_scheduler_has_forgotten_ends_once_its_ranks_are_long_quiet(attempt: Path):
+    keep(attempt, "slurm", "12")
+    running = lambda restarts: {attempt: JobState("running", restarts=restarts)}
+    assert attempt_state(attempt, running(1)) == "live", "no rank has started"
+    for ended in ("failed", ""):
+        write_alive(attempt, 1, Alive(ended=ended, restart=1))
+        for age, state in ((LIFE_SECONDS + 1, "live"), (QUIET_SECONDS + 1, "ended")):
+            os.utime(attempt / "rank-1.alive.json", (time.time() - age,) * 2)
+            assert attempt_state(attempt, running(1)) == state
+        assert attempt_state(attempt, running(2)) == "live", "its next start may not have written anything yet"
+        assert attempt_state(attempt, running(None)) == "live", "nor is it known which start this is"
+        assert attempt_state(attempt, {attempt: JobState("pending", restarts=1)}) == "live", "it will start again"
 
 
 def test_a_job_in_no_queue_whose_end_the_accounting_missed_ends_once_its_ranks_are_quiet(attempt: Path):
