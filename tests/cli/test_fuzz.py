@@ -194,7 +194,7 @@ def test_a_malformed_experiment_is_told_in_a_line_that_names_it(mine: Path) -> N
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("", "docstring"),
+        ("", "has no experiment"),
         ("x = (", "SyntaxError"),
         ("import nowhere_at_all", "nowhere_at_all"),
         ("raise SystemExit(0)", "SystemExit"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.experiment import experiment
+from harness.experiment import loading
 from harness.experiment.claims import Claim, tally
 from harness.launch.slurm import Site
 from harness.rank import jobs, slurm_queue
@@ -180,7 +180,7 @@ def test_a_claim_that_fails_costs_no_other_and_other_points_are_named(
 
     holds = lambda rows: tally([bool(rows)], "", "as it is")
     claims = [Claim(text=name, source="none", check=check) for name, check in (("bad", fault), ("good", holds))]
-    one = replace(experiment.load("made_up"), claims=tuple(claims))
+    one = replace(loading.load("made_up"), claims=tuple(claims))
     answer_every_name(monkeypatch, one)
     monkeypatch.setattr("harness.cli.claims.chosen", lambda _: [one])
     for run in (runs[0], replace(runs[0], seed=99)):

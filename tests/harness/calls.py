@@ -14,7 +14,7 @@ import pytest
 
 from harness.cli import sweeps
 from harness.cli.main import main
-from harness.experiment import experiment
+from harness.experiment import loading
 from harness.experiment.experiment import TIERS, Experiment
 from harness.records.store import SCHEMA, with_digest
 from impl.run import Run
@@ -91,9 +91,10 @@ def made_up(runs: list[Run]) -> Experiment:
 
 def answer_every_name(monkeypatch: pytest.MonkeyPatch, found: Experiment) -> None:
     """Makes `run`, `table`, `status` and their like find this experiment, whatever it is called."""
-    for name in ("harness.cli.claims", "harness.cli.predict", "harness.report.archive", "harness.cli.report"):
+    rooms = {"cli": ("claims", "predict", "report", "show"), "report": ("archive", "inbox")}
+    for name in (f"harness.{room}.{module}" for room, modules in rooms.items() for module in modules):
         importlib.import_module(name)  # they import `load` by name: not this one, for ever
-    monkeypatch.setattr(experiment, "load", lambda _: found)
+    monkeypatch.setattr(loading, "load", lambda _: found)
 
 
 def call(*arguments: str | Path) -> Answer:

@@ -127,7 +127,7 @@ def test_a_job_that_failed_and_whose_end_its_scheduler_has_forgotten_ends_once_i
     for ended in ("failed", ""):
         write_alive(attempt, 1, Alive(ended=ended, restart=1))
         for age, state in ((LIFE_SECONDS + 1, "live"), (QUIET_SECONDS + 1, "ended")):
-            os.utime(attempt / "rank-1.alive.json", (time.time() - age,) * 2)
+            os.utime(attempt / "rank-1.alive.json", (time.time() - age, time.time() - age))
             assert attempt_state(attempt, running(1)) == state
         assert attempt_state(attempt, running(2)) == "live", "its next start may not have written anything yet"
         assert attempt_state(attempt, running(None)) == "live", "nor is it known which start this is"
