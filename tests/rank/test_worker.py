@@ -30,7 +30,7 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
     one: Any = object.__new__(worker.Worker)
     one.heart = SimpleNamespace(enter=lambda *_, **__: None)
     one.orders, one.measured = made_up(), Measured()
-    one.device, one.mesh, one.hashes = torch.device("cpu"), None, None
+    one.device, one.mesh, one.hashes, one.local_rank = torch.device("cpu"), None, None, 0
     one.run = SimpleNamespace(train=SimpleNamespace(steps=1))
     one._load_start, one._resume = doing("load"), doing("resume")
     one._train, one._evaluate = doing("train", ("ok", None)), doing("evaluate")
@@ -38,6 +38,7 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
     one._write = lambda _, measured, *__: recorded.append(measured)
     assert one.run_to_end()
     assert cuda.calls == ["make", "measure", "load", "resume", "reset peak", "train", "evaluate", "peak"]
+    assert recorded[0].pop("host").keys() >= {"local_rank", "own", "busy", "stolen"}
     assert recorded == [{"peak_memory_bytes": 50, "memory_kind": "CUDA allocator peak"}]
 
 
