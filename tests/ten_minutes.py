@@ -66,13 +66,13 @@ def main(keep: Path | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         began = time.monotonic()
         program = install(Path(scratch))
-        archive, folder = Path(scratch) / "quickstart.zip", Path(scratch) / "empty"
+        archive, folder = Path(scratch) / "interleaving.zip", Path(scratch) / "empty"
         folder.mkdir()
-        exported = [sys.executable, "-m", "harness", "export", "quickstart", "--results", "results", "--out", archive]
+        exported = [sys.executable, "-m", "harness", "export", "interleaving", "--results", "results", "--out", archive]
         subprocess.run(exported, cwd=ROOT, check=True, capture_output=True)
         search = os.pathsep.join([str(program.parent), *filter(None, [os.environ.get("PATH")])])
         environment = {"PATH": search, "HOME": scratch, "COLUMNS": "120"}
-        for line in COMMANDS.format(archive="../quickstart.zip").splitlines():
+        for line in COMMANDS.format(archive="../interleaving.zip").splitlines():
             if line.startswith("#"):
                 text += f"\n{line}\n"
                 continue
