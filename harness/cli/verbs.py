@@ -65,7 +65,7 @@ def list_experiments(
         print(
             columns(
                 [
-                    (*head, textwrap.shorten(e.question, room, placeholder="..."))
+                    (*head, textwrap.shorten(e.question, max(room, 20), placeholder="..."))
                     for head, e in zip(heads, found, strict=True)
                 ]
             )

@@ -29,7 +29,7 @@ Span = tuple[str, Number, Number]
 """Action of a pipeline rank, its start and its end in seconds."""
 Status = Literal["ok", "nan", "invalid", "oom", "failed", "timeout"]
 MOST_OTHERS = 0.1
-"""Share of the processors' time that others may take while a run trains, without its times being marked."""
+"""Share of the processors' time that others may take while a run trains, without a mark; chosen, not measured."""
 CATEGORIES = frozenset({"parameters", "gradients", "optimizer", "activations", "buffers", "rest"})
 """Categories of a step's device memory."""
 

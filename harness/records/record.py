@@ -23,7 +23,7 @@ from harness.records.parts import (
     Rank,
     Resolved,
     is_disturbed,
-)  # fmt: skip
+)
 from harness.records.statistics import quartiles, warmup_steps
 from harness.records.steps import Steps
 from impl.cost.flops import hardware_flops, model_flops
