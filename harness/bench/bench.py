@@ -23,6 +23,7 @@ from harness.records.environment import CODE
 from harness.records.store import write_atomically
 from harness.terminal import Flag, console, print_json
 from impl.errors import InputError
+from impl.files import read_bytes
 
 FOLDER = CODE / "tests" / "bench"
 BASELINE = "baseline.json"
@@ -180,7 +181,7 @@ def _notes(frame: pd.DataFrame, others: Sequence[str], tolerance: float) -> list
 def _baseline(path: Path) -> Report:
     found = _report(path)
     if found is None or not found.timings:
-        what = "is no whole report of benchmarks" if path.is_file() else "there is no such file"
+        what = "is no whole report of benchmarks" if path.exists() else "there is no such file"
         raise InputError(f"--compare {path}: {what}; `lmscale bench --keep DIR` writes DIR/{BASELINE}")
     return found
 
@@ -188,7 +189,7 @@ def _baseline(path: Path) -> Report:
 def _report(path: Path) -> Report | None:
     """Return the report in a file; None if there is none."""
     try:
-        return Report.model_validate_json(path.read_bytes())
+        return Report.model_validate_json(read_bytes(path))
     except (OSError, ValidationError):
         return None
 

@@ -129,7 +129,7 @@ def test_a_row_that_is_too_large_leaves_the_others(row: str, problem: str):
 
 
 @pytest.mark.parametrize("kind", ["device", "link", "pipe"])
-@pytest.mark.parametrize("flag", ["--system", "--rows", "--text", "vocabulary"])
+@pytest.mark.parametrize("flag", ["--system", "--rows", "--text", "vocabulary", "--compare", "archive"])
 def test_pipes_and_devices_are_no_files(flag: str, kind: str, tmp_path: Path):
     path = Path("/dev/zero") if kind == "device" else tmp_path / "file.yaml"
     if kind == "link":
@@ -142,6 +142,8 @@ def test_pipes_and_devices_are_no_files(flag: str, kind: str, tmp_path: Path):
         "--rows": ["predict", "--system", "h100", "--rows", path],
         "--text": ["prepare", "--text", path, "--tokenizer", "byte", "--out", "out"],
         "vocabulary": ["prepare", "--text", "a.txt", "--tokenizer", f"gpt2:{path},a.txt", "--out", "out"],
+        "--compare": ["bench", "--only", "parts", "--compare", path],
+        "archive": ["import", path],
     }[flag]
     assert str(path) in refused(*arguments)
 

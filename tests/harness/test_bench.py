@@ -110,7 +110,8 @@ def test_a_baseline_that_is_none_is_refused(content: str | None, tmp_path: Path)
         ("--tolerance some", "'some'"),
         ("--onyl a", "did you mean --only?"),
         ("extra", "extra"),
-        ("--compare .", "no such file"),
+        ("--compare .", "no whole report of benchmarks"),
+        ("--compare nothing.json", "no such file"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: str, words: str):
