@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import submitit
 from submitit.core.utils import FailedSubmissionError, UncompletedJobError
@@ -35,10 +37,18 @@ SPARE_MINUTES = 5
 MOST_MINUTES = 10**6
 """Longest limit of a run that is passed on to Slurm: two years."""
 BUSY = ("Unable to contact", "Socket timed out", "Connection refused", "Communication connection failure", "try again")
-"""Messages of sbatch while the controller restarts or is overloaded."""
-TRIES, PAUSE_SECONDS = 6, 10.0
+"""Messages of Slurm's commands while the controller restarts or is overloaded."""
+TRIES, PAUSE_SECONDS = 12, 10.0
 OF_CLUSTER = {"SLURM_CONF", "SLURM_CLUSTERS"}
 """Slurm's variables that are about no job."""
+
+
+class Submitted(NamedTuple):
+    """Job that Slurm has accepted."""
+
+    number: str
+    minutes: int
+    """Its time limit."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +112,20 @@ class Site:
         self, ranks: int, seconds: float, points: int = 1, at_once: int = 0, folder: Path = Path(), threads: int = 1
     ) -> str:
         """Return the script for sbatch by `submit` for this many points of one shape, with attempts in `folder`."""
-        executor = self._executor(_readable(submissions(folder / "attempt")) / "NAME", ranks, threads, seconds, at_once)
+        root, limit = _readable(submissions(folder / "attempt")) / "NAME", _minutes(seconds)
+        with contextlib.suppress(FailedSubmissionError):  # before anything is submitted no cluster has to answer
+            limit = self.job_minutes(seconds)
+        executor = self._executor(root, ranks, threads, limit, at_once)
         executor.parameters |= {"map_count": min(points, ARRAY)} if points > 1 else {}
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def job_minutes(self, seconds: float) -> int:
-        """Return the time limit of a job for a run of this duration, at most the site's or its partition's limit."""
-        needed = min(math.ceil(seconds / 60), MOST_MINUTES) + SPARE_MINUTES
+        """Return the time limit of a job for a run of this duration, at most the site's or its partition's limit.
+
+        Raises:
+            FailedSubmissionError: as `longest`.
+        """
+        needed = _minutes(seconds)
         return min(needed, self.cluster.job_minutes or longest(self.cluster.partition) or needed)
 
     def _gpus(self, attempt: Path, ranks: int) -> list[str]:
@@ -123,23 +140,33 @@ class Site:
         root.mkdir(parents=True, exist_ok=True)
         orders = Orders.found(attempts[0])
         threads = orders.threads if orders is not None else 1
-        rest, found = TRIES, list[str]()
+        rest, found = TRIES, list[Submitted]()
         while True:
             # a folder for each try: what was accepted without an answer, or by a harness then killed, finds none
             rest, folder = rest - 1, Path(tempfile.mkdtemp(prefix=f"{attempts[0].name}-", dir=root))
-            executor = self._executor(folder, ranks, threads, seconds, at_once)
+            submit = partial(self._jobs, folder, attempts, ranks, threads, seconds, at_once)
             try:
-                if found := _accepted(executor, attempts, is_last=rest == 0):
+                if found := _accepted(submit, is_last=rest == 0):
                     break
             finally:
                 if not found:
                     shutil.rmtree(folder, ignore_errors=True)
             time.sleep(PAUSE_SECONDS)
         for attempt, job in zip(attempts, found, strict=True):
-            keep(attempt, "slurm", job, executor.parameters["time"] * 60.0, str(folder / job))
-        return found
+            keep(attempt, "slurm", job.number, job.minutes * 60.0, str(folder / job.number))
+        return [job.number for job in found]
 
-    def _executor(self, folder: Path, ranks: int, threads: int, seconds: float, at_once: int) -> "SlurmExecutor":
+    def _jobs(
+        self, folder: Path, attempts: Sequence[Path], ranks: int, threads: int, seconds: float, at_once: int
+    ) -> list[Submitted]:
+        """Submit the attempts, and return their jobs."""
+        limit = self.job_minutes(seconds)
+        executor = self._executor(folder, ranks, threads, limit, at_once)
+        with contextlib.redirect_stderr(io.StringIO()), _outside_of_jobs():  # submitit prints what it then raises
+            jobs = executor.map_array(supervise, [str(attempt) for attempt in attempts])
+        return [Submitted(job.job_id, limit) for job in jobs]
+
+    def _executor(self, folder: Path, ranks: int, threads: int, limit: int, at_once: int) -> "SlurmExecutor":
         """Return an executor for jobs of this shape; its files are in the folder, which all nodes see."""
         site, nodes = self.cluster, self.nodes(ranks)
         per_node, cpus = ranks // nodes, site.cpus_per_rank or (threads if threads > 1 else None)
@@ -162,7 +189,7 @@ class Site:
             cpus_per_task=cpus,
             gpus_per_node=per_node if self.device == "cuda" and not asks_itself else None,
             mem=memory,
-            time=self.job_minutes(seconds),
+            time=limit,
             signal_delay_s=site.signal_seconds,
             array_parallelism=at_once or ARRAY,
             setup=[f"export PYTHONPATH={shlex.quote(str(CODE))}${{PYTHONPATH:+:$PYTHONPATH}}", *site.setup],
@@ -193,11 +220,14 @@ def _readable(folder: Path) -> Path:
     return folder
 
 
-def _accepted(executor: SlurmExecutor, attempts: Sequence[Path], *, is_last: bool) -> list[str]:
-    """Submit the attempts, and return their jobs; none if the controller does not answer, unless it is the last try."""
+def _accepted(submit: Callable[[], list[Submitted]], *, is_last: bool) -> list[Submitted]:
+    """Submit, and return the jobs; none if the controller does not answer, unless it is the last try.
+
+    Raises:
+        InputError: the cluster refuses, or this was the last try.
+    """
     try:
-        with contextlib.redirect_stderr(io.StringIO()), _outside_of_jobs():  # submitit prints what it then raises
-            return [job.job_id for job in executor.map_array(supervise, [str(attempt) for attempt in attempts])]
+        return submit()
     except (UncompletedJobError, FailedSubmissionError) as error:
         why = " ".join(str(error).split())
         if is_last or not any(text in why for text in BUSY):
@@ -219,8 +249,17 @@ def _outside_of_jobs() -> Iterator[None]:
         os.environ.update(kept)
 
 
+def _minutes(seconds: float) -> int:
+    """Return the time of a job that a run of this duration needs."""
+    return min(math.ceil(seconds / 60), MOST_MINUTES) + SPARE_MINUTES
+
+
 def longest(partition: str | None) -> int | None:
-    """Return the time limit of a partition, the least of several, in minutes; None if there is none, or no answer."""
+    """Return the time limit of a partition, the least of several, in minutes; None if there is none, or no Slurm.
+
+    Raises:
+        FailedSubmissionError: the controller does not answer. A job that asked for more would wait without end.
+    """
     chosen = [f"--partition={partition}"] if partition else []
     try:
         asked = subprocess.run(
@@ -229,8 +268,12 @@ def longest(partition: str | None) -> int | None:
             text=True,
             timeout=ASK_SECONDS,
         )
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return None
+    except subprocess.TimeoutExpired:
+        raise FailedSubmissionError(f"sinfo: {BUSY[1]}, {ASK_SECONDS:.0f} s") from None
+    if asked.returncode:
+        raise FailedSubmissionError(asked.stderr)
     # without a name it is the one with a star
     rows = [row for row in map(str.split, asked.stdout.splitlines()) if len(row) == 2]
     limits = [minutes(limit) for name, limit in rows if partition or name.endswith("*")]

@@ -265,6 +265,28 @@ def test_a_controller_that_restarts_is_asked_again(slurm: Callable[[str], Path],
     assert first != second
 
 
+def test_a_controller_that_does_not_tell_a_limit_is_asked_again(slurm: Callable[[str], Path], tmp_path: Path):
+    """A job of a day in a partition of two hours would wait without end."""
+    folder = slurm(ACCEPT)
+    answer = "if mkdir once 2>/dev/null; then echo 'Unable to contact slurm controller' >&2; exit 1; fi"
+    (folder / "sinfo").write_text(f"#!/bin/sh\ncd {folder}; {answer}; echo 'main* 2:00:00'\n")
+    tries = attempts(tmp_path, 2)
+    assert Site("slurm").submit(tries, 1, 24 * 3600.0) == ["77_0", "77_1"]
+    assert "--time=120\n" in (folder / "script").read_text()
+    assert len(list(slurm_queue.submissions(tries[0]).iterdir())) == 1
+
+
+def test_a_controller_that_never_tells_a_limit_is_an_error(slurm: Callable[[str], Path], tmp_path: Path):
+    folder = slurm(ACCEPT)
+    (folder / "sinfo").write_text("#!/bin/sh\necho 'slurm_load_partitions: Socket timed out' >&2; exit 1\n")
+    [attempt] = attempts(tmp_path, 1)
+    with pytest.raises(InputError, match="the cluster refuses the job: slurm_load_partitions: Socket timed out"):
+        Site("slurm").submit([attempt], 1, 60.0)
+    assert "--time=6\n" in Site("slurm").script(1, 60.0)  # which is only shown
+    assert not (folder / "script").exists()
+    assert list(slurm_queue.submissions(attempt).iterdir()) == []
+
+
 def test_of_a_harness_killed_while_it_submits_the_next_one_removes_what_would_start(
     slurm: Callable[[str], Path], tmp_path: Path
 ):
