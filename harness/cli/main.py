@@ -261,13 +261,13 @@ def _cut(text: str, most: int) -> str:
 
 
 def _make_printable() -> None:
-    """Escape characters that the terminal's encoding lacks, and drop output if a stream is closed."""
+    """Escape what the terminal's encoding lacks, pass each line on at once, and drop what a closed stream is given."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
 
 
 def _interrupt(*_: object) -> None:

@@ -1,6 +1,7 @@
 """Input without measure, or of another kind than any: refused in one line before memory or time is spent on it."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -306,6 +307,16 @@ def test_what_is_around_a_verb_does_not_end_it(arguments: str, variables: dict[s
     done = subprocess.run(line, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert bool(done.stdout) != is_closed
+
+
+def test_a_reader_of_a_pipe_sees_each_line_at_once(monkeypatch: pytest.MonkeyPatch):
+    sent = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(sent))
+    main.main(["list", "quickstart"])
+    before = len(sent.getvalue())
+    assert before
+    print("one line")  # as of a point that took a minute
+    assert sent.getvalue()[before:] == b"one line\n"
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
