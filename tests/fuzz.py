@@ -47,8 +47,8 @@ SILENT_SECONDS, SECONDS = 10, 60
 """Longest time without a word, and until the end, less what a call has waited for a processor that others used."""
 STARTED, CRASHED = 100, 101
 """Exit statuses of a fork that would start ranks, and of one that an exception has left."""
-LONG_VERBS = {"accuracy": 25, "claims": 3, "list": 3, "report": 15, "tune": 3}
-"""Verbs whose work is long, and how many times as long they may compute and take: they show their progress.
+LONG = {"accuracy": 25, "claims": 3, "list": 3, "report": 15, "tune": 3, "--ghost": 5}
+"""Verbs and options whose work is long, and how many times as long calls may compute and take: they show progress.
 
 Where no folder of records is named, some read and judge all committed ones."""
 UNDRAWN = ("--laws",)
@@ -217,7 +217,7 @@ def in_fork(words: list[str], folder: Path, logs: Path) -> None:
     """Carry out a call in this process, and end it."""
     status = CRASHED
     try:
-        seconds = PROCESSOR_SECONDS * LONG_VERBS.get(words[0] if words else "", 1)
+        seconds = PROCESSOR_SECONDS * times_as_long(words)
         for kind, most in (("CPU", seconds), ("AS", BYTES), ("FSIZE", FILE_BYTES)):
             above = most + (kind == "CPU")  # at that limit it would be killed as for taking too long
             resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, above))
@@ -249,7 +249,7 @@ def call(words: list[str], folder: Path, logs: Path) -> tuple[int, str, str]:
     child = os.fork()
     if child == 0:
         in_fork(words, folder, logs)
-    longest = SECONDS * LONG_VERBS.get(words[0] if words else "", 1)
+    longest = SECONDS * times_as_long(words)
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         seconds = time.monotonic() - began - seconds_in_queue(child)
         written = sum((logs / name).stat().st_size for name in ("out", "err"))
@@ -260,6 +260,12 @@ def call(words: list[str], folder: Path, logs: Path) -> tuple[int, str, str]:
         time.sleep(0.01)
     output, errors = ((logs / name).read_text("utf-8", "backslashreplace") for name in ("out", "err"))
     return os.waitstatus_to_exitcode(ended[1]), output, errors
+
+
+def times_as_long(words: list[str]) -> int:
+    """Return how many times as long as most calls this one may take."""
+    named = {*words[:1], *(word for word in words if word.startswith("--"))}
+    return max(LONG.get(name, 1) for name in {"", *named})
 
 
 def seconds_in_queue(process: int) -> float:

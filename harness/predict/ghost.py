@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from impl.cost.memory import memory_of_ranks
 from impl.data.batches import head_positions
 from impl.errors import InputError
 from impl.pipeline.schedules import trust
+from impl.recipe import Recipe
 from impl.run import Run
 from impl.simulator.room import fit, taken_of
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 MOST_RANKS, MOST_PASSES, MOST_LAYERS = 2**14, 2**18, 2**13
 """Ranks of a plan, passes of all pipeline ranks, and passes through a layer that are executed: these take minutes."""
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}
+WITHOUT_EFFECT = ("lr", "min_lr", "weight_decay", "beta1", "beta2", "eps")
+"""Fields of a recipe that do not change what ranks do."""
 WHAT = {
     "uses": "no operation uses the memory of what is under way before it is awaited",
     "orders": "every group's collectives and every pair's transfers are the same on all their ranks, and nothing hangs",
@@ -73,12 +77,16 @@ def ghost_from(default: Run) -> Callable[..., int]:
 
 
 def all_fit(points: Mapping[str, Run], device: str) -> bool:
-    """Print for every point, by its label, what is wrong with its ranks; return whether nothing is."""
-    fits = True
+    """Print for every point, by its label, what is wrong with its ranks; return whether nothing is.
+
+    Points whose ranks do the same are executed once.
+    """
+    fits, known = True, dict[Run, dict[str, list[str]]]()
     for label, run in points.items():
+        kind = _kind(run)
         try:
             require_possible(run, device)
-            found = examined(run, device)["problems"]
+            found = known[kind] = known[kind] if kind in known else examined(run, device)["problems"]
         except InputError as error:
             print(f"ghost: {label}: not executed: {error}")
             continue
@@ -86,6 +94,12 @@ def all_fit(points: Mapping[str, Run], device: str) -> bool:
         fits = fits and not lines
         print(*(f"ghost: {label}: {line}" for line in lines or ["ranks fit together"]), sep="\n")
     return fits
+
+
+def _kind(run: Run) -> Run:
+    """Return the run of all whose ranks do the same: seeds and rates change none of what is checked."""
+    usual = {name: getattr(Recipe(), name) for name in WITHOUT_EFFECT}
+    return replace(run, seed=0, repeat=0, train=replace(run.train, **usual))
 
 
 def require_possible(run: Run, device: str) -> None:

@@ -3,10 +3,15 @@
 import subprocess
 import sys
 import time
+from typing import Any
 
 import psutil
 import pytest
 
+from harness.predict import ghost
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
 from tests.harness.calls import call, document, refused
 
 MANY = ["--model", "gpt-0.5m", "--plan.pp", "2", "--plan.dp", "12", "--train.global-batch", "96"]
@@ -54,6 +59,24 @@ def test_points_are_looked_at_before_they_are_run() -> None:
     answer = call("run", "zero_memory", "--only", "stage=3", "--dry-run", "--ghost")
     assert (answer.status, answer.errors) == (0, "")
     assert "ranks fit together" in answer.output
+
+
+def test_points_whose_ranks_do_the_same_are_executed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = list[Run]()
+
+    def examined(run: Run, _device: str) -> dict[str, Any]:
+        executed.append(run)
+        return {"problems": {"orders": ["a hang"] if run.plan.tp == 2 else []}}
+
+    monkeypatch.setattr(ghost, "examined", examined)
+    points = {
+        f"{tp} {lr} {seed}": Run(plan=Plan(tp=tp), train=Recipe(lr=lr), seed=seed)
+        for tp in (1, 2)
+        for lr in (1e-3, 2e-3)
+        for seed in (0, 1)
+    }
+    assert not ghost.all_fit(points, "cpu")
+    assert [run.plan.tp for run in executed] == [1, 2]
 
 
 def test_a_command_that_is_killed_leaves_no_process() -> None:
