@@ -63,7 +63,7 @@ def _share_one_loop() -> None:
     device = gloo.create_default_device()
 
     class Sharing(ProcessGroupGloo):
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, **_: Any) -> None:
             options = gloo._Options()
             options._devices, options._threads, options._timeout = [device], 2, timeout
             super().__init__(store, rank, size, options)

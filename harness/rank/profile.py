@@ -23,8 +23,6 @@ ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
 COMMUNICATION = ("c10d::", "_c10d_functional::", "c10d_functional::", "gloo:", "nccl:")
 COMPILED = "## Call CompiledFxGraph"
 """Code of a compiled layer; its time outside of operators is that of fused kernels."""
-KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Activities that keep a GPU busy; the profiler's others are annotations."""
 LARGEST = 20
 """Number of operators or kernels that a profile names."""
 
@@ -159,7 +157,7 @@ def _events(trace: profiler) -> list[Event]:
     zero = min(event.start_ns() for event in events)
     for event in events:
         on_device = event.device_type() != DeviceType.CPU
-        if on_device and event.activity_type() not in KERNELS:
+        if on_device and event.is_user_annotation():
             continue
         found.append(
             Event(

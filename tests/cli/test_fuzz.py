@@ -264,7 +264,7 @@ def changed(whole: dict[str, Any], chance: random.Random) -> dict[str, Any]:
         if chance.random() < 0.2:
             del at[last]
         else:
-            at[last] = chance.choice(VALUES)
+            at[last] = copy.deepcopy(chance.choice(VALUES))  # the next change may be inside of it
     return found
 
 
