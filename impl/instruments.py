@@ -164,7 +164,7 @@ class Tracked(TorchDispatchMode):
         return result
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Note that autograd keeps the tensor."""
+        """Note that autograd keeps the tensor; without its graph, which an operation's own result would keep alive."""
         memory, storage = self._see(tensor), tensor.untyped_storage()
         if memory is None:
             self.kept_elsewhere += 0 if storage._cdata in self._elsewhere else storage.nbytes()
@@ -172,7 +172,7 @@ class Tracked(TorchDispatchMode):
         elif not memory.is_kept:
             memory.is_kept = True
             self.kept += 0 if memory in self._resizable else memory.size
-        return tensor
+        return tensor if tensor.is_leaf else tensor.detach()
 
     def _see(self, tensor: Tensor) -> _Memory | None:
         if tensor.device != self.device:

@@ -61,7 +61,8 @@ def doctor(
     cluster = read_cluster(site, partition=partition, account=account, ranks_per_node=ranks_per_node)
     gpus = gpu_count() if on == "local" else 0
     chosen: DeviceKind = ("cuda" if gpus else "cpu") if device == "auto" else device
-    count = ranks if ranks is not None else max(gpus, 2) if on == "local" else 2 * cluster.ranks_per_node
+    here = gpus if gpus and chosen == "cuda" else 2
+    count = ranks if ranks is not None else here if on == "local" else 2 * cluster.ranks_per_node
     where = Site(on=on, device=chosen, cluster=cluster)
     if count < 1:
         raise InputError(f"--ranks {count}: must be 1 or more")

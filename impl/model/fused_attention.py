@@ -25,8 +25,9 @@ def attend(qkv: Tensor, seq_len: int, heads: int, groups: int, *, causal: bool) 
 def by_heads(qkv: Tensor, seq_len: int, heads: int, groups: int) -> tuple[Tensor, ...]:
     """Return views of queries, keys and values. Shapes: [b s, (a + 2 g) d] -> [b, a, s, d], two of [b, g, s, d]."""
     every = heads + 2 * groups
-    by_head = qkv.view(-1, seq_len, every, qkv.shape[1] // every).transpose(1, 2)
-    return by_head.split((heads, groups, groups), 1)
+    by_token = qkv.view(-1, seq_len, every, qkv.shape[1] // every)
+    # divided first: so the three gradients are put together where they belong, else they are copied once more
+    return tuple(part.transpose(1, 2) for part in by_token.split((heads, groups, groups), 2))
 
 
 def _attend(qkv: Tensor, seq_len: int, heads: int, groups: int, causal: bool) -> Tensor:

@@ -274,6 +274,20 @@ def test_what_has_failed_before_keeps_the_ranks_from_being_started(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "device", "ranks"), [(0, "auto", 2), (1, "auto", 1), (1, "cuda", 1), (8, "auto", 8), (1, "cpu", 2)]
+)
+def test_a_rank_for_each_gpu_or_two(
+    gpus: int, device: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr("harness.doctor.doctor.gpu_count", lambda: gpus)
+    monkeypatch.setattr("harness.doctor.doctor._before", lambda *_: iter(()))
+    monkeypatch.setattr("harness.doctor.doctor._with_ranks", lambda _, count, *__: started.append(count) or [])
+    assert call("doctor", "--device", device, "--out", str(tmp_path)).status == 0
+    assert started == [ranks]
+
+
 def test_two_ranks_meet_measure_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("harness.doctor.measuring.COLLECTIVE_SECONDS", 120.0)  # machines that run tests are shared

@@ -49,6 +49,15 @@ def test_a_backward_pass_frees_what_was_kept() -> None:
     assert found.peak < 6000
 
 
+def test_a_graph_that_has_no_backward_pass_is_freed() -> None:
+    weight = nn.Parameter(torch.ones(KB))
+    with tracked({"parameters": [weight]}, CPU) as found:
+        out = weight.exp().exp().softmax(0)  # results that their own operations keep
+        assert found.kept == 3000
+        del out
+    assert found.alive == 0
+
+
 def test_memory_that_is_given_back_and_taken_again() -> None:
     buffer = torch.empty(KB)
     storage = buffer.untyped_storage()
