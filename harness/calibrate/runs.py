@@ -48,7 +48,7 @@ def _runs(ranks: int, device: str) -> Iterator[tuple[Run, str]]:
     wide, long = (_with_heads(model, ranks, HEAD_SIZE[device]) for model in MODELS[device])
     yield _run(wide, Plan(dp=ranks), 4, 2), "wide"
     yield _run(long, Plan(dp=ranks, recompute="full"), 2, 1), "long, recomputed"
-    if ranks == 1:  # what each microbatch and each step cost, told apart by their numbers
+    if ranks == 1:  # what each microbatch and each step cost, by their numbers
         yield _run(long, Plan(), 2, 4), "long"
         yield _run(wide, Plan(), 1, 1), "wide, one small microbatch"
         yield _run(wide, Plan(recompute="selective"), 2, 4), "wide, partly recomputed"
