@@ -3,7 +3,7 @@
 Their traffic can be counted, and their start observed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -123,6 +123,25 @@ def reduce_scatter_into_start(own: Tensor, whole: Tensor, group: dist.ProcessGro
     parts = whole.new_empty(group.size(), *own.shape)
     work = dist.all_to_all_single(parts.flatten(0, 1), whole, group=group, async_op=True)
     return Pending(own, work, lambda: torch.sum(parts, 0, out=own))
+
+
+def exchange(
+    x: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup, *, is_return: bool
+) -> Tensor:
+    """Send each rank its rows, and return those that arrive, in the order of the ranks that sent them.
+
+    Shapes: [sum of sent, ...] -> [sum of received, ...].
+    Communication: an all-to-all with uneven parts. Counted are the bytes at the ranks that rows come from at first: of
+    x, or on their return of the result.
+
+    Args:
+        sent: number of rows for each rank.
+        received: number of rows from each rank.
+    """
+    out = x.new_empty(sum(received), *x.shape[1:])
+    count("all_to_all", out if is_return else x, group)
+    dist.all_to_all_single(out, x, list(received), list(sent), group=group)
+    return out
 
 
 def own_start(tensor: Tensor, group: dist.ProcessGroup) -> Pending:

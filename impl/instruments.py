@@ -98,11 +98,13 @@ def named_groups(trainer: Trainer) -> dict[str, str]:
     for reduction in (bucket.reduction for bucket in trainer.buckets):
         others = (reduction.ends, "ends"), (reduction.replicas, "replicas")
         groups += [(group, name) for group, name in others if group is not None]
-        groups.append((reduction.group, of_size[reduction.group.size()]))
+        of_experts = tp.experts is not None and reduction.group is tp.experts.owners
+        groups.append((reduction.group, "owners" if of_experts else of_size[reduction.group.size()]))
     groups += [(trainer.gradients.every_rank, joined(*AXES)), (trainer.sharers, joined("dp", "cp"))]
     groups += [(group, "pp") for group in trainer.engine.links.over.values()]
     groups += [(tp.context.group, "cp")] if tp.context is not None else []
     groups += [(tp.neighbours, "heads")] if tp.neighbours is not None else []
+    groups += [(tp.experts.group, "ep")] if tp.experts is not None and tp.experts.group is not None else []
     return {str(group.group_name): name for group, name in groups[::-1]}  # of one group's names the first
 
 

@@ -51,6 +51,22 @@ def zero_groups(mesh: DeviceMesh, count: int) -> tuple[dist.ProcessGroup, dist.P
     return divided, every_token, replicas
 
 
+def expert_groups(
+    mesh: DeviceMesh, ep: int, count: int
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup | None]:
+    """Return the groups of this rank where each `ep` neighbours along dp and cp share experts; every rank calls it.
+
+    They are these neighbours, those with the same experts among the `count` that divide parameters, and the ranks that
+    own the same, if there are any.
+    """
+    ranks = mesh.mesh.flatten(1, 2).unflatten(1, (-1, count // ep, ep))  # [pp, replicas, owners, ep, tp]
+    replicas, owners, sharing = (ranks.movedim(dim, -1).flatten(0, 3) for dim in (1, 2, 3))
+    groups = _own_group(sharing), _own_group(owners)
+    assert groups[0] is not None
+    assert groups[1] is not None
+    return groups[0], groups[1], _own_group(replicas) if replicas.shape[1] > 1 else None
+
+
 def transfer_groups(mesh: DeviceMesh, ways: Collection[tuple[int, int]]) -> dict[tuple[int, int], dist.ProcessGroup]:
     """Return this rank's groups for each (sender, receiver) of pipeline ranks that share its other indices.
 

@@ -53,6 +53,10 @@ class Owned(NamedTuple):
     """No rank before this one has the same."""
 
 
+TINY = 1e-30
+"""Epsilon where a change is the gradient over its own size."""
+
+
 class Rate(NamedTuple):
     """How far a parameter goes."""
 
@@ -60,6 +64,8 @@ class Rate(NamedTuple):
     """Of the learning rate."""
     decay: float
     """Weight decay; biases and norms have none."""
+    fixed: float | None = None
+    """Size of every change, against the gradient's sign, whatever its size and the learning rate; None: AdamW's."""
 
 
 class _Group(NamedTuple):
@@ -129,6 +135,9 @@ class MasterAdamW:
             gradient = gradient.to(self.masters[i].dtype)
             with record_function("Optimizer.step#AdamW"):  # as a profile calls those of torch.optim
                 for group in groups:
+                    fixed, recipe = group.rate.fixed, self.recipe
+                    # without memory of other steps the change is the gradient over its own size
+                    betas = (recipe.beta1, recipe.beta2, recipe.eps) if fixed is None else (0.0, 0.0, TINY)
                     adamw(
                         group.weights,
                         [gradient[place] for place in group.places],
@@ -138,11 +147,11 @@ class MasterAdamW:
                         group.updates,
                         fused=True,
                         amsgrad=False,
-                        beta1=self.recipe.beta1,
-                        beta2=self.recipe.beta2,
-                        lr=lr * group.rate.factor,
+                        beta1=betas[0],
+                        beta2=betas[1],
+                        lr=lr * group.rate.factor if fixed is None else fixed,
                         weight_decay=group.rate.decay,
-                        eps=self.recipe.eps,
+                        eps=betas[2],
                         maximize=False,
                     )
             del gradient  # what was converted is not kept

@@ -28,6 +28,9 @@ class Plan:
     """Context-parallel degree: ranks that share every sequence, each with an equal part of its tokens."""
     cp_attention: Literal["ring", "ulysses"] = "ring"
     """How attention meets the others' tokens: keys and values go round, or each rank has all tokens of some heads."""
+    ep: Positive = 1
+    """Expert-parallel degree: neighbours among the ranks of dp and cp that share every layer's experts, each with all
+    weights of some; tokens are sent to them and back."""
     pp: Depth = 1
     """Pipeline-parallel degree: ranks that share the layers."""
     schedule: str = "one_f_one_b"

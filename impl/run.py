@@ -83,7 +83,7 @@ class Run:
         The order is that in which one thing is needed to judge the next. The run's data and files are not read.
         """
         of_training = [*self._of_batch(), *self._of_splitting(), *self._of_context(), *self._of_parametrization()]
-        found = [*of_training, *self._of_memory(), *self._of_race(), *self._of_evaluation()]
+        found = [*of_training, *self._of_experts(), *self._of_memory(), *self._of_race(), *self._of_evaluation()]
         if self.engine != "native":
             from impl.peers.validity import missing  # only runs of other engines need to know them
 
@@ -155,6 +155,29 @@ class Run:
         if recipe.parametrization == "mup" and self.model.tied and not norm_before_head(self.model):
             what = f"a norm before a tied head, norm placement {self.model.norm_placement} has none"
             yield f"train.parametrization mup needs {what}; valid: model.tied False"
+
+    def _of_experts(self) -> Iterator[str]:
+        plan, model = self.plan, self.model
+        if plan.ep > 1 and not model.experts:
+            yield f"plan.ep {plan.ep} shares experts, of which the model has none; valid: 1, or model.experts N"
+            return
+        if not model.experts:
+            return
+        among = math.gcd(model.experts, plan.zero if plan.dp_cp % plan.zero == 0 else plan.dp_cp)
+        if among % plan.ep:
+            ranks = f"the {plan.zero} ranks of plan.dp and plan.cp" + " in a plan.zero_group" * bool(plan.zero_group)
+            valid = ", ".join(map(str, divisors(among)))
+            yield f"plan.ep {plan.ep} does not divide model.experts {model.experts} and {ranks}; valid: {valid}"
+        sizes = {"model.expert_size": model.expert_inner, "model.shared_expert_size": model.shared_expert_size}
+        for name, size in sizes.items():
+            if size % plan.tp:
+                yield f"plan.tp {plan.tp} does not divide {name} {size}; valid: {', '.join(map(str, divisors(size)))}"
+        if model.expert_capacity is not None and plan.cp > 1:
+            yield f"model.expert_capacity of whole sequences with plan.cp {plan.cp} is not built; valid: plan.cp 1"
+        if model.balance_bias and self.precision == "fp16":
+            yield "model.balance_bias with precision fp16 is not built; valid: fp64, fp32, bf16"
+        if self.precision == "fp8":
+            yield "precision fp8 with model.experts is not built; valid: fp64, fp32, bf16, fp16"
 
     def _of_memory(self) -> Iterator[str]:
         plan, seq_len = self.plan, self.model.seq_len // self.plan.cp

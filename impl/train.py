@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
 from impl.data.batches import Batch, causal_batch, head_positions, masked_batch
 from impl.data.config import OPTIONS
 from impl.data.tokens import TokenFolder
-from impl.mesh import ends_group, joint_group, neighbours, transfer_groups, zero_groups
+from impl.mesh import ends_group, expert_groups, joint_group, neighbours, transfer_groups, zero_groups
 from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import padded_vocabulary
 from impl.model.dropout import DropoutKey
@@ -40,11 +40,12 @@ from impl.untraced import compile_in_place
 from impl.zero.buckets import Bucket, ReductionGroup, divide
 from impl.zero.gradients import Gradients
 from impl.zero.parameters import Parameters
-from impl.zero.partition import divisions, unit_of, units_of_block
+from impl.zero.partition import Kind, divisions, unit_of, units_of_block
 
 if TYPE_CHECKING:
     from impl.context_parallel import ContextParallel
     from impl.device import Device
+    from impl.model.experts import ExpertParallel
 
 WEIGHTS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32}
@@ -83,6 +84,7 @@ class Trainer:
             weight_gradients if self.schedule.is_split or not run.compile else None,  # it breaks a compiled graph
             neighbours(mesh, sharing) if (sharing := run.model.sharing(run.plan.tp)) > 1 else None,
             self._context(mesh),
+            self._experts(mesh),
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)
         self.own = {i: self.stages[i] for i in self.schedule.stages_of(self.pp_group.rank())}
@@ -132,6 +134,14 @@ class Trainer:
 
         return ContextParallel.of(self.run.plan, mesh.get_group("cp"), self.run.model.seq_len)
 
+    def _experts(self, mesh: DeviceMesh) -> "ExpertParallel | None":
+        if not self.run.model.experts:
+            return None
+        from impl.model.experts import ExpertParallel  # for few runs
+
+        plan = self.run.plan
+        return ExpertParallel(*expert_groups(mesh, plan.ep, plan.zero)) if plan.ep > 1 else ExpertParallel()
+
     def _structure(self) -> GPT | BERT | MultipleChoice:
         """Return this rank's part of the model; its parameters get their memory as parts of buckets."""
         return build_structure(
@@ -147,26 +157,28 @@ class Trainer:
     def _rates(self) -> dict[str, Rate]:
         decay, factor = self.run.train.weight_decay, lambda name: scale(self.run.model, self.run.train, name).rate
         named = ((name, p, factor(name)) for name, p in self.model.named_parameters())
-        return {name: Rate(by, decay / by if p.dim() > 1 else 0.0) for name, p, by in named}
+        fixed = lambda name: self.run.model.balance_bias if name.endswith(".router.bias") else None
+        return {name: Rate(by, decay / by if p.dim() > 1 else 0.0, fixed(name)) for name, p, by in named}
 
     def _reduction_groups(self, mesh: DeviceMesh) -> list[ReductionGroup]:
         """Group the parameters by the ranks over which their gradients are summed first.
 
-        Kinds: split over tensor parallelism, whole, whole but computed from this rank's tokens only (partial), and the
-        tied embedding where its two ends are on different pipeline ranks. At stage 3 each gathered unit has groups of
-        its own.
+        They are those of `impl.zero.partition.Kind`; at stage 3 each gathered unit has groups of its own.
         """
         shards, named, plan = shards_of(self.model), dict(self.model.named_parameters()), self.run.plan
         ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1 if self.run.model.tied else 0]}
         both_ends = ends_group(mesh, ends) if len(ends) > 1 else None
         every, every_token, replicas = zero_groups(mesh, plan.zero)
         found = divisions([(name, name in shards) for name in named], plan, is_tied=both_ends is not None)
+        over = dict.fromkeys(get_args(Kind), (every, replicas)) | {"partial": (every_token, replicas)}
+        if self.tp.experts is not None and self.tp.experts.owners is not None:
+            over["expert"] = self.tp.experts.owners, self.tp.experts.replicas
         return [
             ReductionGroup(
                 {name: named[name] for name in names},
-                every_token if kind == "partial" else every,
+                over[kind][0],
                 (self.tp.group,) if kind == "whole" else (),
-                replicas,
+                over[kind][1],
                 both_ends if kind == "tied" else None,
             )
             for (_, kind), names in found.items()
@@ -227,6 +239,8 @@ class Trainer:
         """Accumulate the gradient of the i-th global batch's mean loss times the loss scale, and return that loss."""
         count, size = self.run.microbatches, self.run.train.microbatch
         share = 1.0 / (count * self.sharers.size())
+        if self.tp.experts is not None:
+            self.tp.experts.loss_share = share * self.loss_scale.scale
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
 
         def forward(stage: int, k: int, x: Tensor | None) -> Tensor:

@@ -28,10 +28,10 @@ CHUNK = 10_000
 """Plans estimated at once: their columns fit a core's cache, and progress is shown after each part."""
 SHAPE = (
     *("tp", "cp", "pp", "dp", "microbatch", "schedule", "chunks"),
-    *("recompute", "zero_stage", "sequence_parallel"),
+    *("recompute", "zero_stage", "sequence_parallel", "ep"),
 )
 """Knobs in which plans of different shape differ; of plans that differ in other knobs only, the best counts."""
-KIND = ("tp", "cp", "pp", "dp", *(name for name in BASELINE if name in KNOBS))
+KIND = ("tp", "cp", "ep", "pp", "dp", *(name for name in BASELINE if name in KNOBS))
 """Knobs that decide whether a calibration covers a plan; of stages, replicas and groups only if there are several."""
 SAMPLE = 4000
 """Plans from which the importance of knobs is estimated."""
@@ -69,7 +69,7 @@ def by_kind(plans: Plans) -> tuple[np.ndarray, np.ndarray]:
     """
     code = np.zeros(len(plans), dtype=np.int64)
     for knob in KIND:
-        column = np.minimum(plans[knob], 2) if knob in ("cp", "pp", "dp", "zero_group") else plans[knob]
+        column = np.minimum(plans[knob], 2) if knob in ("cp", "ep", "pp", "dp", "zero_group") else plans[knob]
         code = code * (int(column.max()) + 1) + column
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first, which

@@ -9,13 +9,12 @@ choice.
 
 from dataclasses import dataclass
 
+from impl.cost.parameters import INDEX_BYTES
 from impl.cost.place import Sizes
 from impl.model.config import LONGEST_PRODUCTS, padded_vocabulary
 from impl.pipeline.stage import Stage
 from impl.run import Run
 
-INDEX_BYTES = 8
-"""Bytes of a token, a position or another index of rows."""
 OFFLOADED = "offloaded_layers"
 """Key of `stage_bytes` for activations that wait in host memory."""
 
@@ -32,30 +31,34 @@ def stage_bytes(run: Run, vocab_size: int, stage: Stage, head_positions: int) ->
     if stage.is_first:
         parts["embedding"] = rank.embedding
         parts["embedding_norm"] = rank.norm(rank.own_tokens) * run.model.norms.embedding + rank.token_mask
-    parts[OFFLOADED if run.plan.offload_activations else "layers"] = len(stage.layers) * rank.layer
+    experts = sum(map(run.model.has_experts, stage.layers))
+    layers = (len(stage.layers) - experts) * rank.layer + experts * (
+        _Rank(run, of_experts=True).layer if experts else 0
+    )
+    parts[OFFLOADED if run.plan.offload_activations else "layers"] = layers
     if stage.is_last:
         parts["head"] = rank.head(head_positions)
         parts["loss"] = rank.loss(vocab_size, head_positions)
     return parts
 
 
-def layer_bytes(run: Run) -> int:
-    """Return the bytes kept of one microbatch in one layer, on the device or in host memory.
+def layer_bytes(run: Run, *, of_experts: bool = False) -> int:
+    """Return the bytes kept of one microbatch in one layer, with experts or without, on the device or in host memory.
 
     Without norms' statistics, with dropout, two norms and 16 bits: s b h (10 + 24/t + 5as/ht), 34/t for the first two
     with sequence parallelism; without the last term if recomputation is selective; 2 s b h if it is full.
 
     Source: Korthikanti et al. 2022 (2205.05198), table 2.
     """
-    return _Rank(run).layer
+    return _Rank(run, of_experts=of_experts).layer
 
 
-def working_bytes(run: Run) -> int:
+def working_bytes(run: Run, *, of_experts: bool = False) -> int:
     """Return the additional bytes of a layer's backward pass: recomputed activations, and its input if not there.
 
     One layer has them at a time. Temporary gradients, as without recomputation, are not counted.
     """
-    rank, plan = _Rank(run), run.plan
+    rank, plan = _Rank(run, of_experts=of_experts), run.plan
     if plan.recompute == "selective":
         return rank.core + rank.core_copies
     if plan.recompute == "full":
@@ -64,11 +67,16 @@ def working_bytes(run: Run) -> int:
     return 0
 
 
-def bytes_after_gelu(run: Run) -> int:
+def bytes_after_gelu(run: Run, *, of_experts: bool = False) -> int:
     """Return the bytes that a layer keeps after its GELU: by norms behind it, and a dropout mask."""
-    rank, norms = _Rank(run), run.model.norms.mlp
+    rank, norms = _Rank(run, of_experts=of_experts), run.model.norms.mlp
     inner = norms.inner * rank.inner_norm(rank.inner)
     return (norms.sum + norms.output) * rank.norm(rank.own_tokens) + inner + rank.token_mask
+
+
+def expert_bytes(run: Run) -> int:
+    """Return the bytes that a layer's experts keep in addition to what goes into and out of their functions."""
+    return _Rank(run, of_experts=True).experts
 
 
 def has_products(run: Run) -> bool:
@@ -113,7 +121,24 @@ class _Rank(Sizes):
         """
         norms = self.run.model.norms.of_tokens * self.norm(self.own_tokens) + self.norms_of_parts
         inputs = (2 - self.run.model.parallel_residual) * self.own  # both blocks may have the same
+        inputs += self.experts - self.own if self.of_experts else 0
         return norms + inputs + self.qkv + self.features + self.before_function + self.inner + 2 * self.token_mask
+
+    @property
+    def experts(self) -> int:
+        """Bytes that experts keep in addition to what goes into and out of their functions, with as many rows for each.
+
+        Counted: their input whole, for the router; each row before and after an expert; probabilities, those of a
+        token's choices and their weights, and indices; what the losses of balance add to gradients.
+        """
+        model, run = self.run.model, self.run
+        rows = self.tokens * model.choices
+        divided = model.experts_per_token > 1  # each by the sum of its prototype's
+        probabilities = self.tokens * (model.experts + model.expert_prototypes * divided) + (1 + divided) * rows
+        added = run.train.microbatch * model.experts * (model.balance_loss > 0)
+        bias = model.experts * self.e * (model.balance_bias > 0)
+        indices = 2 * INDEX_BYTES * rows
+        return (1 + 2 * model.choices) * self.activations + (probabilities + added) * self.wide + bias + indices
 
     @property
     def norms_of_parts(self) -> int:

@@ -1,5 +1,6 @@
 """Temporary memory of a step: gradients being reduced, gathered parameters, and pipeline receive buffers."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
@@ -14,9 +15,20 @@ BLOCKS = {"mlp": ("down", "up"), "attention": ("projection", "qkv")}
 BACKWARD = [
     f"{block}{part}"
     for block, (rows, columns) in BLOCKS.items()
-    for part in ("_norms.sum", "_norms.output", f".{rows}", ".inner", ".norms", f".{columns}", "_norms.input")
+    for part in (
+        "_norms.sum",
+        "_norms.output",
+        f".{rows}",
+        ".inner",
+        ".norms",
+        f".{columns}",
+        ".router",
+        "_norms.input",
+    )
 ]
 """Parts of a layer in the order of the backward pass."""
+WHICH = re.compile(r"\.(experts\.\d+|shared)\.")
+"""In the name of an expert's parameter, which expert it is: without it the name is that of an MLP's."""
 
 
 def received_at_once(row: Iterable[Action]) -> int:
@@ -89,11 +101,12 @@ def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterab
 
 def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
     """Return the parameters whose gradients a backward pass, or a part of it, completes, in that order."""
-    named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage])
+    named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage], place.run.plan.ep)
     names = [parameter.name for parameter in reversed(named)]
     unit = {name: unit_of(name) for name in names}
     place_of = {one: i for i, one in enumerate(dict.fromkeys(unit.values()))}
-    place_in_layer = lambda name: next((i for i, part in enumerate(BACKWARD) if part in name), 0)
+    of_mlp = lambda name: WHICH.sub(".", name)
+    place_in_layer = lambda name: next((i for i, part in enumerate(BACKWARD) if part in of_mlp(name)), 0)
     names.sort(key=lambda name: (place_of[unit[name]], place_in_layer(name)))
     if not place.run.model.tied:
         names.sort(key=lambda name: name != OUTPUT)  # the head's
@@ -101,7 +114,8 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
         names.sort(key=lambda name: name != TIED)
     elif stage.is_last and (place.schedule.is_split or not place.run.compile):
         names.insert(0, TIED)  # the head's, before the look-up's, unless autograd adds them up
-    put_off = {p.name for p in named if p.name.startswith("trunk.layers.") and len(p.shape) == 2}
+    is_matrix = lambda p: p.name.startswith("trunk.layers.") and len(p.shape) == 2 and ".router." not in p.name
+    put_off = {p.name for p in named if is_matrix(p)}
     return {
         Op.B: names,
         Op.I: [name for name in names if name not in put_off],

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from impl.cost.place import Sizes
-from impl.cost.traffic import BlockName, Collective
+from impl.cost.traffic import LAYERS, BlockName, Collective
 from impl.run import Run
 
 
@@ -25,14 +25,14 @@ def context_collectives(run: Run, name: BlockName) -> Iterator[Collective]:
     `impl.context_parallel` has them: those of attention, and of BERT's heads, which need whole sequences.
     """
     sizes, c = Sizes(run), run.plan.cp
-    if name == "layer" and run.plan.is_ring:
+    if name in LAYERS and run.plan.is_ring:
         keys_and_values = sizes.qkv - sizes.features
         for _ in range(c - 1):
             yield Collective("send", keys_and_values, "forward", over="cp")
             yield Collective("send", keys_and_values, "backward", over="cp")
         for _ in range(c):
             yield Collective("send", keys_and_values // sizes.e * max(sizes.e, 4), "backward", over="cp")
-    elif name == "layer":
+    elif name in LAYERS:
         for when in ("forward", "backward"):
             yield Collective("all_to_all", sizes.qkv, when, over="cp")
             yield Collective("all_to_all", sizes.features, when, over="cp")

@@ -84,8 +84,8 @@ def hardware_flops(
 
 
 def _layers(config: ModelConfig, sequences: int) -> int:
-    """Return the FLOPs of the layers' four matrices."""
-    return 6 * sequences * config.seq_len * config.num_layers * config.layer_weights
+    """Return the FLOPs of the layers' matrices, of experts those that tokens meet."""
+    return 6 * sequences * config.seq_len * config.active_weights
 
 
 def _attention(convention: str, config: ModelConfig, sequences: int) -> int:

@@ -8,7 +8,7 @@ from impl.cost.parameters import Parameter, named_parameters
 from impl.cost.place import HEAD, Sizes
 from impl.pipeline.stage import Stage
 from impl.run import Run
-from impl.zero.partition import OUTPUT, TIED
+from impl.zero.partition import EXPERT, OUTPUT, TIED
 
 Pass = Literal["forward", "input gradient", "weight gradient"]
 
@@ -68,12 +68,14 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     tokens = {HEAD: Sizes(run).scored(head_positions), "token_dense": batch * head_positions, "pooler": batch}
     tokens["next_sentence"] = batch
     is_last = any(stage.is_last for stage in stages)
-    named = named_parameters(model, vocab_size, run.plan.tp, stages)
+    named = named_parameters(model, vocab_size, run.plan.tp, stages, run.plan.ep)
     head = (TIED if model.tied else OUTPUT) if is_last else None
     matrices = Counter((_matrix(p), p.shape, p.is_split) for p in named if _is_multiplied(p, head))
     found = []
+    if model.experts:  # each rank's tokens go to all experts alike
+        routed = max(1, Sizes(run).tokens * model.choices * run.plan.ep // model.experts)
     for (name, (out, into), is_split), count in matrices.items():
-        n = tokens.get(name, Sizes(run).tokens)
+        n = routed if EXPERT in name else tokens.get(name, Sizes(run).tokens)
         forwards = count * (2 if run.plan.recompute == "full" and name not in tokens else 1)
         found += [
             Product(name, "forward", n, out, into, forwards, is_split),
@@ -106,8 +108,9 @@ def _is_multiplied(parameter: Parameter, head: str | None) -> bool:
 
 
 def _matrix(parameter: Parameter) -> str:
-    """Return the name shared by all layers: `attention.qkv` for `trunk.layers.3.attention.qkv.weight`."""
+    """Return the name shared by all layers and experts: `mlp.up` for `trunk.layers.3.mlp.up.weight`."""
     name = parameter.name.removesuffix(".weight")
     if parameter.name in (TIED, OUTPUT):
         return HEAD
-    return name.split(".", 3)[3] if name.startswith("trunk.layers.") else name
+    name = name.split(".", 3)[3] if name.startswith("trunk.layers.") else name
+    return ".".join(part for part in name.split(".") if not part.isdecimal())

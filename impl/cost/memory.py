@@ -131,15 +131,16 @@ class StateBytes(NamedTuple):
 
 
 def state_bytes(
-    config: ModelConfig, vocab_size: int, *, tp: int, precision: str, stages: Sequence[Stage] | None = None
+    config: ModelConfig, vocab_size: int, *, tp: int, precision: str, stages: Sequence[Stage] | None = None, ep: int = 1
 ) -> StateBytes:
     """Return the bytes of weight, gradient, master weight where there is one, and two moments, of a rank's parameters.
 
     Args:
         stages: the pipeline stages that the rank owns; None: all of a model in one.
+        ep: ranks that share experts.
     """
     element, master = ELEMENT_BYTES[precision], MASTER_BYTES[precision]
     each = element + (4 if element < master else 3) * master
-    named = named_parameters(config, vocab_size, tp, stages)
+    named = named_parameters(config, vocab_size, tp, stages, ep)
     split = sum(parameter.size for parameter in named if parameter.is_split)
     return StateBytes(split * each, sum(parameter.size for parameter in named) * each - split * each)

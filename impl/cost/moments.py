@@ -5,11 +5,19 @@ backward pass of the last block begins; which of its operations needs most memor
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from impl.cost.activations import OFFLOADED, bytes_after_gelu, has_products, stage_bytes, working_bytes
+from impl.cost.activations import (
+    OFFLOADED,
+    bytes_after_gelu,
+    expert_bytes,
+    has_products,
+    stage_bytes,
+    working_bytes,
+)
 from impl.cost.parameters import MASTER_BYTES
-from impl.cost.place import Place, parameter_bytes
+from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.model.config import GELU_CHUNK, LOSS_CHUNK, PRODUCT_ROWS
 from impl.pipeline.schedule import HELD, SENDS_UNDER_WAY, Action, Op
 from impl.pipeline.stage import Stage
@@ -81,13 +89,20 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
 
 def _owed(place: Place, stage: Stage) -> Moment:
     """Return the bytes of inputs and gradients from which deferred weight gradients are computed (split schedules)."""
-    kept = 2 * place.own + place.features + place.inner
-    computed = 2 * place.activations + place.projected + place.widened
-    return Moment(len(stage.layers) * kept, len(stage.layers) * computed)
+    total = Moment(0, 0)
+    for has_experts in map(place.run.model.has_experts, stage.layers):
+        sizes = Sizes(place.run, of_experts=has_experts)
+        rows = sizes.activations * (place.run.model.choices if has_experts else 1)
+        into = rows if has_experts else sizes.own
+        kept = sizes.own + into + sizes.features + sizes.inner
+        total = total.plus(Moment(kept, sizes.activations + rows + sizes.projected + sizes.widened))
+    return total
 
 
 def _fullest_of_passes(place: Place, stage: Stage, head_positions: int, device: str) -> dict[Op, Moment]:
     """Return the fullest moment of a stage's forward and backward pass, relative to its kept activations."""
+    if place.run.model.experts:
+        place = replace(place, of_experts=place.run.model.has_experts(stage.layers[-1]))
     parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
     ends = Moment(parts.get("head", 0) + parts.get("loss", 0), 0)
     waits = place.is_first and place.run.model.tied  # for the look-up's gradient of the same matrix
@@ -99,14 +114,15 @@ def _fullest_of_passes(place: Place, stage: Stage, head_positions: int, device: 
     if stage.is_first:
         freed = kept_bytes(place, stage, head_positions, device) - parts["embedding"]
         found.append(Moment(-freed, place.activations + _look_up_computed(place, device)))
-    forward, backward = Moment(-bytes_after_gelu(place.run), _gelu(place)).plus(ends, -1), max(found, key=sum)
+    behind = bytes_after_gelu(place.run, of_experts=place.of_experts)
+    forward, backward = Moment(-behind, _gelu(place)).plus(ends, -1), max(found, key=sum)
     return {Op.F: forward, Op.B: backward, Op.I: backward, Op.W: Moment(0, 0)}
 
 
 def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     """Yield the moments of the backward pass of the last layer's MLP and attention."""
     run, plan, model, t = place.run, place.run.plan, place.run.model, place.run.plan.tp
-    own, features, again = place.own, place.features, working_bytes(run)
+    own, features, again = place.own, place.features, working_bytes(run, of_experts=place.of_experts)
     arrives = stage.is_last or (run.scatters and t > 1)  # else it is in the buffer it was received in
     norms = model.norms.mlp
     before = place.activations * (plan.sequence_parallel and t > 1)
@@ -117,8 +133,14 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     product = place.inner if place.schedule.is_split else product
     mlp = Moment(-own * (norms.sum + norms.output), gradients + place.inner + product)
     if plan.recompute == "full":
-        yield Moment(0, _gelu(place) + before + own * arrives + again - bytes_after_gelu(run))
+        behind = bytes_after_gelu(run, of_experts=place.of_experts)
+        yield Moment(0, _gelu(place) + before + own * arrives + again - behind)
         mlp = mlp.plus(Moment(0, again))
+    if place.of_experts:
+        rows = place.activations * model.choices
+        yield mlp.plus(Moment(0, 2 * rows - product - place.inner))  # rows' gradients, and their products with rows
+        mlp = mlp.plus(Moment(-rows, 0))
+        yield mlp.plus(Moment(0, rows))
     yield mlp
     if working := _inner_computed(place):  # the last product has freed its input and what was gathered for it
         yield mlp.plus(Moment(0, working - product - place.inner - place.activations * (place.parts > 1)))
@@ -127,7 +149,8 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
         yield mlp.plus(Moment(0, function - product - place.activations * (place.parts > 1)))
     if core := _core_computed(place):
         attention = gradients + again + features + core
-        freed = own + place.before_function + (1 + norms.inner) * place.inner
+        freed = expert_bytes(run) if place.of_experts else own
+        freed += place.before_function + (1 + norms.inner) * place.inner
         yield Moment(0, attention - freed) if plan.recompute == "full" else Moment(-freed, attention)
 
 

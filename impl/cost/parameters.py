@@ -20,6 +20,9 @@ OPERAND_BYTES = ELEMENT_BYTES | {"fp8": 1}
 MASTER_BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4, "fp8": 4}
 """Bytes of an element of a master weight and of a moment."""
 
+INDEX_BYTES = 8
+"""Bytes of a token, a position or another index of rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCount:
@@ -65,10 +68,18 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
     return ParameterCount(
         embedding=vocab * h * (1 if config.tied else 2),
         positions=(config.seq_len * (config.positions == "learned") + TOKEN_TYPES * is_bert) * h,
-        layers=layers * (config.layer_weights + biases),
+        layers=layers * (config.layer_weights + biases) + config.expert_layers * _in_place_of_mlp(config),
         norms=norms,
         heads=(mlm + pooler + next_sentence) * is_bert,
     )
+
+
+def _in_place_of_mlp(config: ModelConfig) -> int:
+    """Return the parameters of a layer's experts and their router, less those of an MLP."""
+    h, router = config.hidden_size, config.experts * (config.hidden_size + bool(config.balance_bias))
+    inner = config.experts * config.expert_inner + config.shared_expert_size - config.mlp_inner
+    biases = (sum(config.mlp_outputs) + h) * config.biases
+    return router + inner * h * (len(config.mlp_outputs) + 1) - biases
 
 
 class Parameter(NamedTuple):
@@ -85,21 +96,22 @@ class Parameter(NamedTuple):
 
 
 def named_parameters(
-    config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None
+    config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None, ep: int = 1
 ) -> list[Parameter]:
     """Return the parameters of each of `tp` tensor-parallel ranks, in the model's order; vocabulary padded.
 
     Args:
         stages: the pipeline stages that the rank owns; None: all of a model in one.
+        ep: ranks that share experts, of which the first's are named; the others have as many.
 
     Source: Megatron-LM 2019, section 3.
     """
     whole = (Stage(range(config.num_layers), is_first=True, is_last=True),)
-    return list(_named(config, resolve_vocab(config, vocab_size), tp, tuple(stages or whole)))
+    return list(_named(config, resolve_vocab(config, vocab_size), tp, tuple(stages or whole), ep))
 
 
 @lru_cache(maxsize=64)  # memory, traffic and time of one rank ask for the same many times
-def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, ...]) -> tuple[Parameter, ...]:
+def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, ...], ep: int) -> tuple[Parameter, ...]:
     first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
     h, bert = config.hidden_size, config.family == "bert"
     rows = padded_vocabulary(vocab_size, tp) // tp
@@ -111,7 +123,9 @@ def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, .
         named += [Parameter("trunk.token_types.weight", (TOKEN_TYPES, h), False)] * bert
         named += _norm(config, "trunk.embedding_norm", h) * config.norms.embedding
     for i in (i for stage in stages for i in stage.layers):
-        named += _layer(config, f"trunk.layers.{i}", tp)
+        has_experts = config.has_experts(i)
+        named += _layer(config, f"trunk.layers.{i}", tp, has_mlp=not has_experts)
+        named += _experts(config, f"trunk.layers.{i}.mlp", tp, ep) if has_experts else ()
     if last:
         named += _norm(config, "trunk.final_norm", h) * config.norms.final
         named += [Parameter(OUTPUT, (rows, h), True)] * (not config.tied)
@@ -121,7 +135,19 @@ def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, .
     return tuple(named)
 
 
-def _layer(config: ModelConfig, name: str, tp: int) -> Iterator[Parameter]:
+def _experts(config: ModelConfig, name: str, tp: int, ep: int) -> Iterator[Parameter]:
+    h, shared = config.hidden_size, config.shared_expert_size
+    yield Parameter(f"{name}.router.weight", (config.experts, h), False)
+    if config.balance_bias:
+        yield Parameter(f"{name}.router.bias", (config.experts,), False)
+    own = {f"experts.{e}": config.expert_inner for e in range(config.experts // ep)}
+    own |= {"shared": shared} if shared else {}
+    for which, inner in own.items():
+        yield Parameter(f"{name}.{which}.up.weight", (sum(config.outputs_of(inner)) // tp, h), True)
+        yield Parameter(f"{name}.{which}.down.weight", (h, inner // tp), True)
+
+
+def _layer(config: ModelConfig, name: str, tp: int, *, has_mlp: bool) -> Iterator[Parameter]:
     h = config.hidden_size
     norms = {"attention": config.norms.attention, "mlp": config.norms.mlp}
     for block, of_block in norms.items():
@@ -132,7 +158,7 @@ def _layer(config: ModelConfig, name: str, tp: int) -> Iterator[Parameter]:
         ("attention", "qkv", sum(config.qkv_sizes), "projection", h),
         ("mlp", "up", sum(config.mlp_outputs), "down", config.mlp_inner),
     )
-    for block, columns, outputs, rows, inputs in blocks:
+    for block, columns, outputs, rows, inputs in blocks[: 1 + has_mlp]:
         both = [
             Parameter(f"{name}.{block}.{columns}.weight", (outputs // tp, h), True),
             Parameter(f"{name}.{block}.{columns}.bias", (outputs // tp,), True),

@@ -1,6 +1,6 @@
 """Pipeline rank of a run with its stages, schedule, and the buckets of its parameters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,6 +43,8 @@ class Sizes:
     """
 
     run: Run
+    of_experts: bool = field(default=False, kw_only=True)
+    """True if they are those of a layer with experts, each of which gets as many rows."""
 
     @property
     def e(self) -> int:
@@ -106,8 +108,10 @@ class Sizes:
 
     @cached_property
     def inner(self) -> int:
-        """Bytes of [n, f / t], what an MLP's last product takes: [n, 4 h / t] of a GPT."""
-        return self.features * self.run.model.mlp_inner // self.run.model.hidden_size
+        """Bytes of [n, f / t], what an MLP's last product takes: [n, 4 h / t] of a GPT; or of all experts' rows."""
+        model = self.run.model
+        met = model.choices * model.expert_inner + model.shared_expert_size
+        return self.features * (met if self.of_experts else model.mlp_inner) // model.hidden_size
 
     @property
     def widened(self) -> int:
@@ -150,7 +154,7 @@ class Place(Sizes):
     def buckets(self) -> list[BucketLayout]:
         """Buckets of all of the rank's parameters, in which their gradients are reduced."""
         plan, found = self.run.plan, list[BucketLayout]()
-        named = named_parameters(self.run.model, self.vocab_size, plan.tp, self.stages)
+        named = named_parameters(self.run.model, self.vocab_size, plan.tp, self.stages, plan.ep)
         sizes = {parameter.name: parameter.size for parameter in named}
         elements = plan.bucket_bytes // parameter_bytes(self.run).gradient
         is_tied = self.run.model.tied and self.is_first != self.is_last

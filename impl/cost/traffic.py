@@ -1,14 +1,15 @@
 """Traffic of one training step by formula: calls and bytes of every kind of collective."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
+from impl.cost.parameters import ELEMENT_BYTES, INDEX_BYTES, MASTER_BYTES
 from impl.cost.place import HEAD, Place, Sizes, parameter_bytes
 from impl.pipeline.schedule import DIRECTION
 from impl.pipeline.schedule import Op as PipelineOp
+from impl.pipeline.stage import Stage
 from impl.plan import AXES, Plan
 from impl.run import Run
 from impl.zero.partition import owners
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "send", "broadcast", "all_to_all"]
 When = Literal["forward", "backward"]
-BlockName = Literal["embedding", "layer", "head"]
+BlockName = Literal["embedding", "layer", "experts", "head"]
+"""Of layers those that have experts are `experts`."""
+LAYERS = ("layer", "experts")
 TRAVELS: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}
 """Times that (n - 1) / n of the tensor passes every rank's link, in a ring."""
 
@@ -50,26 +53,36 @@ class Collective(NamedTuple):
     """Product computed meanwhile; None: nothing is."""
     split: "Product | None" = None
     """Product that makes what is sent, or takes what is received; software that splits both does both at once."""
-    over: Literal["tp", "heads", "cp"] = "tp"
-    """All of these ranks, or those that share a head of keys and values; or context-parallel ranks."""
+    over: Literal["tp", "heads", "cp", "ep"] = "tp"
+    """All of these ranks, or those that share a head of keys and values; or context- or expert-parallel ranks."""
+
+
+def blocks(run: Run, stages: Iterable[Stage]) -> dict[BlockName, int]:
+    """Return how many blocks of each kind these stages have."""
+    found: dict[BlockName, int] = dict.fromkeys(get_args(BlockName), 0)
+    for stage in stages:
+        experts = sum(map(run.model.has_experts, stage.layers))
+        found["experts"] += experts
+        found["layer"] += len(stage.layers) - experts
+        found["embedding"] += stage.is_first
+        found["head"] += stage.is_last
+    return found
 
 
 def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp") -> Counts:
-    """Return one rank's collectives over its tensor- or context-parallel group in a step; empty at degree 1.
+    """Return one rank's collectives over its tensor-, context- or expert-parallel group in a step; empty at degree 1.
 
     Args:
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
         over: `Collective.over` of those that are counted.
     """
     run, plan, counts = place.run, place.run.plan, defaultdict[Op, Count](Count)
-    layers = sum(len(stage.layers) for stage in place.stages)
-    blocks: dict[BlockName, int] = {"layer": layers, "embedding": place.is_first, "head": place.is_last}
-    for name, count in blocks.items():
+    for name, count in blocks(run, place.stages).items():
         for one in collectives(run, name, head_positions) if count else ():
             if one.over != over:
                 continue
             recomputed = ("full",) if over != "cp" else ("full", "selective")  # which is attention's core
-            again = 2 if name == "layer" and plan.recompute in recomputed and one.when == "forward" else 1
+            again = 2 if name in LAYERS and plan.recompute in recomputed and one.when == "forward" else 1
             counts[one.op] += Count(1, one.bytes) * (again * count * run.microbatches)
     if run.scatters and over == "tp" and plan.tp > 1:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
@@ -78,7 +91,7 @@ def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp")
 
 
 def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[Product]" = ()) -> Iterator[Collective]:
-    """Yield the collectives of one block and microbatch of tensor- and context-parallel ranks, without recomputation.
+    """Yield the collectives of one block and microbatch of all ranks that share layers, without recomputation.
 
     The heads of BERT work on whole activations; the input gradient of the masked positions is reduced.
 
@@ -92,13 +105,15 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[
         from impl.cost.context import context_collectives  # for few runs
 
         yield from context_collectives(run, name)
+    if name == "experts":
+        yield from _experts(run)
     if plan.tp == 1:
         return
     own = {(p.name, p.pass_): p for p in once}
     product = own if plan.overlap_input_grad_reduce else {}
-    columns = {"embedding": (), "layer": ("attention.qkv", "mlp.up"), "head": (HEAD,)}[name]
+    columns = {"layer": ("attention.qkv", "mlp.up"), "experts": ("attention.qkv", ""), "head": (HEAD,)}.get(name, ())
     # products, or look-ups, whose results are summed
-    rows = {"embedding": ("",), "layer": ("attention.projection", "mlp.down"), "head": ()}[name]
+    rows = {"embedding": ("",), "head": ()}.get(name, ("attention.projection", "mlp.down"))
     if name == "head" and run.model.family == "bert":
         columns = ()
         scored = run.train.microbatch * head_positions * run.model.hidden_size * ELEMENT_BYTES[run.precision]
@@ -109,7 +124,8 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[
         behind_input, behind_weight = product.get((column, "input gradient")), product.get((column, "weight gradient"))
         if plan.sequence_parallel:
             yield Collective("all_gather", size, "forward", split=own.get((column, "forward")))
-            yield Collective("all_gather", size, "backward", behind_input)
+            if column:  # what experts take is kept
+                yield Collective("all_gather", size, "backward", behind_input)
             yield Collective("reduce_scatter", size, "backward", behind_weight)
         else:
             yield Collective("all_reduce", size, "backward", behind_weight)
@@ -119,11 +135,11 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[
             yield Collective("all_gather", size, "backward", split=own.get((row, "input gradient")))
         else:
             yield Collective("all_reduce", size, "forward")
-    if name == "layer" and run.model.sharing(plan.tp) > 1:
+    if name in LAYERS and run.model.sharing(plan.tp) > 1:
         whole = 2 * Sizes(run).tokens * run.model.head_size * ELEMENT_BYTES[run.precision]
         yield Collective("all_gather", whole, "forward", over="heads")
         yield Collective("reduce_scatter", whole, "backward", over="heads")
-    numbers = {"layernorm": 2, "rmsnorm": 1, "dyt": 0}[run.model.norm] if name == "layer" else 0  # of split norms
+    numbers = {"layernorm": 2, "rmsnorm": 1, "dyt": 0}[run.model.norm] if name in LAYERS else 0  # of split norms
     if numbers:
         of_tokens = Sizes(run).tokens * numbers * max(ELEMENT_BYTES[run.precision], 4)
         for _ in range(run.model.norms.attention.inner + run.model.norms.mlp.inner):
@@ -132,8 +148,22 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[
     if name == "head":
         statistics = plan.tp * 2 * Sizes(run).scored(head_positions) * max(ELEMENT_BYTES[run.precision], 4)
         yield Collective("all_gather", statistics, "forward")
-    if name == "layer" and plan.partition_activations:
+    if name in LAYERS and plan.partition_activations:
         yield Collective("all_gather", size, "backward")
+
+
+def _experts(run: Run) -> Iterator[Collective]:
+    """Yield what a layer's experts add: rows to experts and back, their numbers, and those of whole sequences."""
+    plan, model = run.plan, run.model
+    if plan.ep > 1:
+        rows = Sizes(run).activations * model.choices
+        yield Collective("all_to_all", INDEX_BYTES * model.experts, "forward", over="ep")
+        for when in ("forward", "forward", "backward", "backward"):
+            yield Collective("all_to_all", rows, when, over="ep")
+    if plan.cp > 1 and model.balance_loss:
+        counts = INDEX_BYTES * model.experts * run.train.microbatch
+        when = "backward" if plan.recompute == "full" else "forward"  # where the graph is made
+        yield Collective("all_reduce", counts, when, over="cp")
 
 
 def pipeline_traffic(place: Place) -> Counts:
@@ -158,7 +188,8 @@ def state_traffic(place: Place) -> dict[str, Counts]:
     reduce-scatters of P (stages 2 and 3: m P) and all-gathers of P (stage 3: 2 m P, of embeddings m P). Where only z of
     d data-parallel ranks (`zero`) divide them, these are over z ranks, and P / z is all-reduced over d / z `replicas`.
     With sequence parallelism, gradients of whole parameters computed from a rank's own tokens are summed over both
-    axes; the tied embedding's also over its two ends (`ends`), where these are on different pipeline ranks.
+    axes; the tied embedding's also over its two ends (`ends`), where these are on different pipeline ranks; those of
+    experts over the ranks that have the same ones (`owners`).
 
     Source: ZeRO (1910.02054), section 7.
     """
@@ -168,7 +199,8 @@ def state_traffic(place: Place) -> dict[str, Counts]:
     for bucket in place.buckets:
         stage = bucket.zero_stage
         if owners(bucket.kind, plan) > 1:
-            counts = traffic[_axes(plan, (*data, "tp") if bucket.kind == "partial" else data)]
+            axes = _axes(plan, (*data, "tp") if bucket.kind == "partial" else data)
+            counts = traffic["owners" if bucket.kind == "expert" else axes]
             reductions = run.microbatches if stage >= 2 else 1
             counts["reduce_scatter" if stage else "all_reduce"] += Count(1, bucket.size * each.gradient) * reductions
             if stage:
@@ -188,7 +220,7 @@ def state_traffic(place: Place) -> dict[str, Counts]:
 
 def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
     """Return all collectives of one rank in a step, by axes of the mesh."""
-    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in ("tp", "heads", "cp")}
+    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in ("tp", "heads", "cp", "ep")}
     traffic["pp"] = pipeline_traffic(place)
     for axes, counts in state_traffic(place).items():
         total = traffic.setdefault(axes, defaultdict(Count))

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from impl.cost.place import Place, parameter_bytes
-from impl.cost.traffic import BlockName, Collective, collectives, step_traffic
+from impl.cost.traffic import LAYERS, BlockName, Collective, collectives, step_traffic
+from impl.cost.traffic import blocks as of_stages
 from impl.ghost.events import TRANSFERS, Begin, Standing, Wait
 from impl.ghost.orders import problems
 from impl.ghost.rank import Executed, Pass
@@ -16,9 +17,9 @@ from impl.run import Run
 
 MOST_RANKS = 16
 """Of more ranks only some are executed."""
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 """Of an element."""
-IN_LAYERS = ("tp", "heads", "cp")
+IN_LAYERS = ("tp", "heads", "cp", "ep")
 """Groups in which passes communicate."""
 TRANSFER = {Work.SEND_F: "send", Work.SEND_B: "send", Work.RECV_F: "receive", Work.RECV_B: "receive"}
 Sent = tuple[str, str, int]
@@ -106,7 +107,7 @@ def _other_transfers(run: Run, vocab_size: int, one: Executed) -> Iterator[str]:
 
 def blocks_of(run: Run, head_positions: int) -> dict[BlockName, list[Collective]]:
     """Return the collectives of every kind of block, as the simulator takes them."""
-    return {name: list(collectives(run, name, head_positions)) for name in ("embedding", "layer", "head")}
+    return {name: list(collectives(run, name, head_positions)) for name in get_args(BlockName)}
 
 
 def _other_passes(
@@ -126,12 +127,11 @@ def _other_passes(
     states = {b.size * of for b in place.buckets for of in (each.weight, each.gradient) if is_shared}
     expected: dict[tuple[str, int], Counter[Sent]] = {}
     for number, stage in stages.items():
-        counts: dict[BlockName, int] = {"embedding": stage.is_first, "layer": len(stage.layers), "head": stage.is_last}
         for when in ("forward", "backward"):
             found = expected[when, number] = Counter[Sent]()
-            for name, times in counts.items():
+            for name, times in of_stages(run, [stage]).items():
                 for sent in blocks[name]:
-                    again = when == "backward" and name == "layer" and _is_recomputed(run, sent)
+                    again = when == "backward" and name in LAYERS and _is_recomputed(run, sent)
                     if sent.when == when or again:
                         found[sent.over, _as_begun(sent.op, one), sent.bytes] += times
     for (microbatch, when, number), found in sums.items():

@@ -76,10 +76,11 @@ class Recorder:
         return self.backend
 
     def _collective(
-        self, name: str, *tensors: Tensor, group: dist.ProcessGroup, async_op: bool = False
+        self, name: str, *args: Tensor | list[int], group: dist.ProcessGroup, async_op: bool = False
     ) -> _Work | None:
         kind, whole = WHOLE[name]
-        begin = partial(getattr(dist, name), *tensors, group=group, async_op=True)
+        begin = partial(getattr(dist, name), *args, group=group, async_op=True)
+        tensors = [one for one in args if isinstance(one, Tensor)]
         work = self._begin(kind, tensors[whole], group, begin, tensors=tensors)
         return work if async_op else work.wait()
 

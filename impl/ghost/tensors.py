@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils.flop_counter import flop_registry
 
+import impl.model.experts
 import impl.train
 from impl.ghost.recorder import instead
 from impl.instruments import Tracked, gradients_under_way
@@ -45,6 +46,7 @@ class _Claiming(TorchFunctionMode):
             torch.Tensor.item: lambda _: True,
             torch.Tensor.bernoulli_: lambda x, p, generator: x.bernoulli_(p),
             torch.Tensor.pin_memory: lambda x: x,
+            torch.bincount: lambda x, minlength: x.new_empty(minlength),
             torch.Tensor.to: self._to,
             functional.scaled_dot_product_attention: partial(_attention, device.type),
         }
@@ -75,6 +77,12 @@ class _Claiming(TorchFunctionMode):
 def _place(tensor: Tensor) -> int:
     """Return an address that views of the same memory share, as it has none."""
     return (tensor.untyped_storage()._cdata << 40) + tensor.storage_offset() * tensor.element_size()
+
+
+def _even(counts: Tensor, total: int) -> list[int]:
+    """Return counts of a total in parts as equal as can be, as no tensor has values."""
+    few, more = divmod(total, len(counts))
+    return [few + (i < more) for i in range(len(counts))]
 
 
 def _attention(device: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, **_: Any) -> Tensor:
@@ -163,11 +171,12 @@ def without_memory(device: torch.device) -> Iterator[None]:
         "InitialWeights": lambda *_: lambda *_: (),
         "to_device": lambda array, device: torch.empty(array.shape, dtype=torch.int64, device=device.device),
     }
-    of_groups = ("joint_group", "zero_groups", "ends_group", "neighbours")
+    of_groups = ("joint_group", "zero_groups", "expert_groups", "ends_group", "neighbours")
     others |= {name: _as_usual(getattr(impl.train, name)) for name in of_groups}
     with ExitStack() as stack:
         stack.enter_context(instead(impl.train, **others))
         stack.enter_context(instead(torch, Generator=lambda *_: generator()))
+        stack.enter_context(instead(impl.model.experts, numbers=_even, within=lambda order, _: order))
         # the mode would be put aside for all of a backward pass
         stack.enter_context(instead(torch.autograd, has_torch_function=lambda _: False))
         stack.enter_context(_Claiming(device))

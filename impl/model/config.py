@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import PositiveFloat, field_validator, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from impl.fields import CHECKED, AtLeastTwo, Depth, Fraction, Positive, PositiveFraction
+from impl.fields import CHECKED, AtLeastTwo, Count, Depth, Fraction, Positive, PositiveFraction, divisors
 from impl.model.norm_placement import PLACEMENTS, NormPlacement
 
 SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
@@ -69,6 +69,25 @@ class ModelConfig:
     """Whether layers' linear products have biases."""
     tied: bool = True
     """Whether the output head's matrix is the token embedding's."""
+    experts: Count = 0
+    """Experts that a layer has in place of an MLP, of which each token meets some (`impl.model.experts`); 0: none."""
+    experts_every: Depth = 1
+    """Of so many layers only the last one has experts."""
+    expert_prototypes: Positive = 1
+    """Equal groups of a layer's experts, of each of which every token meets some (M6-T 2021, k top-1)."""
+    experts_per_token: Positive = 1
+    """Experts of each prototype that a token meets: those with the highest probabilities."""
+    expert_size: Positive | None = None
+    """Features between an expert's products; None: those of an MLP."""
+    shared_expert_size: Count = 0
+    """Features between the products of a further expert, which every token meets; 0: there is none."""
+    expert_capacity: PositiveFloat | None = None
+    """Tokens of a sequence that an expert takes, over the mean; it leaves out later ones. None: it takes all."""
+    balance_loss: NonNegativeFloat = 0.0
+    """Coefficient of the loss that grows with the imbalance of each sequence's tokens over the experts."""
+    balance_bias: NonNegativeFloat = 0.0
+    """Change in a step of what is added to an expert's probability when experts are chosen, against the imbalance of
+    the global batch; it changes no weight of an expert's output."""
     dropout: Fraction = 0.0
     attention_dropout: Fraction | None = None
     """Dropout of attention's probabilities, which are kept for it; None: as elsewhere."""
@@ -115,6 +134,29 @@ class ModelConfig:
             raise ValueError("tied False is not built for family bert, whose head has the embedding's matrix")
         return self
 
+    @model_validator(mode="after")
+    def _experts_are_met(self) -> "ModelConfig":
+        if not self.experts:
+            needing = ("experts_every", "expert_prototypes", "experts_per_token", "expert_size", "shared_expert_size")
+            needing += ("expert_capacity", "balance_loss", "balance_bias")
+            given = [name for name in needing if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+            if given:
+                raise ValueError(f"{given[0]} {getattr(self, given[0])} is about experts, of which there are none")
+            return self
+        if self.experts % self.expert_prototypes:
+            valid = ", ".join(map(str, divisors(self.experts)))
+            raise ValueError(
+                f"expert_prototypes {self.expert_prototypes} is no divisor of {self.experts}; valid: {valid}"
+            )
+        if self.experts_per_token > (most := self.experts // self.expert_prototypes):
+            raise ValueError(f"experts_per_token {self.experts_per_token} of {most} experts; valid: 1 to {most}")
+        if self.experts_every > self.num_layers:
+            raise ValueError(f"experts_every {self.experts_every} of {self.num_layers} layers; valid: 1 to these")
+        if self.norms.mlp.inner:
+            what = f"norm_placement {self.norm_placement} has a norm within MLPs"
+            raise ValueError(f"{what}, which is not built within experts; valid: placements without")
+        return self
+
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
@@ -159,13 +201,47 @@ class ModelConfig:
     @property
     def mlp_outputs(self) -> tuple[int, ...]:
         """Features of the MLP's first product: f, or a gate's and another f."""
-        return (self.mlp_inner,) * (2 if self.mlp == "swiglu" else 1)
+        return self.outputs_of(self.mlp_inner)
+
+    def outputs_of(self, inner: int) -> tuple[int, ...]:
+        """Return the features of the first product of an MLP or an expert with so many between its products."""
+        return (inner,) * (2 if self.mlp == "swiglu" else 1)
 
     @property
     def layer_weights(self) -> int:
-        """Weights of a layer's four matrices, by which each token is multiplied: 12 h^2 of a GPT."""
+        """Weights of the four matrices of a layer without experts, by which each token is multiplied: 12 h^2 of GPT."""
         h = self.hidden_size
         return h * (sum(self.qkv_sizes) + h + sum(self.mlp_outputs) + self.mlp_inner)
+
+    @property
+    def active_weights(self) -> int:
+        """Weights of all layers' matrices by which each token is multiplied, where it meets all experts it may."""
+        if not self.experts:
+            return self.num_layers * self.layer_weights
+        each = len(self.mlp_outputs) + 1
+        met = self.choices * self.expert_inner + self.shared_expert_size - self.mlp_inner
+        return self.num_layers * self.layer_weights + self.expert_layers * self.hidden_size * (
+            met * each + self.experts
+        )
+
+    def has_experts(self, layer: int) -> bool:
+        """Return True if the layer with this number, from 0, has experts in place of an MLP."""
+        return bool(self.experts) and (layer + 1) % self.experts_every == 0
+
+    @property
+    def expert_layers(self) -> int:
+        """Number of layers with experts."""
+        return self.num_layers // self.experts_every if self.experts else 0
+
+    @property
+    def choices(self) -> int:
+        """Experts that a token meets in a layer."""
+        return self.expert_prototypes * self.experts_per_token
+
+    @property
+    def expert_inner(self) -> int:
+        """Features between an expert's products."""
+        return self.expert_size or self.mlp_inner
 
     def vocabulary(self, tokenizer_size: int) -> int:
         """Return the rows of the token embedding: `vocab_size`, or what the tokenizer and the family need."""

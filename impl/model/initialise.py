@@ -111,8 +111,8 @@ class InitialWeights:
     def _factor(self, name: str) -> tuple[float, int]:
         """Return the factor of a matrix's standard deviation by the depth, and its first row with it."""
         initial, layers = self.config.norms.initial, depth_of_initial(self.config, self.recipe)
-        if name.endswith(("attention.projection.weight", "mlp.down.weight")):
+        if name.endswith(("attention.projection.weight", ".down.weight")):
             return (1 / math.sqrt(2 * layers) if initial is None else initial(layers)), 0
-        if initial is not None and name.endswith(("attention.qkv.weight", "mlp.up.weight")):
+        if initial is not None and name.endswith(("attention.qkv.weight", ".up.weight")):
             return initial(layers), sum(self.config.qkv_sizes[:2]) if "qkv" in name else 0  # values stand last
         return 1.0, 0

@@ -107,13 +107,16 @@ class MLP(nn.Module):
     """h -> f -> h with a function between: of a GPT f is 4h, and GELU in its tanh form (Megatron-LM 2019, section 3).
 
     Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).
+
+    Args:
+        size: f of an expert, which has no biases; None: the model's.
     """
 
-    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel, size: int | None = None) -> None:
         super().__init__()
-        h, f = config.hidden_size, config.mlp_inner
-        self.up = ColumnParallelLinear(h, config.mlp_outputs, tp, bias=config.biases)
-        self.down = RowParallelLinear(f, h, tp, bias=config.biases)
+        h, f, bias = config.hidden_size, size or config.mlp_inner, config.biases and size is None
+        self.up = ColumnParallelLinear(h, config.outputs_of(f), tp, bias=bias)
+        self.down = RowParallelLinear(f, h, tp, bias=bias)
         self.inner = SplitNorm(config, f, tp) if config.norms.mlp.inner else nn.Identity()
         self.function = FUNCTIONS[config.mlp]
 
@@ -156,7 +159,8 @@ class Layer(nn.Module):
         self.attention_norms = Norms(config, config.norms.attention, index)
         self.mlp_norms = Norms(config, config.norms.mlp, index)
         self.attention = Attention(config, tp, f"{place}.attention", causal=causal, recompute_core=recompute_core)
-        self.mlp = MLP(config, tp)
+        self.has_experts = config.has_experts(index)
+        self.mlp = experts(config, tp) if self.has_experts else MLP(config, tp)
         self.attention_dropout = Dropout(config.dropout, f"{place}.attention", tp.rows)
         self.mlp_dropout = Dropout(config.dropout, f"{place}.mlp", tp.rows)
 
@@ -164,7 +168,15 @@ class Layer(nn.Module):
         norms = self.attention_norms
         y = norms.add(x, self.attention_dropout(self.attention(norms.into(x), seq_len, key), key))
         norms, x = self.mlp_norms, x if self.is_parallel else y
-        return norms.add(y, self.mlp_dropout(self.mlp(norms.into(x)), key))
+        mlp = partial(self.mlp, seq_len=seq_len) if self.has_experts else self.mlp
+        return norms.add(y, self.mlp_dropout(mlp(norms.into(x)), key))
+
+
+def experts(config: ModelConfig, tp: TensorParallel) -> Any:
+    """Return the experts of a layer."""
+    from impl.model.experts import Experts  # for few runs
+
+    return Experts(config, tp)
 
 
 class Block(NamedTuple):

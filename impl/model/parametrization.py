@@ -16,13 +16,13 @@ from impl.model.config import ModelConfig
 from impl.recipe import Recipe
 
 HIDDEN = (
-    "attention.qkv.weight", "attention.projection.weight", "mlp.up.weight", "mlp.down.weight", "token_dense.weight",
+    "attention.qkv.weight", "attention.projection.weight", ".up.weight", ".down.weight", "token_dense.weight",
     "pooler.weight",
 )  # fmt: skip
 """Matrices whose inputs and outputs both grow with the width."""
-READOUTS = ("trunk.output.weight", "next_sentence.weight", "choice.weight")
+READOUTS = ("trunk.output.weight", "next_sentence.weight", "choice.weight", ".router.weight")
 """Matrices of which only the inputs do; a tied head is none, as it is the embedding too."""
-LAST = {"attention": "attention.projection", "mlp": "mlp.down"}
+LAST = {"attention": "projection", "mlp": "down"}
 """The last product of each residual block."""
 
 

@@ -77,6 +77,7 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     yield bool(of_parts), f"model.norm_placement {model.norm_placement!r}: norms of heads and within blocks"
     yield model.norm == "dyt", f"model.norm {model.norm!r}"
     yield model.sharing(plan.tp) > 1, f"plan.tp {plan.tp} above model.kv_heads {model.groups}"
+    yield model.experts > 0, f"model.experts {model.experts}"
     yield model.dropout > 0, f"model.dropout {model.dropout}"
     yield model.scores_dropout > model.dropout, f"model.attention_dropout {model.attention_dropout}"
     yield run.train.parametrization != "standard", f"train.parametrization {run.train.parametrization!r}"

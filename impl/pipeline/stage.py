@@ -24,7 +24,7 @@ def split(config: ModelConfig, vocab_size: int, count: int) -> tuple[Stage, ...]
     Raises:
         InputError: there are more stages than layers.
     """
-    layer = config.layer_weights / config.hidden_size + 2 * config.seq_len
+    layer = config.active_weights / config.num_layers / config.hidden_size + 2 * config.seq_len
     head = vocab_size / layer if config.family == "gpt" else 0.0
     parts = partition(config.num_layers, count, last_extra=head)
     return tuple(Stage(layers, i == 0, i == count - 1) for i, layers in enumerate(parts))

@@ -19,11 +19,12 @@ from impl.cost.buffers import gathered_elements, gradient_elements
 from impl.cost.memory import state_parts
 from impl.cost.moments import fullest, kept_bytes
 from impl.cost.place import Place, Sizes, parameter_bytes
+from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.simulator.columns import Array, Held, Hops, Kept, Law, Ranks, Size, Work, columns
-from impl.simulator.operations import STAGE, BlockName, block
+from impl.simulator.operations import LAYERS, BlockName, block, names_of
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
 from impl.simulator.reduction import States, beyond, ends_seconds, seconds_of, sharded, states, update
@@ -94,7 +95,12 @@ class ClosedForm:
             gpus: devices of each plan.
             head_positions: positions of a sequence that the output head scores; None: all.
             given: fields of a run, by dotted name, whose values replace the habits of the system's software.
+
+        Raises:
+            InputError: only some of the model's layers have experts, so that not all add the same.
         """
+        if (every := base.model.experts_every) > 1:
+            raise InputError(f"model.experts_every {every} has no closed form to search plans with; valid: 1")
         self.positions = head_positions or base.model.seq_len
         self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base, given), vocab_size, system, gpus
         self.given = given
@@ -135,7 +141,7 @@ class ClosedForm:
 
     def _gather(self, plans: Plans, law: Callable[[Run], T], *knobs: str) -> T:
         """Return a law's quantities as columns: of a run for each set of the knobs' values, other knobs at defaults."""
-        knobs = *knobs, "cp", "cp_attention"  # on which every law depends
+        knobs = *knobs, "cp", "cp_attention", *("ep",) * bool(self.base.model.experts)  # every law depends on these
         code = np.zeros(len(plans), dtype=np.int64)
         for knob in knobs:
             code = code * (int(plans[knob].max()) + 1) + plans[knob]
@@ -166,10 +172,10 @@ class ClosedForm:
     def _blocks(self, run: Run) -> Work:
         """Return seconds of a microbatch in one stage, for each operation a law."""
         each: dict[BlockName, Passes] = {
-            name: passes(self.system, run, block(run, self.vocab_size, name, self.positions), is_layer=name == "layer")
-            for name in STAGE
+            name: passes(self.system, run, block(run, self.vocab_size, name, self.positions), is_layer=name in LAYERS)
+            for name in names_of(run.model)
         }
-        units = [stage_passes(self.system, each, stage) for stage in UNITS]
+        units = [stage_passes(self.system, run, each, stage) for stage in UNITS]
         return Work(*(Law.of(lambda unit, op=op: getattr(unit, op), units) for op in Work._fields))
 
     def _hops(self, run: Run) -> Hops:

@@ -7,21 +7,29 @@ with `impl.cost.flops`; collectives are those of `impl.cost.traffic`.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from impl.cost.gemms import Core, Product, core, products
 from impl.cost.parameters import ELEMENT_BYTES, named_parameters
 from impl.cost.place import HEAD, Place, Sizes, parameter_bytes
-from impl.cost.traffic import BlockName, Collective, collectives
+from impl.cost.traffic import LAYERS, BlockName, Collective, collectives
+from impl.model.config import ModelConfig
 from impl.pipeline.stage import Stage
 from impl.run import Run
 
-STAGE: dict[BlockName, Stage] = {
-    "embedding": Stage(range(0), is_first=True, is_last=False),
-    "layer": Stage(range(1), is_first=False, is_last=False),
-    "head": Stage(range(0), is_first=False, is_last=True),
-}
-"""Stage that has only the named block."""
+
+def stage_of(model: ModelConfig, name: BlockName) -> Stage:
+    """Return a stage that has only the named block, of which the model has one."""
+    first = {"layer": 0, "experts": model.experts_every - 1}.get(name, -1)
+    layers = range(first, first + 1) if name in LAYERS else range(0)
+    return Stage(layers, is_first=name == "embedding", is_last=name == "head")
+
+
+def names_of(model: ModelConfig) -> list[BlockName]:
+    """Return the names of the blocks that the model has."""
+    experts = model.expert_layers
+    lacking = {"layer": experts == model.num_layers, "experts": experts == 0}
+    return [name for name in get_args(BlockName) if not lacking.get(name)]
 
 
 class Moved(NamedTuple):
@@ -46,12 +54,16 @@ class Block(NamedTuple):
 
 
 def block(run: Run, vocab_size: int, name: BlockName, head_positions: int) -> Block:
-    """Return what one embedding, layer or head computes and sends on one rank, for one microbatch."""
-    stage = STAGE[name]
+    """Return what one embedding, layer or head computes and sends on one rank, for one microbatch.
+
+    Of experts each gets as many rows.
+    """
+    stage = stage_of(run.model, name)
     plain = replace(run, plan=replace(run.plan, recompute="none"))
     once = [p for p in products(plain, vocab_size, [stage], head_positions) if name == "head" or p.name != HEAD]
-    is_layer = name == "layer"
-    moved = {"embedding": _embedding, "layer": _layer, "head": _head}[name](run, vocab_size, head_positions)
+    is_layer = name in LAYERS
+    make = {"embedding": _embedding, "layer": _layer, "experts": _expert_layer, "head": _head}[name]
+    moved = make(run, vocab_size, head_positions)
     return Block(
         tuple(once),
         core(plain, [stage]) if is_layer else None,
@@ -63,7 +75,7 @@ def block(run: Run, vocab_size: int, name: BlockName, head_positions: int) -> Bl
 
 def parameters(run: Run, vocab_size: int, name: BlockName) -> int:
     """Return the number of parameters that a rank has in a block."""
-    named = named_parameters(run.model, vocab_size, run.plan.tp, [STAGE[name]])
+    named = named_parameters(run.model, vocab_size, run.plan.tp, [stage_of(run.model, name)], run.plan.ep)
     return sum(p.size for p in named)
 
 
@@ -73,8 +85,20 @@ def _gradient(run: Run, elements: float) -> float:
     return elements * (each.weight + 2 * each.gradient)
 
 
-def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
-    sizes = Sizes(run)
+def _expert_layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
+    yield from _layer(run, vocab_size, 0, name="experts")
+    sizes, model = Sizes(run), run.model
+    whole, rows = sizes.activations, sizes.activations * model.choices
+    logits = sizes.tokens * model.experts * max(sizes.e, 4)
+    yield Moved("softmax", 2 * logits, 3 * logits)
+    yield Moved("heads", whole + rows, rows + whole)  # each token's row for each of its experts, and back
+    yield Moved("residual", rows + whole, 3 * rows + whole)  # their weighted sum
+    for _ in range(2 * (run.plan.ep > 1 and model.experts > run.plan.ep)):
+        yield Moved("heads", 2 * rows, 2 * rows)  # sorted by expert where they arrive, and back
+
+
+def _layer(run: Run, vocab_size: int, _head_positions: int, name: BlockName = "layer") -> Iterator[Moved]:
+    sizes = Sizes(run, of_experts=name == "experts")
     e, own, features = sizes.e, sizes.own, sizes.features
     norms = run.model.norms
     qkv, projected, inner, widened = sizes.qkv, sizes.projected, sizes.inner, sizes.widened
@@ -99,7 +123,7 @@ def _layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
     for _ in range(2):
         yield Moved("residual", 3 * own + mask, 3 * own + (2 * own + mask if mask else 0.0))
     yield Moved("biases", 0.0, 0.0, projected + widened + 2 * own if run.model.biases else 0.0)
-    yield Moved("gradients", 0.0, 0.0, _gradient(run, parameters(run, vocab_size, "layer")))
+    yield Moved("gradients", 0.0, 0.0, _gradient(run, parameters(run, vocab_size, name)))
 
 
 def _scores(run: Run) -> Iterator[Moved]:

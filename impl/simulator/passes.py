@@ -8,10 +8,22 @@ from typing import NamedTuple
 
 from impl.cost.gemms import Pass
 from impl.cost.place import Sizes
+from impl.cost.traffic import blocks
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.simulator.operations import Block, BlockName, Moved
-from impl.simulator.seconds import Group, attention, beside, collective, elementwise, gemm, group, launched, send
+from impl.simulator.seconds import (
+    Group,
+    attention,
+    beside,
+    collective,
+    elementwise,
+    gemm,
+    group,
+    launched,
+    send,
+    strided,
+)
 from impl.simulator.system import System
 
 
@@ -32,6 +44,8 @@ class Passes(NamedTuple):
     """Seconds of waits for gathered parameters or divided gradients."""
     host: float = 0.0
     """Seconds of waits for activations on their way to and from host memory."""
+    experts: float = 0.0
+    """Seconds of waits for rows on their way to experts and back."""
 
     def plus(self, other: "Passes", times: int = 1) -> "Passes":
         return Passes(*(a + times * b for a, b in zip(self, other, strict=True)))
@@ -44,6 +58,7 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     sharing = run.model.sharing(plan.tp)
     of_head = replace(plan, tp=sharing, dp=plan.dp * plan.tp // sharing)  # adjacent too
     ranks = {over: group(("tp",), one, system) for over, one in (("tp", plan), ("heads", of_head))}
+    to_experts = {"ep": strided(plan.ep, plan.tp, plan, system)}
     shared = {op: _context(system, run, block, op) for op in ("forward", "backward")}
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
     inputs = _products(system, run, block, "input gradient") + _moved(system, run, block.moved, "backward")
@@ -63,22 +78,24 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     forward += core if block.core is not None else shared["forward"]
     again = {"none": 0.0, "selective": core, "full": forward if is_layer else 0.0}[plan.recompute]
     sums = {op: _collectives(system, run, block, ranks, op) for op in ("forward", "backward")}
+    exchanges = {op: _collectives(system, run, block, to_experts, op) for op in ("forward", "backward")}
     if plan.recompute == "full" and is_layer:
-        again += sums["forward"]
+        again += sums["forward"] + exchanges["forward"]
     exposed = _collectives(system, run, block, ranks, "backward", is_hidden=True)
     host = _host(system, run, block) if is_layer else (0.0, 0.0)
     kept = _kept_in_host(system, run) if is_layer else 0.0
-    both = again + inputs + weights + shared["backward"]
+    both = again + inputs + weights + shared["backward"] + exchanges["backward"]
     put_off = system.constant("host_backward") / 3 if is_layer else 0.0  # a product for each of two others
-    waits = sums["forward"] * (2 if plan.recompute == "full" and is_layer else 1) + exposed
+    times = 2 if plan.recompute == "full" and is_layer else 1
     return Passes(
-        forward=launched(system, forward + sums["forward"], host[0]) + kept,
+        forward=launched(system, forward + sums["forward"] + exchanges["forward"], host[0]) + kept,
         backward=launched(system, both + exposed, host[1]) + kept,
         input_gradient=launched(system, both - weights + sums["backward"], host[1] - put_off) + kept,
         weight_gradient=launched(system, weights, put_off),
-        tensor_parallel=waits,
+        tensor_parallel=sums["forward"] * times + exposed,
         context=shared["forward"] * (2 if plan.recompute != "none" and is_layer else 1) + shared["backward"],
         host=2 * kept,
+        experts=exchanges["forward"] * times + exchanges["backward"],
     )
 
 
@@ -90,10 +107,11 @@ def outside_layers(run: Run) -> Run:
     return replace(run, precision="bf16") if run.precision == "fp8" else run
 
 
-def stage_passes(system: System, each: Mapping[BlockName, Passes], stage: Stage) -> Passes:
+def stage_passes(system: System, run: Run, each: Mapping[BlockName, Passes], stage: Stage) -> Passes:
     """Return the seconds through a stage: its layers and, at the model's ends, embedding and head."""
-    total = Passes().plus(each["layer"], len(stage.layers))
-    total = total.plus(each["embedding"], int(stage.is_first)).plus(each["head"], int(stage.is_last))
+    total = Passes()
+    for name, count in blocks(run, [stage]).items():
+        total = total.plus(each[name], count) if count else total
     fetches = stage.is_first or stage.is_last or not system.habits.fetches_at_ends
     half = fetches * system.constant("microbatch_seconds") / 2
     return total._replace(

@@ -27,7 +27,7 @@ FLAGS = (
 )
 KNOBS = (
     *("tp", "cp", "pp", "dp", "microbatch", "schedule", "chunks"),
-    *("cp_attention", "recompute", "zero_stage", "zero_group", *FLAGS),
+    *("ep", "cp_attention", "recompute", "zero_stage", "zero_group", *FLAGS),
 )
 DEFAULTS = {name: getattr(Plan(), name) for name in KNOBS if name != "microbatch"}
 
@@ -121,7 +121,8 @@ def _degrees(model: ModelConfig, gpus: int, global_batch: int, sharing: int) -> 
         for one, pp in itertools.product(possible, range(1, model.num_layers + 1)):
             dp, rest = divmod(gpus, one.world_size * pp)
             if rest == 0 and global_batch % dp == 0:
-                yield replace(one, pp=pp, dp=dp)
+                for ep in divisors(math.gcd(model.experts, dp * one.cp)) if model.experts else [1]:
+                    yield replace(one, pp=pp, dp=dp, ep=ep)
 
 
 def _of_degrees(
@@ -134,6 +135,7 @@ def _of_degrees(
     memory = _crossed(kept, list(_activations(divides, ways)))
     zero = ("zero_stage", "zero_group", "overlap_grad_reduce", "overlap_param_gather")
     near = plan.dp_cp if node is None else math.gcd(plan.dp_cp, max(1, node // tp))
+    near = near if near % plan.ep == 0 else plan.dp_cp
     states = _crossed(zero, list(_states(plan.dp_cp, near)))
     rest = {
         "offload_optimizer": list(ways),
@@ -144,7 +146,7 @@ def _of_degrees(
     one_way = columns["scatter_gather"] | (columns["sequence_parallel"] == 0)  # with that it changes nothing
     kept = {name: column[one_way != 0] for name, column in columns.items()}
     count = len(kept["scatter_gather"])
-    degrees = {"tp": tp, "cp": plan.cp, "pp": pp, "dp": dp}
+    degrees = {"tp": tp, "cp": plan.cp, "pp": pp, "dp": dp, "ep": plan.ep}
     degrees["cp_attention"] = NAMES["cp_attention"].index(plan.cp_attention)
     return kept | {name: np.full(count, value) for name, value in degrees.items()}
 

@@ -11,7 +11,7 @@ from impl.cost.place import Place, parameter_bytes
 from impl.cost.traffic import Count, Counts, state_traffic
 from impl.run import Run
 from impl.simulator.periodic import Last
-from impl.simulator.seconds import STATE_BYTES, Size, beside, collective, group, optimizer, placed
+from impl.simulator.seconds import STATE_BYTES, Size, beside, collective, group, optimizer, placed, strided
 from impl.simulator.system import System
 
 REDUCING = ("all_reduce", "reduce_scatter")
@@ -35,7 +35,7 @@ def states(place: Place) -> States:
     """Return the states of a rank of a run, independent of the system."""
     run = place.run
     sizes = [
-        sum(p.size for p in named_parameters(run.model, place.vocab_size, run.plan.tp, [stage]))
+        sum(p.size for p in named_parameters(run.model, place.vocab_size, run.plan.tp, [stage], run.plan.ep))
         for stage in place.stages
     ]
     return States(
@@ -57,7 +57,10 @@ def seconds_of(system: System, run: Run, state: States, *, reducing: bool = True
     for axes, counts in _moved(system, run, state).items():
         if axes == "ends" or "pp" in axes.split("_") or (axes == "replicas") != of_replicas:
             continue
-        ranks = group(tuple(axes.split("_")), run.plan, system)
+        plan = run.plan
+        ranks = group(tuple(axes.split("_")), plan, system)
+        if axes == "owners":
+            ranks = strided(plan.zero // plan.ep, plan.tp * plan.ep, plan, system)
         for op, count in counts.items():
             if (op in REDUCING) == reducing:
                 total += count.calls * float(collective(system, op, count.bytes / count.calls, ranks))

@@ -73,6 +73,12 @@ def group(axes: tuple[str, ...], plan: Plan, system: System) -> Group:
     return placed(ranks, plan.world_size // ranks, system, lambda size: _within(axes, plan, size))
 
 
+def strided(ranks: int, stride: int, plan: Plan, system: System) -> Group:
+    """Return a group of so many ranks, each that many places behind the one before."""
+    within = lambda size: min(ranks, max(1, size // stride))
+    return placed(ranks, plan.world_size // ranks, system, within)
+
+
 def placed(ranks: int, groups: int, system: System, within: Callable[[int], int]) -> Group:
     """Return one of so many groups of so many ranks, of which `within(size)` are among as many adjacent devices."""
     sharing = lambda size: max(1, min(groups, size // within(size)))

@@ -9,13 +9,14 @@ from typing import Literal, NamedTuple
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.memory import Memory, memory_of_ranks
 from impl.cost.place import Place, Sizes, ranks_of_stages
+from impl.cost.traffic import blocks as blocks_of
 from impl.errors import InputError
 from impl.pipeline.schedule import Op as Work
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate
 from impl.pipeline.stage import Stage, partition, split
 from impl.run import Run
-from impl.simulator.operations import STAGE, Block, BlockName, block
+from impl.simulator.operations import LAYERS, Block, BlockName, block, names_of
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.periodic import Seconds, execute
 from impl.simulator.reduction import States, finish, seconds_of, sharded, states
@@ -27,11 +28,12 @@ Transfer = Callable[[int, int], float]
 Stages = Literal["even"] | tuple[Stage, ...] | None
 FIELD = {Work.F: "forward", Work.B: "backward", Work.I: "input_gradient", Work.W: "weight_gradient"}
 """Field of `Passes` with the seconds of an operation."""
-WAITS = ("tensor_parallel", "context", "pipeline", "gather", "host")
+WAITS = ("tensor_parallel", "context", "pipeline", "gather", "host", "experts")
 """Fields of `Passes` that are not computation."""
 EXPOSED = {
     "tp": ("tensor_parallel",),
     "cp": ("context",),
+    "ep": ("experts",),
     "pp": ("pipeline",),
     "dp": ("gradients",),
     "ends": ("ends",),
@@ -186,12 +188,12 @@ def stages_of(run: Run, vocab_size: int, stages: Stages) -> tuple[Stage, ...]:
 def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int | None) -> _Prepared:
     parts = stages_of(run, vocab_size, stages)
     positions = run.model.seq_len if head_positions is None else head_positions
-    blocks: dict[BlockName, Block] = {name: block(run, vocab_size, name, positions) for name in STAGE}
+    blocks: dict[BlockName, Block] = {name: block(run, vocab_size, name, positions) for name in names_of(run.model)}
     alike: dict[object, States] = {}
     found = []
     for rank in range(run.plan.pp):
         place = Place(run, vocab_size, rank, parts)
-        key = tuple((len(stage.layers), stage.is_first, stage.is_last) for stage in place.stages)
+        key = tuple(tuple(blocks_of(run, [stage]).values()) for stage in place.stages)
         if key not in alike:
             alike[key] = states(place)
         found.append(alike[key])
@@ -226,7 +228,7 @@ def _timed(
 ) -> tuple[Seconds, Transfer, list[Passes]]:
     """Return the seconds of all passes, those between ranks, and every stage's passes in parts."""
     each: dict[BlockName, Passes] = {
-        name: passes(system, run, one, is_layer=name == "layer") for name, one in prepared.blocks.items()
+        name: passes(system, run, one, is_layer=name in LAYERS) for name, one in prepared.blocks.items()
     }
     transfer = transfer_seconds(run, system)
     through = _through(run, system, prepared, each, transfer)
@@ -243,7 +245,7 @@ def _through(
 ) -> list[Passes]:
     """Return every stage's passes, including transfers of ZeRO's stages 2 and 3 and waits for neighbours."""
     plan, wait, blocks = run.plan, system.constant("send_wait"), system.constant("send_blocks")
-    found = [stage_passes(system, each, stage) for stage in prepared.parts]
+    found = [stage_passes(system, run, each, stage) for stage in prepared.parts]
     waited = partial(sharded, system, ahead=plan.overlap_param_gather, behind=plan.overlap_grad_reduce)
     rank_of = dict(enumerate(prepared.rank_of))
     for rank, state in enumerate(prepared.states):

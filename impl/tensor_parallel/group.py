@@ -13,6 +13,7 @@ from impl.tensor_parallel.weight_gradients import WeightGradients
 
 if TYPE_CHECKING:
     from impl.context_parallel import ContextParallel, Rows
+    from impl.model.experts import ExpertParallel
 
 
 class Part(NamedTuple):
@@ -47,6 +48,8 @@ class TensorParallel:
     """Ranks that share a head of keys and values; None: each has heads of its own."""
     context: "ContextParallel | None" = None
     """Ranks that share every sequence, and what attention needs of them; None: this one has whole sequences."""
+    experts: "ExpertParallel | None" = None
+    """Ranks that share the experts of every layer; None: there are no experts, or this rank has all."""
 
     @property
     def degree(self) -> int:

@@ -62,6 +62,7 @@ def drawn(random_: random.Random, most: int) -> Run:
         overlap_param_gather=one_of(False, True), offload_optimizer=one_of(False, True), recompute=recompute,
         zero_stage=stage,
         zero_group=one_of(None, *divisors(degrees["dp"] * degrees["cp"])) if stage else None,
+        ep=one_of(1, 1, 2, 4) if degrees["dp"] * degrees["cp"] > 1 else 1,
         partition_activations=recompute == "full" and one_of(False, True),
         offload_activations=recompute == "full" and one_of(False, True),
     )  # fmt: skip
@@ -69,7 +70,12 @@ def drawn(random_: random.Random, most: int) -> Run:
         raise ValueError("too many ranks")
     positions = one_of("learned", "rotary")
     heads = plan.tp * one_of(1, 2) * (plan.cp if plan.exchanges_heads else 1)
-    dropout = one_of(0.0, 0.1)
+    dropout, experts = one_of(0.0, 0.1), one_of(0, 0, 0, 4) if plan.ep == 1 else 4
+    of_experts = {
+        "experts": experts, "experts_every": one_of(1, 2), "expert_prototypes": one_of(1, 2), "balance_bias": 0.01,
+        "experts_per_token": one_of(1, 2), "expert_size": one_of(None, 4 * plan.tp), "balance_loss": 0.1,
+        "shared_expert_size": one_of(0, 3 * plan.tp), "expert_capacity": None if plan.cp > 1 else one_of(None, 0.8),
+    }  # fmt: skip
     model = ModelConfig(
         family=one_of("gpt", "bert"), num_layers=plan.pp * plan.chunks + one_of(0, 1) if plan.pp > 1 else 2,
         num_heads=heads, hidden_size=heads * (4 if positions == "rotary" else random_.randint(3, 5)),
@@ -79,7 +85,7 @@ def drawn(random_: random.Random, most: int) -> Run:
         parallel_residual=one_of(False, False, True),
         mlp=one_of(*get_args(MLPKind)), mlp_size=one_of(None, plan.tp * random_.randint(5, 9)),
         biases=one_of(False, True), tied=one_of(False, True), dropout=dropout,
-        attention_dropout=0.0 if plan.is_ring else None,
+        attention_dropout=0.0 if plan.is_ring else None, **(of_experts if experts else {}),
     )  # fmt: skip
     microbatch, count = one_of(1, 2), one_of(1, 2, plan.pp + 1, 2 * plan.pp) if plan.pp > 1 else one_of(1, 2)
     recipe = Recipe(
@@ -128,6 +134,7 @@ def levels(run: Run) -> dict[str, Any]:
         "biases": model.biases, "tied": model.tied, "parallel": model.parallel_residual, "dropout": model.dropout,
         "heads": "whole" if model.kv_heads is None else "grouped" if model.sharing(plan.tp) == 1 else "shared",
         "parametrization": run.train.parametrization, "microbatch": run.train.microbatch,
+        "experts": f"every {model.experts_every}" if model.experts else "none",
     }  # fmt: skip
     if model.norm_placement != "without":
         found["norm"] = model.norm
@@ -143,7 +150,7 @@ def levels(run: Run) -> dict[str, Any]:
     if plan.tp > 1 < plan.pp:
         found["scatter"] = plan.scatter_gather
     if plan.dp_cp > 1:
-        found |= {"zero": plan.zero_stage, "reduce": plan.overlap_grad_reduce}
+        found |= {"zero": plan.zero_stage, "reduce": plan.overlap_grad_reduce, "degree of ep": plan.ep}
     if plan.dp_cp > 1 and plan.zero_stage:
         found["group"] = "all" if plan.zero == plan.dp_cp else "one" if plan.zero == 1 else "some"
         found["gather"] = plan.overlap_param_gather
@@ -160,6 +167,8 @@ ONLY: dict[str, set[str]] = {
     "degree of tp": {"sequence", "heads", "scatter", "input gradients", *DEGREES},
     "degree of dp": {"zero", "group", *DEGREES},
     "degree of cp": {"attention", "zero", *DEGREES},
+    "degree of ep": {*AXES, "sequence", "zero", "group", "recompute", "kind"},
+    "experts": {*AXES, "sequence", "recompute", "kind", "zero", "mlp", "biases", "parallel", "dropout", "norm"},
     "placement": {*AXES, "sequence", "recompute", "norm", "family", "positions", "tied", "parallel", "heads", "mlp"},
 }
 """What factors of many levels are crossed with; others with all. Of a schedule, its kind is crossed with the rest."""

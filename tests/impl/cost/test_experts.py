@@ -1,0 +1,114 @@
+"""What runs with experts keep, send and need: formulas against what ranks do."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from impl.cost.activations import layer_bytes, stage_bytes
+from impl.cost.memory import state_bytes
+from impl.cost.parameters import count_parameters, named_parameters
+from impl.cost.place import Place
+from impl.cost.traffic import step_traffic
+from impl.instruments import state_bytes as held
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from impl.train import Trainer
+from tests.impl.cost.test_activations import kept
+from tests.impl.cost.test_memory_measured import far
+from tests.impl.cost.test_traffic import step
+from tests.impl.on_ranks import on_ranks
+
+MODEL = ModelConfig(
+    num_layers=4, hidden_size=32, num_heads=4, seq_len=16, vocab_size=512, biases=False, tied=False, mlp="swiglu",
+    mlp_size=40, norm="rmsnorm", experts=4, experts_per_token=2, balance_loss=0.01, balance_bias=0.001,
+)  # fmt: skip
+PROTOTYPES = replace(
+    MODEL, experts_per_token=1, expert_prototypes=2, experts_every=2, shared_expert_size=24, expert_size=16,
+    balance_bias=0.0, mlp="gelu", biases=True, tied=True, dropout=0.1,
+)  # fmt: skip
+ALONE: list[dict[str, Any]] = [
+    {},
+    {"precision": "bf16"},
+    {"tp": 2, "precision": "bf16"},
+    {"tp": 2, "sequence_parallel": True},
+    {"recompute": "selective"},
+    {"recompute": "full", "precision": "bf16"},
+    {"pp": 2, "recompute": "full"},
+    {"pp": 2, "schedule": "zb_h1"},
+    {"dp": 2, "zero_stage": 3},
+]
+SHARED: list[dict[str, Any]] = [
+    {"dp": 2, "ep": 2},
+    {"dp": 4, "ep": 2, "zero_stage": 3, "precision": "bf16"},
+    {"dp": 4, "ep": 4, "zero_stage": 1},
+    {"dp": 4, "ep": 2, "zero_stage": 2, "zero_group": 2},
+    {"dp": 2, "ep": 2, "tp": 2, "sequence_parallel": True, "recompute": "full"},
+    {"cp": 2, "ep": 2},
+    {"cp": 2, "ep": 2, "recompute": "full", "cp_attention": "ulysses"},
+    {"dp": 2, "ep": 2, "pp": 2, "schedule": "zb_h1", "zero_stage": 2},
+]
+
+
+def runs(ways: list[dict[str, Any]], **model: Any) -> list[Run]:
+    found = []
+    for way in ways:
+        plan = Plan(bucket_bytes=10_000, **{name: value for name, value in way.items() if name != "precision"})
+        recipe = Recipe(steps=1, global_batch=4 * plan.dp, microbatch=2)
+        for one in (MODEL, PROTOTYPES):
+            config = replace(one, attention_dropout=0.0 if plan.is_ring else None, **model)
+            found.append(Run(model=config, plan=plan, train=recipe, precision=way.get("precision", "fp32")))
+    return found
+
+
+def structure(one: Trainer) -> tuple[list[tuple[str, tuple[int, ...]]], Any]:
+    return [(name, tuple(p.shape)) for name, p in one.model.named_parameters()], (one.pp_group.rank(), held(one))
+
+
+def test_parameters_and_states_are_the_models(data: Path) -> None:
+    for run, ranks in on_ranks(structure, runs(ALONE[:5] + SHARED), data).items():
+        plan = run.plan
+        for i, (named, (pp_rank, states)) in enumerate(ranks):
+            stages = Place(run, 512, pp_rank).stages
+            expected = named_parameters(run.model, None, plan.tp, stages, plan.ep)
+            first = i // plan.tp % plan.ep * (run.model.experts // plan.ep)
+            renamed = [_renamed(p.name, first) for p in expected]
+            assert named == [(name, p.shape) for name, p in zip(renamed, expected, strict=True)]
+            if not plan.zero_stage:
+                of = {"tp": plan.tp, "precision": run.precision, "stages": stages, "ep": plan.ep}
+                assert states == state_bytes(run.model, 512, **of)
+        if plan == replace(Plan(), bucket_bytes=plan.bucket_bytes):
+            assert count_parameters(run.model).total == sum(p.size for p in named_parameters(run.model, None, 1))
+
+
+def _renamed(name: str, first: int) -> str:
+    """The name of the same expert of a rank whose first one is this."""
+    if ".experts." not in name:
+        return name
+    before, expert, after = name.split(".experts.")[0], *name.split(".experts.")[1].split(".", 1)
+    return f"{before}.experts.{first + int(expert)}.{after}"
+
+
+def test_a_rank_with_all_experts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
+    for run, ranks in on_ranks(kept, runs(ALONE), data).items():
+        for pp_rank, positions, found in ranks:
+            stages = Place(run, 512, pp_rank).stages
+            parts = [stage_bytes(run, 512, stage, positions) for stage in stages]
+            of_last = layer_bytes(run, of_experts=run.model.has_experts(stages[-1].layers[-1]))
+            assert (found.model, found.layer) == (sum(sum(each.values()) for each in parts), of_last), (run, parts)
+
+
+def test_ranks_send_what_the_formulas_say(data: Path) -> None:
+    """However tokens choose: what is counted is what leaves their own ranks, and comes back."""
+    for run, ranks in on_ranks(step, runs(ALONE[2:] + SHARED), data).items():
+        for found in ranks:
+            assert found.counts == step_traffic(Place(run, 512, found.pp_rank), found.head_positions), run.plan
+
+
+def test_memory_is_what_is_predicted(data: Path) -> None:
+    """Of ranks that have all experts: what others get depends on the choices."""
+    size = {"hidden_size": 64, "seq_len": 64, "mlp_size": 96}
+    first = far(runs(ALONE, **size), data)
+    again = far(first, data)  # more collectives are alive at a time on a busy machine
+    assert not again, "\n".join(again.values())
