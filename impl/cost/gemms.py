@@ -67,14 +67,16 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     model, batch = run.model, run.train.microbatch
     tokens = {HEAD: Sizes(run).scored(head_positions), "token_dense": batch * head_positions, "pooler": batch}
     tokens["next_sentence"] = batch
+    uses = sum(len(stage.layers) for stage in stages) if model.shared_layers else 1
     is_last = any(stage.is_last for stage in stages)
     named = named_parameters(model, vocab_size, run.plan.tp, stages)
     head = (TIED if model.tied else OUTPUT) if is_last else None
     matrices = Counter((_matrix(p), p.shape, p.is_split) for p in named if _is_multiplied(p, head))
     found = []
     for (name, (out, into), is_split), count in matrices.items():
-        n = tokens.get(name, Sizes(run).tokens)
-        forwards = count * (2 if run.plan.recompute == "full" and name not in tokens else 1)
+        n, is_layer = tokens.get(name, Sizes(run).tokens), name not in tokens
+        count = count * (uses if is_layer else 1)
+        forwards = count * (2 if run.plan.recompute == "full" and is_layer else 1)
         found += [
             Product(name, "forward", n, out, into, forwards, is_split),
             Product(name, "input gradient", n, into, out, count, is_split),

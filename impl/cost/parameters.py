@@ -30,7 +30,7 @@ class ParameterCount:
     positions: int
     """Positions and, of BERT, the two token types."""
     layers: int
-    """Attention and MLP weights and biases of all layers."""
+    """Attention and MLP weights and biases of all layers; of one if they share them."""
     norms: int
     """Parameters of all norms but the MLM head's."""
     heads: int
@@ -51,7 +51,8 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
 
     Source: PTD-P (2104.04473), equation 2, which leaves out the final LayerNorm's 2 h; BERT: Devlin et al. 2019.
     """
-    layers, h, vocab = config.num_layers, config.hidden_size, resolve_vocab(config, vocab_size)
+    layers, h = len(config.own(range(config.num_layers))), config.hidden_size
+    vocab = resolve_vocab(config, vocab_size)
     blocks = config.norms.attention, config.norms.mlp
     whole = layers * config.norms.of_tokens + config.norms.embedding + config.norms.final
     size = lambda width, **bias: sum(parameter.size for parameter in _norm(config, "", width, **bias))
@@ -110,7 +111,7 @@ def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, .
         named += [Parameter("trunk.positions.weight", (config.seq_len, h), False)] * (config.positions == "learned")
         named += [Parameter("trunk.token_types.weight", (TOKEN_TYPES, h), False)] * bert
         named += _norm(config, "trunk.embedding_norm", h) * config.norms.embedding
-    for i in (i for stage in stages for i in stage.layers):
+    for i in (i for stage in stages for i in config.own(stage.layers)):
         named += _layer(config, f"trunk.layers.{i}", tp)
     if last:
         named += _norm(config, "trunk.final_norm", h) * config.norms.final

@@ -69,6 +69,8 @@ class ModelConfig:
     """Whether layers' linear products have biases."""
     tied: bool = True
     """Whether the output head's matrix is the token embedding's."""
+    shared_layers: bool = False
+    """Whether all layers have the first one's weights (ALBERT 2019, 1909.11942; M6-10T 2021, 2110.03888, "pseudo")."""
     dropout: Fraction = 0.0
     attention_dropout: Fraction | None = None
     """Dropout of attention's probabilities, which are kept for it; None: as elsewhere."""
@@ -160,6 +162,10 @@ class ModelConfig:
     def mlp_outputs(self) -> tuple[int, ...]:
         """Features of the MLP's first product: f, or a gate's and another f."""
         return (self.mlp_inner,) * (2 if self.mlp == "swiglu" else 1)
+
+    def own(self, layers: range) -> range:
+        """Return which of these layers, from the first on, have weights of their own: one if all share them."""
+        return layers[:1] if self.shared_layers else layers
 
     @property
     def layer_weights(self) -> int:

@@ -28,7 +28,7 @@ class States(NamedTuple):
     shares: tuple[float, ...]
     """Shares of its parameters in each of its stages."""
     layers: tuple[int, ...]
-    """Layers in each of its stages; at least 1."""
+    """Layers with weights of their own in each of its stages; at least 1."""
 
 
 def states(place: Place) -> States:
@@ -43,7 +43,7 @@ def states(place: Place) -> States:
         sum(bucket.updated for bucket in place.buckets),
         sum(len(bucket.names) for bucket in place.buckets),
         tuple(size / sum(sizes) for size in sizes),
-        tuple(max(1, len(stage.layers)) for stage in place.stages),
+        tuple(max(1, len(run.model.own(stage.layers))) for stage in place.stages),
     )
 
 
@@ -72,7 +72,8 @@ def _moved(system: System, run: Run, state: States) -> dict[str, Counts]:
     """
     if not system.habits.owns_tensors or run.plan.zero_stage != 1:
         return state.traffic
-    tensors = state.tensors / sum(state.layers) * run.model.num_layers / run.plan.pp  # of a rank, not of a unit
+    layers = len(run.model.own(range(run.model.num_layers)))
+    tensors = state.tensors / sum(state.layers) * layers / run.plan.pp  # of a rank, not of a unit
     sent = sum(counts["all_gather"].bytes for counts in state.traffic.values() if "all_gather" in counts)
     found = defaultdict[str, Counts](lambda: defaultdict(Count))
     for axes, counts in state.traffic.items():

@@ -79,7 +79,7 @@ def drawn(random_: random.Random, most: int) -> Run:
         parallel_residual=one_of(False, False, True),
         mlp=one_of(*get_args(MLPKind)), mlp_size=one_of(None, plan.tp * random_.randint(5, 9)),
         biases=one_of(False, True), tied=one_of(False, True), dropout=dropout,
-        attention_dropout=0.0 if plan.is_ring else None,
+        attention_dropout=0.0 if plan.is_ring else None, shared_layers=plan.pp == 1 and one_of(False, False, True),
     )  # fmt: skip
     microbatch, count = one_of(1, 2), one_of(1, 2, plan.pp + 1, 2 * plan.pp) if plan.pp > 1 else one_of(1, 2)
     recipe = Recipe(
@@ -133,6 +133,8 @@ def levels(run: Run) -> dict[str, Any]:
         found["norm"] = model.norm
     if plan.recompute == "full":
         found |= {"inputs offloaded": plan.offload_activations, "inputs parted": plan.partition_activations}
+    if plan.pp == 1:
+        found["shared"] = model.shared_layers
     if plan.pp > 1:
         found["schedule"] = next((way for way in SEARCHED if plan.schedule.startswith(way)), plan.schedule)
         found["kind"] = kind(plan.schedule, plan.pp, run.microbatches, plan.chunks)
@@ -163,6 +165,10 @@ ONLY: dict[str, set[str]] = {
     "placement": {*AXES, "sequence", "recompute", "norm", "family", "positions", "tied", "parallel", "heads", "mlp"},
 }
 """What factors of many levels are crossed with; others with all. Of a schedule, its kind is crossed with the rest."""
+ONLY["shared"] = {
+    "dp", "tp", "cp", "sequence", "attention", "recompute", "zero", "group", "bucket", "microbatch", "reduce", "gather",
+    "family", "norm", "biases", "dropout", "parametrization", "inputs parted",
+}  # fmt: skip
 if EVERY:
     del ONLY["schedule"]
     ONLY["together"] |= {"kind", "zero"}
