@@ -1,7 +1,7 @@
 """Layers that all have one layer's weights; for models with `shared_layers`.
 
-Source: ALBERT, Lan et al. 2019 (1909.11942), section 3.1: all parameters across layers; M6-10T, Lin et al. 2021
-(2110.03888), section 3: the "pseudo" model of pseudo-to-real training.
+Source: ALBERT, Lan et al. 2019 (1909.11942), section 3.1; M6-10T, Lin et al. 2021 (2110.03888): the "pseudo" model of
+pseudo-to-real training.
 """
 
 from torch import nn
