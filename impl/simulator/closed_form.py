@@ -26,7 +26,7 @@ from impl.simulator.columns import Array, Held, Hops, Kept, Law, Ranks, Size, Wo
 from impl.simulator.operations import STAGE, BlockName, block
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
-from impl.simulator.reduction import States, beyond, ends_seconds, seconds_of, sharded, states, update
+from impl.simulator.reduction import States, beyond, blocks_of, ends_seconds, seconds_of, sharded, states, update
 from impl.simulator.step import stages_of, transfer_seconds
 from impl.simulator.system import System
 
@@ -269,12 +269,11 @@ class ClosedForm:
         )
 
     def _shape(self, ranks: Ranks) -> tuple[Array, Array, Array]:
-        """Return the numbers of stages of a rank, of ranks, and of layers of a stage with weights of their own.
-
-        Shapes: each [n] or [3, n].
-        """
+        """Return the numbers of stages of a rank, of ranks, and of a stage's `blocks_of`, each [n] or [3, n]."""
         layers = np.maximum(ranks.layers / ranks.v, 1)
-        return ranks.v, ranks.p, np.ones_like(layers) if self.base.model.shared_layers else layers
+        if self.base.model.shared_layers:
+            layers = np.full_like(layers, blocks_of(self.base, self.vocab_size, UNITS[-1]))
+        return ranks.v, ranks.p, layers
 
     def _exposed(self, plans: Plans, ranks: Ranks, reducing: Array, last_pass: Array) -> Array:
         """Return the seconds that each kind of rank reduces gradients after its last backward pass. Shape: [3, n]."""

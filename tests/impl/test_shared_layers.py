@@ -17,9 +17,11 @@ from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run, with_fields
+from impl.simulator.step import predict
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
 from tests.impl.parity import Found, assert_equal_gradients, first_gradients, gradients, relative, serial
+from tests.impl.simulator.made_up import SYSTEM, longer, run_of
 
 OWN = ModelConfig(num_layers=3, hidden_size=16, num_heads=4, seq_len=16, norm_placement="scaled", dropout=0.1)
 SHARED = replace(OWN, shared_layers=True)
@@ -82,6 +84,20 @@ def test_one_layers_parameters_are_counted() -> None:
     shared, own, one = (count_parameters(model, 257) for model in (SHARED, OWN, replace(OWN, num_layers=1)))
     assert shared == one
     assert own.layers == 3 * one.layers
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_predicted_step_computes_as_much_and_holds_and_reduces_less(recompute: Any, stage: Any) -> None:
+    run = run_of(dp=8, zero_stage=stage, recompute=recompute)
+    own, shared = (predict(longer(run, shared_layers=are), 51200, SYSTEM) for are in (False, True))
+    assert shared.parts[0]["compute"] == pytest.approx(own.parts[0]["compute"])
+    assert shared.parts[0]["optimizer"] < own.parts[0]["optimizer"]
+    assert shared.seconds < own.seconds
+    assert shared.memory[0].activations == own.memory[0].activations
+    parameters = [count_parameters(longer(run, shared_layers=are).model).total for are in (False, True)]
+    states = own.memory[0].states, shared.memory[0].states
+    assert states[1] / states[0] == pytest.approx(parameters[1] / parameters[0], rel=1e-3)
 
 
 WRONG: dict[str, dict[str, Any]] = {
