@@ -144,7 +144,7 @@ class Checkpoints:
             RuntimeError: the previous checkpoint could not be written; gives the reason.
         """
         self.wait()
-        planner = SaveChunks(_chunks(self.trainer, self._to_host()), self._state(step))
+        planner = SaveChunks(chunks_of(self.trainer, self._to_host()), self._state(step))
         self._under_way = self._thread.submit(self._write, step, planner)
 
     def wait(self) -> None:
@@ -176,9 +176,9 @@ class Checkpoints:
             if damaged:
                 raise InputError(f"no whole checkpoint: {'; '.join(damaged)}; remove {self.folder} to start at step 0")
             return None
-        if why := _why_another(saved.state["identity"], _identity(self.trainer)):
+        if why := why_another(with_defaults(saved.state["identity"]), identity(self.trainer)):
             raise InputError(f"{saved.path} is a checkpoint of another run: {why}")
-        _read(CheckpointReader(saved.path), _chunks(self.trainer, self.trainer.optimizer.owned()), self.group)
+        read(CheckpointReader(saved.path), chunks_of(self.trainer, self.trainer.optimizer.owned()), self.group)
         self.trainer.optimizer.publish()
         self.trainer.optimizer.updates = saved.state["updates"]
         if saved.state["precision"] == self.trainer.run.precision:  # a loss scale holds for one precision only
@@ -193,7 +193,7 @@ class Checkpoints:
             "updates": self.trainer.optimizer.updates,
             "precision": self.trainer.run.precision,
             "loss_scale": {name: getattr(scale, name) for name in SCALE},
-            "identity": _identity(self.trainer),
+            "identity": identity(self.trainer),
         }
 
     def _to_host(self) -> list[Owned]:
@@ -242,40 +242,11 @@ class Checkpoints:
         return outcome[0]
 
 
-def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
-    """Load the weights of the newest complete checkpoint in a folder as initial weights, and return its step.
-
-    Moments and everything else keep their initial values. Heads that the checkpoint does not have keep their initial
-    weights; the seed, the layout, the precision and dropout may differ.
-
-    Memory: as `Checkpoints.load`.
-
-    Raises:
-        InputError: there is no checkpoint, or it belongs to another model, vocabulary or data.
-    """
-    saved, damaged = latest(folder)
-    if saved is None:
-        raise InputError(f"start: {'; '.join(damaged) or f'no checkpoint in {folder}'}")
-    own = {name: value for name, value in _identity(trainer).items() if name not in ("seed", "model.dropout")}
-    if why := _why_another(saved.state["identity"], own):
-        raise InputError(f"start: {saved.path} is a checkpoint of another model: {why}")
-    reader = CheckpointReader(saved.path)
-    there = reader.read_metadata().state_dict_metadata
-    wanted = [
-        owned._replace(tensors={WEIGHT: owned.tensors[WEIGHT]})
-        for owned in trainer.optimizer.owned()
-        if f"{WEIGHT}.{owned.name}" in there or owned.name.startswith("trunk.")
-    ]
-    _read(reader, _chunks(trainer, wanted), group, "start: ")
-    trainer.optimizer.publish()
-    return saved.step
-
-
 def write_weights(folder: Path, weights: Mapping[str, Tensor], identity: State) -> None:
     """Write whole weights as a checkpoint after 0 steps, that training may start from.
 
     Args:
-        identity: what `_identity` says of a training: the model's fields, the seed and the data.
+        identity: what `identity` says of a training: the model's fields, the seed and the data.
     """
     loss_scale = {"scale": 1.0, "good_steps": 0, "skipped": 0}
     state = {"step": 0, "updates": 0, "precision": "fp32", "loss_scale": loss_scale, "identity": identity}
@@ -320,36 +291,46 @@ def read_weights(saved: Saved) -> dict[str, Tensor]:
     return {chunk.name.removeprefix(prefix): chunk.values for chunk in own}
 
 
-def _chunks(trainer: Trainer, owned: Iterable[Owned]) -> list[Chunk]:
+def chunks_of(trainer: Trainer, owned: Iterable[Owned]) -> list[Chunk]:
     """Return this rank's training state as boxes of whole tensors."""
     shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
     shards, part = shards_of(trainer.model), trainer.tp.part
     return [chunk for one in owned for chunk in chunks(one, shapes[one.name], shards.get(one.name), part)]
 
 
-def _read(reader: CheckpointReader, own: Sequence[Chunk], group: dist.ProcessGroup, prefix: str = "") -> None:
-    """Fill the chunks from a checkpoint.
+def read(
+    reader: CheckpointReader,
+    own: Sequence[Chunk],
+    group: dist.ProcessGroup,
+    *,
+    prefix: str = "",
+    origin: Callable[[str], str] = lambda name: name,
+) -> None:
+    """Fill the chunks from a checkpoint, where the `origin` of a tensor's name is its name.
 
     Raises:
         InputError: the checkpoint cannot be read; the message begins with `prefix`.
     """
     try:
-        dcp.load({}, storage_reader=reader, planner=LoadChunks(own), process_group=group)
+        dcp.load({}, storage_reader=reader, planner=LoadChunks(own, origin), process_group=group)
     except CheckpointException as error:
         raise InputError(f"{prefix}{reader.path} cannot be loaded: {_reason(error)}") from None
 
 
-def _identity(trainer: Trainer) -> State:
+def identity(trainer: Trainer) -> State:
     """Return the properties that a checkpoint must share with the training that loads it."""
     run = trainer.run
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items()}
     return {**model, "model.vocab_size": trainer.vocab_size, "seed": run.seed, "data": trainer.data.sha256}
 
 
-def _why_another(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Return the first difference between two identities; a field missing from the checkpoint has its default."""
-    defaults = {f"model.{field.name}": field.default for field in dataclasses.fields(ModelConfig)}
-    there = {**defaults, **saved}
+def with_defaults(saved: State) -> State:
+    """Return a checkpoint's identity with defaults for the model's fields that are missing from it."""
+    return {f"model.{field.name}": field.default for field in dataclasses.fields(ModelConfig)} | saved
+
+
+def why_another(there: State, own: State) -> str:
+    """Return the first difference between two identities."""
     return next((f"{name} {there[name]!r}, here {value!r}" for name, value in own.items() if there[name] != value), "")
 
 

@@ -1,8 +1,8 @@
 """What a rank owns of every parameter as boxes of whole tensors, and plans to write and read these in parallel."""
 
-import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -102,7 +102,7 @@ class SaveChunks(dcp.DefaultSavePlanner):
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         plans, metadata = super().create_global_plan(all_plans)
-        self.metadata = dataclasses.replace(metadata, planner_data=self.state)
+        self.metadata = replace(metadata, planner_data=self.state)
         return plans, self.metadata
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
@@ -117,20 +117,23 @@ def _write_item(chunk: Chunk) -> WriteItem:
 class LoadChunks(dcp.DefaultLoadPlanner):
     """Fills chunks from whatever boxes were written, converting their type.
 
+    Args:
+        origin: from a tensor's name to that in the checkpoint, which several may have.
+
     Raises:
         InputError: not all of them are there.
     """
 
-    def __init__(self, own: Sequence[Chunk]) -> None:
+    def __init__(self, own: Sequence[Chunk], origin: Callable[[str], str] = lambda name: name) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.own = {chunk.index: chunk for chunk in own}
+        self.own, self.origin = {chunk.index: chunk for chunk in own}, origin
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
         items: list[ReadItem] = []
         name = lambda chunk: chunk.name
-        for fqn, some in groupby(sorted(self.own.values(), key=name), name):
-            wanted = list(some)
+        for here, some in groupby(sorted(self.own.values(), key=name), name):
+            wanted, fqn = list(some), self.origin(here)
             saved = self.metadata.state_dict_metadata.get(fqn)
             if not isinstance(saved, TensorStorageMetadata):
                 raise InputError(f"no {fqn} in the checkpoint")
@@ -139,7 +142,7 @@ class LoadChunks(dcp.DefaultLoadPlanner):
             found = create_read_items_for_chunk_list(fqn, saved, [chunk.box for chunk in wanted])
             if sum(math.prod(item.lengths) for item in found) != sum(chunk.values.numel() for chunk in wanted):
                 raise InputError(f"{fqn} is not whole in the checkpoint")
-            items += found
+            items += [replace(item, dest_index=replace(item.dest_index, fqn=here)) for item in found]
         return LoadPlan(items)
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:

@@ -1,7 +1,6 @@
 """Memory of a trainer, counted and not estimated: what it holds, what a forward pass keeps, what a step needs."""
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,13 +47,14 @@ def state_bytes(trainer: Trainer) -> StateBytes:
 def activation_bytes(trainer: Trainer) -> ActivationBytes:
     """Return the bytes that one microbatch's forward passes keep for the backward passes, which are not run."""
     trainer.model.train()
-    size, run, of_layers = trainer.run.train.microbatch, trainer.run, Counter[str]()
+    size, run, of_layers = trainer.run.train.microbatch, trainer.run, list[int]()
 
     def counted(name: str, block: Callable[[Any], Tensor]) -> Block:
         def count(x: Any) -> Tensor:
             before = memory.kept + memory.kept_elsewhere
             out = block(x)
-            of_layers[name] += memory.kept + memory.kept_elsewhere - before
+            if name.startswith("layers."):
+                of_layers.append(memory.kept + memory.kept_elsewhere - before)
             return out
 
         return Block(name, count)
@@ -65,8 +65,7 @@ def activation_bytes(trainer: Trainer) -> ActivationBytes:
             x = None if stage.is_first else trainer.activations(size, run.model.seq_len).requires_grad_()
             blocks = trainer.stage_blocks(stage, np.arange(size), DropoutKey(run.seed, 0, 0))
             outputs.append(trainer.parameters.run([counted(*block) for block in blocks], x))
-    last = list(trainer.model.trunk.layers)[-1]
-    return ActivationBytes(memory.kept, of_layers[f"layers.{last}"], memory.kept_elsewhere)
+    return ActivationBytes(memory.kept, of_layers[-1], memory.kept_elsewhere)
 
 
 def attention_kernel(trainer: Trainer) -> str:

@@ -124,6 +124,8 @@ class Run:
                 needed()
             except InputError as error:
                 yield str(error)
+        if model.shared_layers and (plan.pp > 1 or plan.chunks > 1):
+            yield f"model.shared_layers with plan.pp {plan.pp}, plan.chunks {plan.chunks} is not built; valid: 1 and 1"
 
     def _of_context(self) -> Iterator[str]:
         plan, model, is_ring = self.plan, self.model, self.plan.cp_attention == "ring"
@@ -152,8 +154,10 @@ class Run:
                     yield f"train.{field} {value} is another parametrization's base; valid: train.parametrization mup"
         elif recipe.base_hidden_size is None:
             yield "train.parametrization mup needs the hidden size whose rate it has; valid: train.base_hidden_size N"
+        if recipe.base_layers and self.model.shared_layers:
+            yield f"train.base_layers {recipe.base_layers} is not built for model.shared_layers; valid: None"
         if recipe.parametrization == "mup" and self.model.tied and not norm_before_head(self.model):
-            what = f"a norm before a tied head, norm placement {self.model.norm_placement} has none"
+            what = f"a norm before a tied head alone, norm placement {self.model.norm_placement} has none"
             yield f"train.parametrization mup needs {what}; valid: model.tied False"
 
     def _of_experts(self) -> Iterator[str]:

@@ -198,15 +198,21 @@ class Trainer:
         }
 
     def _arrivals(self) -> dict[nn.Parameter, int]:
-        """Return the gradients that the embedding receives in a backward pass: one of each end.
+        """Return the gradients that a parameter receives in a backward pass: the embedding one of each end.
 
         Autograd adds both up where they are one stage.
         """
+        found, adds = dict[nn.Parameter, int](), self.tp.weight_gradients is not None
+        if self.run.model.shared_layers:
+            from impl.model.shared_layers import arrivals  # for few runs
+
+            layers, is_again = self.model.trunk.layers, self.run.plan.recompute == "full"
+            found = arrivals(layers["0"], len(layers), recomputed=is_again, adds=adds)
         if self.model.trunk.tokens is None or not self.run.model.tied:
-            return {}
+            return found
         ends = sum(stage.is_first + (stage.is_last and not self.run.data.race) for stage in self.own.values())
-        are_one = len(self.stages) == 1 and self.tp.weight_gradients is None
-        return {self.model.trunk.tokens.weight: 1 if are_one else ends}
+        are_one = len(self.stages) == 1 and not adds
+        return {**found, self.model.trunk.tokens.weight: 1 if are_one else ends}
 
     def _links(self, mesh: DeviceMesh) -> Links:
         group, over = self.tp.group, transfer_groups(mesh, self.schedule.ways) if self.there.queues_transfers else {}

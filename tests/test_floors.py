@@ -81,6 +81,7 @@ FLOORS = {
     "impl.chunks": 4,
     "impl.dimensions": 4,
     "impl.instruments": 4,
+    "impl.start": 4,
     "impl.train.*": 4,
     "harness": 5,
     "harness.records.*": 5,

@@ -126,8 +126,8 @@ def _scored(saved: "Saved", run: Run, device: str, with_lm_eval: bool) -> list[S
     import torch
     import torch.distributed as dist
 
-    from impl.checkpoint import start_from
     from impl.data.tokens import TokenFolder
+    from impl.start import start_from
     from impl.train import Trainer
 
     data = TokenFolder.open(run.data.dataset)

@@ -160,6 +160,7 @@ def features(run: Done, system: System) -> dict[str, str]:
         },
         **{"grouped queries": model.groups != model.num_heads, "shared heads": model.sharing(plan.tp) > 1},
         **{"parallel residual": model.parallel_residual, "untied": not model.tied},
+        **{"shared layers": model.shared_layers, "experts": model.experts > 0},
     }
     if block := " ".join(name for name, is_other in parts.items() if is_other):
         found["block"] = block

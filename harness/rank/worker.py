@@ -154,7 +154,7 @@ class Worker:
         if self.orders.start is None:
             return
         assert isinstance(trainer, Trainer)
-        from impl.checkpoint import start_from
+        from impl.start import start_from
 
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.orders.collective_timeout_seconds))
         assert isinstance(group, dist.ProcessGroup)

@@ -27,7 +27,6 @@ from harness.records.parts import (
 from harness.records.statistics import quartiles, warmup_steps
 from harness.records.steps import Steps
 from impl.cost.flops import hardware_flops, model_flops
-from impl.cost.memory import memory
 from impl.cost.peaks import peak_flops
 from impl.pipeline.schedule import Op
 from impl.pipeline.schedules import build, is_trusted
@@ -387,6 +386,8 @@ class Record(Head):
 @functools.lru_cache(maxsize=1024)
 def _predicted_memory(*asked: object) -> dict[str, int]:
     """Return the predicted memory, cached: many records differ only in fields that it does not depend on."""
+    from impl.cost.memory import memory  # to the byte, of which the book has only activations
+
     return memory(*asked).as_dict()  # type: ignore[arg-type]
 
 

@@ -56,7 +56,7 @@ def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
             sizes[bucket.unit] += bucket.size
     most = 0
     for stage in place.stages:
-        layers = [f"layers.{i}" for i in stage.layers]
+        layers = [f"layers.{i}" for i in place.run.model.own(stage.layers)]
         blocks = ["embedding", "embedding_norm"] * stage.is_first + layers + ["head"] * stage.is_last
         units = [set(units_of_block(block, place.run.model.tied)) for block in blocks]
         if place.run.plan.overlap_param_gather:
@@ -100,7 +100,7 @@ def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterab
 
 
 def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
-    """Return the parameters whose gradients a backward pass, or a part of it, completes, in that order."""
+    """Return the parameters that get a gradient in a backward pass, or a part of it, in that order."""
     named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage], place.run.plan.ep)
     names = [parameter.name for parameter in reversed(named)]
     unit = {name: unit_of(name) for name in names}
@@ -108,6 +108,10 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
     of_mlp = lambda name: WHICH.sub(".", name)
     place_in_layer = lambda name: next((i for i, part in enumerate(BACKWARD) if part in of_mlp(name)), 0)
     names.sort(key=lambda name: (place_of[unit[name]], place_in_layer(name)))
+    if place.run.model.shared_layers:
+        from impl.cost.shared_layers import with_each_layers  # for few runs
+
+        names = with_each_layers(names, named, place, stage)
     if not place.run.model.tied:
         names.sort(key=lambda name: name != OUTPUT)  # the head's
     elif stage.is_last and not stage.is_first:

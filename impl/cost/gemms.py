@@ -67,6 +67,7 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     model, batch = run.model, run.train.microbatch
     tokens = {HEAD: Sizes(run).scored(head_positions), "token_dense": batch * head_positions, "pooler": batch}
     tokens["next_sentence"] = batch
+    uses = sum(len(stage.layers) for stage in stages) if model.shared_layers else 1
     is_last = any(stage.is_last for stage in stages)
     named = named_parameters(model, vocab_size, run.plan.tp, stages, run.plan.ep)
     head = (TIED if model.tied else OUTPUT) if is_last else None
@@ -75,8 +76,9 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     if model.experts:  # each rank's tokens go to all experts alike
         routed = max(1, Sizes(run).tokens * model.choices * run.plan.ep // model.experts)
     for (name, (out, into), is_split), count in matrices.items():
-        n = routed if EXPERT in name else tokens.get(name, Sizes(run).tokens)
-        forwards = count * (2 if run.plan.recompute == "full" and name not in tokens else 1)
+        is_layer = name not in tokens
+        n, count = routed if EXPERT in name else tokens.get(name, Sizes(run).tokens), count * (uses if is_layer else 1)
+        forwards = count * (2 if run.plan.recompute == "full" and is_layer else 1)
         found += [
             Product(name, "forward", n, out, into, forwards, is_split),
             Product(name, "input gradient", n, into, out, count, is_split),

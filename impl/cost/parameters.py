@@ -33,7 +33,7 @@ class ParameterCount:
     positions: int
     """Positions and, of BERT, the two token types."""
     layers: int
-    """Attention and MLP weights and biases of all layers."""
+    """Attention and MLP weights and biases of all layers; of one if they share them."""
     norms: int
     """Parameters of all norms but the MLM head's."""
     heads: int
@@ -54,7 +54,8 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
 
     Source: PTD-P (2104.04473), equation 2, which leaves out the final LayerNorm's 2 h; BERT: Devlin et al. 2019.
     """
-    layers, h, vocab = config.num_layers, config.hidden_size, resolve_vocab(config, vocab_size)
+    layers, h = len(config.own(range(config.num_layers))), config.hidden_size
+    vocab = resolve_vocab(config, vocab_size)
     blocks = config.norms.attention, config.norms.mlp
     whole = layers * config.norms.of_tokens + config.norms.embedding + config.norms.final
     size = lambda width, **bias: sum(parameter.size for parameter in _norm(config, "", width, **bias))
@@ -68,7 +69,7 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
     return ParameterCount(
         embedding=vocab * h * (1 if config.tied else 2),
         positions=(config.seq_len * (config.positions == "learned") + TOKEN_TYPES * is_bert) * h,
-        layers=layers * (config.layer_weights + biases) + config.expert_layers * _in_place_of_mlp(config),
+        layers=layers * (config.layer_weights + biases) + min(layers, config.expert_layers) * _in_place_of_mlp(config),
         norms=norms,
         heads=(mlm + pooler + next_sentence) * is_bert,
     )
@@ -122,7 +123,7 @@ def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, .
         named += [Parameter("trunk.positions.weight", (config.seq_len, h), False)] * (config.positions == "learned")
         named += [Parameter("trunk.token_types.weight", (TOKEN_TYPES, h), False)] * bert
         named += _norm(config, "trunk.embedding_norm", h) * config.norms.embedding
-    for i in (i for stage in stages for i in stage.layers):
+    for i in (i for stage in stages for i in config.own(stage.layers)):
         has_experts = config.has_experts(i)
         named += _layer(config, f"trunk.layers.{i}", tp, has_mlp=not has_experts)
         named += _experts(config, f"trunk.layers.{i}.mlp", tp, ep) if has_experts else ()

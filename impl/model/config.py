@@ -88,6 +88,8 @@ class ModelConfig:
     balance_bias: NonNegativeFloat = 0.0
     """Change in a step of what is added to an expert's probability when experts are chosen, against the imbalance of
     the global batch; it changes no weight of an expert's output."""
+    shared_layers: bool = False
+    """Whether all layers have the first one's weights (ALBERT 2019, 1909.11942; M6-10T 2021, 2110.03888, "pseudo")."""
     dropout: Fraction = 0.0
     attention_dropout: Fraction | None = None
     """Dropout of attention's probabilities, which are kept for it; None: as elsewhere."""
@@ -150,6 +152,9 @@ class ModelConfig:
             )
         if self.experts_per_token > (most := self.experts // self.expert_prototypes):
             raise ValueError(f"experts_per_token {self.experts_per_token} of {most} experts; valid: 1 to {most}")
+        if self.shared_layers and self.experts_every > 1:
+            what = f"experts_every {self.experts_every} gives layers weights of different kinds"
+            raise ValueError(f"shared_layers gives all layers the same, {what}; valid: 1")
         if self.experts_every > self.num_layers:
             raise ValueError(f"experts_every {self.experts_every} of {self.num_layers} layers; valid: 1 to these")
         if self.norms.mlp.inner:
@@ -206,6 +211,10 @@ class ModelConfig:
     def outputs_of(self, inner: int) -> tuple[int, ...]:
         """Return the features of the first product of an MLP or an expert with so many between its products."""
         return (inner,) * (2 if self.mlp == "swiglu" else 1)
+
+    def own(self, layers: range) -> range:
+        """Return which of these layers, from the first on, have weights of their own: one if all share them."""
+        return layers[:1] if self.shared_layers else layers
 
     @property
     def layer_weights(self) -> int:

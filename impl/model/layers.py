@@ -183,6 +183,7 @@ class Block(NamedTuple):
     """A part of a stage: what is recomputed as one, and whose parameters are gathered together."""
 
     name: str
+    """Whose parameters it has: layers that share them have the first one's name."""
     run: Callable[[Any], Tensor]
     """Activations in, None for the first block of a model, to activations out; the loss or scores, of the head."""
 
@@ -219,6 +220,11 @@ class Trunk(nn.Module):
         self.embedding_dropout = Dropout(config.dropout, "embedding", tp.rows)
         layer = partial(Layer, config, tp, causal=causal, recompute_core=recompute_core)
         self.layers = nn.ModuleDict({str(i): layer(i) for stage in stages for i in stage.layers})
+        self.are_shared = config.shared_layers
+        if self.are_shared:
+            from impl.model.shared_layers import share  # for few runs
+
+            share(*self.layers.values())
         self.final_norm = norm(config, h, exists=last and config.norms.final)
         self.output = VocabParallelEmbedding(vocab_size, h, tp) if last and not config.tied else None
 
@@ -246,7 +252,8 @@ class Trunk(nn.Module):
             yield Block("embedding", lambda _: self._embed(*tokens))
             yield Block("embedding_norm", lambda x: self.embedding_dropout(self.embedding_norm(x), key))
         for i in stage.layers:
-            yield Block(f"layers.{i}", partial(self.layers[str(i)], seq_len=seq_len, key=key))
+            name = f"layers.{0 if self.are_shared else i}"
+            yield Block(name, partial(self.layers[str(i)], seq_len=seq_len, key=key))
 
     def _embed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
         assert self.tokens is not None

@@ -58,12 +58,13 @@ def depth_of_initial(config: ModelConfig, recipe: Recipe) -> int:
 
 
 def norm_before_head(config: ModelConfig) -> str:
-    """Return the name of the norm whose output is multiplied by the token embedding, or nothing."""
+    """Return the name of the norm whose output is multiplied by the token embedding alone, or nothing."""
     if config.family == "bert":
         return "token_norm"
     if config.norms.final:
         return "trunk.final_norm"
-    return f"trunk.layers.{config.num_layers - 1}.mlp_norms.sum" if config.norms.mlp.sum else ""
+    is_last = config.norms.mlp.sum and not config.shared_layers
+    return f"trunk.layers.{config.num_layers - 1}.mlp_norms.sum" if is_last else ""
 
 
 def _is_before_tied_head(config: ModelConfig, name: str) -> bool:

@@ -76,6 +76,7 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     of_parts = norms.attention.inner or norms.mlp.inner or norms.attention.heads
     yield bool(of_parts), f"model.norm_placement {model.norm_placement!r}: norms of heads and within blocks"
     yield model.norm == "dyt", f"model.norm {model.norm!r}"
+    yield model.shared_layers, "model.shared_layers"
     yield model.sharing(plan.tp) > 1, f"plan.tp {plan.tp} above model.kv_heads {model.groups}"
     yield model.experts > 0, f"model.experts {model.experts}"
     yield model.dropout > 0, f"model.dropout {model.dropout}"

@@ -27,7 +27,7 @@ from impl.simulator.columns import Array, Held, Hops, Kept, Law, Ranks, Size, Wo
 from impl.simulator.operations import LAYERS, BlockName, block, names_of
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
-from impl.simulator.reduction import States, beyond, ends_seconds, seconds_of, sharded, states, update
+from impl.simulator.reduction import States, beyond, blocks_of, ends_seconds, seconds_of, sharded, states, update
 from impl.simulator.step import stages_of, transfer_seconds
 from impl.simulator.system import System
 
@@ -237,7 +237,7 @@ class ClosedForm:
         ends = np.maximum(pipeline + exposed[FIRST], pipeline - drained + exposed[LAST]) + held.tied
         total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[BETWEEN])
         if self.system.habits.gathers_ahead:
-            beside = beyond(self.system, gathering, work.forward, *_shape(ranks))
+            beside = beyond(self.system, gathering, work.forward, *self._shape(ranks))
             gathering = np.where(plans["overlap_param_gather"] == 1, beside, gathering)
         after = updating + np.where((zero == 1) | (zero == 2), gathering, 0.0)
         total = total + np.max(after, axis=0) + self.system.constant("step_seconds")
@@ -264,7 +264,7 @@ class ClosedForm:
         waits = wait * (2 * v - is_first - is_last)
 
         def with_waits(seconds: Array, reduced: Array | float, is_end: Array) -> Array:
-            sharing = waited(gathers / v, reduced / v, seconds / v, np.maximum(layers / v, 1)) * v
+            sharing = waited(gathers / v, reduced / v, seconds / v, self._shape(ranks)[2]) * v
             return seconds + (sharing + np.where(ranks.p > 1, waits + blocking * (v - is_end) * longest, 0.0))
 
         return Work(
@@ -274,9 +274,16 @@ class ClosedForm:
             work.weight_gradient,
         )
 
+    def _shape(self, ranks: Ranks) -> tuple[Array, Array, Array]:
+        """Return the numbers of stages of a rank, of ranks, and of a stage's `blocks_of`, each [n] or [3, n]."""
+        layers = np.maximum(ranks.layers / ranks.v, 1)
+        if self.base.model.shared_layers:
+            layers = np.full_like(layers, blocks_of(self.base, self.vocab_size, UNITS[-1]))
+        return ranks.v, ranks.p, layers
+
     def _exposed(self, plans: Plans, ranks: Ranks, reducing: Array, last_pass: Array) -> Array:
         """Return the seconds that each kind of rank reduces gradients after its last backward pass. Shape: [3, n]."""
-        shape = _shape(ranks)
+        shape = self._shape(ranks)
         return np.where(plans["overlap_grad_reduce"] == 1, beyond(self.system, reducing, last_pass, *shape), reducing)
 
     def _moments(self, plans: Plans, ranks: Ranks, held: Held) -> list[Parts]:
@@ -314,11 +321,6 @@ class ClosedForm:
             parts_of(BETWEEN, np.minimum(p - 1, 1), between),
             parts_of(LAST, 0 * p, np.where(v > 1, 4, 1)),
         ]
-
-
-def _shape(ranks: Ranks) -> tuple[Array, Array, Array]:
-    """Return the numbers of stages of a rank, of ranks, and of layers of a stage, each [n] or [3, n]."""
-    return ranks.v, ranks.p, np.maximum(ranks.layers / ranks.v, 1)
 
 
 @lru_cache(maxsize=4096)

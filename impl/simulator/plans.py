@@ -118,7 +118,7 @@ def _degrees(model: ModelConfig, gpus: int, global_batch: int, sharing: int) -> 
         shared = [Plan(tp=tp, cp=cp, cp_attention="ring") for cp in degrees]
         shared += [replace(one, cp_attention="ulysses") for one in shared]
         possible = [one for one in shared if not Run(model=model, plan=one).problems()]
-        for one, pp in itertools.product(possible, range(1, model.num_layers + 1)):
+        for one, pp in itertools.product(possible, range(1, len(model.own(range(model.num_layers))) + 1)):
             dp, rest = divmod(gpus, one.world_size * pp)
             if rest == 0 and global_batch % dp == 0:
                 for ep in divisors(math.gcd(model.experts, dp * one.cp)) if model.experts else [1]:

@@ -9,6 +9,7 @@ import numpy as np
 from impl.cost.parameters import MASTER_BYTES, named_parameters
 from impl.cost.place import Place, parameter_bytes
 from impl.cost.traffic import Count, Counts, state_traffic
+from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.simulator.periodic import Last
 from impl.simulator.seconds import STATE_BYTES, Size, beside, collective, group, optimizer, placed, strided
@@ -27,8 +28,8 @@ class States(NamedTuple):
     tensors: int
     shares: tuple[float, ...]
     """Shares of its parameters in each of its stages."""
-    layers: tuple[int, ...]
-    """Layers in each of its stages; at least 1."""
+    layers: tuple[float, ...]
+    """`blocks_of` each of its stages."""
 
 
 def states(place: Place) -> States:
@@ -43,8 +44,16 @@ def states(place: Place) -> States:
         sum(bucket.updated for bucket in place.buckets),
         sum(len(bucket.names) for bucket in place.buckets),
         tuple(size / sum(sizes) for size in sizes),
-        tuple(max(1, len(stage.layers)) for stage in place.stages),
+        tuple(blocks_of(run, place.vocab_size, stage) for stage in place.stages),
     )
+
+
+def blocks_of(run: Run, vocab_size: int, stage: Stage) -> float:
+    """Return the blocks in which a stage's parameters move: its layers, or their size over that of a shared one."""
+    if not (run.model.shared_layers and stage.layers):
+        return max(1, len(stage.layers))
+    named = named_parameters(run.model, vocab_size, run.plan.tp, [stage], run.plan.ep)
+    return sum(p.size for p in named) / sum(p.size for p in named if p.name.startswith("trunk.layers."))
 
 
 def seconds_of(system: System, run: Run, state: States, *, reducing: bool = True, of_replicas: bool = False) -> float:
@@ -75,7 +84,8 @@ def _moved(system: System, run: Run, state: States) -> dict[str, Counts]:
     """
     if not system.habits.owns_tensors or run.plan.zero_stage != 1:
         return state.traffic
-    tensors = state.tensors / sum(state.layers) * run.model.num_layers / run.plan.pp  # of a rank, not of a unit
+    layers = run.model.num_layers if run.model.shared_layers else sum(state.layers)
+    tensors = state.tensors / layers * run.model.num_layers / run.plan.pp  # of a rank, not of a unit
     sent = sum(counts["all_gather"].bytes for counts in state.traffic.values() if "all_gather" in counts)
     found = defaultdict[str, Counts](lambda: defaultdict(Count))
     for axes, counts in state.traffic.items():

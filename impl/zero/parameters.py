@@ -1,7 +1,9 @@
 """Parameters that data-parallel ranks divide among them, gathered from their owners before they are used."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from functools import reduce
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ class Parameters:
 
     Stages 1 and 2 gather all of them once a step, after the owners' update, while the next forward pass goes on. Stage
     3 gathers those of a block just before its forward and its backward pass, begins with the next block's, and frees
-    them afterwards.
+    them afterwards; those of neighbours of one name once for all of them.
 
     Communication (P: bytes of the weights): P in a step at stages 1 and 2, 2 P in a microbatch at stage 3, without what
     only the look-up of tokens and positions needs, which is not gathered again.
@@ -44,8 +46,10 @@ class Parameters:
     def run(self, blocks: Sequence[tuple[str, Run]], x: Tensor | None) -> Tensor:
         """Run one block after another, each with its parameters; x is the first one's input, if it takes any."""
         before: Sequence[Bucket] = ()
-        for i, (name, block) in enumerate(blocks):
-            here, ahead = self.of[name], self.of[blocks[i + 1][0]] if i + 1 < len(blocks) else ()
+        units = [(name, [run for _, run in some]) for name, some in groupby(blocks, itemgetter(0))]
+        for i, (name, runs) in enumerate(units):
+            block = lambda x, runs=runs: reduce(lambda x, run: run(x), runs, x)
+            here, ahead = self.of[name], self.of[units[i + 1][0]] if i + 1 < len(units) else ()
             if x is None:  # looks rows up: the backward pass needs no parameters for that
                 self.acquire(here, ahead)
                 x = block(x)

@@ -34,7 +34,7 @@ SEARCHED: dict[str, str] = dict(zip(WRITTEN, (own_schedule.SEARCHED, own_schedul
 """What the written-out tables of runs are found by, before any rank starts."""
 SCHEDULES = (*PACKAGED, f"{OWN}:two_ways", f"{OWN}:every_other", *SEARCHED)
 CHUNKS = dict.fromkeys(("interleaved", "zbv", "v_half", "v_min", "dualpipe_v", SCHEDULES[-4], SCHEDULES[-1]), 2)
-DRAWS = {4: 2600, 8: 4000 if EVERY else 300}
+DRAWS = {4: 3000, 8: 4000 if EVERY else 300}
 """How many runs are looked at, by the most ranks that they may have."""
 SERIAL = 1
 """What serial training costs beside a rank."""
@@ -86,6 +86,7 @@ def drawn(random_: random.Random, most: int) -> Run:
         mlp=one_of(*get_args(MLPKind)), mlp_size=one_of(None, plan.tp * random_.randint(5, 9)),
         biases=one_of(False, True), tied=one_of(False, True), dropout=dropout,
         attention_dropout=0.0 if plan.is_ring else None, **(of_experts if experts else {}),
+        shared_layers=plan.pp == 1 and one_of(False, False, True),
     )  # fmt: skip
     microbatch, count = one_of(1, 2), one_of(1, 2, plan.pp + 1, 2 * plan.pp) if plan.pp > 1 else one_of(1, 2)
     recipe = Recipe(
@@ -140,6 +141,8 @@ def levels(run: Run) -> dict[str, Any]:
         found["norm"] = model.norm
     if plan.recompute == "full":
         found |= {"inputs offloaded": plan.offload_activations, "inputs parted": plan.partition_activations}
+    if plan.pp == 1:
+        found["shared"] = model.shared_layers
     if plan.pp > 1:
         found["schedule"] = next((way for way in SEARCHED if plan.schedule.startswith(way)), plan.schedule)
         found["kind"] = kind(plan.schedule, plan.pp, run.microbatches, plan.chunks)
@@ -172,6 +175,10 @@ ONLY: dict[str, set[str]] = {
     "placement": {*AXES, "sequence", "recompute", "norm", "family", "positions", "tied", "parallel", "heads", "mlp"},
 }
 """What factors of many levels are crossed with; others with all. Of a schedule, its kind is crossed with the rest."""
+ONLY["shared"] = {
+    "dp", "tp", "cp", "sequence", "attention", "recompute", "zero", "group", "bucket", "microbatch", "reduce", "gather",
+    "family", "norm", "biases", "dropout", "parametrization", "inputs parted",
+}  # fmt: skip
 if EVERY:
     del ONLY["schedule"]
     ONLY["together"] |= {"kind", "zero"}

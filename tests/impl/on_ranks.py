@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from impl import mesh
-from impl.checkpoint import start_from
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.pipeline.schedules import trust
 from impl.plan import AXES
 from impl.run import Run
+from impl.start import start_from
 from impl.train import Trainer
 from tests.ranks import run_ranks
 

@@ -174,6 +174,9 @@ def test_training_goes_on_in_any_layout_of_up_to_4_ranks(data: Path, tmp_path: P
     for field in ("pp", "dp", "cp", "tp", "zero_stage", "replicas", "schedule", "sequence_parallel"):
         assert len({getattr(plan, field) for plan in plans}) > 1
     same = [(before, before) for before in dict.fromkeys(before for before, _ in drawn)]
+    shared = replace(RUN, model=replace(MODEL, shared_layers=True))
+    before, after = Plan(tp=2, dp=2, zero_stage=3), Plan(dp=2, zero_stage=1)
+    drawn.append((replace(shared, plan=before), replace(shared, plan=after)))
     check(drawn + same[-1:], data, tmp_path)
 
 

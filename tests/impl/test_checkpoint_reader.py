@@ -11,13 +11,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
-from impl.checkpoint import Checkpoints, Loaded, latest, start_from
+from impl.checkpoint import Checkpoints, Loaded, latest
 from impl.checkpoint_reader import CheckpointReader
 from impl.data.config import DataConfig
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.recipe import Recipe
 from impl.run import Run
+from impl.start import start_from
 from impl.train import Trainer
 from tests.crafted import (
     BYTES,

@@ -34,7 +34,7 @@ WITH = {"schedule": "pp", "kind": "pp", "attention": "cp", "sequence": "tp"}
 """Factors of a plan that are there with one axis only."""
 FACTORS = {
     *AXES, *WITH, "recompute", "offload", "bucket", "microbatch", "parametrization", "family", "placement", "norm",
-    "positions", "mlp", "heads", "biases", "tied", "parallel", "dropout", "experts",
+    "positions", "mlp", "heads", "biases", "tied", "parallel", "dropout", "experts", "shared",
 }  # fmt: skip
 SUMS = ("post", "deepnorm", "hybrid")
 IMPOSSIBLE = {

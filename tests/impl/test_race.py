@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.checkpoint import Checkpoints, start_from
+from impl.checkpoint import Checkpoints
 from impl.data.batches import Batch
 from impl.data.config import OPTIONS, DataConfig
 from impl.data.tokens import TokenFolder
@@ -22,6 +22,7 @@ from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
+from impl.start import start_from
 from impl.train import Trainer
 from tests.impl.data.race_files import QUESTIONS, write_race
 from tests.impl.on_ranks import on_ranks, own_group, trainer

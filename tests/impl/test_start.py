@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from impl.checkpoint import Checkpoints, start_from
+from impl.checkpoint import Checkpoints
 from impl.data.tokens import TokenFolder
 from impl.instruments import tracked
 from impl.mesh import build_mesh
@@ -18,6 +18,7 @@ from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
+from impl.start import start_from
 from impl.train import Trainer
 from tests.impl.on_ranks import own_group, trainer
 from tests.ranks import run_ranks

@@ -55,6 +55,7 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "model.mlp_size": (2048, {}),
     "model.biases": (False, {}),
     "model.tied": (False, {}),
+    "model.shared_layers": (True, {"plan.pp": 1}),
     "model.dropout": (0.1, {}),
     "plan.dp": (4, {}),
     "plan.zero_group": (1, {}),

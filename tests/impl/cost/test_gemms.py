@@ -38,6 +38,7 @@ def runs(draw: st.DrawFn) -> Run:
         num_heads=heads,
         seq_len=draw(st.integers(5, 40)),
         vocab_size=draw(st.integers(2, 2000)),
+        shared_layers=pp == 1 and draw(st.booleans()),
     )
     size = draw(st.integers(1, 3))
     plan = Plan(
@@ -89,9 +90,9 @@ class Multiplied(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert"])
-def test_a_real_model_multiplies_these_shapes(family: str, serial: TensorParallel):
-    model = ModelConfig(family=family, num_layers=3, hidden_size=24, num_heads=2, seq_len=20)  # pyright: ignore
+@pytest.mark.parametrize(("family", "shared"), [("gpt", False), ("gpt", True), ("bert", False)])
+def test_a_real_model_multiplies_these_shapes(family: Any, shared: bool, serial: TensorParallel):
+    model = ModelConfig(family=family, num_layers=3, hidden_size=24, num_heads=2, seq_len=20, shared_layers=shared)
     run, vocab = Run(model=model, train=Recipe(global_batch=4, microbatch=2)), 300
     (stage,) = split(model, vocab, 1)
     built = build_model(model, vocab, 0, torch.float32, serial)

@@ -19,6 +19,7 @@ STATES = ("parameters", "gradients", "optimizer")
 GPT = ModelConfig(num_layers=4, hidden_size=64, num_heads=4, seq_len=64, vocab_size=512)
 BERT = replace(GPT, family="bert", norm_placement="post")
 SANDWICH = replace(GPT, norm_placement="sandwich")
+SHARED = replace(GPT, shared_layers=True)
 MANY = 4096
 MANY_TOKENS = replace(GPT, vocab_size=MANY, tied=False)
 """Its embedding and head have each a bucket larger than the buffers of all others."""
@@ -104,6 +105,12 @@ LAYOUTS = [
         for how in some
     ),
     run(normed("hybrid"), batch=8, pp=2, precision="bf16", schedule="zb_h1"),
+    run(SHARED),
+    run(SHARED, recompute="full", precision="bf16"),
+    run(SHARED, schedule="zb_h1", dp=2, zero_stage=2),
+    run(replace(SHARED, family="bert"), dp=2, zero_stage=2, precision="bf16", recompute="full"),
+    run(SHARED, dropout=0.1, dp=2, tp=2, sequence_parallel=True, zero_stage=3, overlap_grad_reduce=False),
+    run(SHARED, dp=2, zero_stage=3, precision="bf16", fp32_gradients=False),
 ]
 
 

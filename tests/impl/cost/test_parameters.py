@@ -92,15 +92,17 @@ CONFIGS = BLOCKS | {
     for i, placement in enumerate(PLACEMENTS)
     for family in ("gpt", "bert")
 }
+SHARED = {f"{name}, shared": dataclasses.replace(CONFIGS[name], shared_layers=True) for name in [*CONFIGS][::3]}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CONFIGS | SHARED)
 def test_the_list_is_the_models_in_its_order_and_the_count_its_sum(name: str):
-    config = CONFIGS[name]
-    stages = split(config, 300, 3)
+    config = (CONFIGS | SHARED)[name]
+    stages = split(config, 300, 1 if config.shared_layers else 3)
     for tp in (1, 2, 4):
         group: Any = Ranks(tp)
-        for owned in (stages, stages[:1], stages[1:2], stages[2:], stages[::2]):
+        parts = (stages[:1], stages[1:2], stages[2:], stages[::2])
+        for owned in (stages, *(parts if len(stages) > 1 else ())):
             layout = TensorParallel(group, sequence_parallel=False, overlap=True)
             built = build_structure(config, 300, torch.float32, layout, owned)
             shards = shards_of(built)

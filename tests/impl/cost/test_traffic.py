@@ -110,17 +110,19 @@ CONTEXT: list[tuple[Plan, Precision]] = [
 ]
 
 
+SHARED = replace(MODEL, shared_layers=True)
 PLANS = {"pp = 1": WITHOUT_PIPELINE, "pp > 1": PIPELINES, "ZeRO": ZERO, "context": CONTEXT}
 LLAMAS = [replace(BLOCKS["llama"], kv_heads=heads) for heads in (4, 1)]
-CASES = [*(("gpt", of) for of in PLANS), ("bert", "pp = 1"), ("bert", "pp > 1"), ("llama", "ZeRO")]
+CASES = [*(("gpt", of) for of in PLANS), ("bert", "pp = 1"), ("bert", "pp > 1"), ("llama", "ZeRO"), ("shared", "ZeRO")]
 """Llama's head is not tied. Random runs of ghosts, which do what real ranks do, have all families and blocks."""
 
 
 def runs_of(family: Any, of: str) -> list[Run]:
-    models = LLAMAS if family == "llama" else [replace(model, family=family) for model in MODELS]
+    models = {"llama": LLAMAS, "shared": [SHARED]}.get(family) or [replace(model, family=family) for model in MODELS]
+    plans = [one for one in PLANS[of] if one[0].pp == 1] if family == "shared" else PLANS[of]
     return [
         Run(model=fitting(model, plan), plan=plan, train=RECIPE, precision=precision)
-        for (plan, precision), model in zip(PLANS[of][:: 1 if family == "gpt" else 4], cycle(models), strict=False)
+        for (plan, precision), model in zip(plans[:: 1 if family == "gpt" else 4], cycle(models), strict=False)
     ]
 
 

@@ -51,6 +51,18 @@ def both() -> tuple[np.ndarray, np.ndarray, list[int]]:
     return estimate().seconds[chosen] / seconds - 1, estimate().bytes[chosen] / sizes - 1, chosen
 
 
+def test_layers_that_share_weights_are_estimated_as_other_layers() -> None:
+    base, system = replace(BASE, model=replace(BASE.model, shared_layers=True)), load_system("selene")
+    own = every(base.model, GPUS, BATCH, node=2)
+    assert set(own["pp"].tolist()) == {1}
+    found = ClosedForm(base, VOCAB, system, GPUS).estimate(own)
+    for i in np.random.default_rng(1).choice(len(own), 4 * SOME, replace=False).tolist():
+        run = system.habits.of(own.run(i, base))
+        one = predict(run, VOCAB, system, stages=system.habits.stages_of(run), with_timeline=False)
+        assert found.seconds[i] == pytest.approx(one.seconds, rel=0.01)
+        assert found.bytes[i] == pytest.approx(max(memory.total for memory in one.memory), rel=0.12)
+
+
 def test_seconds_are_those_of_events_and_bytes_those_of_a_whole_rank() -> None:
     seconds, sizes, _ = both()
     assert np.abs(seconds).mean() < 0.01
