@@ -45,7 +45,7 @@ from impl.zero.partition import Kind, divisions, unit_of, units_of_block
 if TYPE_CHECKING:
     from impl.context_parallel import ContextParallel
     from impl.device import Device
-    from impl.model.experts import ExpertParallel
+    from impl.expert_parallel import ExpertParallel
 
 WEIGHTS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MASTERS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32}
@@ -137,7 +137,7 @@ class Trainer:
     def _experts(self, mesh: DeviceMesh) -> "ExpertParallel | None":
         if not self.run.model.experts:
             return None
-        from impl.model.experts import ExpertParallel  # for few runs
+        from impl.expert_parallel import ExpertParallel  # for few runs
 
         plan = self.run.plan
         return ExpertParallel(*expert_groups(mesh, plan.ep, plan.zero)) if plan.ep > 1 else ExpertParallel()

@@ -58,6 +58,7 @@ FLOORS = {
     "impl.recompute": 1,
     "impl.data.*": 1,
     "impl.context_parallel": 2,
+    "impl.expert_parallel": 2,
     "impl.optim": 2,
     "impl.precision": 2,
     "impl.pipeline.engine": 2,

@@ -75,6 +75,9 @@ def _ignored(run: Run) -> Iterator[str]:
         yield f"ignored: threads {run.threads}: rates hold for the threads that the system was measured with"
     if run.train.clip_norm == 0:
         yield "ignored: train.clip_norm 0: every predicted step has the time of clipping"
+    if run.model.expert_capacity is not None:
+        even = "experts are predicted to get as many rows each, and to take all"
+        yield f"ignored: model.expert_capacity {run.model.expert_capacity}: {even}"
     if run.data.race:
         yield f"ignored: data.race {run.data.race}: steps are predicted for text, not for questions"
 

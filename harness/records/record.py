@@ -329,8 +329,7 @@ class Record(Head):
 
     def bytes_of(self, *categories: str) -> float:
         """Return the fullest rank's bytes of these categories; all of its device memory for `total`."""
-        fullest = self._fullest
-        if fullest is None or not fullest.memory:
+        if (fullest := self._fullest) is None or not fullest.memory:
             return math.nan
         return float(sum((fullest.memory | {"total": fullest.total_bytes})[name] for name in categories))
 
@@ -386,7 +385,7 @@ class Record(Head):
 @functools.lru_cache(maxsize=1024)
 def _predicted_memory(*asked: object) -> dict[str, int]:
     """Return the predicted memory, cached: many records differ only in fields that it does not depend on."""
-    from impl.cost.memory import memory  # to the byte, of which the book has only activations
+    from impl.cost.memory import memory  # to the byte: the book has activations only
 
     return memory(*asked).as_dict()  # type: ignore[arg-type]
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils.flop_counter import flop_registry
 
+import impl.expert_parallel
 import impl.model.experts
 import impl.train
 from impl.ghost.recorder import instead
@@ -177,6 +178,7 @@ def without_memory(device: torch.device) -> Iterator[None]:
         stack.enter_context(instead(impl.train, **others))
         stack.enter_context(instead(torch, Generator=lambda *_: generator()))
         stack.enter_context(instead(impl.model.experts, numbers=_even, within=lambda order, _: order))
+        stack.enter_context(instead(impl.expert_parallel, numbers=_even))
         # the mode would be put aside for all of a backward pass
         stack.enter_context(instead(torch.autograd, has_torch_function=lambda _: False))
         stack.enter_context(_Claiming(device))

@@ -6,16 +6,15 @@ do alike are summed as those of parts are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from impl.collectives import all_reduce_sum, exchange
+from impl.collectives import all_reduce_sum
+from impl.expert_parallel import Way, go, numbers
 from impl.model.config import ModelConfig
 from impl.model.layers import MLP
 from impl.tensor_parallel.conjugates import Pair
@@ -24,20 +23,6 @@ from impl.untraced import untraced
 
 LOAD = 2.0**-50
 """Factor of the tokens that an expert has too many, as the gradient of its bias: it changes no norm of gradients."""
-
-
-@dataclass
-class ExpertParallel:
-    """Ranks that share the experts of every layer, each with all weights of some."""
-
-    group: dist.ProcessGroup | None = None
-    """None: this rank has all experts."""
-    owners: dist.ProcessGroup | None = None
-    """Ranks that have the same experts and divide them, over which their gradients are summed first."""
-    replicas: dist.ProcessGroup | None = None
-    """Ranks that own the same, over which it is summed once a step."""
-    loss_share: float = 0.0
-    """Factor of a microbatch's loss where the backward pass begins, which the loss of balance is to have as well."""
 
 
 class Routing(NamedTuple):
@@ -90,8 +75,8 @@ class Experts(nn.Module):
             rows = _through(rows, numbers(routing.counts, len(rows)), experts, self.tp)
         else:
             way = Way.to_experts(routing.counts, len(rows), self.group)
-            rows = _through(cast(Tensor, _Go.apply(rows, way, False)), way.counts, experts, self.tp)
-            rows = cast(Tensor, _Go.apply(rows, way, True))
+            rows = _through(go(rows, way, is_return=False), way.counts, experts, self.tp)
+            rows = go(rows, way, is_return=True)
         return cast(Tensor, _Gather.apply(rows, routing.weights, routing.order))
 
 
@@ -163,57 +148,6 @@ class Router(nn.Module):
             added = (by.t().to(probabilities.dtype) * factor).view(-1, 1, *probabilities.shape[1:])
             probabilities = cast(Tensor, _Balance.apply(probabilities, added))
         return probabilities
-
-
-class Way(NamedTuple):
-    """Where rows go: from their tokens' ranks, sorted by expert, to the experts' ranks, where they are sorted again."""
-
-    group: dist.ProcessGroup
-    sent: list[int]
-    """Rows for each rank."""
-    received: list[int]
-    """Rows from each rank."""
-    counts: list[int]
-    """Rows of each of this rank's experts."""
-    order: Tensor | None
-    """Index of each row, expert by expert, among those received, rank by rank; None: they have this order already."""
-
-    @staticmethod
-    def to_experts(counts: Tensor, total: int, group: dist.ProcessGroup) -> "Way":
-        """Return the way of this rank's rows, whose counts the ranks exchange. Shapes: [E]."""
-        ranks, each = group.size(), len(counts) // group.size()
-        arriving = exchange(counts, [each] * ranks, [each] * ranks, group, is_return=False)
-        sent, received = (numbers(of.view(ranks, -1).sum(1), total) for of in (counts, arriving))
-        order = None
-        if each > 1:
-            experts = torch.arange(each, device=counts.device).repeat(ranks)
-            order = experts.repeat_interleave(arriving, output_size=sum(received)).argsort(stable=True)
-        return Way(group, sent, received, numbers(arriving.view(ranks, -1).sum(0), total), order)
-
-    def there(self, rows: Tensor, *, is_return: bool) -> Tensor:
-        """Send rows to their experts. Shapes: [sent, h] -> [received, h]."""
-        rows = exchange(rows, self.sent, self.received, self.group, is_return=is_return)
-        return rows if self.order is None else rows[self.order]
-
-    def back(self, rows: Tensor, *, is_return: bool) -> Tensor:
-        """Send rows to where they came from. Shapes: [received, h] -> [sent, h]."""
-        if self.order is not None:
-            rows = torch.empty_like(rows).index_copy_(0, self.order, rows)
-        return exchange(rows.contiguous(), self.received, self.sent, self.group, is_return=is_return)
-
-
-class _Go(torch.autograd.Function):
-    """Rows to their experts, or back; their gradients the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, way: Way, is_return: bool) -> Tensor:
-        ctx.way, ctx.is_return = way, is_return
-        return way.back(rows, is_return=True) if is_return else way.there(rows, is_return=False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        way, grad = ctx.way, grads[0].contiguous()
-        return way.there(grad, is_return=False) if ctx.is_return else way.back(grad, is_return=True), None, None
 
 
 class _Scatter(torch.autograd.Function):
@@ -336,12 +270,6 @@ class _Products(torch.autograd.Function):
 
         add() if added.owed is None else added.owed.append(add)
         return x_grad, None, None, *(None for _ in weights)
-
-
-def numbers(counts: Tensor, total: int) -> list[int]:
-    """Return counts of rows on the host; `total` is what they sum up to where experts get as many each."""
-    del total
-    return cast(list[int], counts.tolist())
 
 
 def within(order: Tensor, is_taken: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from impl.tensor_parallel.weight_gradients import WeightGradients
 
 if TYPE_CHECKING:
     from impl.context_parallel import ContextParallel, Rows
-    from impl.model.experts import ExpertParallel
+    from impl.expert_parallel import ExpertParallel
 
 
 class Part(NamedTuple):

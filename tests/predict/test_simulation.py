@@ -55,6 +55,21 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "model.mlp_size": (2048, {}),
     "model.biases": (False, {}),
     "model.tied": (False, {}),
+    "model.experts": (8, {}),
+    **{
+        f"model.{name}": (value, {"model.experts": 8})
+        for name, value in {
+            "experts_every": 2,
+            "expert_prototypes": 2,
+            "experts_per_token": 2,
+            "expert_size": 512,
+            "shared_expert_size": 512,
+            "expert_capacity": 0.5,
+            "balance_loss": 0.1,
+            "balance_bias": 0.1,
+        }.items()
+    },
+    "plan.ep": (2, {"model.experts": 8}),
     "model.shared_layers": (True, {"plan.pp": 1}),
     "model.dropout": (0.1, {}),
     "plan.dp": (4, {}),

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from impl.expert_parallel import ExpertParallel
 from impl.model.config import ModelConfig
-from impl.model.experts import LOAD, ExpertParallel, Experts
+from impl.model.experts import LOAD, Experts
 from impl.model.mlp_functions import FUNCTIONS
 from impl.plan import Plan
 from impl.recipe import Recipe
