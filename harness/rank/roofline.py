@@ -154,9 +154,9 @@ def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | Non
         rank_of = place.schedule.rank_of
         return ends_group(mesh, {rank_of[0], rank_of[len(rank_of) - 1]})
     if axes == "heads":
-        return neighbours(mesh, place.run.model.sharing(place.run.plan.tp))
+        return neighbours(mesh, place.run.model.sharing(place.run.plan.x))
     if axes in ZERO:
-        return zero_groups(mesh, place.run.plan.zero)[ZERO.index(axes)]
+        return zero_groups(mesh, place.run.plan)[ZERO.index(axes)]
     return joint_group(mesh, *axes.split("_"))
 
 

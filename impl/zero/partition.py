@@ -12,15 +12,18 @@ TIED = "trunk.tokens.weight"
 OUTPUT = "trunk.output.weight"
 """Name of the output head's matrix where it is not the token embedding."""
 
-Kind = Literal["split", "whole", "partial", "tied"]
+Kind = Literal["split", "whole", "partial", "tied", "copied"]
 """How tensor-parallel ranks hold a parameter.
 
 split: each rank has another part; whole: all have the same; partial: all have the same, but each computes gradients
-from its own tokens only (sequence parallelism), or its own heads; tied: it is at both ends of a pipeline.
+from its own tokens only (sequence parallelism), or its own heads; tied: it is at both ends of a pipeline; copied: it is
+split over a grid's x, and all of y have the same.
 """
 
 OF_PARTS = (".attention.norms.", ".inner.alpha")
 """In the names of whole parameters that meet only a rank's own heads or features: their gradients are summed."""
+OF_HEADS = (".qkv.bias", ".up.bias", ".inner.weight", ".inner.bias")
+"""Ends of the names of split parameters that have no dim of hidden features."""
 REDUCTIONS = 2
 """Buckets of gradients that are reduced at a time, while further ones are filled."""
 ALIGNMENT = 16
@@ -53,6 +56,7 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
         is_of_part = plan.sequence_parallel or any(part in name for part in OF_PARTS)
         is_partial = plan.tp > 1 and name.startswith("trunk.") and is_of_part
         kind: Kind = "split" if is_split and plan.tp > 1 else "partial" if is_partial else "whole"
+        kind = "copied" if plan.y > 1 and kind == "split" and name.endswith(OF_HEADS) else kind
         kind = "tied" if name == TIED and is_tied else kind
         found.setdefault(Division(unit_of(name) if plan.zero_stage == 3 else "", kind), []).append(name)
     return found
@@ -60,7 +64,7 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
 
 def owners(kind: Kind, plan: Plan) -> int:
     """Return the number of ranks that divide a parameter: those over which its gradient is summed first."""
-    return plan.zero * plan.tp if kind == "partial" else plan.zero
+    return plan.zero * plan.x if kind == "partial" else plan.zero
 
 
 def unit_of(name: str) -> str:
