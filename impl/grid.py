@@ -15,7 +15,7 @@ Imported by runs with `plan.tp3` and y above 1, and by checkpoints.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -85,9 +85,8 @@ def divide_features(trunk: Trunk, config: ModelConfig, tp: TensorParallel) -> No
 
     Modules become those of the grid in place, as `fully_shard` of PyTorch does with its own.
     """
-    assert tp.features is not None
-    y = TensorParallel(tp.features, sequence_parallel=False, overlap=tp.overlap)
-    parts, some = (tp.part, y.part), next(trunk.parameters())
+    y, some = across(tp), next(trunk.parameters())
+    parts = tp.part, y.part
     for name, module in list(trunk.named_modules()):
         if not name.endswith(NORMS):
             _divide(module, parts, is_of_features=name.endswith("_dropout"))
@@ -111,9 +110,14 @@ def _divide(module: Any, parts: tuple[Part, Part], *, is_of_features: bool) -> N
     module.shards = {name: GridShard(over_x.get(name), over_y.get(name), parts) for name in over_x | over_y}
 
 
-def over(pair: Pair, group: dist.ProcessGroup | None) -> Pair:
+def across(tp: TensorParallel) -> TensorParallel:
+    """Return the ranks that divide hidden features as those of a layer that sums its results over them."""
+    assert tp.features is not None
+    return replace(tp, group=tp.features)
+
+
+def over(pair: Pair, group: dist.ProcessGroup) -> Pair:
     """Return the pair over this group, whatever group a layer gives it."""
-    assert group is not None
     return Pair(lambda x, _: pair.forward(x, group), lambda x, _: pair.backward(x, group))
 
 
@@ -125,9 +129,8 @@ class Columns(ColumnParallelLinear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        after = over(F.conjugate, self.tp.features)
-        out = parallel_linear(x, self.weight, None, self.tp, before=self.tp.f, after=after)
-        return out if self.bias is None else out + self.bias
+        y = across(self.tp)
+        return parallel_linear(x, self.weight, self.bias, y, before=over(F, self.tp.group), after=y.g)
 
 
 class Rows(RowParallelLinear):
@@ -138,7 +141,7 @@ class Rows(RowParallelLinear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        before = over(F, self.tp.features)
+        before = over(F, across(self.tp).group)
         return parallel_linear(x, self.weight, self.bias, self.tp, before=before, after=self.tp.g)
 
 
@@ -150,8 +153,8 @@ class Vocabulary(VocabParallelEmbedding):
     """
 
     def logits(self, x: Tensor, before: Pair, bias: Tensor | None = None) -> Tensor:
-        after = over(F.conjugate, self.tp.features)
-        return parallel_linear(x, self.weight, bias, self.tp, before=before, after=after, can_wait=False)
+        y, before = across(self.tp), over(before, self.tp.group)
+        return parallel_linear(x, self.weight, bias, y, before=before, after=y.g, can_wait=False)
 
 
 class OfFeatures(Dropout):
@@ -161,7 +164,8 @@ class OfFeatures(Dropout):
 
     def _drawn(self, rows: range, size: int, x: Tensor, key: DropoutKey) -> Tensor:
         index, of = self.part_of_features
-        return super()._drawn(rows, size, x.new_empty(0, x.shape[1] * of), key).tensor_split(of, 1)[index]
+        whole = super()._drawn(rows, size, x.new_empty(0, x.shape[1] * of), key)
+        return whole.tensor_split(of, 1)[index].contiguous()  # a view would keep all of it
 
 
 ON_GRID: dict[type[nn.Module], tuple[type[nn.Module], dict[str, int]]] = {

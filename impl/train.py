@@ -76,14 +76,13 @@ class Trainer:
         self.vocab_size = run.model.vocabulary(data.manifest.vocab_size)
         self.schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
         weight_gradients = WeightGradients()
-        x, y = run.plan.x, run.plan.y
         self.tp = TensorParallel(
-            (neighbours(mesh, x) if y > 1 else None) or mesh.get_group("tp"),
+            (neighbours(mesh, run.plan.x) if run.plan.y > 1 else None) or mesh.get_group("tp"),
             run.plan.sequence_parallel,
             run.plan.overlap_input_grad_reduce,
             weight_gradients if self.schedule.is_split or not run.compile else None,  # it breaks a compiled graph
-            neighbours(mesh, sharing) if (sharing := run.model.sharing(x)) > 1 else None,
-            neighbours(mesh, y, x) if y > 1 else None,
+            neighbours(mesh, sharing) if (sharing := run.model.sharing(run.plan.x)) > 1 else None,
+            neighbours(mesh, run.plan.y, run.plan.x) if run.plan.y > 1 else None,
             self._context(mesh),
         )
         self.stages = split(run.model, self.vocab_size, run.plan.pp * run.plan.chunks)

@@ -68,7 +68,7 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     tokens = {HEAD: Sizes(run).scored(head_positions), "token_dense": batch * head_positions, "pooler": batch}
     tokens["next_sentence"] = batch
     is_last = any(stage.is_last for stage in stages)
-    named = named_parameters(model, vocab_size, run.plan.tp, stages)
+    named = named_parameters(model, vocab_size, run.plan.x, stages, run.plan.y)
     head = (TIED if model.tied else OUTPUT) if is_last else None
     matrices = Counter((_matrix(p), p.shape, p.is_split) for p in named if _is_multiplied(p, head))
     found = []

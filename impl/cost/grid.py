@@ -1,12 +1,18 @@
 """Which runs can have `plan.tp3`, AxoNN's x, y and z, and what their ranks have and send; for runs that do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from impl.fields import divisors
-from impl.run import Run
+
+if TYPE_CHECKING:
+    from impl.cost.gemms import Product
+    from impl.cost.place import Place
+    from impl.cost.traffic import BlockName, Collective
+    from impl.run import Run
 
 
-def problems(run: Run) -> Iterator[str]:
+def problems(run: "Run") -> Iterator[str]:
     """Yield what is wrong with the run's `plan.tp3`, in lines of `Run.problems`."""
     plan, model = run.plan, run.model
     assert plan.tp3 is not None
@@ -33,3 +39,31 @@ def problems(run: Run) -> Iterator[str]:
     for field, (is_given, valid) in refused.items():
         if is_given:
             yield f"{this}: {field} is not built with y above 1; valid: {valid}"
+
+
+def grid_collectives(
+    at: "Place", name: "BlockName", head_positions: int, product: "Mapping[tuple[str, str], Product]"
+) -> "Iterator[Collective]":
+    """Yield the collectives of one block and microbatch over the y ranks that divide hidden features.
+
+    Results of products that take hidden features, input gradients of those that give them, and norms' statistics: of
+    n tokens n (3 h / x), n (f / x) and n (V / x) elements; n (h / x) and n (f / x); n y and n for each number.
+
+    Source: `impl.grid`.
+
+    Args:
+        product: the block's products, by name and pass, that are computed meanwhile.
+    """
+    from impl.cost.traffic import Collective  # which needs runs, of which this module finds problems
+
+    model, wide = at.run.model, max(at.e, 4)
+    norms = {"embedding": model.norms.embedding, "layer": model.norms.of_tokens, "head": model.norms.final}[name]
+    of_tokens = at.tokens * {"layernorm": 2, "rmsnorm": 1}[model.norm] * wide
+    for _ in range(norms):
+        yield Collective("all_gather", at.run.plan.y * of_tokens, "forward", over="features")
+        yield Collective("all_reduce", of_tokens, "backward", over="features")
+    logits = at.scored(head_positions) * at.rows * at.e
+    for size in {"embedding": (), "layer": (at.projected, at.widened), "head": (logits,)}[name]:
+        yield Collective("all_reduce", size, "forward", over="features")
+    for row, size in (("attention.projection", at.features), ("mlp.down", at.inner)) if name == "layer" else ():
+        yield Collective("all_reduce", size, "backward", product.get((row, "weight gradient")), over="features")

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
-from impl.cost.place import HEAD, Place, Sizes, parameter_bytes
+from impl.cost.place import HEAD, Place, parameter_bytes
 from impl.pipeline.schedule import DIRECTION
 from impl.pipeline.schedule import Op as PipelineOp
 from impl.plan import AXES, Plan
-from impl.run import Run
 from impl.zero.partition import owners
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ class Collective(NamedTuple):
     """Product computed meanwhile; None: nothing is."""
     split: "Product | None" = None
     """Product that makes what is sent, or takes what is received; software that splits both does both at once."""
-    over: Literal["tp", "heads", "cp"] = "tp"
-    """All of these ranks, or those that share a head of keys and values; or context-parallel ranks."""
+    over: Literal["tp", "heads", "features", "cp"] = "tp"
+    """All of these ranks, those that share a head of keys and values, or a grid's y; or context-parallel ranks."""
 
 
 def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp") -> Counts:
@@ -65,19 +64,21 @@ def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp")
     layers = sum(len(stage.layers) for stage in place.stages)
     blocks: dict[BlockName, int] = {"layer": layers, "embedding": place.is_first, "head": place.is_last}
     for name, count in blocks.items():
-        for one in collectives(run, name, head_positions) if count else ():
+        for one in collectives(place, name, head_positions) if count else ():
             if one.over != over:
                 continue
             recomputed = ("full",) if over != "cp" else ("full", "selective")  # which is attention's core
             again = 2 if name == "layer" and plan.recompute in recomputed and one.when == "forward" else 1
             counts[one.op] += Count(1, one.bytes) * (again * count * run.microbatches)
-    if run.scatters and over == "tp" and plan.tp > 1:
+    if run.scatters and over == "tp" and plan.x > 1:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
         counts["all_gather"] += Count(received, received * place.activations)
     return counts
 
 
-def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[Product]" = ()) -> Iterator[Collective]:
+def collectives(
+    at: Place, name: BlockName, head_positions: int, once: "Sequence[Product]" = ()
+) -> Iterator[Collective]:
     """Yield the collectives of one block and microbatch of tensor- and context-parallel ranks, without recomputation.
 
     The heads of BERT work on whole activations; the input gradient of the masked positions is reduced.
@@ -87,15 +88,19 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[
 
     Source: Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2.
     """
-    plan, size = run.plan, Sizes(run).activations
+    run, plan, size = at.run, at.run.plan, at.activations
     if plan.cp > 1:
         from impl.cost.context import context_collectives  # for few runs
 
         yield from context_collectives(run, name)
-    if plan.tp == 1:
-        return
     own = {(p.name, p.pass_): p for p in once}
     product = own if plan.overlap_input_grad_reduce else {}
+    if plan.y > 1:
+        from impl.cost.grid import grid_collectives  # for few runs
+
+        yield from grid_collectives(at, name, head_positions, product)
+    if plan.x == 1:
+        return
     columns = {"embedding": (), "layer": ("attention.qkv", "mlp.up"), "head": (HEAD,)}[name]
     # products, or look-ups, whose results are summed
     rows = {"embedding": ("",), "layer": ("attention.projection", "mlp.down"), "head": ()}[name]
@@ -119,18 +124,18 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[
             yield Collective("all_gather", size, "backward", split=own.get((row, "input gradient")))
         else:
             yield Collective("all_reduce", size, "forward")
-    if name == "layer" and run.model.sharing(plan.tp) > 1:
-        whole = 2 * Sizes(run).tokens * run.model.head_size * ELEMENT_BYTES[run.precision]
+    if name == "layer" and run.model.sharing(plan.x) > 1:
+        whole = 2 * at.tokens * run.model.head_size * ELEMENT_BYTES[run.precision]
         yield Collective("all_gather", whole, "forward", over="heads")
         yield Collective("reduce_scatter", whole, "backward", over="heads")
     numbers = {"layernorm": 2, "rmsnorm": 1, "dyt": 0}[run.model.norm] if name == "layer" else 0  # of split norms
     if numbers:
-        of_tokens = Sizes(run).tokens * numbers * max(ELEMENT_BYTES[run.precision], 4)
+        of_tokens = at.tokens * numbers * max(ELEMENT_BYTES[run.precision], 4)
         for _ in range(run.model.norms.attention.inner + run.model.norms.mlp.inner):
-            yield Collective("all_gather", plan.tp * of_tokens, "forward")
+            yield Collective("all_gather", plan.x * of_tokens, "forward")
             yield Collective("all_reduce", of_tokens, "backward")
     if name == "head":
-        statistics = plan.tp * 2 * Sizes(run).scored(head_positions) * max(ELEMENT_BYTES[run.precision], 4)
+        statistics = plan.x * 2 * at.scored(head_positions) * max(ELEMENT_BYTES[run.precision], 4)
         yield Collective("all_gather", statistics, "forward")
     if name == "layer" and plan.partition_activations:
         yield Collective("all_gather", size, "backward")
@@ -188,7 +193,7 @@ def state_traffic(place: Place) -> dict[str, Counts]:
 
 def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
     """Return all collectives of one rank in a step, by axes of the mesh."""
-    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in ("tp", "heads", "cp")}
+    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in ("tp", "heads", "features", "cp")}
     traffic["pp"] = pipeline_traffic(place)
     for axes, counts in state_traffic(place).items():
         total = traffic.setdefault(axes, defaultdict(Count))

@@ -18,7 +18,7 @@ MOST_RANKS = 16
 """Of more ranks only some are executed."""
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of an element."""
-IN_LAYERS = ("tp", "heads", "cp")
+IN_LAYERS = ("tp", "heads", "features", "cp")
 """Groups in which passes communicate."""
 TRANSFER = {Work.SEND_F: "send", Work.SEND_B: "send", Work.RECV_F: "receive", Work.RECV_B: "receive"}
 Sent = tuple[str, str, int]
@@ -52,7 +52,7 @@ def cast(plan: Plan) -> Cast:
 def complaints(run: Run, vocab_size: int, chosen: Cast, done: Mapping[int, Executed]) -> dict[str, list[str]]:
     """Return what is wrong by what was checked, one line each."""
     ranks = list(done.values())
-    blocks = blocks_of(run, ranks[0].head_positions)
+    blocks = blocks_of(Place(run, vocab_size), ranks[0].head_positions)
     return {
         "uses": [line for one in ranks for line in one.early],
         "orders": problems({rank: done[rank].log for rank in chosen.first}, chosen.standing),
@@ -104,9 +104,9 @@ def _other_transfers(run: Run, vocab_size: int, one: Executed) -> Iterator[str]:
             return
 
 
-def blocks_of(run: Run, head_positions: int) -> dict[BlockName, list[Collective]]:
+def blocks_of(place: Place, head_positions: int) -> dict[BlockName, list[Collective]]:
     """Return the collectives of every kind of block, as the simulator takes them."""
-    return {name: list(collectives(run, name, head_positions)) for name in ("embedding", "layer", "head")}
+    return {name: list(collectives(place, name, head_positions)) for name in ("embedding", "layer", "head")}
 
 
 def _other_passes(

@@ -17,13 +17,13 @@ Kind = Literal["split", "whole", "partial", "tied", "copied"]
 
 split: each rank has another part; whole: all have the same; partial: all have the same, but each computes gradients
 from its own tokens only (sequence parallelism), or its own heads; tied: it is at both ends of a pipeline; copied: it is
-split over a grid's x, and all of y have the same.
+split over a grid's x, if these are several, and all of y have the same.
 """
 
 OF_PARTS = (".attention.norms.", ".inner.alpha")
 """In the names of whole parameters that meet only a rank's own heads or features: their gradients are summed."""
-OF_HEADS = (".qkv.bias", ".up.bias", ".inner.weight", ".inner.bias")
-"""Ends of the names of split parameters that have no dim of hidden features."""
+OF_HEADS = (".qkv.bias", ".up.bias", ".inner.", ".attention.norms.")
+"""In the names of parameters that have no dim of hidden features."""
 REDUCTIONS = 2
 """Buckets of gradients that are reduced at a time, while further ones are filled."""
 ALIGNMENT = 16
@@ -54,9 +54,9 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
     found: dict[Division, list[str]] = {}
     for name, is_split in reversed(list(names)):
         is_of_part = plan.sequence_parallel or any(part in name for part in OF_PARTS)
-        is_partial = plan.tp > 1 and name.startswith("trunk.") and is_of_part
+        is_partial = plan.x > 1 and name.startswith("trunk.") and is_of_part
         kind: Kind = "split" if is_split and plan.tp > 1 else "partial" if is_partial else "whole"
-        kind = "copied" if plan.y > 1 and kind == "split" and name.endswith(OF_HEADS) else kind
+        kind = "copied" if plan.y > 1 and kind != "partial" and any(part in name for part in OF_HEADS) else kind
         kind = "tied" if name == TIED and is_tied else kind
         found.setdefault(Division(unit_of(name) if plan.zero_stage == 3 else "", kind), []).append(name)
     return found
