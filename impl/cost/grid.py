@@ -1,18 +1,21 @@
 """Which runs can have `plan.tp3`, AxoNN's x, y and z, and what their ranks have and send; for runs that do."""
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from impl.fields import divisors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from impl.cost.gemms import Product
     from impl.cost.place import Place
     from impl.cost.traffic import BlockName, Collective
     from impl.run import Run
 
+    Products = Mapping[tuple[str, str], Product]
 
-def problems(run: "Run") -> Iterator[str]:
+
+def problems(run: "Run") -> "Iterator[str]":
     """Yield what is wrong with the run's `plan.tp3`, in lines of `Run.problems`."""
     plan, model = run.plan, run.model
     assert plan.tp3 is not None
@@ -41,9 +44,19 @@ def problems(run: "Run") -> Iterator[str]:
             yield f"{this}: {field} is not built with y above 1; valid: {valid}"
 
 
-def grid_collectives(
-    at: "Place", name: "BlockName", head_positions: int, product: "Mapping[tuple[str, str], Product]"
+def other_collectives(
+    at: "Place", name: "BlockName", head_positions: int, product: "Products"
 ) -> "Iterator[Collective]":
+    """Yield the collectives of ranks that share sequences or divide hidden features; arguments as `of_features` has."""
+    if at.run.plan.cp > 1:
+        from impl.cost.context import context_collectives
+
+        yield from context_collectives(at.run, name)
+    if at.run.plan.y > 1:
+        yield from of_features(at, name, head_positions, product)
+
+
+def of_features(at: "Place", name: "BlockName", head_positions: int, product: "Products") -> "Iterator[Collective]":
     """Yield the collectives of one block and microbatch over the y ranks that divide hidden features.
 
     Results of products that take hidden features, input gradients of those that give them, and norms' statistics: of

@@ -76,29 +76,23 @@ def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp")
     return counts
 
 
-def collectives(
-    at: Place, name: BlockName, head_positions: int, once: "Sequence[Product]" = ()
-) -> Iterator[Collective]:
+def collectives(at: Place, name: BlockName, head_positions: int, own: "Sequence[Product]" = ()) -> Iterator[Collective]:
     """Yield the collectives of one block and microbatch of tensor- and context-parallel ranks, without recomputation.
 
     The heads of BERT work on whole activations; the input gradient of the masked positions is reduced.
 
     Args:
-        once: the block's products, used to find what is computed meanwhile.
+        own: the block's products, used to find what is computed meanwhile.
 
     Source: Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2.
     """
     run, plan, size = at.run, at.run.plan, at.activations
-    if plan.cp > 1:
-        from impl.cost.context import context_collectives  # for few runs
+    products = {(p.name, p.pass_): p for p in own}
+    product = products if plan.overlap_input_grad_reduce else {}
+    if plan.cp > 1 or plan.y > 1:
+        from impl.cost.grid import other_collectives  # for few runs
 
-        yield from context_collectives(run, name)
-    own = {(p.name, p.pass_): p for p in once}
-    product = own if plan.overlap_input_grad_reduce else {}
-    if plan.y > 1:
-        from impl.cost.grid import grid_collectives  # for few runs
-
-        yield from grid_collectives(at, name, head_positions, product)
+        yield from other_collectives(at, name, head_positions, product)
     if plan.x == 1:
         return
     columns = {"embedding": (), "layer": ("attention.qkv", "mlp.up"), "head": (HEAD,)}[name]
@@ -113,15 +107,15 @@ def collectives(
     for column in columns:
         behind_input, behind_weight = product.get((column, "input gradient")), product.get((column, "weight gradient"))
         if plan.sequence_parallel:
-            yield Collective("all_gather", size, "forward", split=own.get((column, "forward")))
+            yield Collective("all_gather", size, "forward", split=products.get((column, "forward")))
             yield Collective("all_gather", size, "backward", behind_input)
             yield Collective("reduce_scatter", size, "backward", behind_weight)
         else:
             yield Collective("all_reduce", size, "backward", behind_weight)
     for row in rows:
         if plan.sequence_parallel:
-            yield Collective("reduce_scatter", size, "forward", split=own.get((row, "forward")))
-            yield Collective("all_gather", size, "backward", split=own.get((row, "input gradient")))
+            yield Collective("reduce_scatter", size, "forward", split=products.get((row, "forward")))
+            yield Collective("all_gather", size, "backward", split=products.get((row, "input gradient")))
         else:
             yield Collective("all_reduce", size, "forward")
     if name == "layer" and run.model.sharing(plan.x) > 1:

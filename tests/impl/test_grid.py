@@ -1,6 +1,9 @@
 """Training on a grid of tensor-parallel ranks equals serial training, and which grids there cannot be."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from impl.run import Run, with_fields
 from impl.tensor_parallel.group import Part
 from impl.tensor_parallel.shards import Shard
 from tests.impl.blocks import BLOCKS
+from tests.impl.covering import draws
 from tests.impl.on_ranks import on_ranks
 from tests.impl.parity import assert_equal_first_steps, assert_equal_steps, first_step, serial, steps
 from tests.impl.test_checkpoint import RUN, check
@@ -45,6 +49,8 @@ RUNS: list[tuple[ModelConfig, Plan]] = [
     (replace(MODEL, norm_placement="hybrid"), Plan(tp=2, tp3=(1, 2, 1), cp=2, cp_attention="ulysses", zero_stage=1)),
     (MODEL, Plan(tp=4, tp3=(2, 2, 1), pp=2, schedule="interleaved", recompute="full", partition_activations=True)),
 ]
+COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("GRID_RUNS", 10), ("GRID_SEED", 1)))
+"""Random runs; more of them, or others: `GRID_RUNS=40 GRID_SEED=7 pytest tests/impl/test_grid.py`."""
 MUP: dict[str, Any] = {"parametrization": "mup", "base_hidden_size": 8}
 
 
@@ -54,8 +60,20 @@ def run_of(model: ModelConfig, plan: Plan) -> Run:
     return Run(model=model, plan=plan, train=recipe, precision="fp64", evaluation=EvaluationConfig(sequences=3))
 
 
+def random_grids(seed: int) -> Iterator[Run]:
+    """Random runs on up to 8 ranks whose hidden features are divided too, without end."""
+    for run, y in zip(draws(seed, 8), cycle((2, 4, 3)), strict=False):
+        plan, model = run.plan, replace(run.model, family="gpt", hidden_size=run.model.hidden_size * y)
+        z = plan.zero if plan.zero_stage == 3 else 1
+        plan = replace(plan, tp=plan.tp * y, tp3=(plan.tp, y, z), sequence_parallel=False)
+        grid = replace(run, model=model, plan=plan)
+        if plan.world_size <= 8 and not grid.problems():
+            yield grid
+
+
 def test_first_steps_on_grids_equal_serial(data: Path, subtests: pytest.Subtests) -> None:
-    runs = [run_of(*kind) for kind in RUNS]
+    runs = [*(run_of(*kind) for kind in RUNS), *islice(random_grids(SEED), COUNT)]
+    print(f"seed {SEED}, {COUNT} runs")
     answers = on_ranks(first_step, [*runs, *map(serial, runs)], data)
     for run in runs:
         with subtests.test(str(run.plan)):
