@@ -211,8 +211,7 @@ def tune_from(default: Run) -> Callable[..., int]:
             fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved; and to search knobs that
                 the system's software has a habit of, as overlap_grad_reduce=true,false.
             top: Plans of different shape that are judged by events.
-            others: Schedules that the closed form does not know, as v_half, for the fastest shapes of a pipeline;
-                by default all, or none where `fix` names schedules.
+            others: Schedules that events alone judge, for the fastest pipelines; by default all, if `fix` names none.
             grids: Judge the fastest plans with hidden features divided over tensor-parallel ranks too (`plan.tp3`).
             search: Seconds to search for the shortest order of the fastest pipeline's passes, whatever its schedule.
             trials: Plans of Optuna's own, from the best on; judged by events, or with --measure for real.
@@ -222,8 +221,7 @@ def tune_from(default: Run) -> Callable[..., int]:
             out: Folder of the journal, which the same command goes on from, and of measured records.
             json: Print one JSON document on standard output.
         """
-        require_positive(gpus=gpus, global_batch=global_batch, top=top, steps=steps)
-        _require_numbers(trials, measure, search, out)
+        _require_numbers(trials, measure, search, out, gpus=gpus, global_batch=global_batch, top=top, steps=steps)
         found = load_system(system)
         base = base_of(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))
         task = Task(base, found, gpus, _room(found, device_memory), fix)
@@ -240,7 +238,8 @@ def tune_from(default: Run) -> Callable[..., int]:
     return tune
 
 
-def _require_numbers(trials: int, measure: int, search: float, out: Path | None) -> None:
+def _require_numbers(trials: int, measure: int, search: float, out: Path | None, **positive: int) -> None:
+    require_positive(**positive)
     if min(trials, measure, search) < 0 or (measure and out is None):
         numbers = f"--trials {trials}, --measure {measure}, --search {search:g}"
         raise InputError(f"{numbers}: must be 0 or more; --measure needs --out")
