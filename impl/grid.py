@@ -10,7 +10,8 @@ again before the backward pass, and scatters the sum of its gradients: that is Z
 which divides all other parameters too.
 
 Source: Singh et al. 2023 (2305.13525), abstract, and its code, `Linear` in `axonn/intra_layer/fully_connected.py` of
-axonn-ai/axonn at 0b6328c, which calls this axis x of a first layer y, and exchanges both where `transpose` is set.
+axonn-ai/axonn at 0b6328c: there a layer's inputs are over X and its outputs over Y, or the other way round if it is
+`transpose`; here they are over y and x in the first product of a block.
 Imported by runs with `plan.tp3` and y above 1, and by checkpoints.
 """
 
