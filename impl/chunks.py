@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from impl.errors import InputError
+from impl.grid import GridShard
 from impl.optim import Owned
 from impl.tensor_parallel.group import Part
 from impl.tensor_parallel.shards import Shard
@@ -54,25 +55,33 @@ class Chunk(NamedTuple):
         return ChunkStorageMetadata(self.offsets, self.values.shape)
 
 
-def chunks(owned: Owned, shape: Sequence[int], shard: Shard | None, part: Part) -> Iterator[Chunk]:
+def chunks(owned: Owned, shape: Sequence[int], shard: Shard | GridShard | None, part: Part) -> Iterator[Chunk]:
     """Yield what a rank owns of a parameter, as boxes of its whole tensors, without padding of the vocabulary.
 
     Args:
         shape: of this rank's tensor-parallel part of the parameter, which is all of it without a shard.
     """
     whole = torch.Size(shard.whole_shape(shape) if shard else shape)
+    splits = shard.splits if isinstance(shard, GridShard) else [(shard, part)] if shard else []
     for kind, values in owned.tensors.items():
         first = 0
         for offsets, sizes in rectangles(shape, owned.start, owned.stop):
-            box = values[first : first + math.prod(sizes)].view(sizes)
-            first += box.numel()
-            if shard is None:
-                yield Chunk(f"{kind}.{owned.name}", whole, torch.Size(offsets), box)
-                continue
-            for at, there, count in shard.runs(offsets[shard.dim], offsets[shard.dim] + sizes[shard.dim], part):
-                places = torch.Size([*offsets[: shard.dim], there, *offsets[shard.dim + 1 :]])
-                values_there = box.narrow(shard.dim, at - offsets[shard.dim], count)
-                yield Chunk(f"{kind}.{owned.name}", whole, places, values_there)
+            boxes: list[Placed] = [(offsets, values[first : first + math.prod(sizes)].view(sizes))]
+            first += math.prod(sizes)
+            for split, own in splits:
+                boxes = [there for box in boxes for there in _in_whole(box, split, own)]
+            yield from (Chunk(f"{kind}.{owned.name}", whole, torch.Size(at), box) for at, box in boxes)
+
+
+Placed = tuple[Sequence[int], Tensor]
+"""Offsets of a box, and its values."""
+
+
+def _in_whole(box: Placed, shard: Shard, part: Part) -> Iterator[Placed]:
+    """Yield the places in the whole of a box of a rank's part."""
+    (offsets, values), dim = box, shard.dim
+    for at, there, count in shard.runs(offsets[dim], offsets[dim] + values.shape[dim], part):
+        yield [*offsets[:dim], there, *offsets[dim + 1 :]], values.narrow(dim, at - offsets[dim], count)
 
 
 def rectangles(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -40,7 +40,9 @@ def state_bytes(trainer: Trainer) -> StateBytes:
             own = owned.get(slot.name, 0)
             weights = (own if bucket.stage == 3 else slot.size) * bucket.weights_kept.itemsize
             gradient = (own if bucket.stage >= 2 else slot.size) * bucket.gradient.itemsize
-            held[slot.name in shards] += weights + gradient + own * (2 + is_apart) * master.itemsize
+            held[slot.name in shards and shards[slot.name].over_heads] += (
+                weights + gradient + own * (2 + is_apart) * master.itemsize
+            )
     return StateBytes(split=held[True], whole=held[False])
 
 
@@ -92,7 +94,7 @@ def named_groups(trainer: Trainer) -> dict[str, str]:
     plan, tp = trainer.run.plan, trainer.tp
     joined = lambda *axes: "_".join(axis for axis in axes if getattr(plan, axis) > 1)
     data = ("zero",) if plan.replicas > 1 else ("dp", "cp")
-    of_size = {plan.zero: joined(*data), plan.zero * plan.tp: joined(*data, "tp")}
+    of_size = {plan.zero * plan.x: joined(*data, "tp"), plan.zero: joined(*data)}
     groups = [(trainer.group, "dp"), (tp.group, "tp"), (trainer.pp_group, "pp")]
     for reduction in (bucket.reduction for bucket in trainer.buckets):
         others = (reduction.ends, "ends"), (reduction.replicas, "replicas")
@@ -102,6 +104,7 @@ def named_groups(trainer: Trainer) -> dict[str, str]:
     groups += [(trainer.gradients.every_rank, joined(*AXES)), (trainer.sharers, joined("dp", "cp"))]
     groups += [(group, "pp") for group in trainer.engine.links.over.values()]
     groups += [(tp.context.group, "cp")] if tp.context is not None else []
+    groups += [(tp.features, "features")] if tp.features is not None else []
     groups += [(tp.neighbours, "heads")] if tp.neighbours is not None else []
     groups += [(tp.experts.group, "ep")] if tp.experts is not None and tp.experts.group is not None else []
     return {str(group.group_name): name for group, name in groups[::-1]}  # of one group's names the first

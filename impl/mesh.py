@@ -30,25 +30,26 @@ def ends_group(mesh: DeviceMesh, ends: Collection[int]) -> dist.ProcessGroup | N
     return _own_group(mesh.mesh[sorted(ends)].flatten(1).t())
 
 
-def neighbours(mesh: DeviceMesh, count: int) -> dist.ProcessGroup | None:
-    """Return the group of each `count` adjacent ranks that this rank is in; every rank has to call it."""
-    return _own_group(mesh.mesh.view(-1, count))
+def neighbours(mesh: DeviceMesh, count: int, apart: int = 1) -> dist.ProcessGroup | None:
+    """Return the group of `count` ranks, `apart` from each other, that this rank is in; every rank has to call it."""
+    return _own_group(mesh.mesh.view(-1, count, apart).transpose(1, 2).flatten(0, 1))
 
 
-def zero_groups(mesh: DeviceMesh, count: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup | None]:
-    """Return the groups of this rank where each `count` neighbours along dp and cp divide parameters; all call it.
+def zero_groups(mesh: DeviceMesh, plan: Plan) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup | None]:
+    """Return this rank's groups where each `plan.zero` neighbours along dp and cp divide parameters; all call it.
 
-    They are these neighbours, they with their tensor-parallel ranks, and the ranks that own the same, if there are any.
+    They are these neighbours, they with the tensor-parallel ranks of other heads, and the ranks that own the same, if
+    there are any.
     """
-    every = mesh.mesh.flatten(1, 2)  # [pp, dp cp, tp]
-    if count == every.shape[1]:
+    every = mesh.mesh.flatten(1, 2).unflatten(2, (plan.y, plan.x)).transpose(1, 2).flatten(0, 1)  # [pp y, dp cp, x]
+    if plan.zero == plan.dp_cp and plan.y == 1:
         return joint_group(mesh, "dp", "cp"), joint_group(mesh, "dp", "cp", "tp"), None
-    ranks = every.unflatten(1, (-1, count))  # [pp, replicas, count, tp]
+    ranks = every.unflatten(1, (-1, plan.zero))  # [pp y, replicas, zero, x]
     parts = ranks.transpose(2, 3).flatten(0, 2), ranks.flatten(2).flatten(0, 1), ranks.movedim(1, 3).flatten(0, 2)
     divided, every_token, replicas = map(_own_group, parts)
     assert divided is not None
     assert every_token is not None
-    return divided, every_token, replicas
+    return divided, every_token, replicas if plan.replicas > 1 else None
 
 
 def expert_groups(

@@ -20,6 +20,8 @@ class Plan:
     """Data-parallel degree."""
     tp: Positive = 1
     """Tensor-parallel degree: ranks that share the matrices of every layer."""
+    tp3: tuple[Positive, Positive, Positive] | None = None
+    """AxoNN's (x, y, z): x y is `tp`, of which y divide features between blocks, and z divide weights: `impl.grid`."""
     sequence_parallel: bool = False
     """Split norms, dropout and residuals over the tensor-parallel ranks' tokens; False duplicates them on each."""
     overlap_input_grad_reduce: bool = True
@@ -61,6 +63,16 @@ class Plan:
     @property
     def world_size(self) -> int:
         return self.dp_cp * self.tp * self.pp
+
+    @property
+    def y(self) -> int:
+        """Tensor-parallel ranks that divide the hidden features between split blocks: one, unless `tp3` says so."""
+        return self.tp3[1] if self.tp3 else 1
+
+    @property
+    def x(self) -> int:
+        """Those that divide heads, the MLP's features and the vocabulary."""
+        return self.tp3[0] if self.tp3 else self.tp
 
     @property
     def dp_cp(self) -> int:

@@ -70,7 +70,7 @@ class Run:
 
         With sequence parallelism each has its part only, and sends that.
         """
-        plan, divides = self.plan, self.model.seq_len // self.plan.cp % self.plan.tp == 0
+        plan, divides = self.plan, self.model.seq_len // self.plan.cp % self.plan.x == 0
         return plan.scatter_gather and plan.pp > 1 and not plan.sequence_parallel and divides
 
     @property
@@ -84,6 +84,10 @@ class Run:
         """
         of_training = [*self._of_batch(), *self._of_splitting(), *self._of_context(), *self._of_parametrization()]
         found = [*of_training, *self._of_experts(), *self._of_memory(), *self._of_race(), *self._of_evaluation()]
+        if self.plan.tp3:
+            from impl.cost.grid import problems  # for few runs
+
+            found = [*problems(self), *found]
         if self.engine != "native":
             from impl.peers.validity import missing  # only runs of other engines need to know them
 
@@ -113,10 +117,11 @@ class Run:
             own, of = model.seq_len // plan.cp, f" of plan.cp {plan.cp}" if plan.cp > 1 else ""
             split[f"model.seq_len {own}{of}, which plan.sequence_parallel splits"] = own
         valid = [tp for tp in divisors(math.gcd(*split.values())) if model.divides_groups(tp)]
-        if plan.tp not in valid:
+        if plan.x not in valid:
             heads = f"model.kv_heads {model.groups} into whole heads, or equal parts of one"
-            undivided = next((name for name, size in split.items() if size % plan.tp), heads)
-            yield f"plan.tp {plan.tp} does not divide {undivided}; valid degrees: {', '.join(map(str, valid))}"
+            undivided = next((name for name, size in split.items() if size % plan.x), heads)
+            degree = f"plan.tp {plan.x}" if plan.y == 1 else f"plan.tp3's x, {plan.x},"
+            yield f"{degree} does not divide {undivided}; valid degrees: {', '.join(map(str, valid))}"
         stages = lambda: partition(self.model.num_layers, plan.pp * plan.chunks)
         schedule = lambda: require(plan.schedule, plan.pp, self.microbatches, plan.chunks)
         for needed in (stages, schedule):
@@ -135,7 +140,7 @@ class Run:
             return
         sizes, what = [1 if model.seq_len % 2 else model.seq_len // 2], f"half of model.seq_len {model.seq_len}"
         if not is_ring:
-            sizes = [model.seq_len, heads := model.num_heads // plan.tp, groups := model.groups_of(plan.tp)]
+            sizes = [model.seq_len, heads := model.num_heads // plan.x, groups := model.groups_of(plan.x)]
             what = f"model.seq_len {model.seq_len}, and a rank's {heads} heads and {groups} of keys and values"
         if (most := math.gcd(*sizes)) % plan.cp:
             valid = ", ".join(map(str, divisors(most)))
@@ -196,11 +201,11 @@ class Run:
         for field in ("partition_activations", "offload_activations"):
             if getattr(plan, field) and plan.recompute != "full":
                 yield f"plan.{field} is about the inputs of recomputed layers; valid with plan.recompute full"
-        if plan.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
+        if plan.partition_activations and (plan.x == 1 or plan.sequence_parallel):
             why = "plan.sequence_parallel has split them" if plan.sequence_parallel else "plan.tp is 1"
             yield f"plan.partition_activations: {why}; valid with plan.tp above 1 and no plan.sequence_parallel"
-        if plan.partition_activations and seq_len % plan.tp:
-            yield f"plan.partition_activations needs model.seq_len {seq_len} divisible by plan.tp {plan.tp}"
+        if plan.partition_activations and seq_len % plan.x:
+            yield f"plan.partition_activations needs model.seq_len {seq_len} divisible by plan.tp {plan.x}"
 
     def _of_race(self) -> Iterator[str]:
         if self.data.race is None:

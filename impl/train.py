@@ -78,11 +78,12 @@ class Trainer:
         self.schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
         weight_gradients = WeightGradients()
         self.tp = TensorParallel(
-            mesh.get_group("tp"),
+            (neighbours(mesh, run.plan.x) if run.plan.y > 1 else None) or mesh.get_group("tp"),
             run.plan.sequence_parallel,
             run.plan.overlap_input_grad_reduce,
             weight_gradients if self.schedule.is_split or not run.compile else None,  # it breaks a compiled graph
-            neighbours(mesh, sharing) if (sharing := run.model.sharing(run.plan.tp)) > 1 else None,
+            neighbours(mesh, sharing) if (sharing := run.model.sharing(run.plan.x)) > 1 else None,
+            neighbours(mesh, run.plan.y, run.plan.x) if run.plan.y > 1 else None,
             self._context(mesh),
             self._experts(mesh),
         )
@@ -144,7 +145,7 @@ class Trainer:
 
     def _structure(self) -> GPT | BERT | MultipleChoice:
         """Return this rank's part of the model; its parameters get their memory as parts of buckets."""
-        return build_structure(
+        model = build_structure(
             self.run.model,
             self.vocab_size,
             WEIGHTS[self.run.precision],
@@ -153,6 +154,11 @@ class Trainer:
             recompute_core=self.run.plan.recompute == "selective",
             answers_choices=self.run.data.race is not None,
         )
+        if self.tp.features is not None:
+            from impl.grid import divide_features  # for few runs
+
+            divide_features(model.trunk, self.run.model, self.tp)
+        return model
 
     def _rates(self) -> dict[str, Rate]:
         decay, factor = self.run.train.weight_decay, lambda name: scale(self.run.model, self.run.train, name).rate
@@ -168,8 +174,10 @@ class Trainer:
         shards, named, plan = shards_of(self.model), dict(self.model.named_parameters()), self.run.plan
         ends = {self.schedule.rank_of[0], self.schedule.rank_of[len(self.stages) - 1 if self.run.model.tied else 0]}
         both_ends = ends_group(mesh, ends) if len(ends) > 1 else None
-        every, every_token, replicas = zero_groups(mesh, plan.zero)
-        found = divisions([(name, name in shards) for name in named], plan, is_tied=both_ends is not None)
+        every, every_token, replicas = zero_groups(mesh, plan)
+        split = [(name, name in shards and shards[name].over_heads) for name in named]
+        found = divisions(split, plan, is_tied=both_ends is not None)
+        copies = {"whole": (self.tp.group,), "copied": (self.tp.features,), "partial": (self.tp.features,)}
         over = dict.fromkeys(get_args(Kind), (every, replicas)) | {"partial": (every_token, replicas)}
         if self.tp.experts is not None and self.tp.experts.owners is not None:
             over["expert"] = self.tp.experts.owners, self.tp.experts.replicas
@@ -177,7 +185,7 @@ class Trainer:
             ReductionGroup(
                 {name: named[name] for name in names},
                 over[kind][0],
-                (self.tp.group,) if kind == "whole" else (),
+                [group for group in copies.get(kind, ()) if group is not None],
                 over[kind][1],
                 both_ends if kind == "tied" else None,
             )
@@ -297,7 +305,7 @@ class Trainer:
     def activations(self, sequences: int, length: int) -> Tensor:
         """Return a tensor shaped like what stages send each other; its memory is not touched."""
         tokens = sequences * length // self.run.plan.cp // self.tp.tokens.of
-        hidden, dtype = self.run.model.hidden_size, WEIGHTS[self.run.precision]
+        hidden, dtype = self.run.model.hidden_size // self.run.plan.y, WEIGHTS[self.run.precision]
         return torch.empty(tokens, hidden, dtype=dtype, device=self.device)
 
     def evaluate(self, *, final: bool) -> list[evaluate.Evaluation]:
@@ -315,7 +323,7 @@ class Trainer:
             "weights": name_of(WEIGHTS[self.run.precision]),
             "accumulates": name_of(self.buckets[0].dtype),
             "optimizer": {"name": "AdamW", "weights": name_of(MASTERS[self.run.precision])},
-            "padded_vocab_size": padded_vocabulary(self.vocab_size, self.run.plan.tp),
+            "padded_vocab_size": padded_vocabulary(self.vocab_size, self.run.plan.x),
             "bucket_bytes": [bucket.layout.size * bucket.dtype.itemsize for bucket in self.buckets],
         }
 

@@ -66,6 +66,7 @@ FLOORS = {
     "impl.tensor_parallel.*": 2,
     "impl.zero.*": 2,
     "impl.evaluate": 3,
+    "impl.grid": 3,
     "impl.downstream": 3,
     "impl.hugging_face": 3,
     "impl.model.*": 3,

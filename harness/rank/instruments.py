@@ -126,14 +126,16 @@ class Inspection:
         self.memory = memory.parts(trainer.held()) if memory is not None else None
         measured.traffic = {}
         axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
-        if trainer.tp.neighbours is not None:
-            axes[str(trainer.tp.neighbours.group_name)] = "heads"
+        some = {"tp": trainer.tp.group, "features": trainer.tp.features, "heads": trainer.tp.neighbours}
+        axes |= {str(group.group_name): name for name, group in some.items() if group is not None}
         axes.setdefault(str(trainer.sharers.group_name), "dp_cp")
         for of in (bucket.reduction for bucket in trainer.buckets):
             if of.replicas is not None:
                 axes[str(of.replicas.group_name)] = "replicas"
                 if of.group.size() == trainer.run.plan.zero:
                     axes[str(of.group.group_name)] = "zero"
+            elif of.group.size() == trainer.sharers.size():  # which a grid may have as another group
+                axes.setdefault(str(of.group.group_name), axes[str(trainer.sharers.group_name)])
         for (group, op), count in counts.items():
             ops = measured.traffic.setdefault(axes.get(group, "joint"), {})
             ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))

@@ -141,7 +141,7 @@ def _collectives(places: list[Place], mesh: DeviceMesh, device: torch.device) ->
             continue
         size = places[0].transferred if axes == "pp" and op == "send" else count.bytes // count.calls
         # gradients are reduced in the type of their sums, all else has the weights' type
-        is_gradient = op in ("all_reduce", "reduce_scatter") and axes not in ("tp", "heads")
+        is_gradient = op in ("all_reduce", "reduce_scatter") and axes not in ("tp", "heads", "features")
         dtype = (MASTERS if is_gradient and run.fp32_gradients else WEIGHTS)[run.precision]
         operation = collective(op, size, dtype, group, device)
         found.append({"axes": axes, "op": op, "bytes": size} | _timed(count.calls, operation, device))
@@ -153,10 +153,13 @@ def _group(axes: str, place: Place, mesh: DeviceMesh) -> dist.ProcessGroup | Non
     if axes == "ends":
         rank_of = place.schedule.rank_of
         return ends_group(mesh, {rank_of[0], rank_of[len(rank_of) - 1]})
+    plan = place.run.plan
     if axes == "heads":
-        return neighbours(mesh, place.run.model.sharing(place.run.plan.tp))
+        return neighbours(mesh, place.run.model.sharing(plan.x))
+    if axes in ("tp", "features") and plan.y > 1:
+        return neighbours(mesh, plan.x) if axes == "tp" else neighbours(mesh, plan.y, plan.x)
     if axes in ZERO:
-        return zero_groups(mesh, place.run.plan.zero)[ZERO.index(axes)]
+        return zero_groups(mesh, plan)[ZERO.index(axes)]
     return joint_group(mesh, *axes.split("_"))
 
 

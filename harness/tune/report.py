@@ -93,6 +93,7 @@ def _print_order(order: Mapping[str, Any]) -> None:
 def _words(row: Judged) -> str:
     """Return a plan in words: degrees and microbatch, and each other knob that differs from its default."""
     odd = [knob for knob in KNOBS if knob not in ("tp", "pp", "dp", "microbatch") and row[knob] != DEFAULTS[knob]]
+    odd += ["tp3"] * ("tp3" in row)
     return ", ".join(f"{knob} {row[knob]}" for knob in ("tp", "pp", "dp", "microbatch", *odd)).lower()
 
 
@@ -125,6 +126,7 @@ def _print_plans(title: str, rows: Sequence[Judged]) -> None:
     for number, row in enumerate(rows, 1):
         mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
         odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
+        odd += ["tp3"] * ("tp3" in row)
         said = lambda knob, value: knob if value is True else f"no {knob}" if value is False else f"{knob} {value}"
         besides = ", ".join(said(knob, row[knob]) for knob in odd)
         rate = row["model_flops_per_gpu_s"] / 1e12

@@ -18,6 +18,7 @@ from harness.predict.systems import load_system
 from harness.records.store import Store
 from harness.records.writable import require_writable
 from harness.terminal import Flag, parse_bytes, print_json, shown, shown_progress
+from harness.tune.grids import in_grids
 from harness.tune.measured import Machine, compared, run_here
 from harness.tune.orders import OTHERS, in_other_orders, shortest
 from harness.tune.report import GIB, print_search
@@ -74,6 +75,8 @@ class Task:
     """Knobs that keep to some values."""
     others: Sequence[str] = ()
     """Schedules that are judged by events only."""
+    grids: bool = False
+    """Whether plans that divide hidden features are judged too."""
 
     def simulated(self, run: Run) -> Simulated:
         """Return what is simulated for a plan; knobs that the software has a habit of are free where `fix` names them.
@@ -185,6 +188,7 @@ def tune_from(default: Run) -> Callable[..., int]:
         fix: tuple[str, ...] = (),
         top: int = TOP,
         others: tuple[str, ...] | None = None,
+        grids: Flag = False,
         search: float = 0.0,
         trials: int = 0,
         measure: int = 0,
@@ -207,8 +211,8 @@ def tune_from(default: Run) -> Callable[..., int]:
             fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved; and to search knobs that
                 the system's software has a habit of, as overlap_grad_reduce=true,false.
             top: Plans of different shape that are judged by events.
-            others: Schedules that the closed form does not know, as v_half, for the fastest shapes of a pipeline;
-                by default all, or none where `fix` names schedules.
+            others: Schedules that events alone judge, for the fastest pipelines; by default all, if `fix` names none.
+            grids: Judge the fastest plans with hidden features divided over tensor-parallel ranks too (`plan.tp3`).
             search: Seconds to search for the shortest order of the fastest pipeline's passes, whatever its schedule.
             trials: Plans of Optuna's own, from the best on; judged by events, or with --measure for real.
             measure: Plans that are run on this machine.
@@ -217,12 +221,11 @@ def tune_from(default: Run) -> Callable[..., int]:
             out: Folder of the journal, which the same command goes on from, and of measured records.
             json: Print one JSON document on standard output.
         """
-        require_positive(gpus=gpus, global_batch=global_batch, top=top, steps=steps)
-        _require_numbers(trials, measure, search, out)
+        _require_numbers(trials, measure, search, out, gpus=gpus, global_batch=global_batch, top=top, steps=steps)
         found = load_system(system)
         base = base_of(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))
         task = Task(base, found, gpus, _room(found, device_memory), fix)
-        task = replace(task, base=task.simulated(base).asked, others=_others(others, fix))
+        task = replace(task, base=task.simulated(base).asked, others=_others(others, fix), grids=grids)
         real = _here(out, found) if measure and out is not None else None
         document, inside = _search(task, top, out, search)
         if trials:
@@ -235,7 +238,8 @@ def tune_from(default: Run) -> Callable[..., int]:
     return tune
 
 
-def _require_numbers(trials: int, measure: int, search: float, out: Path | None) -> None:
+def _require_numbers(trials: int, measure: int, search: float, out: Path | None, **positive: int) -> None:
+    require_positive(**positive)
     if min(trials, measure, search) < 0 or (measure and out is None):
         numbers = f"--trials {trials}, --measure {measure}, --search {search:g}"
         raise InputError(f"{numbers}: must be 0 or more; --measure needs --out")
@@ -327,6 +331,7 @@ def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tupl
     smaller = front(times, found.bytes[fit], inside.oddity, SLOWEST)
     chosen = dict.fromkeys([*ranked(inside, times, top), *smaller])
     rows = [inside.row(i) | {"closed_form_seconds": float(times[i])} for i in chosen]
+    rows += in_grids(rows, task.base) if task.grids else ()
     rows += _in_other_orders(task, plans, found.seconds)
     by_row = judged(shown_progress(rows, "events"), task.base, task.events, task.journal(out, "events"))
     good = [task.with_warnings(row) for row in by_row if "reason" not in row]

@@ -103,13 +103,13 @@ class _Rank(Sizes):
     @property
     def token_mask(self) -> int:
         """Bytes of the dropout mask on the rank's [n, h]."""
-        return self.own_tokens * self.run.model.hidden_size if self.run.model.dropout else 0
+        return self.own_tokens * self.run.model.hidden_size // self.run.plan.y if self.run.model.dropout else 0
 
     @property
     def layer(self) -> int:
         plan = self.run.plan
         if plan.recompute == "full":
-            return self.own // (plan.tp if plan.partition_activations else 1)
+            return self.own // (plan.x if plan.partition_activations else 1)
         return self.around_core + (self.core if plan.recompute == "none" else 0)
 
     @property
@@ -152,8 +152,7 @@ class _Rank(Sizes):
 
     def inner_norm(self, own: int) -> int:
         """Return the bytes that a norm over features of all ranks keeps: its input, `own` bytes, and statistics."""
-        is_split = self.run.plan.tp > 1 and self.run.model.norm == "layernorm"
-        return own + self.tokens * (2 * self.wide if is_split else self.statistics(own // self.tokens))
+        return own + self.tokens * self.statistics(own // self.tokens, is_split=self.run.plan.x > 1)
 
     @property
     def core(self) -> int:
@@ -189,20 +188,21 @@ class _Rank(Sizes):
     def embedding(self) -> int:
         """Bytes of token, position and (BERT) type indices, and of the mask of tokens that are another rank's."""
         by_own = (self.run.model.positions == "learned") + (self.run.model.family == "bert")
-        elsewhere = self.tokens if self.run.plan.tp > 1 else 0
+        elsewhere = self.tokens if self.run.plan.x > 1 else 0
         return INDEX_BYTES * (self.tokens + by_own * self.own_tokens) + elsewhere
 
-    def statistics(self, row: int) -> int:
+    def statistics(self, row: int, *, is_split: bool = False) -> int:
         """Return the bytes that a norm keeps of a row of so many bytes besides the row itself.
 
-        Mean and deviation; the root mean square in fp32 at least; or the hyperbolic tangents.
+        Mean and deviation, of a split norm in fp32 at least; so the root mean square; or the hyperbolic tangents.
         """
-        return {"layernorm": 2 * self.e, "rmsnorm": self.wide, "dyt": row}[self.run.model.norm]
+        of_layernorm = 2 * (self.wide if is_split else self.e)
+        return {"layernorm": of_layernorm, "rmsnorm": self.wide, "dyt": row}[self.run.model.norm]
 
     def norm(self, rows: int) -> int:
         """Return the bytes that a norm keeps: input and statistics."""
-        row = self.run.model.hidden_size * self.e
-        return rows * (row + self.statistics(row))
+        row = self.run.model.hidden_size // self.run.plan.y * self.e
+        return rows * (row + self.statistics(row, is_split=self.run.plan.y > 1))
 
     def head(self, positions: int) -> int:
         """Return the bytes of the last norm and the head's inputs; BERT's are the whole [n, h] and masked tokens."""
@@ -217,7 +217,7 @@ class _Rank(Sizes):
     def loss(self, vocab_size: int, positions: int) -> int:
         """Return the bytes of logits, of each token's sum, target and ownership, and (BERT) of the sentence loss."""
         scored, plan = self.scored(positions), self.run.plan
-        logits = scored * padded_vocabulary(vocab_size, plan.tp) // plan.tp * self.e
+        logits = scored * padded_vocabulary(vocab_size, plan.x) // plan.x * self.e
         tokens = logits + scored * (self.wide + INDEX_BYTES + 1)
         if self.run.model.family == "gpt":
             return tokens

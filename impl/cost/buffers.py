@@ -101,7 +101,9 @@ def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterab
 
 def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
     """Return the parameters that get a gradient in a backward pass, or a part of it, in that order."""
-    named = named_parameters(place.run.model, place.vocab_size, place.run.plan.tp, [stage], place.run.plan.ep)
+    named = named_parameters(
+        place.run.model, place.vocab_size, place.run.plan.x, [stage], place.run.plan.ep, place.run.plan.y
+    )
     names = [parameter.name for parameter in reversed(named)]
     unit = {name: unit_of(name) for name in names}
     place_of = {one: i for i, one in enumerate(dict.fromkeys(unit.values()))}

@@ -69,7 +69,7 @@ def products(run: Run, vocab_size: int, stages: Sequence[Stage], head_positions:
     tokens["next_sentence"] = batch
     uses = sum(len(stage.layers) for stage in stages) if model.shared_layers else 1
     is_last = any(stage.is_last for stage in stages)
-    named = named_parameters(model, vocab_size, run.plan.tp, stages, run.plan.ep)
+    named = named_parameters(model, vocab_size, run.plan.x, stages, run.plan.ep, run.plan.y)
     head = (TIED if model.tied else OUTPUT) if is_last else None
     matrices = Counter((_matrix(p), p.shape, p.is_split) for p in named if _is_multiplied(p, head))
     found = []

@@ -81,7 +81,7 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
     """
     run, plan = place.run, place.run.plan
     parts = stage_bytes(run, place.vocab_size, stage, head_positions)
-    is_copied = plan.partition_activations or (run.scatters and plan.tp > 1)
+    is_copied = plan.partition_activations or (run.scatters and plan.x > 1)
     elsewhere = parts.get(OFFLOADED, 0) if device != "cpu" else 0
     stays = not (stage.is_first or is_copied or elsewhere)
     return sum(parts.values()) - elsewhere - (place.transferred if stays else 0)
@@ -121,7 +121,7 @@ def _fullest_of_passes(place: Place, stage: Stage, head_positions: int, device: 
 
 def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     """Yield the moments of the backward pass of the last layer's MLP and attention."""
-    run, plan, model, t = place.run, place.run.plan, place.run.model, place.run.plan.tp
+    run, plan, model, t = place.run, place.run.plan, place.run.model, place.run.plan.x
     own, features, again = place.own, place.features, working_bytes(run, of_experts=place.of_experts)
     arrives = stage.is_last or (run.scatters and t > 1)  # else it is in the buffer it was received in
     norms = model.norms.mlp
@@ -129,7 +129,7 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     if stage.is_first and stage.is_last and model.tied and not _are_added(place):
         before += _embedding_rows(place)  # the head's part of the tied embedding's gradient
     gradients = before + own * (1 if norms.sum else arrives + norms.output) + own * (model.dropout > 0)
-    product = 0 if _are_summed_at_once(place) else model.mlp_inner * model.hidden_size // t * place.e
+    product = 0 if _are_summed_at_once(place) else model.mlp_inner * model.hidden_size // plan.tp * place.e
     product = place.inner if place.schedule.is_split else product
     mlp = Moment(-own * (norms.sum + norms.output), gradients + place.inner + product)
     if plan.recompute == "full":
@@ -177,7 +177,7 @@ def _core_computed(place: Place) -> int:
 def _inner_computed(place: Place) -> int:
     """Return the bytes of the working memory of an MLP's inner norm, unless its own kernel needs none."""
     model, features = place.run.model, place.inner // place.e
-    is_native = model.norm == "layernorm" and place.run.plan.tp == 1
+    is_native = model.norm == "layernorm" and place.run.plan.x == 1
     of_element = 2 * place.e if model.norm == "dyt" else 3 * max(place.e, 4)
     return features * of_element if model.norms.mlp.inner and not is_native else 0
 
@@ -201,7 +201,9 @@ def _head_computed(place: Place, head_positions: int, device: str, reduced: int)
     of_matrix = 0 if _are_summed_at_once(place) else _embedding_rows(place)
     if run.plan.cp > 1 and run.model.family == "bert":  # whole sequences' gradient, and what is summed of it
         reduced += 2 * run.plan.cp * place.activations
-    return max(chunk * 4 if e < 4 else 0, of_matrix + reduced + wholes * scored * run.model.hidden_size * e)
+    return max(
+        chunk * 4 if e < 4 else 0, of_matrix + reduced + wholes * scored * run.model.hidden_size // run.plan.y * e
+    )
 
 
 def _head_reduced(place: Place, device: str) -> int:
@@ -212,7 +214,7 @@ def _head_reduced(place: Place, device: str) -> int:
     run, plan = place.run, place.run.plan
     if plan.zero_stage == 0 or plan.zero == 1:
         return 0
-    whole = place.rows * run.model.hidden_size * parameter_bytes(run).gradient
+    whole = _embedding_rows(place) // place.e * parameter_bytes(run).gradient
     return (whole if device == "cpu" else 0) + (whole // plan.zero if plan.zero_stage >= 2 else 0)
 
 
@@ -238,4 +240,4 @@ def _are_summed_at_once(place: Place) -> bool:
 
 def _embedding_rows(place: Place) -> int:
     """Return the bytes of a tensor of the size of the rank's part of the embedding."""
-    return place.rows * place.run.model.hidden_size * place.e
+    return place.rows * place.run.model.hidden_size // place.run.plan.y * place.e

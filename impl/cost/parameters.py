@@ -89,7 +89,7 @@ class Parameter(NamedTuple):
     name: str
     shape: tuple[int, ...]
     is_split: bool
-    """True if each tensor-parallel rank has another part of it; else all have the same."""
+    """True if tensor-parallel ranks of other heads have other parts of it; else all have the same."""
 
     @property
     def size(self) -> int:
@@ -97,24 +97,32 @@ class Parameter(NamedTuple):
 
 
 def named_parameters(
-    config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None, ep: int = 1
+    config: ModelConfig,
+    vocab_size: int | None,
+    tp: int,
+    stages: Sequence[Stage] | None = None,
+    ep: int = 1,
+    y: int = 1,
 ) -> list[Parameter]:
     """Return the parameters of each of `tp` tensor-parallel ranks, in the model's order; vocabulary padded.
 
     Args:
         stages: the pipeline stages that the rank owns; None: all of a model in one.
         ep: ranks that share experts, of which the first's are named; the others have as many.
+        y: ranks that divide the hidden features, where `tp` divide all else.
 
     Source: Megatron-LM 2019, section 3.
     """
     whole = (Stage(range(config.num_layers), is_first=True, is_last=True),)
-    return list(_named(config, resolve_vocab(config, vocab_size), tp, tuple(stages or whole), ep))
+    return list(_named(config, resolve_vocab(config, vocab_size), tp, tuple(stages or whole), ep, y))
 
 
 @lru_cache(maxsize=64)  # memory, traffic and time of one rank ask for the same many times
-def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, ...], ep: int) -> tuple[Parameter, ...]:
+def _named(
+    config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, ...], ep: int, y: int
+) -> tuple[Parameter, ...]:
     first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
-    h, bert = config.hidden_size, config.family == "bert"
+    h, bert = config.hidden_size // y, config.family == "bert"
     rows = padded_vocabulary(vocab_size, tp) // tp
     named = [Parameter("token_bias", (rows,), True)] if bert and last else []
     if first or (last and config.tied):
@@ -125,7 +133,7 @@ def _named(config: ModelConfig, vocab_size: int, tp: int, stages: tuple[Stage, .
         named += _norm(config, "trunk.embedding_norm", h) * config.norms.embedding
     for i in (i for stage in stages for i in config.own(stage.layers)):
         has_experts = config.has_experts(i)
-        named += _layer(config, f"trunk.layers.{i}", tp, has_mlp=not has_experts)
+        named += _layer(config, f"trunk.layers.{i}", tp, y, has_mlp=not has_experts)
         named += _experts(config, f"trunk.layers.{i}.mlp", tp, ep) if has_experts else ()
     if last:
         named += _norm(config, "trunk.final_norm", h) * config.norms.final
@@ -148,15 +156,15 @@ def _experts(config: ModelConfig, name: str, tp: int, ep: int) -> Iterator[Param
         yield Parameter(f"{name}.{which}.down.weight", (h, inner // tp), True)
 
 
-def _layer(config: ModelConfig, name: str, tp: int, *, has_mlp: bool) -> Iterator[Parameter]:
-    h = config.hidden_size
+def _layer(config: ModelConfig, name: str, tp: int, y: int, *, has_mlp: bool) -> Iterator[Parameter]:
+    h = config.hidden_size // y
     norms = {"attention": config.norms.attention, "mlp": config.norms.mlp}
     for block, of_block in norms.items():
         for place in ("input", "output", "sum"):
             if getattr(of_block, place):
                 yield from _norm(config, f"{name}.{block}_norms.{place}", h)
     blocks = (
-        ("attention", "qkv", sum(config.qkv_sizes), "projection", h),
+        ("attention", "qkv", sum(config.qkv_sizes), "projection", config.hidden_size),
         ("mlp", "up", sum(config.mlp_outputs), "down", config.mlp_inner),
     )
     for block, columns, outputs, rows, inputs in blocks[: 1 + has_mlp]:

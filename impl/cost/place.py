@@ -64,7 +64,7 @@ class Sizes:
     @property
     def heads(self) -> int:
         """Attention heads of a rank."""
-        return self.run.model.num_heads // self.run.plan.tp
+        return self.run.model.num_heads // self.run.plan.x
 
     @property
     def core_heads(self) -> int:
@@ -74,17 +74,17 @@ class Sizes:
     @property
     def groups(self) -> int:
         """Heads of keys and values of a rank, shared ones included."""
-        return self.run.model.groups_of(self.run.plan.tp)
+        return self.run.model.groups_of(self.run.plan.x)
 
     @property
     def parts(self) -> int:
         """Parts into which tokens between split blocks are divided: t with sequence parallelism."""
-        return self.run.plan.tp if self.run.plan.sequence_parallel else 1
+        return self.run.plan.x if self.run.plan.sequence_parallel else 1
 
     @cached_property
     def activations(self) -> int:
-        """Bytes of [n, h]."""
-        return self.tokens * self.run.model.hidden_size * self.e
+        """Bytes of [n, h], of a grid [n, h / y]."""
+        return self.tokens * self.run.model.hidden_size // self.run.plan.y * self.e
 
     @cached_property
     def own(self) -> int:
@@ -94,7 +94,7 @@ class Sizes:
     @cached_property
     def features(self) -> int:
         """Bytes of [n, h / t]."""
-        return self.activations // self.run.plan.tp
+        return self.tokens * self.run.model.hidden_size // self.run.plan.x * self.e
 
     @cached_property
     def qkv(self) -> int:
@@ -126,7 +126,7 @@ class Sizes:
     @property
     def transferred(self) -> int:
         """Bytes that a rank sends to the next pipeline stage: its part if activations are split or scattered."""
-        return self.features if self.run.scatters else self.own
+        return self.activations // self.run.plan.x if self.run.scatters else self.own
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Place(Sizes):
     def buckets(self) -> list[BucketLayout]:
         """Buckets of all of the rank's parameters, in which their gradients are reduced."""
         plan, found = self.run.plan, list[BucketLayout]()
-        named = named_parameters(self.run.model, self.vocab_size, plan.tp, self.stages, plan.ep)
+        named = named_parameters(self.run.model, self.vocab_size, plan.x, self.stages, plan.ep, plan.y)
         sizes = {parameter.name: parameter.size for parameter in named}
         elements = plan.bucket_bytes // parameter_bytes(self.run).gradient
         is_tied = self.run.model.tied and self.is_first != self.is_last
@@ -174,7 +174,7 @@ class Place(Sizes):
     @cached_property
     def rows(self) -> int:
         """Rows of the rank's part of the embedding, padding included."""
-        return padded_vocabulary(self.vocab_size, self.run.plan.tp) // self.run.plan.tp
+        return padded_vocabulary(self.vocab_size, self.run.plan.x) // self.run.plan.x
 
 
 def ranks_of_stages(run: Run) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from impl.cost.parameters import ELEMENT_BYTES, INDEX_BYTES, MASTER_BYTES
-from impl.cost.place import HEAD, Place, Sizes, parameter_bytes
+from impl.cost.place import HEAD, Place, parameter_bytes
 from impl.pipeline.schedule import DIRECTION
 from impl.pipeline.schedule import Op as PipelineOp
 from impl.pipeline.stage import Stage
@@ -53,8 +53,8 @@ class Collective(NamedTuple):
     """Product computed meanwhile; None: nothing is."""
     split: "Product | None" = None
     """Product that makes what is sent, or takes what is received; software that splits both does both at once."""
-    over: Literal["tp", "heads", "cp", "ep"] = "tp"
-    """All of these ranks, or those that share a head of keys and values; or context- or expert-parallel ranks."""
+    over: Literal["tp", "heads", "features", "cp", "ep"] = "tp"
+    """All of these ranks, those that share a head of keys and values, or a grid's y; or ranks of cp, or of ep."""
 
 
 def blocks(run: Run, stages: Iterable[Stage]) -> dict[BlockName, int]:
@@ -78,39 +78,39 @@ def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp")
     """
     run, plan, counts = place.run, place.run.plan, defaultdict[Op, Count](Count)
     for name, count in blocks(run, place.stages).items():
-        for one in collectives(run, name, head_positions) if count else ():
+        for one in collectives(place, name, head_positions) if count else ():
             if one.over != over:
                 continue
             recomputed = ("full",) if over != "cp" else ("full", "selective")  # which is attention's core
             again = 2 if name in LAYERS and plan.recompute in recomputed and one.when == "forward" else 1
             counts[one.op] += Count(1, one.bytes) * (again * count * run.microbatches)
-    if run.scatters and over == "tp" and plan.tp > 1:
+    if run.scatters and over == "tp" and plan.x > 1:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
         counts["all_gather"] += Count(received, received * place.activations)
     return counts
 
 
-def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[Product]" = ()) -> Iterator[Collective]:
+def collectives(at: Place, name: BlockName, head_positions: int, own: "Sequence[Product]" = ()) -> Iterator[Collective]:
     """Yield the collectives of one block and microbatch of all ranks that share layers, without recomputation.
 
     The heads of BERT work on whole activations; the input gradient of the masked positions is reduced.
 
     Args:
-        once: the block's products, used to find what is computed meanwhile.
+        own: the block's products, used to find what is computed meanwhile.
 
     Source: Megatron-LM 2019, figure 4; Korthikanti et al. 2022, section 4.2.2.
     """
-    plan, size = run.plan, Sizes(run).activations
-    if plan.cp > 1:
-        from impl.cost.context import context_collectives  # for few runs
+    run, plan, size = at.run, at.run.plan, at.activations
+    products = {(p.name, p.pass_): p for p in own}
+    product = products if plan.overlap_input_grad_reduce else {}
+    if plan.cp > 1 or plan.y > 1:
+        from impl.cost.grid import other_collectives  # for few runs
 
-        yield from context_collectives(run, name)
+        yield from other_collectives(at, name, head_positions, product)
     if name == "experts":
-        yield from _experts(run)
-    if plan.tp == 1:
+        yield from _experts(at)
+    if plan.x == 1:
         return
-    own = {(p.name, p.pass_): p for p in once}
-    product = own if plan.overlap_input_grad_reduce else {}
     columns = {"layer": ("attention.qkv", "mlp.up"), "experts": ("attention.qkv", ""), "head": (HEAD,)}.get(name, ())
     # products, or look-ups, whose results are summed
     rows = {"embedding": ("",), "head": ()}.get(name, ("attention.projection", "mlp.down"))
@@ -123,7 +123,7 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[
     for column in columns:
         behind_input, behind_weight = product.get((column, "input gradient")), product.get((column, "weight gradient"))
         if plan.sequence_parallel:
-            yield Collective("all_gather", size, "forward", split=own.get((column, "forward")))
+            yield Collective("all_gather", size, "forward", split=products.get((column, "forward")))
             if column:  # what experts take is kept
                 yield Collective("all_gather", size, "backward", behind_input)
             yield Collective("reduce_scatter", size, "backward", behind_weight)
@@ -131,32 +131,32 @@ def collectives(run: Run, name: BlockName, head_positions: int, once: "Sequence[
             yield Collective("all_reduce", size, "backward", behind_weight)
     for row in rows:
         if plan.sequence_parallel:
-            yield Collective("reduce_scatter", size, "forward", split=own.get((row, "forward")))
-            yield Collective("all_gather", size, "backward", split=own.get((row, "input gradient")))
+            yield Collective("reduce_scatter", size, "forward", split=products.get((row, "forward")))
+            yield Collective("all_gather", size, "backward", split=products.get((row, "input gradient")))
         else:
             yield Collective("all_reduce", size, "forward")
-    if name in LAYERS and run.model.sharing(plan.tp) > 1:
-        whole = 2 * Sizes(run).tokens * run.model.head_size * ELEMENT_BYTES[run.precision]
+    if name in LAYERS and run.model.sharing(plan.x) > 1:
+        whole = 2 * at.tokens * run.model.head_size * ELEMENT_BYTES[run.precision]
         yield Collective("all_gather", whole, "forward", over="heads")
         yield Collective("reduce_scatter", whole, "backward", over="heads")
     numbers = {"layernorm": 2, "rmsnorm": 1, "dyt": 0}[run.model.norm] if name in LAYERS else 0  # of split norms
     if numbers:
-        of_tokens = Sizes(run).tokens * numbers * max(ELEMENT_BYTES[run.precision], 4)
+        of_tokens = at.tokens * numbers * max(ELEMENT_BYTES[run.precision], 4)
         for _ in range(run.model.norms.attention.inner + run.model.norms.mlp.inner):
-            yield Collective("all_gather", plan.tp * of_tokens, "forward")
+            yield Collective("all_gather", plan.x * of_tokens, "forward")
             yield Collective("all_reduce", of_tokens, "backward")
     if name == "head":
-        statistics = plan.tp * 2 * Sizes(run).scored(head_positions) * max(ELEMENT_BYTES[run.precision], 4)
+        statistics = plan.x * 2 * at.scored(head_positions) * max(ELEMENT_BYTES[run.precision], 4)
         yield Collective("all_gather", statistics, "forward")
     if name in LAYERS and plan.partition_activations:
         yield Collective("all_gather", size, "backward")
 
 
-def _experts(run: Run) -> Iterator[Collective]:
+def _experts(at: Place) -> Iterator[Collective]:
     """Yield what a layer's experts add: rows to experts and back, their numbers, and those of whole sequences."""
-    plan, model = run.plan, run.model
+    run, plan, model = at.run, at.run.plan, at.run.model
     if plan.ep > 1:
-        rows = Sizes(run).activations * model.choices
+        rows = at.activations * model.choices
         yield Collective("all_to_all", INDEX_BYTES * model.experts, "forward", over="ep")
         for when in ("forward", "forward", "backward", "backward"):
             yield Collective("all_to_all", rows, when, over="ep")
@@ -220,7 +220,8 @@ def state_traffic(place: Place) -> dict[str, Counts]:
 
 def step_traffic(place: Place, head_positions: int) -> dict[str, Counts]:
     """Return all collectives of one rank in a step, by axes of the mesh."""
-    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in ("tp", "heads", "cp", "ep")}
+    every = ("tp", "heads", "features", "cp", "ep")
+    traffic = {over: tensor_parallel_traffic(place, head_positions, over) for over in every}
     traffic["pp"] = pipeline_traffic(place)
     for axes, counts in state_traffic(place).items():
         total = traffic.setdefault(axes, defaultdict(Count))

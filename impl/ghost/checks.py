@@ -19,7 +19,7 @@ MOST_RANKS = 16
 """Of more ranks only some are executed."""
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 """Of an element."""
-IN_LAYERS = ("tp", "heads", "cp", "ep")
+IN_LAYERS = ("tp", "heads", "features", "cp", "ep")
 """Groups in which passes communicate."""
 TRANSFER = {Work.SEND_F: "send", Work.SEND_B: "send", Work.RECV_F: "receive", Work.RECV_B: "receive"}
 Sent = tuple[str, str, int]
@@ -53,7 +53,7 @@ def cast(plan: Plan) -> Cast:
 def complaints(run: Run, vocab_size: int, chosen: Cast, done: Mapping[int, Executed]) -> dict[str, list[str]]:
     """Return what is wrong by what was checked, one line each."""
     ranks = list(done.values())
-    blocks = blocks_of(run, ranks[0].head_positions)
+    blocks = blocks_of(Place(run, vocab_size), ranks[0].head_positions)
     return {
         "uses": [line for one in ranks for line in one.early],
         "orders": problems({rank: done[rank].log for rank in chosen.first}, chosen.standing),
@@ -105,9 +105,10 @@ def _other_transfers(run: Run, vocab_size: int, one: Executed) -> Iterator[str]:
             return
 
 
-def blocks_of(run: Run, head_positions: int) -> dict[BlockName, list[Collective]]:
+def blocks_of(place: Place, head_positions: int) -> dict[BlockName, list[Collective]]:
     """Return the collectives of every kind of block, as the simulator takes them."""
-    return {name: list(collectives(run, name, head_positions)) for name in get_args(BlockName)}
+    names = (name for name in get_args(BlockName) if name != "experts" or place.run.model.experts)
+    return {name: list(collectives(place, name, head_positions)) for name in names}
 
 
 def _other_passes(
@@ -130,7 +131,7 @@ def _other_passes(
         for when in ("forward", "backward"):
             found = expected[when, number] = Counter[Sent]()
             for name, times in of_stages(run, [stage]).items():
-                for sent in blocks[name]:
+                for sent in blocks.get(name, ()):
                     again = when == "backward" and name in LAYERS and _is_recomputed(run, sent)
                     if sent.when == when or again:
                         found[sent.over, _as_begun(sent.op, one), sent.bytes] += times

@@ -69,13 +69,13 @@ def block(run: Run, vocab_size: int, name: BlockName, head_positions: int) -> Bl
         core(plain, [stage]) if is_layer else None,
         tuple(moved),
         tuple(_scores(run)) if is_layer else (),
-        tuple(collectives(run, name, head_positions, once)),
+        tuple(collectives(Place(run, vocab_size), name, head_positions, once)),
     )
 
 
 def parameters(run: Run, vocab_size: int, name: BlockName) -> int:
     """Return the number of parameters that a rank has in a block."""
-    named = named_parameters(run.model, vocab_size, run.plan.tp, [stage_of(run.model, name)], run.plan.ep)
+    named = named_parameters(run.model, vocab_size, run.plan.x, [stage_of(run.model, name)], run.plan.ep, run.plan.y)
     return sum(p.size for p in named)
 
 
@@ -129,7 +129,7 @@ def _layer(run: Run, vocab_size: int, _head_positions: int, name: BlockName = "l
 def _scores(run: Run) -> Iterator[Moved]:
     """Mask and softmax, and dropout with its mask, of [b, a / t, s, s]: of context-parallel ranks each has a part."""
     model, e = run.model, ELEMENT_BYTES[run.precision]
-    elements = run.train.microbatch * model.num_heads / run.plan.tp * model.seq_len**2 / run.plan.cp
+    elements = run.train.microbatch * model.num_heads / run.plan.x * model.seq_len**2 / run.plan.cp
     yield Moved("softmax", 2 * e * elements, 3 * e * elements)
     if model.scores_dropout > 0:
         yield Moved("dropout", (2 * e + 1) * elements, (2 * e + 1) * elements)
@@ -142,7 +142,7 @@ def _embedding(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Move
     yield Moved("positions", 3 * own, own) if run.model.positions == "learned" else Moved("positions")
     yield Moved("norm", 2 * own, 3 * own) if run.model.norms.embedding else Moved("norm")
     yield Moved("dropout", 2 * own + own / e, 2 * own + own / e) if run.model.dropout > 0 else Moved("dropout")
-    yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size))
+    yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size / run.plan.y))
 
 
 def _head(run: Run, vocab_size: int, head_positions: int) -> Iterator[Moved]:
@@ -151,4 +151,4 @@ def _head(run: Run, vocab_size: int, head_positions: int) -> Iterator[Moved]:
     logits = place.scored(head_positions) * place.rows
     yield Moved("norm", 2 * place.own, 3 * place.own)
     yield Moved("loss", logits * (place.e + 5 * 4), logits * (2 * 4 + place.e))
-    yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size))
+    yield Moved("gradients", 0.0, 0.0, _gradient(run, place.rows * run.model.hidden_size / run.plan.y))

@@ -10,6 +10,7 @@ from impl.cost.gemms import Pass
 from impl.cost.place import Sizes
 from impl.cost.traffic import blocks
 from impl.pipeline.stage import Stage
+from impl.plan import Plan
 from impl.run import Run
 from impl.simulator.operations import Block, BlockName, Moved
 from impl.simulator.seconds import (
@@ -55,9 +56,11 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     """Return the seconds through one block; what its plan recomputes is part of the backward pass."""
     plan, around = run.plan, outside_layers(run)
     run = run if is_layer else around
-    sharing = run.model.sharing(plan.tp)
-    of_head = replace(plan, tp=sharing, dp=plan.dp * plan.tp // sharing)  # adjacent too
-    ranks = {over: group(("tp",), one, system) for over, one in (("tp", plan), ("heads", of_head))}
+    degrees = {"tp": plan.x, "heads": run.model.sharing(plan.x)}
+    ranks = {over: group(("tp",), adjacent(plan, degree), system) for over, degree in degrees.items()}
+    if plan.y > 1:  # x apart
+        grid = replace(plan, tp=plan.x, tp3=None, cp=plan.y, dp=plan.dp_cp)
+        ranks["features"] = group(("cp",), grid, system)
     to_experts = {"ep": strided(plan.ep, plan.tp, plan, system)}
     shared = {op: _context(system, run, block, op) for op in ("forward", "backward")}
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
@@ -97,6 +100,11 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
         host=2 * kept,
         experts=exchanges["forward"] * times + exchanges["backward"],
     )
+
+
+def adjacent(plan: Plan, degree: int) -> Plan:
+    """Return the plan with so many of its tensor-parallel ranks as such, and the others as data-parallel ones."""
+    return plan if degree == plan.tp else replace(plan, tp=degree, tp3=None, dp=plan.dp * plan.tp // degree)
 
 
 def outside_layers(run: Run) -> Run:
@@ -177,15 +185,16 @@ def _kept_in_host(system: System, run: Run) -> float:
     plan = run.plan
     if not plan.offload_activations or system.device.kind == "cpu":
         return 0.0
-    parts = plan.tp if plan.partition_activations or plan.sequence_parallel else 1
+    parts = plan.x if plan.partition_activations or plan.sequence_parallel else 1
     return Sizes(run).activations / parts / system.constant("host_link")
 
 
 def _host(system: System, run: Run, block: Block) -> tuple[float, float]:
     """Return the seconds to launch a layer, forward and backward."""
-    heads = run.train.microbatch * run.model.num_heads // run.plan.tp
+    heads = run.train.microbatch * run.model.num_heads // run.plan.x
     unfused = system.constant("host_unfused") * (heads % 4 != 0)
-    ranks = lambda one: run.plan.cp if one.over == "cp" else run.plan.tp
+    of = {"cp": run.plan.cp, "features": run.plan.y}
+    ranks = lambda one: of.get(one.over, run.plan.x)
     each = {
         when: system.constant("host_collective") * sum(math.log2(ranks(c)) for c in block.collectives if c.when == when)
         for when in ("forward", "backward")

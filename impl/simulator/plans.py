@@ -76,8 +76,8 @@ def value_of(knob: str, number: int) -> Any:
 
 
 def run_of(row: Mapping[str, Any], base: Run) -> Run:
-    """Return a run with a plan of KNOBS, all else from `base`."""
-    fields = {name: row[name] for name in KNOBS if name != "microbatch"}
+    """Return a run with a plan of KNOBS, and of `tp3` if it is there, all else from `base`."""
+    fields = {name: row[name] for name in (*KNOBS, *(("tp3",) if "tp3" in row else ())) if name != "microbatch"}
     recipe = replace(base.train, microbatch=row["microbatch"])
     return replace(base, plan=replace(base.plan, **fields), train=recipe)
 

@@ -36,7 +36,7 @@ def states(place: Place) -> States:
     """Return the states of a rank of a run, independent of the system."""
     run = place.run
     sizes = [
-        sum(p.size for p in named_parameters(run.model, place.vocab_size, run.plan.tp, [stage], run.plan.ep))
+        sum(p.size for p in named_parameters(run.model, place.vocab_size, run.plan.x, [stage], run.plan.ep, run.plan.y))
         for stage in place.stages
     ]
     return States(

@@ -17,7 +17,7 @@ from impl.pipeline.simulate import Timeline, simulate
 from impl.pipeline.stage import Stage, partition, split
 from impl.run import Run
 from impl.simulator.operations import LAYERS, Block, BlockName, block, names_of
-from impl.simulator.passes import Passes, passes, stage_passes
+from impl.simulator.passes import Passes, adjacent, passes, stage_passes
 from impl.simulator.periodic import Seconds, execute
 from impl.simulator.reduction import States, finish, seconds_of, sharded, states
 from impl.simulator.room import Fit
@@ -277,8 +277,10 @@ def transfer_seconds(run: Run, system: System) -> Transfer:
     plan, node = run.plan, system.node.size.value
     sizes, ranks = Sizes(run), plan.world_size // plan.pp
     gathered = 0.0
-    if run.scatters and plan.tp > 1:
-        gathered = float(collective(system, "all_gather", sizes.activations, group(("tp",), plan, system)))
+    if run.scatters and plan.x > 1:
+        gathered = float(
+            collective(system, "all_gather", sizes.activations, group(("tp",), adjacent(plan, plan.x), system))
+        )
     shares = {level.size.value: system.rate_out(level) / min(ranks, level.size.value) for level in system.levels}
 
     @cache

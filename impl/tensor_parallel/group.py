@@ -46,6 +46,8 @@ class TensorParallel:
     """Object that adds the weight gradients of layers' matrices to their sums; None: autograd does."""
     neighbours: dist.ProcessGroup | None = None
     """Ranks that share a head of keys and values; None: each has heads of its own."""
+    features: dist.ProcessGroup | None = None
+    """Ranks that divide the hidden features between split blocks (`impl.grid`); None: each has all of them."""
     context: "ContextParallel | None" = None
     """Ranks that share every sequence, and what attention needs of them; None: this one has whole sequences."""
     experts: "ExpertParallel | None" = None

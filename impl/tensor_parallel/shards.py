@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ class Shard:
     """Sizes of blocks that are split one by one, as of queries, keys and values of all heads; empty: one block."""
     padding: int = 0
     """Zeros after the whole parameter that make it divisible."""
+    over_heads: ClassVar[bool] = True
+    """Whether ranks of other heads have other parts; of a grid, those of other features may instead."""
 
     def take(self, whole: Tensor, part: Part) -> Tensor:
         """Return a rank's part of the whole parameter."""

@@ -12,17 +12,20 @@ TIED = "trunk.tokens.weight"
 OUTPUT = "trunk.output.weight"
 """Name of the output head's matrix where it is not the token embedding."""
 
-Kind = Literal["split", "whole", "partial", "tied", "expert"]
+Kind = Literal["split", "whole", "partial", "tied", "copied", "expert"]
 """How tensor-parallel ranks hold a parameter.
 
 split: each rank has another part; whole: all have the same; partial: all have the same, but each computes gradients
-from its own tokens only (sequence parallelism), or its own heads; tied: it is at both ends of a pipeline; expert: as
-split, and only some of the ranks of dp and cp have it.
+from its own tokens only (sequence parallelism), or its own heads; tied: it is at both ends of a pipeline; copied: it is
+split over a grid's x, if these are several, and all of y have the same; expert: as split, and only some of the ranks of
+dp and cp have it.
 """
 
 OF_PARTS = (".attention.norms.", ".inner.alpha", ".router.")
 """In the names of whole parameters that meet only a rank's own heads or features, or of whose outputs a rank uses a
 part of the features: their gradients are summed."""
+OF_HEADS = (".qkv.bias", ".up.bias", ".inner.", ".attention.norms.")
+"""In the names of parameters that have no dim of hidden features."""
 EXPERT = ".experts."
 """In the names of parameters of experts."""
 REDUCTIONS = 2
@@ -55,8 +58,9 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
     found: dict[Division, list[str]] = {}
     for name, is_split in reversed(list(names)):
         is_of_part = plan.sequence_parallel or any(part in name for part in OF_PARTS)
-        is_partial = plan.tp > 1 and name.startswith("trunk.") and is_of_part
+        is_partial = plan.x > 1 and name.startswith("trunk.") and is_of_part
         kind: Kind = "split" if is_split and plan.tp > 1 else "partial" if is_partial else "whole"
+        kind = "copied" if plan.y > 1 and kind != "partial" and any(part in name for part in OF_HEADS) else kind
         kind = "tied" if name == TIED and is_tied else "expert" if plan.ep > 1 and EXPERT in name else kind
         found.setdefault(Division(unit_of(name) if plan.zero_stage == 3 else "", kind), []).append(name)
     return found
@@ -64,7 +68,7 @@ def divisions(names: Iterable[tuple[str, bool]], plan: Plan, *, is_tied: bool) -
 
 def owners(kind: Kind, plan: Plan) -> int:
     """Return the number of ranks that divide a parameter: those over which its gradient is summed first."""
-    return plan.zero * plan.tp if kind == "partial" else plan.zero // plan.ep if kind == "expert" else plan.zero
+    return plan.zero * plan.x if kind == "partial" else plan.zero // plan.ep if kind == "expert" else plan.zero
 
 
 def unit_of(name: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from impl.collectives import all_gather
 from impl.plan import Plan
 from impl.run import Run
+from impl.tensor_parallel.group import Part
 from impl.tensor_parallel.shards import Shard, shards_of
 from impl.train import Trainer
 
@@ -131,7 +132,11 @@ def _whole(name: str, group: Sequence[Found]) -> np.ndarray:
     """A gradient, from all tensor-parallel ranks that share it; where each has it whole they agree to the last bit."""
     parts, shard = [found.parts[name] for found in group], group[0].shards.get(name)
     if shard:
-        return shard.join([torch.from_numpy(part) for part in parts]).numpy()
+        whole = shard.join([torch.from_numpy(part) for part in parts])
+        for rank, found in enumerate(group):  # as some have the same
+            own = found.shards[name].take(whole, Part(rank, len(group)))
+            np.testing.assert_array_equal(own.numpy(), found.parts[name], err_msg=name)
+        return whole.numpy()
     for part in parts[1:]:
         np.testing.assert_array_equal(part, parts[0], err_msg=name)
     return parts[0]

@@ -157,6 +157,19 @@ def test_a_schedule_in_less_memory_fits_where_the_closed_forms_do_not() -> None:
     assert document(answer.output)["seconds"] == only["seconds"]
 
 
+def test_grids_of_tensor_parallel_ranks_are_judged_if_asked_for() -> None:
+    few = (*SMALL, "--fix", "tp=4", "zero_stage=0", "recompute=none", "schedule=one_f_one_b")
+    assert not any("tp3" in plan for plan in told(*few)["best"])
+    grids = {tuple(plan["tp3"]): plan for plan in told(*few, "--grids", "--top", "40")["best"] if "tp3" in plan}
+    assert grids.keys() == {(2, 2, 1), (1, 4, 1)}
+    plan = grids[2, 2, 1]
+    run = ("--plan.tp", "4", "--plan.tp3", "2", "2", "1", f"--train.microbatch={plan['microbatch']}")
+    run += ("--train.global-batch", "8", "--precision", "bf16", "--system", "selene")
+    answer = call("predict", "--model", "gpt-1.2b", *run, "--json")
+    assert document(answer.output)["seconds"] == plan["seconds"]
+    assert "tp3 (2, 2, 1)" in call("tune", *few, "--grids", "--top", "40").output
+
+
 def test_no_order_of_the_passes_is_shorter_than_the_bound() -> None:
     pipe = (*SMALL, "--fix", "pp=4", "microbatch=2", "schedule=one_f_one_b,gpipe", "recompute=none")
     order = told(*pipe, "--top", "2", "--search", "20")["order"]

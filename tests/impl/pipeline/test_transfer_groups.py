@@ -82,7 +82,7 @@ def splits(plan: Plan) -> list[list[list[int]]]:
 
     with instead(dist, split_group=split_group, new_group=None):
         transfer_groups(mesh, build(plan.schedule, plan.pp, plan.pp, plan.chunks).ways)
-        zero_groups(mesh, plan.zero)
+        zero_groups(mesh, plan)
     dist.destroy_process_group()
     return asked
 

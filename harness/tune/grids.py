@@ -1,0 +1,21 @@
+"""Tensor-parallel ranks that divide hidden features too (`plan.tp3`): plans that the closed form does not know."""
+
+from collections.abc import Iterable, Iterator
+
+from harness.tune.search import Judged
+from impl.fields import divisors
+from impl.run import Run
+from impl.simulator.plans import run_of
+
+SHAPES = 5
+"""Fastest plans with tensor parallelism of which grids are judged."""
+
+
+def in_grids(rows: Iterable[Judged], base: Run) -> Iterator[Judged]:
+    """Yield the first plans of rows with their tensor-parallel ranks as each possible grid, without split tokens."""
+    for row in [row for row in rows if row["tp"] > 1][:SHAPES]:
+        z = run_of(row, base).plan.zero if row["zero_stage"] == 3 else 1
+        for y in divisors(row["tp"])[1:]:
+            changed = {**row, "sequence_parallel": False, "tp3": (row["tp"] // y, y, z)}
+            if not run_of(changed, base).problems():
+                yield changed
