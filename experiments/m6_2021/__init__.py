@@ -1,0 +1,48 @@
+"""What the experiments of M6-T (Yang et al. 2021, 2105.15082) and M6-10T (Lin et al. 2021, 2110.03888) share."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from harness.experiment.kit import Check, Claim, Evidence, Record, Tolerance, estimate, less, tally
+
+SMALL = Tolerance(
+    0.01, "the median half-width of the best losses of ours/stability_map, three seeds each, is 0.8%", "2026-11-25"
+)
+"""Share of a loss that counts as none."""
+ABSTRACT = "abstract"
+"""The papers' texts were not at hand, but for their abstracts."""
+BySeed = dict[tuple[str, int], float]
+"""A measure of a way to train, by device and seed."""
+
+
+def last_loss(record: Record) -> float:
+    """Return nats a token on held-out text after the last step; NaN where nothing was evaluated."""
+    return record.last_evaluations[0].per("tokens") if record.last_evaluations else math.nan
+
+
+def place(record: Record) -> tuple[str, int]:
+    """Return the device and the seed of a record."""
+    return record.environment.device_name or "", record.run.seed
+
+
+def ratio_of(found: dict[str, BySeed], one: str, other: str, most: float, what: str) -> Evidence | None:
+    """Judge whether one way's measure is at most so many times another's, by the ratios of equal seeds."""
+    first, second = found.get(one, {}), found.get(other, {})
+    both = sorted(first.keys() & second.keys())
+    if not both:
+        return None
+    ratio = estimate([first[at] / second[at] for at in both])
+    interval = "" if ratio.half_width is None else f" ± {ratio.half_width:.4f}"
+    numbers = f"{what}: {one} {ratio.mean:.4f}{interval} times {other}, {len(both)} seeds"
+    return tally([less(ratio, most)], "", numbers)
+
+
+def at_most(
+    ways: Callable[[Sequence[Record]], dict[str, BySeed]], one: str, other: str, what: str, by: float = 0.0
+) -> Check:
+    """Return a check that one way's measure is at most another's, or above it by a share."""
+    return lambda records: ratio_of(ways(records), one, other, 1 + by, what)
+
+
+def in_abstract(text: str, check: Check, tolerance: Tolerance | None = None) -> Claim:
+    return Claim(text, ABSTRACT, check, kind="direction", tolerance=tolerance)
