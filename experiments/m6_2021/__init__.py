@@ -33,7 +33,7 @@ def ratio_of(found: dict[str, BySeed], one: str, other: str, most: float, what: 
         return None
     ratio = estimate([first[at] / second[at] for at in both])
     interval = "" if ratio.half_width is None else f" ± {ratio.half_width:.4f}"
-    numbers = f"{what}: {one} {ratio.mean:.4f}{interval} times {other}, {len(both)} seeds"
+    numbers = f"{what}: {one} {ratio.mean:.4f}{interval} times {other}, {len(both)} seed{'s' * (len(both) > 1)}"
     return tally([less(ratio, most)], "", numbers)
 
 

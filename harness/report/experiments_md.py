@@ -70,7 +70,17 @@ links to.
   it); simulated for a system; or, without records, the bytes of tensors that `lmscale memory` predicts. Time that was
   taken is the sum over all runs, failed ones too.
 """
-PLANNED = (("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),)
+PLANNED = (
+    ("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),
+    (
+        "AxoNN 2023",
+        "what its grid sends, its weak scaling, and its time beside Megatron-LM's: `plan.tp3` trains and simulates grids",
+    ),
+    (
+        "Protein models",
+        "the compute-optimal slope of models of amino acids (2406.06858, 2411.02142), with a tokenizer of 25 letters",
+    ),
+)
 """Planned experiments: paper, and its tables and figures."""
 AS_PUBLISHED = (
     (
@@ -98,10 +108,11 @@ AS_PUBLISHED = (
 )
 """Papers' tables and figures for which only published numbers are shown, no runs of ours: paper, what and why."""
 OPEN = (
-    ("AxoNN", "the four-dimensional hybrid of tensor and data parallelism"),
-    ("Mixture of experts", "expert parallelism and prototyping, as in M6-10T"),
-    ("Recommender models", "embedding tables split over ranks"),
-    ("Protein models", "transformers over amino acids and their data"),
+    (
+        "Recommender models",
+        "embedding tables split over ranks, as Persia's: their time goes into looking up rows that fit in no GPU, which "
+        "nothing here has to do with: layers split over ranks, pipelines, ZeRO",
+    ),
 )
 """Subjects of the papers' related work that are not planned."""
 
