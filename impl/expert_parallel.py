@@ -52,7 +52,7 @@ class Way(NamedTuple):
     def there(self, rows: Tensor, *, is_return: bool) -> Tensor:
         """Send rows to their experts. Shapes: [sent, h] -> [received, h]."""
         rows = exchange(rows, self.sent, self.received, self.group, is_return=is_return)
-        return rows if self.order is None else rows[self.order]
+        return rows if self.order is None else rows.index_select(0, self.order)
 
     def back(self, rows: Tensor, *, is_return: bool) -> Tensor:
         """Send rows to where they came from. Shapes: [received, h] -> [sent, h]."""

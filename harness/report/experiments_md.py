@@ -74,7 +74,7 @@ PLANNED = (
     ("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),
     (
         "AxoNN 2023",
-        "what its grid sends, its weak scaling, and its time beside Megatron-LM's: `plan.tp3` trains and simulates grids",
+        "what its grid sends, weak scaling, time beside Megatron-LM's: `plan.tp3` trains and simulates grids",
     ),
     (
         "Protein models",
@@ -110,8 +110,8 @@ AS_PUBLISHED = (
 OPEN = (
     (
         "Recommender models",
-        "embedding tables split over ranks, as Persia's: their time goes into looking up rows that fit in no GPU, which "
-        "nothing here has to do with: layers split over ranks, pipelines, ZeRO",
+        "embedding tables split over ranks, as Persia's: their time goes into looking up rows that fit in no GPU, and "
+        "not into what is compared here, layers split over ranks, pipelines and ZeRO",
     ),
 )
 """Subjects of the papers' related work that are not planned."""

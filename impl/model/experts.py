@@ -157,7 +157,7 @@ class _Scatter(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, order: Tensor, choices: int) -> Tensor:
         ctx.save_for_backward(order)
         ctx.shape = len(x), choices, x.shape[1]
-        return x[order // choices]
+        return x.index_select(0, order // choices)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -177,7 +177,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, weights, order = ctx.saved_tensors
-        grad = grads[0][order // weights.shape[1]]
+        grad = grads[0].index_select(0, order // weights.shape[1])
         of_weights = torch.zeros_like(weights).view(-1)
         of_weights[order] = (rows * grad).sum(-1, dtype=weights.dtype)
         return grad.mul_(weights.view(-1)[order, None]), of_weights.view_as(weights), None
