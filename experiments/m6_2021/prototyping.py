@@ -68,7 +68,7 @@ SHOWN = (
     Column(key="loss", header="loss", unit="nats a token", of=lambda one: one.estimate(last_loss)),
     milliseconds("step", "step", lambda one: one.estimate(step_seconds)), RUNS, MARK,
 )  # fmt: skip
-SIZE = scaled(4, 96)
+SIZE = scaled(2, 64)
 LOSS, STEP = "loss", "step time"
 EXPERIMENT = Experiment(
     source="M6-T, Yang et al. 2021 (2105.15082), abstract",
@@ -100,10 +100,10 @@ EXPERIMENT = Experiment(
     ]),
     cost={
         "smoke": "1 min, 2 CPU cores",
-        "small": "1 h, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
+        "small": "15 min, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
         "paper": "days, 32 GPUs with 32 GB",
     },
-    deviations="At `small`, a GPT of 0.5M parameters without its experts sees 0.8M bytes of books. Shapes of `paper` "
+    deviations="At `small`, a GPT of 0.1M parameters without its experts sees 0.8M bytes of books. Shapes of `paper` "
     "are M6-T's base model, from memory: 5 layers of 1024, 32 experts of 4096; its text is not public. An expert's "
     "limit is counted by sequence, not by a rank's tokens.",
     runs={

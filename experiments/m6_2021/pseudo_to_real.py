@@ -114,7 +114,7 @@ EXPERIMENT = Experiment(
         "of the steps, and then begin with copies of them."
     ]),
     cost={
-        "smoke": "1 min, 2 CPU cores", "small": "25 min, 2 CPU cores (needs text, see docs/texts.md)",
+        "smoke": "1 min, 2 CPU cores", "small": "15 min, 2 CPU cores (needs text, see docs/texts.md)",
         "paper": "days, 64 GPUs with 32 GB",
     },
     deviations="M6-10T has ten trillion parameters, most of them of experts, and lacks memory for them; here a GPT "
@@ -126,7 +126,7 @@ EXPERIMENT = Experiment(
             Run(evaluation=EvaluationConfig(every=10, sequences=32)),
         ),
         "small": runs(
-            scaled(8, 128),
+            scaled(8, 64),
             Recipe(steps=800, global_batch=8, microbatch=4, lr=1e-3, warmup_steps=40, decay="constant"), 3,
             Run(
                 plan=Plan(dp=2), data=DataConfig(dataset="data/books-byte"),
