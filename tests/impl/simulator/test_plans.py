@@ -40,8 +40,11 @@ def changes_nothing(row: dict[str, Any]) -> bool:
     )
 
 
+GROUPED, SHARED = replace(MODEL, num_heads=8, kv_heads=2), replace(MODEL, kv_heads=1)
+
+
 @pytest.mark.parametrize(
-    ("model", "devices"), [(MODEL, 2), (replace(MODEL, num_heads=8, kv_heads=2), 4), (replace(MODEL, kv_heads=1), 2)]
+    ("model", "devices"), [(MODEL, 2), (GROUPED, 4), (SHARED, 2), (replace(MODEL, experts=2, num_layers=2), 2)]
 )
 def test_they_are_all_valid_plans_there_are(model: ModelConfig, devices: int) -> None:
     plans, base = every(model, devices, 4, node=2), replace(BASE, model=model)
@@ -51,9 +54,10 @@ def test_they_are_all_valid_plans_there_are(model: ModelConfig, devices: int) ->
     expected = set()
     for tp, cp, pp, dp in degrees:
         groups = (None, 2) if (tp, dp * cp) == (1, 4) else (None,)  # smaller ones that divide
-        sizes = itertools.product((1, 2, 4), (1, 2, 4), range(4), groups, *(choices[knob] for knob in others))
-        for b, v, zero, group, *flags in sizes:
-            row = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "microbatch": b, "chunks": v}
+        shares = (1, 2, 4) if model.experts else (1,)
+        sizes = itertools.product((1, 2, 4), (1, 2, 4), range(4), groups, shares, *(choices[knob] for knob in others))
+        for b, v, zero, group, ep, *flags in sizes:
+            row = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "microbatch": b, "chunks": v, "ep": ep}
             row |= {"zero_stage": zero, "zero_group": group}
             row |= {"offload_optimizer": False, "overlap_grad_reduce": True} | dict(zip(others, flags, strict=True))
             ordered = {knob: row[knob] for knob in KNOBS}
