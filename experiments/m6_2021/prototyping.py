@@ -122,7 +122,7 @@ EXPERIMENT = Experiment(
         ],
         "paper": [
             Run(
-                model=model, seed=seed, plan=Plan(dp=32, ep=32), precision="bf16",
+                model=model, seed=seed, plan=Plan(dp=32, ep=32 if model.experts else 1), precision="bf16",
                 data=DataConfig(dataset="data/openwebtext-gpt2"),
                 train=Recipe(steps=30_000, global_batch=1024, microbatch=8, lr=8e-5, warmup_steps=500),
                 evaluation=EvaluationConfig(every=1000, sequences=1024),
