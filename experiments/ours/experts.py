@@ -1,0 +1,82 @@
+"""Does a layer of experts take longer than an MLP by which each token is multiplied as often?
+
+Two ranks train a model whose tokens each meet one expert as wide as the MLP, or two of half its width, and the model
+with the MLP. The products are as many; experts add a router, rows that are sorted and sent, and products of fewer rows.
+Where ranks share experts, each has half of their weights to update and none to sum.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from experiments import ours
+from harness.experiment.kit import (
+    DEVICE, MARK, RUNS, Column, Estimate, Experiment, ModelConfig, Plan, Point, Recipe, Record, Run, each, less,
+    milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
+)  # fmt: skip
+
+
+def way(run: Run) -> str:
+    """Return in words what tokens meet, and whether ranks share it."""
+    model = run.model
+    if not model.experts:
+        return "MLP"
+    size = "" if model.expert_size is None else " of half the width"
+    return f"{model.choices} of {model.experts} experts{size}, {'shared' if run.plan.ep > 1 else 'each rank has all'}"
+
+
+def beside_mlp(records: Sequence[Record]) -> list[Point]:
+    """Return all points, each relative to the step of its model with MLPs on its device."""
+    place = lambda one: (one.device, one.run.model.hidden_size)
+    found = points(records, step_seconds)
+    first = {place(one): one for one in found if not one.run.model.experts}
+    return [one.against(first.get(place(one)), step_seconds) for one in found]
+
+
+def of_experts(records: Sequence[Record]) -> list[tuple[Estimate, Run]]:
+    return [(one.relative, one.run) for one in beside_mlp(records) if one.run.plan.ep > 1]
+
+
+def variants(run: Run) -> list[Run]:
+    """Return the run with an MLP, with one expert a token, and with two of half the width; ranks share them or not."""
+    one = replace(run.model, experts=8, balance_loss=0.01)
+    two = replace(one, experts=16, experts_per_token=2, expert_size=run.model.mlp_inner // 2)
+    plans = run.plan, replace(run.plan, ep=run.plan.dp)
+    return [run, *(replace(run, model=model, plan=plan) for model in (one, two) for plan in plans)]
+
+
+def timed(model: ModelConfig, dp: int, recipe: Recipe, repeats: int, **fields: str) -> list[Run]:
+    return ours.in_turn(variants, [replace(untested(model, Plan(dp=dp), recipe), **fields)], repeats)
+
+
+CPU = Recipe(steps=20, global_batch=16, microbatch=8, lr=1e-4, warmup_steps=2)
+BLOCK = {"biases": False}
+SHOWN = (
+    of_run("way", "a token meets", way, text=True), DEVICE, of_run("ranks", "ranks", lambda run: run.plan.world_size),
+    of_run("hidden_size", "hidden size", lambda run: run.model.hidden_size),
+    Column(key="parameters", header="parameters", of=lambda one: round(one.parameters)),
+    milliseconds("step", "step", lambda one: one.estimate(step_seconds)),
+    share("relative", "of the MLP's", lambda one: one.relative), RUNS, MARK,
+)  # fmt: skip
+EXPERIMENT = Experiment(
+    source="our own; Switch Transformer, Fedus et al. 2021 (2101.03961), compares at as many FLOPs a token",
+    expectation="a step with shared experts takes as long as with an MLP: rows are sent, gradients are not",
+    claims=(
+        ours.claim(
+            "a step with shared experts takes at most as long as with an MLP",
+            each(of_experts, lambda relative, _: less(relative, 1.0), "ways", "{:.3f}"),
+        ),
+    ),
+    table=table_of("experts", "Experts beside an MLP of as many FLOPs a token", SHOWN, beside_mlp, [
+        "Shared: every rank has an equal part of the experts, and sends rows to the others' and back. The mean over "
+        "repeats in turn, with its 95% t-interval."
+    ]),
+    cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "20 min, 8 GPUs with 80 GB"},
+    deviations="Tokens choose as an untrained router has them, nearly evenly.",
+    runs={
+        "smoke": timed(replace(named("gpt-0.5m"), **BLOCK), 2, CPU, 1),
+        "small": timed(replace(ours.MODEL_7M, **BLOCK), 2, CPU, 3)
+        + timed(replace(ours.MODEL_25M, **BLOCK), 2, replace(CPU, steps=12), 3),
+        "paper": timed(replace(named("llama-8b"), num_layers=4), 8, replace(CPU, global_batch=64, microbatch=4), 3,
+                       precision="bf16"),
+    },
+)  # fmt: skip
