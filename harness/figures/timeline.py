@@ -55,7 +55,7 @@ def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
     first: dict[tuple[str, int], tuple[str, Figure]] = {}
     for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: pair[0].run.microbatches):
         schedule = record.run.plan.schedule, record.run.plan.chunks
-        if schedule in first or len(first) == MOST_TIMELINES or not record.has_trusted_schedule:
+        if schedule in first or len(first) == MOST_TIMELINES or not record.has_trusted_code:
             continue
         if record.timeline:
             name = re.sub(r"[^\w.]+", "_", text or schedule[0])

@@ -82,7 +82,7 @@ FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --pla
         (f"{FOUR_LAYERS} interleaved --plan.chunks 4", ("plan.pp x plan.chunks 8", "model.num_layers 4", "1 to 4")),
         (f"{FOUR_LAYERS} interleaved --train.global-batch 3", ("plan.pp 2 microbatches, not 3", "valid: 2 or 4")),
         (f"{FOUR_LAYERS} one_f_one_b --plan.chunks 2", ("one_f_one_b has 1 chunk", "plan.chunks 2", "interleaved")),
-        (f"{FOUR_LAYERS} nosuch", ("plan.schedule 'nosuch'", *SCHEDULES, "module:function")),
+        (f"{FOUR_LAYERS} nosuch", ("plan.schedule 'nosuch'", *SCHEDULES, "module:name")),
         (f"{FOUR_LAYERS} no.where:rows", ("plan.schedule 'no.where:rows'", "cannot be loaded")),
         ("timeline --plan.chunks 2", ("one_f_one_b has 1 chunk", "plan.chunks 2", "interleaved")),
         ("timeline --plan.schedule interleaved --microbatches 6", ("plan.pp 4 microbatches, not 6", "valid: 4 or 8")),
