@@ -39,7 +39,7 @@ FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --pla
         ("run quikstart", ("did you mean quickstart",)),
         ("run quickstart --tier huge", ("huge", "smoke", "small", "paper")),
         ("run quickstart --on moon", ("moon", "local", "slurm")),
-        ("table quickstart --format html", ("html", "md", "csv", "tex", "json")),
+        ("table quickstart --format html", ("html", "md", "csv", "tex", "json", "parquet")),
         ("run quickstart --frobnicate", ("--frobnicate",)),
         ("run quickstart --tiers smoke", ("--tiers", "did you mean --tier?")),
         ("run quickstart extra", ("extra",)),
