@@ -18,6 +18,12 @@ _SHARED: dict[Any, Any] = {}
 """Configurations and comparability keys that were read, which many records have."""
 
 
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a record, as docs/record.schema.json has it."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A record of one run"}
+    return {**_RECORD.json_schema(), **head}
+
+
 def parse(text: bytes) -> Record:
     """Read a record from JSON; nothing that it names is loaded or run.
 
