@@ -228,7 +228,7 @@ def _write_files(
     else:
         titles = printed.write(records, folder, width, table=found.table, figure=found.figure)
         files = [f"{path}  {title}" for path, title in titles.items()]
-    print("written:", *files, sep="\n  ")
+    print(f"{found.id}, written:", *files, sep="\n  ")
     return 0
 
 

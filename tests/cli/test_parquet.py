@@ -22,7 +22,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         answer = call(*SWEEP, "parquet")
         assert answer.status == 0, answer.errors
     folder = Path("ptdp2021-interleaving-small")
-    assert answer.output.split()[1:] == [str(folder / f"{name}.parquet") for name in NAMES]
+    assert answer.output.split()[2:] == [str(folder / f"{name}.parquet") for name in NAMES]
     return folder
 
 
