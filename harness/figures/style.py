@@ -39,8 +39,8 @@ DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
 """Style of published values."""
 HOLLOW: dict[str, Any] = {"linestyle": "", "markerfacecolor": "white"}
 """Style of points whose ranks share cores."""
-LETTERS_PER_INCH, HANDLE_LETTERS = 14, 8
-"""Letters per inch of a legend, and letters that a line's sample and the gap behind a name take."""
+LETTERS_PER_INCH, SMALL_LETTERS_PER_INCH, HANDLE_LETTERS = 14, 19, 8
+"""Letters per inch of a legend, on a screen and printed; letters that a line's sample and the gap behind take."""
 LEGEND_LINES, LINE_INCHES = 3, 0.2
 """Lines of a legend that figures have room for, and the height that each further line adds."""
 PANEL_INCHES, PANEL_SHAPE = 2.0, 0.75
@@ -112,12 +112,10 @@ def line(text: str, color: str = "#888888", **style: Any) -> "Line2D":
 
 def legend(figure: "Figure", handles: Sequence[Any]) -> None:
     """Add a legend below the panels, where it hides nothing, in as many columns as fit."""
-    from matplotlib import rcParams
-
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles) + HANDLE_LETTERS
         width, height = figure.get_size_inches()
-        letters = LETTERS_PER_INCH * STYLE["legend.fontsize"] / rcParams["legend.fontsize"]
+        letters = LETTERS_PER_INCH if _PRINTED.get() is None else SMALL_LETTERS_PER_INCH
         columns = max(1, min(len(handles), 4, int(width * letters / longest)))
         lines_beyond = math.ceil(len(handles) / columns) - LEGEND_LINES
         figure.set_size_inches(width, height + LINE_INCHES * max(0, lines_beyond))
